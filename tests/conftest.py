@@ -1,0 +1,110 @@
+"""Every test body runs on stock asyncio (the control), on ringloop over io_uring and on ringloop over epoll.
+
+A test asks for the fixture `arm`, `loop_factory`, `new_loop` or `loop`, and thereby runs once per arm. The environment variable
+RINGLOOP_TEST_LOOPS, a comma-separated list of arms, runs fewer of them. A ringloop that cannot be imported is an error, never a skip.
+"""
+
+import asyncio
+import functools
+import gc
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+import support
+
+
+def selected_arms():
+    """The arms to run, in a fixed order with the control first."""
+    names = os.environ.get("RINGLOOP_TEST_LOOPS", ",".join(support.ARMS)).split(",")
+    unknown = sorted(set(names) - set(support.ARMS))
+    if unknown:
+        raise pytest.UsageError(f"RINGLOOP_TEST_LOOPS: unknown {unknown}; use a comma-separated list of {support.ARMS}")
+    return [arm for arm in support.ARMS if arm in names]
+
+
+@functools.cache
+def io_uring_refusal():
+    """Why io_uring cannot be used on this machine, or None where it can."""
+    import ringloop
+
+    loop = ringloop.new_event_loop(backend="auto")
+    try:
+        return None if loop.backend == "io_uring" else loop.backend_reason
+    finally:
+        loop.close()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "ringloop_only: the body is about ringloop itself, stock asyncio has no such feature")
+
+
+def pytest_generate_tests(metafunc):
+    if "arm" not in metafunc.fixturenames:
+        return
+    arms = selected_arms()
+    if metafunc.definition.get_closest_marker("ringloop_only"):
+        arms = [arm for arm in arms if arm != "asyncio"]
+    if not arms:
+        reason = "about ringloop alone, and RINGLOOP_TEST_LOOPS leaves its arms out"
+        arms = [pytest.param("none", marks=pytest.mark.skip(reason=reason))]
+    metafunc.parametrize("arm", arms, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fail a test that leaks a descriptor, a thread, a running loop, a generator hook or a wakeup descriptor."""
+    descriptors = support.open_descriptors()
+    threads = set(threading.enumerate())
+    hooks = sys.get_asyncgen_hooks()
+    yield
+    if support.open_descriptors() != descriptors:
+        gc.collect()
+    leaked = support.open_descriptors() - descriptors
+    assert not leaked, f"descriptors left open: {leaked}"
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)
+        assert not thread.is_alive(), f"thread left running: {thread}"
+    assert asyncio._get_running_loop() is None
+    assert sys.get_asyncgen_hooks() == hooks
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.fixture
+def arm(request, monkeypatch):
+    """The name of the loop under test: "asyncio", "io_uring" or "epoll"."""
+    name = request.param
+    if name == "io_uring" and io_uring_refusal() is not None:
+        pytest.skip(f"io_uring is refused on this machine: {io_uring_refusal()}")
+    if name != "asyncio":
+        monkeypatch.setenv("RINGLOOP_BACKEND", name)
+    return name
+
+
+@pytest.fixture
+def loop_factory(arm):
+    """A callable that makes an event loop of the arm under test; the caller closes it."""
+    return support.loop_factory(arm)
+
+
+@pytest.fixture
+def new_loop(loop_factory):
+    """Like `loop_factory`, but the loops are finished and closed after the test."""
+    loops = []
+
+    def create():
+        loops.append(loop_factory())
+        return loops[-1]
+
+    yield create
+    for loop in loops:
+        support.finish(loop)
+
+
+@pytest.fixture
+def loop(new_loop):
+    """One event loop of the arm under test, closed after the test."""
+    return new_loop()

@@ -1,0 +1,299 @@
+"""What the test modules share: loops by arm, sockets, recording protocols, child processes."""
+
+import asyncio
+import functools
+import inspect
+import os
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+ARMS = ("asyncio", "io_uring", "epoll")
+HOST = "127.0.0.1"
+PATIENCE_S = 20
+"""How long a test waits for something that must happen. Never an expectation about speed."""
+
+
+def loop_factory(arm):
+    """Return a callable without arguments that makes an event loop of this arm.
+
+    The loops start with debug mode off, also under `python -X dev`: what it changes is asked for by the tests that are about it.
+    """
+    if arm == "asyncio":
+        create = asyncio.SelectorEventLoop
+    else:
+        import ringloop
+
+        create = functools.partial(ringloop.new_event_loop, backend=arm)
+
+    def make():
+        loop = create()
+        loop.set_debug(False)
+        return loop
+
+    return make
+
+
+def finish(loop):
+    """Cancel what still runs on the loop, wait for its executor, and close it."""
+    if loop.is_closed():
+        return
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE_S))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+def outcome(body, factory):
+    """Run `body(loop)` on a fresh loop and return what it returned."""
+    loop = factory()
+    try:
+        return body(loop)
+    finally:
+        finish(loop)
+
+
+def same_as_asyncio(body, factory):
+    """Run `body(loop)` on stock asyncio and on the loop under test, demand equal results, and return them.
+
+    For what differs between Python versions: the running asyncio says what is right.
+    """
+    expected = outcome(body, loop_factory("asyncio"))
+    assert outcome(body, factory) == expected
+    return expected
+
+
+def skip_unless(condition, feature):
+    """Skip where the running Python's own asyncio lacks a feature."""
+    if not condition:
+        pytest.skip(f"asyncio of Python {sys.version_info.major}.{sys.version_info.minor} has no {feature}")
+
+
+def has_parameter(function, name):
+    """Whether the running asyncio's function takes this argument."""
+    return name in inspect.signature(function).parameters
+
+
+def capture_contexts(loop):
+    """Install an exception handler that appends each context to the returned list."""
+    contexts = []
+    loop.set_exception_handler(lambda _loop, context: contexts.append(context))
+    return contexts
+
+
+def open_descriptors():
+    """The set of (descriptor, what it refers to) that this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except OSError:
+            continue  # The descriptor of the listing itself.
+    return found
+
+
+async def turns(count):
+    """Let the loop make this many turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition, what="the condition"):
+    """Wait until `condition()` is true; give up loudly after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {PATIENCE_S} s")
+        await asyncio.sleep(0.001)
+
+
+def tcp_listener(host=HOST, backlog=128):
+    """A listening, non-blocking TCP socket on a free port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(backlog)
+    listener.setblocking(False)
+    return listener
+
+
+def tcp_pair():
+    """Two connected, non-blocking TCP sockets on the loopback interface."""
+    with socket.create_server((HOST, 0)) as listener:
+        first = socket.create_connection(listener.getsockname())
+        second, _ = listener.accept()
+    first.setblocking(False)
+    second.setblocking(False)
+    return first, second
+
+
+def refused_port(host=HOST):
+    """A port on which nobody listens: it was free a moment ago."""
+    with socket.create_server((host, 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def reset(sock):
+    """Close the socket so that its peer gets a RST."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def has_ipv6():
+    """Whether the loopback interface speaks IPv6."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+async def receive_exactly(loop, sock, count):
+    """Read exactly `count` bytes from a non-blocking socket."""
+    data = bytearray()
+    while len(data) < count:
+        chunk = await loop.sock_recv(sock, min(count - len(data), 1 << 20))
+        assert chunk, f"the peer hung up after {len(data)} of {count} bytes"
+        data += chunk
+    return bytes(data)
+
+
+async def receive_all(loop, sock):
+    """Read from a non-blocking socket until its peer hangs up."""
+    data = bytearray()
+    while chunk := await loop.sock_recv(sock, 1 << 20):
+        data += chunk
+    return bytes(data)
+
+
+class Recorder(asyncio.Protocol):
+    """Writes down each callback as a tuple in `events`; `lost` is set to True at the end of the connection."""
+
+    def __init__(self, keep_open=None):
+        self.events = []
+        self.data = bytearray()
+        self.transport = None
+        self.lost = False
+        self.error = None
+        self.keep_open = keep_open
+
+    @property
+    def names(self):
+        return [event[0] for event in self.events]
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.events.append(("connection_made",))
+
+    def data_received(self, data):
+        self.data += data
+        self.events.append(("data_received", data))
+
+    def eof_received(self):
+        self.events.append(("eof_received",))
+        return self.keep_open
+
+    def pause_writing(self):
+        self.events.append(("pause_writing",))
+
+    def resume_writing(self):
+        self.events.append(("resume_writing",))
+
+    def connection_lost(self, error):
+        self.events.append(("connection_lost", error))
+        self.error = error
+        self.lost = True
+
+
+class BufferedRecorder(asyncio.BufferedProtocol):
+    """The same for a protocol that brings its own buffer."""
+
+    def __init__(self, size=65536, keep_open=None):
+        self.events = []
+        self.data = bytearray()
+        self.buffer = bytearray(size)
+        self.transport = None
+        self.lost = False
+        self.error = None
+        self.keep_open = keep_open
+
+    names = Recorder.names
+    connection_made = Recorder.connection_made
+    eof_received = Recorder.eof_received
+    pause_writing = Recorder.pause_writing
+    resume_writing = Recorder.resume_writing
+    connection_lost = Recorder.connection_lost
+
+    def get_buffer(self, sizehint):
+        self.events.append(("get_buffer", sizehint))
+        return self.buffer
+
+    def buffer_updated(self, count):
+        self.events.append(("buffer_updated", count))
+        self.data += self.buffer[:count]
+
+
+async def attach(loop, protocol):
+    """Put a transport for `protocol` on one end of a fresh TCP connection; return (transport, the other end's socket)."""
+    ours, peer = tcp_pair()
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, ours)
+    return transport, peer
+
+
+def run_child(source, arm, *arguments, env=None, python_flags=(), **options):
+    """Run Python source in a child process, with `new_loop` ready to make a loop of this arm.
+
+    Return the subprocess.CompletedProcess, with text output.
+    """
+    with start_child(source, arm, *arguments, env=env, python_flags=python_flags, **options) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=PATIENCE_S * 2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
+    """Like `run_child`, but return the running subprocess.Popen."""
+    preamble = f"import asyncio, os, signal, sys, support\nnew_loop = support.loop_factory({arm!r})\n"
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), **(env or {})}
+    environment = {name: value for name, value in environment.items() if value is not None}
+    command = [sys.executable, *python_flags, "-c", preamble + textwrap.dedent(source), *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+class BackgroundThread(threading.Thread):
+    """A thread that hands its exception to whoever joins it through `result()`."""
+
+    def __init__(self, function, *arguments):
+        super().__init__(daemon=True)
+        self._function, self._arguments = function, arguments
+        self._value = self._error = None
+        self.start()
+
+    def run(self):
+        try:
+            self._value = self._function(*self._arguments)
+        except BaseException as error:
+            self._error = error
+
+    def result(self):
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), "the thread did not end"
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._value
