@@ -1,0 +1,302 @@
+//! Bytes on their way between sockets and Python objects: the receive buffer, what waits to be sent, and the system
+//! calls that move them.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
+pub(crate) const COPIES_AFTER_KEPT: u8 = 32;
+/// Below this, a copy of the right size costs less than what handing out the large buffer risks.
+const IN_PLACE_MIN: usize = 16 * 1024;
+
+/// The loop's receive buffer: one large `bytes` object, kept warm.
+///
+/// A receive goes into the object's own memory. Little data is copied into a `bytes` of its size. Much data is handed
+/// out as the object itself, without a copy, and if nobody kept it the next receive uses it again: an object that only
+/// we refer to is as good as new. A protocol that does keep it gets copies for a while, so that it doesn't sit on
+/// buffers that are larger than their content.
+pub(crate) struct Received {
+    /// Owned. The only reference, except while `Delivery::InPlace` is out.
+    object: NonNull<ffi::PyBytesObject>,
+}
+
+// SAFETY: only touched under the GIL.
+unsafe impl Send for Received {}
+
+/// Received data as a `bytes` object.
+pub(crate) enum Delivery {
+    Copied(Py<PyAny>),
+    InPlace(*mut ffi::PyObject),
+}
+
+impl Received {
+    /// Bytes that one receive takes at most: asyncio's `max_size`.
+    pub(crate) const CAPACITY: usize = 256 * 1024;
+
+    pub(crate) fn new(py: Python<'_>) -> PyResult<Self> {
+        // SAFETY: the GIL is held; the result is a new object or null with an exception set.
+        let object = unsafe {
+            ffi::PyBytes_FromStringAndSize(std::ptr::null(), Self::CAPACITY as ffi::Py_ssize_t)
+        };
+        NonNull::new(object.cast())
+            .map(|object| Self { object })
+            .ok_or_else(|| PyErr::fetch(py))
+    }
+
+    fn memory(&self) -> *mut u8 {
+        // SAFETY: the object is alive; its content begins at `ob_sval`.
+        unsafe { (&raw mut (*self.object.as_ptr()).ob_sval).cast() }
+    }
+
+    /// Receives what the socket has, up to `CAPACITY`.
+    pub(crate) fn receive(&mut self, fd: RawFd) -> io::Result<usize> {
+        // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out).
+        unsafe { receive(fd, self.memory(), Self::CAPACITY) }
+    }
+
+    /// The first `count` bytes received.
+    pub(crate) fn bytes(&self, count: usize) -> &[u8] {
+        debug_assert!(count <= Self::CAPACITY);
+        // SAFETY: within the object; a receive has written the first `count` bytes.
+        unsafe { std::slice::from_raw_parts(self.memory(), count) }
+    }
+
+    /// The first `count` bytes received, as an object for a protocol. Give it back with `put_back`.
+    pub(crate) fn take(&mut self, py: Python<'_>, count: usize, copy: bool) -> PyResult<Delivery> {
+        if copy || count < IN_PLACE_MIN {
+            return Ok(Delivery::Copied(
+                PyBytes::new(py, self.bytes(count)).into_any().unbind(),
+            ));
+        }
+        // SAFETY: only we refer to the object, so it may still change: it gets its length and the final NUL that every
+        // bytes object has, and forgets the hash of what it held before.
+        unsafe {
+            let object = self.object.as_ptr();
+            (*object).ob_base.ob_size = count as ffi::Py_ssize_t;
+            #[allow(deprecated)]
+            {
+                (*object).ob_shash = -1;
+            }
+            *self.memory().add(count) = 0;
+            Ok(Delivery::InPlace(object.cast()))
+        }
+    }
+
+    /// Ends a delivery. An object that the protocol kept is its own from now on.
+    pub(crate) fn put_back(&mut self, py: Python<'_>, delivery: Delivery) {
+        if delivery.was_kept() && matches!(delivery, Delivery::InPlace(_)) {
+            if let Ok(mut fresh) = Self::new(py) {
+                std::mem::swap(self, &mut fresh);
+                // `fresh` now holds the object that was kept, and gives up our reference to it.
+            }
+        }
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        Python::attach(|_py| {
+            // SAFETY: the GIL is held and this reference is ours.
+            unsafe { ffi::Py_DECREF(self.object.as_ptr().cast()) };
+        });
+    }
+}
+
+impl Delivery {
+    /// Borrowed.
+    pub(crate) fn object(&self) -> *mut ffi::PyObject {
+        match self {
+            Self::Copied(object) => object.as_ptr(),
+            Self::InPlace(object) => *object,
+        }
+    }
+
+    /// True if somebody besides us refers to the object now.
+    pub(crate) fn was_kept(&self) -> bool {
+        // SAFETY: we own a reference, so the object is alive; the GIL is held by every caller.
+        unsafe { ffi::Py_REFCNT(self.object()) > 1 }
+    }
+}
+
+/// A piece of data that waits to be sent.
+pub(crate) struct Chunk {
+    content: Content,
+    sent: usize,
+}
+
+enum Content {
+    /// Immutable, so it is referred to.
+    Bytes(Py<PyBytes>),
+    /// The user may change the original, so it is copied.
+    Copy(Box<[u8]>),
+}
+
+impl Chunk {
+    /// What is left of `data` after its first `sent` bytes.
+    pub(crate) fn rest_of(data: &Bound<'_, PyAny>, sent: usize) -> PyResult<Self> {
+        if let Ok(bytes) = data.cast_exact::<PyBytes>() {
+            return Ok(Self {
+                content: Content::Bytes(bytes.clone().unbind()),
+                sent,
+            });
+        }
+        with_bytes(data, |bytes| {
+            Ok(Self {
+                content: Content::Copy(bytes[sent..].into()),
+                sent: 0,
+            })
+        })
+    }
+
+    fn all(&self) -> &[u8] {
+        match &self.content {
+            // SAFETY: a bytes object is immutable and alive while referred to; reading its memory needs no GIL token.
+            Content::Bytes(bytes) => unsafe {
+                let object = bytes.as_ptr();
+                std::slice::from_raw_parts(
+                    ffi::PyBytes_AS_STRING(object).cast::<u8>(),
+                    ffi::PyBytes_Size(object) as usize,
+                )
+            },
+            Content::Copy(bytes) => bytes,
+        }
+    }
+
+    fn rest(&self) -> &[u8] {
+        &self.all()[self.sent..]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.rest().len()
+    }
+
+    pub(crate) fn advance(&mut self, count: usize) {
+        self.sent += count;
+    }
+}
+
+/// Runs `body` on the memory of a bytes-like object. The GIL is held throughout, so nobody changes it meanwhile.
+pub(crate) fn with_bytes<R>(
+    data: &Bound<'_, PyAny>,
+    body: impl FnOnce(&[u8]) -> PyResult<R>,
+) -> PyResult<R> {
+    if let Ok(bytes) = data.cast_exact::<PyBytes>() {
+        return body(bytes.as_bytes());
+    }
+    let view = View::new(data, ffi::PyBUF_SIMPLE)?;
+    body(view.bytes())
+}
+
+/// True if a bytes-like object has no content.
+pub(crate) fn is_empty(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(data.len()? == 0)
+}
+
+/// An exported buffer, released when dropped.
+struct View(Box<ffi::Py_buffer>);
+
+impl View {
+    fn new(data: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
+        let mut view = Box::new(ffi::Py_buffer::new());
+        // SAFETY: the GIL is held, and the view stays where it is until it is released.
+        if unsafe { ffi::PyObject_GetBuffer(data.as_ptr(), &raw mut *view, flags) } != 0 {
+            return Err(PyErr::fetch(data.py()));
+        }
+        Ok(Self(view))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.0.len == 0 {
+            return &[];
+        }
+        // SAFETY: a simple view is contiguous, `len` bytes long, and valid until it is released.
+        unsafe { std::slice::from_raw_parts(self.0.buf.cast(), self.0.len as usize) }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: the view was filled by PyObject_GetBuffer, and every user of this module holds the GIL.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
+    }
+}
+
+/// Receives into a writable bytes-like object. `Err` if it isn't one; otherwise what recv(2) said, and the capacity.
+pub(crate) fn receive_into(
+    fd: RawFd,
+    buffer: &Bound<'_, PyAny>,
+) -> PyResult<(io::Result<usize>, usize)> {
+    let view = View::new(buffer, ffi::PyBUF_WRITABLE)?;
+    let capacity = view.0.len as usize;
+    // SAFETY: the view is writable and `capacity` bytes long until it is released.
+    let result = unsafe { receive(fd, view.0.buf.cast(), capacity) };
+    Ok((result, capacity))
+}
+
+/// recv(2).
+///
+/// # Safety
+/// `memory` is valid for writing `capacity` bytes.
+unsafe fn receive(fd: RawFd, memory: *mut u8, capacity: usize) -> io::Result<usize> {
+    // SAFETY: as the function asks.
+    count(unsafe { libc::recv(fd, memory.cast(), capacity, 0) })
+}
+
+/// send(2): the number of bytes that the socket took, 0 where it is full.
+pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the slice is valid for reading.
+    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    match count(sent) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+            ) =>
+        {
+            Ok(0)
+        }
+        other => other,
+    }
+}
+
+/// sendmsg(2) of several pieces.
+pub(crate) fn send_pieces<'a>(
+    fd: RawFd,
+    chunks: impl Iterator<Item = &'a Chunk>,
+) -> io::Result<usize> {
+    const PIECES_MAX: usize = 64;
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; PIECES_MAX];
+    let mut used = 0;
+    for (piece, chunk) in pieces.iter_mut().zip(chunks) {
+        let bytes = chunk.rest();
+        piece.write(libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        });
+        used += 1;
+    }
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.as_mut_ptr().cast();
+    message.msg_iovlen = used as _;
+    // SAFETY: the first `used` pieces are initialised and point into chunks that live for the call.
+    count(unsafe { libc::sendmsg(fd, &raw const message, libc::MSG_NOSIGNAL) })
+}
+
+/// shutdown(2) of the sending side.
+pub(crate) fn shut_down_writing(fd: RawFd) -> io::Result<()> {
+    // SAFETY: a system call on a descriptor number.
+    count(unsafe { libc::shutdown(fd, libc::SHUT_WR) } as isize).map(drop)
+}
+
+fn count(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}

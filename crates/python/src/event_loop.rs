@@ -1,0 +1,848 @@
+//! `Loop`: the native half of `ringloop.EventLoop`.
+//!
+//! It holds the queue of callbacks, the timers and the reactor, and serves what runs once per callback. What runs once
+//! per loop or per connection is Python: `ringloop.EventLoop` inherits it from the running interpreter's asyncio.
+//!
+//! State is kept in three cells, so that Python code which comes back while one is in use finds the others free: the
+//! queue (never borrowed while Python runs), the watches, and the reactor (absent while its thread waits in it).
+
+#![allow(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop::clock;
+use ringloop::timers::{TimerKey, Timers};
+use ringloop::{BusyPoll, Config, Reactor};
+use ringloop_driver::{Event, Waker};
+
+use crate::buffers::Received;
+use crate::handle::{Call, HandleRef};
+use crate::support::{self, GilCell, guard};
+use crate::transport::SocketTransport;
+use crate::watches::{Readiness, Watches};
+
+/// What a turn runs, in order of arrival.
+pub(crate) enum Ready {
+    Handle(HandleRef),
+    /// One of asyncio's own handles: in debug mode, and for signals.
+    Foreign(Py<PyAny>),
+    /// A stream transport whose socket reported something.
+    Transport(Py<SocketTransport>, Readiness),
+    /// A stream transport whose `connection_made` has been called.
+    StartReading(Py<SocketTransport>),
+}
+
+/// Everything that waits to be run.
+pub(crate) struct Queue {
+    pub(crate) ready: VecDeque<Ready>,
+    pub(crate) timers: Timers<Ready>,
+    /// Debug mode's timers by the address of their handle, for cancelling.
+    foreign_timers: HashMap<usize, TimerKey>,
+}
+
+/// The native base of `ringloop.EventLoop`.
+#[pyclass(module = "ringloop._core", subclass, frozen)]
+pub(crate) struct Loop {
+    pub(crate) queue: GilCell<Queue>,
+    pub(crate) watches: GilCell<Watches>,
+    pub(crate) reactor: GilCell<Option<Box<Reactor>>>,
+    pub(crate) events: GilCell<Vec<Event>>,
+    pub(crate) waker: Waker,
+    backend: &'static str,
+    backend_reason: String,
+    /// The loop's thread is in the kernel, or about to be: a callback from another thread must wake it.
+    pub(crate) waiting: AtomicBool,
+    pub(crate) stopping: AtomicBool,
+    closed: AtomicBool,
+    debug: AtomicBool,
+    /// `threading.get_ident()` of the running thread, or 0.
+    thread_id: AtomicU64,
+    task_factory: GilCell<Option<Py<PyAny>>>,
+    /// Absent while a delivery from it is under way.
+    receive_buffer: GilCell<Option<Received>>,
+}
+
+#[pymethods]
+impl Loop {
+    #[new]
+    #[pyo3(signature = (*, backend=None, busy_poll=None))]
+    fn new(backend: Option<&str>, busy_poll: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Self> {
+        let mut config = Config::from_env().map_err(|error| support::os_error(py, &error))?;
+        if let Some(name) = backend {
+            config.driver.backend = name
+                .parse()
+                .map_err(|error: io::Error| support::os_error(py, &error))?;
+        }
+        if let Some(policy) = busy_poll {
+            config.busy_poll = parse_busy_poll(policy)?;
+        }
+        let reactor = Reactor::new(&config).map_err(|error| support::os_error(py, &error))?;
+        Ok(Self {
+            queue: GilCell::new(Queue {
+                ready: VecDeque::new(),
+                timers: Timers::new(),
+                foreign_timers: HashMap::new(),
+            }),
+            watches: GilCell::new(Watches::default()),
+            events: GilCell::new(Vec::new()),
+            waker: reactor.waker(),
+            backend: reactor.backend().name(),
+            backend_reason: reactor.backend_reason().to_owned(),
+            reactor: GilCell::new(Some(Box::new(reactor))),
+            waiting: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            debug: AtomicBool::new(false),
+            thread_id: AtomicU64::new(0),
+            task_factory: GilCell::new(None),
+            receive_buffer: GilCell::new(None),
+        })
+    }
+
+    /// The kernel interface in use: "io_uring" or "epoll".
+    #[getter]
+    fn backend(&self) -> &'static str {
+        self.backend
+    }
+
+    /// Why this backend was chosen, in words.
+    #[getter]
+    fn backend_reason(&self) -> &str {
+        &self.backend_reason
+    }
+
+    /// How the loop waits: "off", "adaptive", or a number of microseconds to poll before sleeping.
+    #[getter]
+    fn get_busy_poll(&self, py: Python<'_>) -> PyResult<String> {
+        self.with_reactor(py, |reactor| Ok(reactor.busy_poll().to_string()))
+    }
+
+    #[setter]
+    fn set_busy_poll(&self, policy: &Bound<'_, PyAny>) -> PyResult<()> {
+        let policy_parsed = parse_busy_poll(policy)?;
+        self.with_reactor(policy.py(), |reactor| {
+            reactor.set_busy_poll(policy_parsed);
+            Ok(())
+        })
+    }
+
+    /// Seconds of the clock that timers are measured by, `time.monotonic()`.
+    fn time(&self) -> f64 {
+        seconds_now()
+    }
+
+    fn is_running(&self) -> bool {
+        self.thread_id.load(Relaxed) != 0
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    fn get_debug(&self) -> bool {
+        self.is_debug()
+    }
+
+    /// Ends `run_forever` at the end of the turn in progress.
+    fn stop(&self) {
+        self.stopping.store(true, Relaxed);
+    }
+
+    /// A future attached to this loop.
+    fn create_future<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static FUTURE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let py = slf.py();
+        let class = support::class(py, &FUTURE, "asyncio.futures", "Future")?;
+        static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
+        let names = NAMES.get_or_try_init(py, || {
+            PyTuple::new(py, [intern!(py, "loop")]).map(Bound::unbind)
+        })?;
+        vectorcall(class, &[slf.as_ptr()], 0, Some(names.bind(py)))
+    }
+
+    /// Runs a coroutine as a task of this loop; see `asyncio.loop.create_task`.
+    #[pyo3(signature = (coro, **kwargs))]
+    fn create_task<'py>(
+        slf: &Bound<'py, Self>,
+        coro: &Bound<'py, PyAny>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let this = slf.get();
+        if kwargs.is_none()
+            && !this.is_debug()
+            && !this.is_closed()
+            && this.task_factory.get(py).is_none()
+        {
+            static TASK: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+            static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
+            let class = support::class(py, &TASK, "asyncio.tasks", "Task")?;
+            let names = NAMES.get_or_try_init(py, || {
+                PyTuple::new(py, [intern!(py, "loop")]).map(Bound::unbind)
+            })?;
+            return vectorcall(
+                class,
+                &[coro.as_ptr(), slf.as_ptr()],
+                1,
+                Some(names.bind(py)),
+            );
+        }
+        support::python(py)?
+            .getattr(intern!(py, "create_task"))?
+            .call((slf, coro), kwargs)
+    }
+
+    /// Queues one of asyncio's own handles (debug mode, signals).
+    fn _add_callback(slf: &Bound<'_, Self>, handle: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        if handle.getattr(intern!(py, "_cancelled"))?.is_truthy()? {
+            return Ok(());
+        }
+        slf.get()
+            .queue
+            .get_mut(py)
+            .ready
+            .push_back(Ready::from_object(handle));
+        Ok(())
+    }
+
+    /// The same from another thread or a signal handler.
+    fn _add_callback_signalsafe(slf: &Bound<'_, Self>, handle: &Bound<'_, PyAny>) -> PyResult<()> {
+        Self::_add_callback(slf, handle)?;
+        slf.get().waker.wake();
+        Ok(())
+    }
+
+    /// Queues one of asyncio's own timer handles (debug mode).
+    fn _add_timer(slf: &Bound<'_, Self>, handle: &Bound<'_, PyAny>, when: f64) {
+        let mut queue = slf.get().queue.get_mut(slf.py());
+        let key = queue
+            .timers
+            .insert(deadline_ns(when), Ready::from_object(handle));
+        queue.foreign_timers.insert(handle.as_ptr() as usize, key);
+    }
+
+    /// asyncio's timer handles tell their loop when they are cancelled.
+    fn _timer_handle_cancelled(&self, py: Python<'_>, handle: &Bound<'_, PyAny>) {
+        let removed = {
+            let mut queue = self.queue.get_mut(py);
+            let key = queue.foreign_timers.remove(&(handle.as_ptr() as usize));
+            key.and_then(|key| queue.timers.cancel(key))
+        };
+        if let Some(ready) = removed {
+            ready.discard(py);
+        }
+    }
+
+    /// Wakes the loop's thread if it waits in the kernel. Safe from any thread.
+    fn _write_to_self(&self) {
+        self.waker.wake();
+    }
+
+    /// Runs turns until `stop()`.
+    fn _run(slf: &Bound<'_, Self>) -> PyResult<()> {
+        crate::turn::run(slf)
+    }
+
+    /// Drops the queue, the watches and the kernel's objects. The loop is closed already.
+    fn _release(&self, py: Python<'_>) {
+        self.clear(py);
+    }
+
+    /// Queues the start of reading, to run after the transport's `connection_made`.
+    fn _start_reading(&self, py: Python<'_>, transport: &Bound<'_, SocketTransport>) {
+        self.queue
+            .get_mut(py)
+            .ready
+            .push_back(Ready::StartReading(transport.clone().unbind()));
+    }
+
+    #[pyo3(signature = (fd, callback, *args))]
+    fn _add_reader<'py>(
+        slf: &Bound<'py, Self>,
+        fd: &Bound<'py, PyAny>,
+        callback: &Bound<'py, PyAny>,
+        args: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        crate::watches::add(slf, fd, callback, args, false)
+    }
+
+    #[pyo3(signature = (fd, callback, *args))]
+    fn _add_writer<'py>(
+        slf: &Bound<'py, Self>,
+        fd: &Bound<'py, PyAny>,
+        callback: &Bound<'py, PyAny>,
+        args: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        crate::watches::add(slf, fd, callback, args, true)
+    }
+
+    fn _remove_reader(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
+        crate::watches::remove(slf, fd, false)
+    }
+
+    fn _remove_writer(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
+        crate::watches::remove(slf, fd, true)
+    }
+
+    /// The handles that watch `fd`, as (reader or None, writer or None); None where nothing does.
+    fn _watched(
+        &self,
+        py: Python<'_>,
+        fd: i32,
+    ) -> Option<(Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+        self.watches.get(py).handles(py, fd)
+    }
+
+    #[getter(_closed)]
+    fn get_closed(&self) -> bool {
+        self.is_closed()
+    }
+
+    #[setter(_closed)]
+    fn set_closed(&self, value: bool) {
+        self.closed.store(value, Relaxed);
+    }
+
+    #[getter(_debug)]
+    fn get_debug_flag(&self) -> bool {
+        self.is_debug()
+    }
+
+    #[setter(_debug)]
+    fn set_debug_flag(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.debug.store(value.is_truthy()?, Relaxed);
+        Ok(())
+    }
+
+    #[getter(_stopping)]
+    fn get_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    #[setter(_stopping)]
+    fn set_stopping(&self, value: bool) {
+        self.stopping.store(value, Relaxed);
+    }
+
+    #[getter(_thread_id)]
+    fn get_thread_id(&self) -> Option<u64> {
+        Some(self.thread_id.load(Relaxed)).filter(|&id| id != 0)
+    }
+
+    #[setter(_thread_id)]
+    fn set_thread_id(&self, value: Option<u64>) {
+        self.thread_id.store(value.unwrap_or(0), Relaxed);
+    }
+
+    #[getter(_task_factory)]
+    fn get_task_factory_slot(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.task_factory.get(py).as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[setter(_task_factory)]
+    fn set_task_factory_slot(&self, py: Python<'_>, value: Option<Py<PyAny>>) {
+        drop(self.task_factory.replace(py, value));
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if let Some(queue) = self.queue.for_traversal() {
+            for ready in queue.ready.iter().chain(queue.timers.iter()) {
+                ready.traverse(&visit)?;
+            }
+        }
+        if let Some(watches) = self.watches.for_traversal() {
+            watches.traverse(&visit)?;
+        }
+        if let Some(factory) = self.task_factory.for_traversal() {
+            if let Some(factory) = &*factory {
+                visit.call(factory)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        self.clear(py);
+        drop(self.task_factory.replace(py, None));
+    }
+}
+
+impl Loop {
+    #[inline]
+    pub(crate) fn is_debug(&self) -> bool {
+        self.debug.load(Relaxed)
+    }
+
+    pub(crate) fn check_closed(&self) -> PyResult<()> {
+        if self.is_closed() {
+            return Err(PyRuntimeError::new_err("Event loop is closed"));
+        }
+        Ok(())
+    }
+
+    /// Takes a timer out of the queue; its reference goes to the caller.
+    pub(crate) fn cancel_timer(&self, py: Python<'_>, key: TimerKey) -> Option<HandleRef> {
+        match self.queue.get_mut(py).timers.cancel(key) {
+            Some(Ready::Handle(handle)) => Some(handle),
+            _ => None,
+        }
+    }
+
+    /// Runs `body` with the reactor. An error where there is none: the loop is closed, or waits in another thread.
+    pub(crate) fn with_reactor<R>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut Reactor) -> io::Result<R>,
+    ) -> PyResult<R> {
+        let mut slot = self.reactor.get_mut(py);
+        let Some(reactor) = slot.as_deref_mut() else {
+            self.check_closed()?;
+            return Err(PyRuntimeError::new_err(
+                "Non-thread-safe operation invoked on an event loop that waits in another thread; \
+                 use loop.call_soon_threadsafe()",
+            ));
+        };
+        let result = body(reactor);
+        drop(slot);
+        result.map_err(|error| support::os_error(py, &error))
+    }
+
+    /// The buffer that stream transports receive into; to be given back.
+    pub(crate) fn receive_buffer(&self, py: Python<'_>) -> PyResult<Received> {
+        match self.receive_buffer.replace(py, None) {
+            Some(buffer) => Ok(buffer),
+            None => Received::new(py),
+        }
+    }
+
+    pub(crate) fn return_receive_buffer(&self, py: Python<'_>, buffer: Received) {
+        drop(self.receive_buffer.replace(py, Some(buffer)));
+    }
+
+    fn clear(&self, py: Python<'_>) {
+        let queue = self.queue.replace(
+            py,
+            Queue {
+                ready: VecDeque::new(),
+                timers: Timers::new(),
+                foreign_timers: HashMap::new(),
+            },
+        );
+        let watches = self.watches.replace(py, Watches::default());
+        drop(self.reactor.replace(py, None));
+        queue.discard(py);
+        drop(watches);
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        Python::attach(|py| self.clear(py));
+    }
+}
+
+impl Queue {
+    fn discard(mut self, py: Python<'_>) {
+        for ready in self.ready.drain(..).chain(self.timers.drain()) {
+            ready.discard(py);
+        }
+    }
+}
+
+impl Ready {
+    pub(crate) fn from_object(handle: &Bound<'_, PyAny>) -> Self {
+        match HandleRef::from_object(handle) {
+            Some(native) => Self::Handle(native.retain(handle.py())),
+            None => Self::Foreign(handle.clone().unbind()),
+        }
+    }
+
+    /// Drops what was queued without running it.
+    pub(crate) fn discard(self, py: Python<'_>) {
+        if let Self::Handle(handle) = self {
+            handle.set_timer(None);
+            if handle.is_shared() {
+                handle.track();
+            }
+            handle.release(py);
+        }
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::Handle(handle) => handle.traverse(visit),
+            Self::Foreign(object) => visit.call(object),
+            Self::Transport(transport, _) | Self::StartReading(transport) => visit.call(transport),
+        }
+    }
+}
+
+/// Seconds of CLOCK_MONOTONIC.
+#[inline]
+pub(crate) fn seconds_now() -> f64 {
+    clock::now_ns() as f64 * 1e-9
+}
+
+/// The timer queue's deadline for a time of the loop's clock in seconds. What lies before the clock's start, and what
+/// is no number, is due at once, as asyncio has it; what lies beyond its end never comes.
+fn deadline_ns(when_s: f64) -> u64 {
+    // A float to integer conversion saturates, and NaN becomes 0.
+    (when_s * 1e9).round() as u64
+}
+
+fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
+    let text = policy.str()?.to_string();
+    text.parse()
+        .map_err(|error: io::Error| PyValueError::new_err(error.to_string()))
+}
+
+/// Calls `callable` with `positional` arguments first and one keyword argument per name after.
+fn vectorcall<'py>(
+    callable: &Bound<'py, PyAny>,
+    arguments: &[*mut ffi::PyObject],
+    positional: usize,
+    names: Option<&Bound<'py, PyTuple>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = callable.py();
+    // SAFETY: the GIL is held; the arguments are live objects borrowed from the caller for the length of the call.
+    unsafe {
+        let result = ffi::PyObject_Vectorcall(
+            callable.as_ptr(),
+            arguments.as_ptr(),
+            positional,
+            names.map_or(ptr::null_mut(), Bound::as_ptr),
+        );
+        Bound::from_owned_ptr_or_err(py, result)
+    }
+}
+
+/// The arguments of one of the scheduling methods, still borrowed.
+struct Parsed<'a> {
+    /// `delay` or `when`, where the method takes one.
+    time: *mut ffi::PyObject,
+    call: Call<'a>,
+}
+
+/// Splits a vectorcall into time (where `time_name` names one), callback, further arguments and context.
+///
+/// # Safety
+/// The GIL is held; `arguments` holds `positional` objects and one more per name in `names`, all alive.
+#[inline]
+unsafe fn parse<'a>(
+    method: &str,
+    time_name: Option<&str>,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+    py: Python<'_>,
+) -> PyResult<Parsed<'a>> {
+    // SAFETY: as the function asks.
+    let given = unsafe { std::slice::from_raw_parts(arguments, positional as usize) };
+    let mut time = ptr::null_mut();
+    let mut callback = ptr::null_mut();
+    let mut context = ptr::null_mut();
+    let mut rest = given;
+    if time_name.is_some() {
+        if let [first, others @ ..] = rest {
+            time = *first;
+            rest = others;
+        }
+    }
+    if let [first, others @ ..] = rest {
+        callback = *first;
+        rest = others;
+    }
+    if !names.is_null() {
+        // SAFETY: `names` is a tuple of strings, and a keyword's value stands behind the positional arguments.
+        let names = unsafe { Bound::from_borrowed_ptr(py, names).cast_into_unchecked::<PyTuple>() };
+        for (index, name) in names.iter().enumerate() {
+            // SAFETY: as above.
+            let value = unsafe { *arguments.add(positional as usize + index) };
+            let name = name.str()?;
+            let name = name.to_str()?;
+            let slot = match name {
+                "context" => &mut context,
+                "callback" => &mut callback,
+                _ if Some(name) == time_name => &mut time,
+                _ => {
+                    return Err(PyTypeError::new_err(format!(
+                        "{method}() got an unexpected keyword argument '{name}'"
+                    )));
+                }
+            };
+            if !slot.is_null() {
+                return Err(PyTypeError::new_err(format!(
+                    "{method}() got multiple values for argument '{name}'"
+                )));
+            }
+            *slot = value;
+        }
+    }
+    if callback.is_null() || (time_name.is_some() && time.is_null()) {
+        let missing: Vec<&str> = time_name
+            .filter(|_| time.is_null())
+            .into_iter()
+            .chain(callback.is_null().then_some("callback"))
+            .collect();
+        return Err(PyTypeError::new_err(match missing[..] {
+            [one] => format!("{method}() missing 1 required positional argument: '{one}'"),
+            _ => format!(
+                "{method}() missing 2 required positional arguments: '{}' and '{}'",
+                missing[0], missing[1]
+            ),
+        }));
+    }
+    Ok(Parsed {
+        time,
+        call: Call {
+            callback,
+            arguments: rest,
+            context,
+        },
+    })
+}
+
+/// Debug mode: asyncio's own checks and its own handle, with a source traceback.
+#[cold]
+fn schedule_in_debug_mode<'py>(
+    py: Python<'py>,
+    helper: &str,
+    this: *mut ffi::PyObject,
+    when_s: Option<f64>,
+    call: &Call<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the GIL is held and the pointers are live objects, borrowed from the caller of the method.
+    unsafe {
+        let arguments = support::tuple_from_borrowed(call.arguments);
+        let arguments = Bound::from_owned_ptr_or_err(py, arguments)?;
+        let this = Bound::from_borrowed_ptr(py, this);
+        let callback = Bound::from_borrowed_ptr(py, call.callback);
+        let context = Bound::from_borrowed_ptr_or_opt(py, call.context);
+        support::python(py)?
+            .getattr(helper)?
+            .call1((this, callback, arguments, context, when_s))
+    }
+}
+
+/// Queues `call` to run in the next turn.
+///
+/// # Safety
+/// The GIL is held; `this` is an instance of `Loop` and `call` holds live objects.
+#[inline]
+unsafe fn schedule_soon<'py>(
+    py: Python<'py>,
+    this: *mut ffi::PyObject,
+    call: &Call<'_>,
+    debug_helper: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let object = Bound::from_borrowed_ptr(py, this);
+        let owner = object.cast_unchecked::<Loop>().get();
+        owner.check_closed()?;
+        if owner.is_debug() {
+            return schedule_in_debug_mode(py, debug_helper, this, None, call);
+        }
+        let Some(handle) = HandleRef::new(call, this, None) else {
+            return Err(PyErr::fetch(py));
+        };
+        owner
+            .queue
+            .get_mut(py)
+            .ready
+            .push_back(Ready::Handle(handle.retain(py)));
+        Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
+    }
+}
+
+/// Queues `call` to run at `when_s`.
+///
+/// # Safety
+/// As `schedule_soon`.
+#[inline]
+unsafe fn schedule_at<'py>(
+    py: Python<'py>,
+    this: *mut ffi::PyObject,
+    when_s: f64,
+    call: &Call<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let object = Bound::from_borrowed_ptr(py, this);
+        let owner = object.cast_unchecked::<Loop>().get();
+        owner.check_closed()?;
+        if owner.is_debug() {
+            return schedule_in_debug_mode(py, "call_at_debug", this, Some(when_s), call);
+        }
+        let Some(handle) = HandleRef::new(call, this, Some(when_s)) else {
+            return Err(PyErr::fetch(py));
+        };
+        let key = owner
+            .queue
+            .get_mut(py)
+            .timers
+            .insert(deadline_ns(when_s), Ready::Handle(handle.retain(py)));
+        handle.set_timer(Some(key));
+        Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
+    }
+}
+
+/// A number of seconds as a float; other types add themselves to the clock as they would in Python.
+///
+/// # Safety
+/// The GIL is held and `value` is alive.
+#[inline]
+unsafe fn seconds(py: Python<'_>, value: *mut ffi::PyObject) -> PyResult<f64> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let number = ffi::PyFloat_AsDouble(value);
+        if number == -1.0 && !ffi::PyErr_Occurred().is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        Ok(number)
+    }
+}
+
+type FastCall = unsafe extern "C" fn(
+    *mut ffi::PyObject,
+    *const *mut ffi::PyObject,
+    ffi::Py_ssize_t,
+    *mut ffi::PyObject,
+) -> *mut ffi::PyObject;
+
+unsafe extern "C" fn call_soon(
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter through a method descriptor of `Loop`, which checks the type of `this`.
+        unsafe {
+            let parsed = parse("call_soon", None, arguments, positional, names, py)?;
+            schedule_soon(py, this, &parsed.call, "call_soon_debug")
+        }
+    })
+}
+
+unsafe extern "C" fn call_soon_threadsafe(
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: as in `call_soon`.
+        unsafe {
+            let parsed = parse("call_soon_threadsafe", None, arguments, positional, names, py)?;
+            let handle = schedule_soon(py, this, &parsed.call, "call_soon_threadsafe_debug")?;
+            let object = Bound::from_borrowed_ptr(py, this);
+            let owner = object.cast_unchecked::<Loop>().get();
+            // The queue and this flag change under the GIL: a loop that isn't waiting yet sees the callback first.
+            if owner.waiting.load(Relaxed) {
+                owner.waker.wake();
+            }
+            Ok(handle)
+        }
+    })
+}
+
+unsafe extern "C" fn call_later(
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: as in `call_soon`.
+        unsafe {
+            let parsed = parse("call_later", Some("delay"), arguments, positional, names, py)?;
+            if parsed.time == ffi::Py_None() {
+                return Err(PyTypeError::new_err("delay must not be None"));
+            }
+            let delay_s = seconds(py, parsed.time)?;
+            schedule_at(py, this, seconds_now() + delay_s, &parsed.call)
+        }
+    })
+}
+
+unsafe extern "C" fn call_at(
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: as in `call_soon`.
+        unsafe {
+            let parsed = parse("call_at", Some("when"), arguments, positional, names, py)?;
+            if parsed.time == ffi::Py_None() {
+                return Err(PyTypeError::new_err("when cannot be None"));
+            }
+            let when_s = seconds(py, parsed.time)?;
+            schedule_at(py, this, when_s, &parsed.call)
+        }
+    })
+}
+
+/// Adds the scheduling methods, which run once per callback, to the class as plain C methods.
+fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
+    let py = class.py();
+    let methods: [(&std::ffi::CStr, FastCall, &std::ffi::CStr); 4] = [
+        (
+            c"call_soon",
+            call_soon,
+            c"call_soon($self, callback, /, *args, context=None)\n--\n\nRun callback(*args) in the next turn; returns its Handle.",
+        ),
+        (
+            c"call_soon_threadsafe",
+            call_soon_threadsafe,
+            c"call_soon_threadsafe($self, callback, /, *args, context=None)\n--\n\nLike call_soon, from any thread: wakes the loop.",
+        ),
+        (
+            c"call_later",
+            call_later,
+            c"call_later($self, delay, callback, /, *args, context=None)\n--\n\nRun callback(*args) after delay seconds; returns its TimerHandle.",
+        ),
+        (
+            c"call_at",
+            call_at,
+            c"call_at($self, when, callback, /, *args, context=None)\n--\n\nRun callback(*args) at loop.time() == when; returns its TimerHandle.",
+        ),
+    ];
+    for (name, function, doc) in methods {
+        // The descriptor keeps the pointer for the life of the process.
+        let definition = Box::leak(Box::new(ffi::PyMethodDef {
+            ml_name: name.as_ptr(),
+            ml_meth: ffi::PyMethodDefPointer {
+                PyCFunctionFastWithKeywords: function,
+            },
+            ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
+            ml_doc: doc.as_ptr(),
+        }));
+        // SAFETY: the GIL is held and the definition lives for ever.
+        let descriptor = unsafe {
+            Bound::from_owned_ptr_or_err(py, ffi::PyDescr_NewMethod(class.as_type_ptr(), definition))?
+        };
+        class.setattr(name.to_string_lossy().as_ref(), descriptor)?;
+    }
+    Ok(())
+}
+
+/// Adds `Loop` to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Loop>()?;
+    add_methods(&module.py().get_type::<Loop>())
+}
+

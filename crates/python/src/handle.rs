@@ -1,0 +1,830 @@
+//! `Handle` and `TimerHandle`: one scheduled callback each.
+//!
+//! Both are made once per callback, so they are types of the C API proper: a fixed struct with room for a few
+//! arguments, recycled through a free list, and run by vectorcall without a tuple. In debug mode the loop schedules
+//! asyncio's own handles instead (they carry source tracebacks), so these never need to.
+//!
+//! Every function here runs with the GIL held; that is what makes the free lists and the plain fields sound.
+//!
+//! A handle of `call_soon` is not tracked by the garbage collector while only the queue holds it: tens of thousands
+//! of them would be visited again and again for nothing. The queue's owner shows the collector what they hold
+//! (`HandleRef::traverse`), and one that somebody else kept is tracked when it leaves the queue.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop::timers::TimerKey;
+
+use crate::event_loop::Loop;
+use crate::support::{self, guard};
+
+/// Arguments that fit into the handle itself; more go into a tuple.
+const INLINE_ARGUMENTS: usize = 3;
+/// Handles of each type kept for reuse: more than one turn of a busy server schedules, in about 100 KB.
+const FREE_LIST_CAPACITY: usize = 1024;
+
+/// The memory of a `Handle`, and the beginning of a `TimerHandle`.
+#[repr(C)]
+pub(crate) struct Handle {
+    ob_base: ffi::PyObject,
+    /// Owned. Null once cancelled.
+    callback: *mut ffi::PyObject,
+    /// Owned. `arguments[0]` is a tuple where `spilled` is set.
+    arguments: [*mut ffi::PyObject; INLINE_ARGUMENTS],
+    /// Owned, a `contextvars.Context` (or what the user gave for one).
+    context: *mut ffi::PyObject,
+    /// Owned, an instance of `Loop`.
+    event_loop: *mut ffi::PyObject,
+    weak_references: *mut ffi::PyObject,
+    argument_count: u8,
+    spilled: bool,
+    cancelled: bool,
+    /// Runs in progress. While there are any, `cancel` leaves callback and arguments to the end of the run.
+    running: u8,
+}
+
+/// The memory of a `TimerHandle`.
+#[repr(C)]
+struct TimerHandle {
+    handle: Handle,
+    /// The deadline as the user gave it, in seconds of the loop's clock.
+    when_s: f64,
+    /// Its place in the loop's timers while it is there.
+    timer: Option<TimerKey>,
+}
+
+/// The callback, its arguments and its context, as they come from the caller (borrowed).
+pub(crate) struct Call<'a> {
+    pub(crate) callback: *mut ffi::PyObject,
+    pub(crate) arguments: &'a [*mut ffi::PyObject],
+    /// Null: a copy of the current context.
+    pub(crate) context: *mut ffi::PyObject,
+}
+
+/// An owned reference to a handle. Dropping is explicit (`release`), because it may run arbitrary Python code and
+/// must not happen while the loop's state is borrowed.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub(crate) struct HandleRef(NonNull<Handle>);
+
+// SAFETY: a handle is only touched under the GIL.
+unsafe impl Send for HandleRef {}
+
+/// A type object, made once when the module is imported, and dead instances of it.
+struct Kind {
+    class: *mut ffi::PyTypeObject,
+    free: [*mut Handle; FREE_LIST_CAPACITY],
+    free_len: usize,
+}
+
+impl Kind {
+    const NEW: Self = Self {
+        class: ptr::null_mut(),
+        free: [ptr::null_mut(); FREE_LIST_CAPACITY],
+        free_len: 0,
+    };
+}
+
+static mut HANDLE: Kind = Kind::NEW;
+static mut TIMER_HANDLE: Kind = Kind::NEW;
+
+impl HandleRef {
+    /// Makes a handle for `call` on `event_loop` (borrowed). Fails only when memory runs out.
+    ///
+    /// # Safety
+    /// The GIL is held, and every pointer in `call` and `event_loop` is a live object.
+    #[inline]
+    pub(crate) unsafe fn new(
+        call: &Call<'_>,
+        event_loop: *mut ffi::PyObject,
+        when_s: Option<f64>,
+    ) -> Option<Self> {
+        // SAFETY: the caller holds the GIL and vouches for the pointers; the block from `allocate` has room for a
+        // `Handle`, and each field is written before the object is tracked and can be seen.
+        unsafe {
+            let context = if call.context.is_null() || call.context == ffi::Py_None() {
+                ffi::PyContext_CopyCurrent()
+            } else {
+                ffi::Py_NewRef(call.context)
+            };
+            if context.is_null() {
+                return None;
+            }
+            let spill = if call.arguments.len() > INLINE_ARGUMENTS {
+                let tuple = support::tuple_from_borrowed(call.arguments);
+                if tuple.is_null() {
+                    ffi::Py_DECREF(context);
+                    return None;
+                }
+                tuple
+            } else {
+                ptr::null_mut()
+            };
+            let this = allocate(if when_s.is_some() {
+                &raw mut TIMER_HANDLE
+            } else {
+                &raw mut HANDLE
+            });
+            if this.is_null() {
+                ffi::Py_DECREF(context);
+                ffi::Py_XDECREF(spill);
+                return None;
+            }
+            (*this).callback = ffi::Py_NewRef(call.callback);
+            (*this).context = context;
+            (*this).event_loop = ffi::Py_NewRef(event_loop);
+            (*this).weak_references = ptr::null_mut();
+            (*this).cancelled = false;
+            (*this).running = 0;
+            (*this).spilled = !spill.is_null();
+            if spill.is_null() {
+                (*this).argument_count = call.arguments.len() as u8;
+                for (slot, &argument) in (*this).arguments.iter_mut().zip(call.arguments) {
+                    *slot = ffi::Py_NewRef(argument);
+                }
+            } else {
+                (*this).argument_count = 1;
+                (*this).arguments[0] = spill;
+            }
+            if let Some(when_s) = when_s {
+                let timer = this.cast::<TimerHandle>();
+                (*timer).when_s = when_s;
+                (*timer).timer = None;
+                ffi::PyObject_GC_Track(this.cast());
+            }
+            Some(Self(NonNull::new_unchecked(this)))
+        }
+    }
+
+    /// The handle behind `object`, borrowed, if it is one of ours.
+    pub(crate) fn from_object(object: &Bound<'_, PyAny>) -> Option<Self> {
+        // SAFETY: the GIL is held (a `Bound` proves it) and the type check proves the layout.
+        unsafe {
+            let class = ffi::Py_TYPE(object.as_ptr());
+            (class == HANDLE.class || class == TIMER_HANDLE.class)
+                .then(|| Self(NonNull::new_unchecked(object.as_ptr().cast())))
+        }
+    }
+
+    #[inline]
+    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
+        self.0.as_ptr().cast()
+    }
+
+    /// Takes one more reference.
+    #[inline]
+    pub(crate) fn retain(self, _py: Python<'_>) -> Self {
+        // SAFETY: the GIL is held and a `HandleRef` always refers to a live handle.
+        unsafe { ffi::Py_INCREF(self.as_ptr()) };
+        self
+    }
+
+    /// Gives this reference back. May run Python code (destructors).
+    #[inline]
+    pub(crate) fn release(self, _py: Python<'_>) {
+        // SAFETY: the GIL is held and this reference is owned by the caller, who doesn't use it again.
+        unsafe { ffi::Py_DECREF(self.as_ptr()) };
+    }
+
+    pub(crate) fn to_object(self, py: Python<'_>) -> Bound<'_, PyAny> {
+        // SAFETY: a `HandleRef` refers to a live handle, and the GIL is held.
+        unsafe { Bound::from_borrowed_ptr(py, self.as_ptr()) }
+    }
+
+    /// Shows the collector this reference, which the queue owns. What a handle holds that the collector doesn't track,
+    /// and that only the queue refers to, counts as the queue's own. (One that is shared but not tracked yet is kept:
+    /// the collector sees a reference it can't explain.)
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // SAFETY: a `HandleRef` refers to a live handle.
+        let tracked = unsafe { ffi::PyObject_GC_IsTracked(self.as_ptr()) != 0 };
+        if tracked {
+            return visit.call(support::borrow_pointer(&self.0));
+        }
+        if !self.is_shared() {
+            // SAFETY: as above.
+            for member in unsafe { members(self.0.as_ptr()) } {
+                if let Some(member) = NonNull::new(member) {
+                    visit.call(support::borrow_pointer(&member))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers the handle's place in the timers, or that it has left them. For timer handles only.
+    #[inline]
+    pub(crate) fn set_timer(self, key: Option<TimerKey>) {
+        // SAFETY: a `HandleRef` refers to a live handle, the type says which; the GIL serialises writers.
+        unsafe {
+            if ffi::Py_TYPE(self.as_ptr()) == TIMER_HANDLE.class {
+                (*self.0.as_ptr().cast::<TimerHandle>()).timer = key;
+            }
+        }
+    }
+
+    /// Tells the collector of a handle that somebody besides the queue holds.
+    #[inline]
+    pub(crate) fn track(self) {
+        // SAFETY: a `HandleRef` refers to a live handle, whose fields are set.
+        unsafe {
+            if ffi::PyObject_GC_IsTracked(self.as_ptr()) == 0 {
+                ffi::PyObject_GC_Track(self.as_ptr().cast());
+            }
+        }
+    }
+
+    /// True if somebody besides the caller holds the handle.
+    #[inline]
+    pub(crate) fn is_shared(self) -> bool {
+        // SAFETY: a `HandleRef` refers to a live handle.
+        unsafe { ffi::Py_REFCNT(self.as_ptr()) > 1 }
+    }
+
+    /// Cancels the callback and drops what it holds.
+    pub(crate) fn cancel(self, py: Python<'_>) {
+        // SAFETY: the GIL is held and the handle is alive.
+        unsafe { cancel(py, self.0.as_ptr()) };
+    }
+
+    /// Runs the callback in its context. `Err` is only what must end the loop (`SystemExit`, `KeyboardInterrupt`);
+    /// every other exception goes to the loop's exception handler, as asyncio's `Handle._run` does.
+    #[inline]
+    pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
+        let this = self.0.as_ptr();
+        // SAFETY: the GIL is held, the handle is alive (the caller owns a reference for the whole call), and `running`
+        // keeps `cancel` from dropping callback and arguments until the call is over.
+        unsafe {
+            if (*this).cancelled {
+                return Ok(());
+            }
+            if self.is_shared() {
+                self.track();
+            }
+            (*this).running += 1;
+            let context = (*this).context;
+            let mut result = ptr::null_mut();
+            if ffi::PyContext_Enter(context) == 0 {
+                result = call(this);
+                if ffi::PyContext_Exit(context) != 0 {
+                    ffi::Py_XDECREF(result);
+                    result = ptr::null_mut();
+                }
+            }
+            let outcome = if result.is_null() {
+                report(py, self)
+            } else {
+                ffi::Py_DECREF(result);
+                Ok(())
+            };
+            (*this).running -= 1;
+            if (*this).cancelled && (*this).running == 0 {
+                drop_call(this);
+            }
+            outcome
+        }
+    }
+}
+
+/// Calls the callback with its arguments; the result is owned, null with an exception set.
+///
+/// # Safety
+/// The GIL is held, `this` is alive and not cancelled, and `running` is above zero.
+#[inline]
+unsafe fn call(this: *mut Handle) -> *mut ffi::PyObject {
+    // SAFETY: as the function asks. The copy on the stack leaves the slot before the first argument free for the
+    // callee, which is what PY_VECTORCALL_ARGUMENTS_OFFSET allows it to use.
+    unsafe {
+        if (*this).spilled {
+            return ffi::PyObject_Call((*this).callback, (*this).arguments[0], ptr::null_mut());
+        }
+        let arguments = &(*this).arguments;
+        let stack = [ptr::null_mut(), arguments[0], arguments[1], arguments[2]];
+        ffi::PyObject_Vectorcall(
+            (*this).callback,
+            stack.as_ptr().add(1),
+            (*this).argument_count as usize | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            ptr::null_mut(),
+        )
+    }
+}
+
+/// Hands the exception that is set to the loop's exception handler.
+#[cold]
+fn report(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
+    let error = PyErr::fetch(py);
+    if error.is_instance_of::<PySystemExit>(py) || error.is_instance_of::<PyKeyboardInterrupt>(py) {
+        return Err(error);
+    }
+    // SAFETY: the handle is alive; the caller of `run` owns a reference.
+    let object = unsafe { Bound::from_borrowed_ptr(py, handle.as_ptr()) };
+    support::python(py)?
+        .getattr("report_callback_error")?
+        .call1((object, error.into_value(py)))?;
+    Ok(())
+}
+
+/// Takes a block from the free list or from the collector's allocator, with type and reference count set.
+///
+/// # Safety
+/// The GIL is held and `kind` is one of the two kinds.
+#[inline]
+unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
+    // SAFETY: the GIL serialises access to the free list; its blocks came from the same allocator for the same type,
+    // and `PyObject_Init` sets type and count as for a new block.
+    unsafe {
+        if (*kind).free_len > 0 {
+            (*kind).free_len -= 1;
+            let this = (&(*kind).free)[(*kind).free_len];
+            return ffi::PyObject_Init(this.cast(), (*kind).class).cast();
+        }
+        let this = ffi::PyType_GenericAlloc((*kind).class, 0);
+        if !this.is_null() {
+            // Tracked when it is due.
+            ffi::PyObject_GC_UnTrack(this.cast());
+        }
+        this.cast()
+    }
+}
+
+/// What a handle refers to, besides its type; null where it doesn't.
+///
+/// # Safety
+/// The GIL is held and `this` is alive.
+unsafe fn members(this: *mut Handle) -> impl Iterator<Item = *mut ffi::PyObject> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let [first, second, third] = (*this).arguments;
+        let count = (*this).argument_count as usize;
+        [
+            (*this).callback,
+            (*this).context,
+            (*this).event_loop,
+            first,
+            second,
+            third,
+        ]
+        .into_iter()
+        .take(3 + count)
+    }
+}
+
+/// Drops callback and arguments.
+///
+/// # Safety
+/// The GIL is held, `this` is alive or being destroyed, and no run of it is in progress.
+unsafe fn drop_call(this: *mut Handle) {
+    // SAFETY: as the function asks. Each field is emptied before its reference is dropped, because dropping may run
+    // Python code that comes back to this handle.
+    unsafe {
+        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
+        let count = std::mem::replace(&mut (*this).argument_count, 0) as usize;
+        let arguments = std::mem::replace(
+            &mut (*this).arguments,
+            [ptr::null_mut(); INLINE_ARGUMENTS],
+        );
+        (*this).spilled = false;
+        ffi::Py_XDECREF(callback);
+        for argument in &arguments[..count] {
+            ffi::Py_XDECREF(*argument);
+        }
+    }
+}
+
+/// # Safety
+/// The GIL is held and `this` is alive.
+unsafe fn cancel(py: Python<'_>, this: *mut Handle) {
+    // SAFETY: as the function asks; `event_loop` is an instance of `Loop` by construction.
+    unsafe {
+        if (*this).cancelled {
+            return;
+        }
+        let event_loop = Bound::from_borrowed_ptr(py, (*this).event_loop);
+        let owner = event_loop.cast_unchecked::<Loop>();
+        (*this).cancelled = true;
+        if (*this).running == 0 {
+            drop_call(this);
+        }
+        if ffi::Py_TYPE(this.cast()) == TIMER_HANDLE.class {
+            if let Some(key) = (*this.cast::<TimerHandle>()).timer.take() {
+                // The queue's own reference; the caller's keeps the handle alive.
+                if let Some(queued) = owner.get().cancel_timer(py, key) {
+                    queued.release(py);
+                }
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object of one of our two types whose count fell to zero.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(object.cast());
+        let this = object.cast::<Handle>();
+        if !(*this).weak_references.is_null() {
+            ffi::PyObject_ClearWeakRefs(object);
+        }
+        drop_call(this);
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).event_loop, ptr::null_mut()));
+        let class = ffi::Py_TYPE(object);
+        let kind = if class == TIMER_HANDLE.class {
+            &raw mut TIMER_HANDLE
+        } else {
+            &raw mut HANDLE
+        };
+        if (*kind).free_len < FREE_LIST_CAPACITY {
+            (&mut (*kind).free)[(*kind).free_len] = this;
+            (*kind).free_len += 1;
+        } else {
+            ffi::PyObject_GC_Del(object.cast());
+        }
+        ffi::Py_DECREF(class.cast());
+    }
+}
+
+unsafe extern "C" fn traverse(
+    object: *mut ffi::PyObject,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: called by the collector for a tracked, hence fully made, handle.
+    unsafe {
+        let class = ffi::Py_TYPE(object).cast();
+        for member in members(object.cast()).chain([class]) {
+            if !member.is_null() {
+                let status = visit(member, argument);
+                if status != 0 {
+                    return status;
+                }
+            }
+        }
+        0
+    }
+}
+
+unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: called by the collector for unreachable handles; none is running, as a run owns a reference.
+    unsafe {
+        let this = object.cast::<Handle>();
+        (*this).cancelled = true;
+        drop_call(this);
+        // The loop reference stays: `cancel` and `repr` rely on it, and the loop breaks the cycle by clearing its queue.
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
+        0
+    }
+}
+
+unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter with a live handle.
+        let handle = unsafe { Bound::from_borrowed_ptr(py, object) };
+        support::python(py)?.getattr("handle_repr")?.call1((handle,))
+    })
+}
+
+unsafe extern "C" fn method_cancel(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter with a live handle, with the GIL.
+        unsafe { cancel(py, object.cast()) };
+        Ok(py.None().into_bound(py))
+    })
+}
+
+unsafe extern "C" fn method_cancelled(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe { ffi::PyBool_FromLong((*object.cast::<Handle>()).cancelled.into()) }
+}
+
+unsafe extern "C" fn method_run(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter with a live handle.
+        let handle = HandleRef(unsafe { NonNull::new_unchecked(object.cast()) });
+        handle.run(py)?;
+        Ok(py.None().into_bound(py))
+    })
+}
+
+unsafe extern "C" fn method_when(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live timer handle.
+    unsafe { ffi::PyFloat_FromDouble((*object.cast::<TimerHandle>()).when_s) }
+}
+
+unsafe extern "C" fn method_get_context(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe { none_if_null((*object.cast::<Handle>()).context) }
+}
+
+/// A new reference to `object`, or to None.
+///
+/// # Safety
+/// The GIL is held; `object` is null or alive.
+unsafe fn none_if_null(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: as the function asks.
+    unsafe {
+        if object.is_null() {
+            ffi::Py_NewRef(ffi::Py_None())
+        } else {
+            ffi::Py_NewRef(object)
+        }
+    }
+}
+
+unsafe extern "C" fn get_callback(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe {
+        let this = object.cast::<Handle>();
+        if (*this).cancelled {
+            return ffi::Py_NewRef(ffi::Py_None());
+        }
+        none_if_null((*this).callback)
+    }
+}
+
+unsafe extern "C" fn get_args(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe {
+        let this = object.cast::<Handle>();
+        if (*this).cancelled {
+            ffi::Py_NewRef(ffi::Py_None())
+        } else if (*this).spilled {
+            ffi::Py_NewRef((*this).arguments[0])
+        } else {
+            let count = (*this).argument_count as usize;
+            support::tuple_from_borrowed(&(&(*this).arguments)[..count])
+        }
+    }
+}
+
+unsafe extern "C" fn get_cancelled(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe { method_cancelled(object, ptr::null_mut()) }
+}
+
+unsafe extern "C" fn get_context(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe { method_get_context(object, ptr::null_mut()) }
+}
+
+unsafe extern "C" fn get_loop(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe { none_if_null((*object.cast::<Handle>()).event_loop) }
+}
+
+unsafe extern "C" fn get_when(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe { method_when(object, ptr::null_mut()) }
+}
+
+unsafe extern "C" fn get_scheduled(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live handle.
+    unsafe { ffi::PyBool_FromLong((*object.cast::<TimerHandle>()).timer.is_some().into()) }
+}
+
+/// Native handles are made outside debug mode only, so they never have a traceback.
+unsafe extern "C" fn get_source_traceback(
+    _: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with the GIL.
+    unsafe { ffi::Py_NewRef(ffi::Py_None()) }
+}
+
+/// `isinstance(handle, asyncio.Handle)` holds through the class that the handle says it has, as proxies do.
+unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter with a live handle.
+        let is_timer = unsafe { ffi::Py_TYPE(object) == TIMER_HANDLE.class };
+        let name = if is_timer { "TimerHandle" } else { "Handle" };
+        py.import("asyncio.events")?.getattr(name)
+    })
+}
+
+unsafe extern "C" fn timer_hash(object: *mut ffi::PyObject) -> ffi::Py_hash_t {
+    // SAFETY: called by the interpreter with a live timer handle.
+    unsafe {
+        let when = method_when(object, ptr::null_mut());
+        if when.is_null() {
+            return -1;
+        }
+        let hash = ffi::PyObject_Hash(when);
+        ffi::Py_DECREF(when);
+        hash
+    }
+}
+
+unsafe extern "C" fn timer_compare(
+    left: *mut ffi::PyObject,
+    right: *mut ffi::PyObject,
+    operation: c_int,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter with live objects.
+        let (left, right) = unsafe {
+            (
+                Bound::from_borrowed_ptr(py, left),
+                Bound::from_borrowed_ptr(py, right),
+            )
+        };
+        support::python(py)?
+            .getattr("timer_handle_compare")?
+            .call1((left, right, operation))
+    })
+}
+
+const fn method(
+    name: &'static std::ffi::CStr,
+    function: ffi::PyCFunction,
+    doc: &'static std::ffi::CStr,
+) -> ffi::PyMethodDef {
+    ffi::PyMethodDef {
+        ml_name: name.as_ptr(),
+        ml_meth: ffi::PyMethodDefPointer {
+            PyCFunction: function,
+        },
+        ml_flags: ffi::METH_NOARGS,
+        ml_doc: doc.as_ptr(),
+    }
+}
+
+const fn attribute(name: &'static std::ffi::CStr, getter: ffi::getter) -> ffi::PyGetSetDef {
+    ffi::PyGetSetDef {
+        name: name.as_ptr(),
+        get: Some(getter),
+        set: None,
+        doc: ptr::null(),
+        closure: ptr::null_mut(),
+    }
+}
+
+const END_OF_METHODS: ffi::PyMethodDef = ffi::PyMethodDef::zeroed();
+
+const END_OF_ATTRIBUTES: ffi::PyGetSetDef = ffi::PyGetSetDef {
+    name: ptr::null(),
+    get: None,
+    set: None,
+    doc: ptr::null(),
+    closure: ptr::null_mut(),
+};
+
+/// Makes a type from its tables. The tables are leaked: the type keeps pointers into them for the process's life.
+fn make_type(
+    py: Python<'_>,
+    name: &'static std::ffi::CStr,
+    doc: &'static std::ffi::CStr,
+    size: usize,
+    methods: Vec<ffi::PyMethodDef>,
+    attributes: Vec<ffi::PyGetSetDef>,
+    extra_slots: &[ffi::PyType_Slot],
+) -> PyResult<*mut ffi::PyTypeObject> {
+    let members = Box::leak(Box::new([
+        ffi::PyMemberDef {
+            name: c"__weaklistoffset__".as_ptr(),
+            type_code: ffi::Py_T_PYSSIZET,
+            offset: std::mem::offset_of!(Handle, weak_references) as ffi::Py_ssize_t,
+            flags: ffi::Py_READONLY,
+            doc: ptr::null(),
+        },
+        ffi::PyMemberDef {
+            name: ptr::null(),
+            type_code: 0,
+            offset: 0,
+            flags: 0,
+            doc: ptr::null(),
+        },
+    ]));
+    let slot = |slot: c_int, pfunc: *mut c_void| ffi::PyType_Slot { slot, pfunc };
+    let mut slots = vec![
+        slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+        slot(ffi::Py_tp_traverse, traverse as *mut c_void),
+        slot(ffi::Py_tp_clear, clear as *mut c_void),
+        slot(ffi::Py_tp_repr, repr as *mut c_void),
+        slot(ffi::Py_tp_doc, doc.as_ptr() as *mut c_void),
+        slot(ffi::Py_tp_methods, methods.leak().as_mut_ptr().cast()),
+        slot(ffi::Py_tp_getset, attributes.leak().as_mut_ptr().cast()),
+        slot(ffi::Py_tp_members, members.as_mut_ptr().cast()),
+    ];
+    slots.extend_from_slice(extra_slots);
+    slots.push(slot(0, ptr::null_mut()));
+    let mut spec = ffi::PyType_Spec {
+        name: name.as_ptr(),
+        basicsize: size as c_int,
+        itemsize: 0,
+        flags: (ffi::Py_TPFLAGS_DEFAULT
+            | ffi::Py_TPFLAGS_HAVE_GC
+            | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
+            | ffi::Py_TPFLAGS_IMMUTABLETYPE) as _,
+        slots: slots.leak().as_mut_ptr(),
+    };
+    // SAFETY: the GIL is held (`py`), and spec and tables are complete and live for ever.
+    let kind = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
+    if kind.is_null() {
+        return Err(PyErr::fetch(py));
+    }
+    Ok(kind.cast())
+}
+
+/// Makes the two types and adds them to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let methods = || {
+        vec![
+            method(c"cancel", method_cancel, c"Cancel the callback. Cancelling twice has no further effect."),
+            method(c"cancelled", method_cancelled, c"True if the callback was cancelled."),
+            method(c"get_context", method_get_context, c"The contextvars.Context that the callback runs in."),
+            method(c"_run", method_run, c"Run the callback now, as the loop does."),
+        ]
+    };
+    let attributes = || {
+        vec![
+            attribute(c"_callback", get_callback),
+            attribute(c"_args", get_args),
+            attribute(c"_cancelled", get_cancelled),
+            attribute(c"_context", get_context),
+            attribute(c"_loop", get_loop),
+            attribute(c"_source_traceback", get_source_traceback),
+            attribute(c"__class__", get_class),
+        ]
+    };
+    let mut handle_methods = methods();
+    handle_methods.push(END_OF_METHODS);
+    let mut handle_attributes = attributes();
+    handle_attributes.push(END_OF_ATTRIBUTES);
+    let handle = make_type(
+        py,
+        c"ringloop._core.Handle",
+        c"A callback scheduled with call_soon; see asyncio.Handle.",
+        size_of::<Handle>(),
+        handle_methods,
+        handle_attributes,
+        &[],
+    )?;
+    let mut timer_methods = methods();
+    timer_methods.push(method(
+        c"when",
+        method_when,
+        c"The deadline in seconds of the loop's clock, loop.time().",
+    ));
+    timer_methods.push(END_OF_METHODS);
+    let mut timer_attributes = attributes();
+    timer_attributes.push(attribute(c"_when", get_when));
+    timer_attributes.push(attribute(c"_scheduled", get_scheduled));
+    timer_attributes.push(END_OF_ATTRIBUTES);
+    let timer_handle = make_type(
+        py,
+        c"ringloop._core.TimerHandle",
+        c"A callback scheduled with call_later or call_at; see asyncio.TimerHandle.",
+        size_of::<TimerHandle>(),
+        timer_methods,
+        timer_attributes,
+        &[
+            ffi::PyType_Slot {
+                slot: ffi::Py_tp_hash,
+                pfunc: timer_hash as *mut c_void,
+            },
+            ffi::PyType_Slot {
+                slot: ffi::Py_tp_richcompare,
+                pfunc: timer_compare as *mut c_void,
+            },
+        ],
+    )?;
+    // SAFETY: the module is initialised once, with the GIL, before any handle is made; the types live for ever.
+    unsafe {
+        HANDLE.class = handle;
+        TIMER_HANDLE.class = timer_handle;
+        module.add("Handle", Bound::from_borrowed_ptr(py, handle.cast()))?;
+        module.add(
+            "TimerHandle",
+            Bound::from_borrowed_ptr(py, timer_handle.cast()),
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! `ringloop._core`: asyncio's event loop on ringloop's reactor.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `event_loop` | `Loop`: the queue, the timers, scheduling |
+//! | `handle` | `Handle` and `TimerHandle` |
+//! | `turn` | one turn of the loop |
+//! | `watches` | who hears about which descriptor |
+//! | `transport` | `SocketTransport` |
+//! | `buffers` | bytes between sockets and Python objects |
+//! | `stream_reader` | asyncio's `StreamReader`, fed directly |
+//! | `support` | state under the GIL, errors, the border between C and Rust |
+//!
+//! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
+
+mod buffers;
+mod event_loop;
+mod handle;
+mod stream_reader;
+mod support;
+mod transport;
+mod turn;
+mod watches;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    handle::add_to(module)?;
+    event_loop::add_to(module)?;
+    module.add_class::<transport::SocketTransport>()
+}

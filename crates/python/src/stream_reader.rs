@@ -1,0 +1,108 @@
+//! Feeding `asyncio.StreamReader` without a Python frame per packet.
+//!
+//! When a connection's protocol is exactly asyncio's `StreamReaderProtocol` and its reader exactly asyncio's
+//! `StreamReader`, the bytes go from the receive buffer straight into the reader's `bytearray`. What `data_received`
+//! and `feed_data` do is done here in the same order; a subclass, or a method replaced on the instance, gets the
+//! ordinary call.
+
+#![allow(unsafe_code)]
+
+use pyo3::exceptions::PyAssertionError;
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyByteArray, PyBytes, PyType};
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::support;
+
+/// The protocol whose reader is fed.
+pub(crate) struct StreamFeed {
+    protocol: Py<PyAny>,
+}
+
+impl StreamFeed {
+    /// A feed for `protocol`, if it is one that can be fed directly.
+    pub(crate) fn for_protocol(protocol: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        static PROTOCOL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let py = protocol.py();
+        let class = support::class(py, &PROTOCOL, "asyncio.streams", "StreamReaderProtocol")?;
+        Ok(protocol.get_type().is(class).then(|| Self {
+            protocol: protocol.clone().unbind(),
+        }))
+    }
+
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self {
+            protocol: self.protocol.clone_ref(py),
+        }
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.protocol)
+    }
+
+    /// Delivers `bytes` (not empty) as `protocol.data_received` would.
+    pub(crate) fn feed(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
+        static READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let protocol = self.protocol.bind(py);
+        let class = support::class(py, &READER, "asyncio.streams", "StreamReader")?;
+        let reference = protocol.getattr(intern!(py, "_stream_reader_wr"))?;
+        if reference.is_none() {
+            return Ok(());
+        }
+        let reader = reference.call0()?;
+        if reader.is_none() {
+            return Ok(());
+        }
+        let buffer = reader.getattr(intern!(py, "_buffer"))?;
+        let (true, Ok(buffer)) = (reader.get_type().is(class), buffer.cast_exact::<PyByteArray>())
+        else {
+            return protocol
+                .call_method1(intern!(py, "data_received"), (PyBytes::new(py, bytes),))
+                .map(drop);
+        };
+        if reader.getattr(intern!(py, "_eof"))?.is_truthy()? {
+            return Err(PyAssertionError::new_err("feed_data after feed_eof"));
+        }
+        append(buffer, bytes)?;
+        let waiter = reader.getattr(intern!(py, "_waiter"))?;
+        if !waiter.is_none() {
+            reader.setattr(intern!(py, "_waiter"), py.None())?;
+            if !waiter
+                .call_method0(intern!(py, "cancelled"))?
+                .is_truthy()?
+            {
+                waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
+            }
+        }
+        let transport = reader.getattr(intern!(py, "_transport"))?;
+        if transport.is_none() || reader.getattr(intern!(py, "_paused"))?.is_truthy()? {
+            return Ok(());
+        }
+        let limit: usize = reader.getattr(intern!(py, "_limit"))?.extract()?;
+        if buffer.len() > limit.saturating_mul(2) {
+            transport.call_method0(intern!(py, "pause_reading"))?;
+            reader.setattr(intern!(py, "_paused"), true)?;
+        }
+        Ok(())
+    }
+}
+
+/// `buffer.extend(bytes)`.
+fn append(buffer: &Bound<'_, PyByteArray>, bytes: &[u8]) -> PyResult<()> {
+    let len = buffer.len();
+    buffer.resize(len + bytes.len())?;
+    // SAFETY: the GIL is held, the array was just made this long, and no Python code runs while the slice is used.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            bytes.as_ptr(),
+            ffi::PyByteArray_AS_STRING(buffer.as_ptr())
+                .cast::<u8>()
+                .add(len),
+            bytes.len(),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! What the other modules share: state guarded by the GIL, the border between C and Rust, errors, and the Python
+//! objects that are looked up once.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::cell::{Ref, RefCell, RefMut};
+use std::io;
+use std::ptr::NonNull;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pyo3::exceptions::{
+    PyKeyboardInterrupt, PyRuntimeError, PySystemError, PySystemExit, PyValueError,
+};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
+/// may come back; coming back anyway is a panic, which reaches Python as an exception, and never a data race.
+pub(crate) struct GilCell<T>(RefCell<T>);
+
+// SAFETY: every access needs a `Python` token, so at most one thread is inside at a time. This module doesn't declare
+// itself free of the GIL, so the interpreter keeps it on.
+unsafe impl<T: Send> Sync for GilCell<T> {}
+
+impl<T> GilCell<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(RefCell::new(value))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, _py: Python<'_>) -> Ref<'_, T> {
+        self.0.borrow()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&self, _py: Python<'_>) -> RefMut<'_, T> {
+        self.0.borrow_mut()
+    }
+
+    /// For the collector, which holds the GIL but has no token to show and must not panic: None while borrowed.
+    pub(crate) fn for_traversal(&self) -> Option<Ref<'_, T>> {
+        self.0.try_borrow().ok()
+    }
+
+    /// Replaces the value and returns the old one, to be dropped when no borrow is held.
+    pub(crate) fn replace(&self, _py: Python<'_>, value: T) -> T {
+        self.0.replace(value)
+    }
+}
+
+/// Runs the body of a C function: an error becomes the current exception, and so does a panic.
+pub(crate) fn guard<'py>(
+    body: impl FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: only called from functions that the interpreter calls, with the GIL held.
+    let py = unsafe { Python::assume_attached() };
+    let error = match catch_unwind(AssertUnwindSafe(|| body(py))) {
+        Ok(Ok(value)) => return value.into_ptr(),
+        Ok(Err(error)) => error,
+        Err(payload) => panic_error(&*payload),
+    };
+    error.restore(py);
+    std::ptr::null_mut()
+}
+
+/// A panic as Python's exception for an internal error, so that it neither aborts nor passes unseen.
+#[cold]
+fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
+    let text = payload
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("unknown panic");
+    PySystemError::new_err(format!("internal error in ringloop: {text}"))
+}
+
+/// A new tuple of borrowed objects; null with `MemoryError` set.
+///
+/// # Safety
+/// The GIL is held and every pointer is a live object.
+pub(crate) unsafe fn tuple_from_borrowed(items: &[*mut ffi::PyObject]) -> *mut ffi::PyObject {
+    // SAFETY: as the function asks; the tuple is filled before anybody else can see it.
+    unsafe {
+        let tuple = ffi::PyTuple_New(items.len() as ffi::Py_ssize_t);
+        if !tuple.is_null() {
+            for (index, &item) in items.iter().enumerate() {
+                ffi::PyTuple_SET_ITEM(tuple, index as ffi::Py_ssize_t, ffi::Py_NewRef(item));
+            }
+        }
+        tuple
+    }
+}
+
+/// Python's exception for an error of the operating system: the `OSError` subclass that belongs to its errno, with
+/// errno and text, as CPython raises it.
+pub(crate) fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(code) => errno_error(py, code),
+        None if error.kind() == io::ErrorKind::InvalidInput => {
+            PyValueError::new_err(error.to_string())
+        }
+        None => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+/// The `OSError` subclass for an errno.
+pub(crate) fn errno_error(py: Python<'_>, code: i32) -> PyErr {
+    // SAFETY: the GIL is held; errno is this thread's own.
+    unsafe {
+        *libc::__errno_location() = code;
+        ffi::PyErr_SetFromErrno(ffi::PyExc_OSError);
+    }
+    PyErr::fetch(py)
+}
+
+/// True for the exceptions that end the loop instead of going to its exception handler.
+pub(crate) fn ends_the_loop(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PySystemExit>(py) || error.is_instance_of::<PyKeyboardInterrupt>(py)
+}
+
+/// `ringloop._support`: the Python half of what happens rarely.
+pub(crate) fn python<'py>(py: Python<'py>) -> PyResult<&'py Bound<'py, PyModule>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    MODULE
+        .get_or_try_init(py, || py.import("ringloop._support").map(Bound::unbind))
+        .map(|module| module.bind(py))
+}
+
+/// A class, imported once.
+pub(crate) fn class<'py>(
+    py: Python<'py>,
+    cell: &'static PyOnceLock<Py<PyType>>,
+    module: &str,
+    name: &str,
+) -> PyResult<&'py Bound<'py, PyType>> {
+    cell.import(py, module, name)
+}
+
+/// A pointer to a live object, seen as a reference, for the collector.
+pub(crate) fn borrow_pointer<T>(pointer: &NonNull<T>) -> &Py<PyAny> {
+    // SAFETY: `Py` is a transparent wrapper of a non-null object pointer, and the callers' pointers are live objects.
+    unsafe { &*std::ptr::from_ref(pointer).cast::<Py<PyAny>>() }
+}

@@ -1,0 +1,1209 @@
+//! `SocketTransport`: the native half of a stream connection.
+//!
+//! It reads when the socket is ready, directly, and writes directly first. What happens once per connection (set-up,
+//! `connection_lost`, reports, `repr`) is Python, in the subclass `ringloop._transports.SocketTransport`.
+//!
+//! The watch is edge-triggered and stands for the whole connection. So a transport remembers for itself whether its
+//! socket may have more to read (`readable`), and comes back in a later turn while it may.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop_driver::Token;
+
+use crate::buffers::{self, Chunk, Received};
+use crate::event_loop::{Loop, Ready};
+use crate::stream_reader::StreamFeed;
+use crate::support::{self, GilCell};
+use crate::watches::{self, Readiness};
+
+/// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.
+const LOST_WRITES_BEFORE_WARNING: u32 = 5;
+/// asyncio's default high-water mark, in bytes.
+const HIGH_WATER_DEFAULT: usize = 64 * 1024;
+/// Pieces handed to one sendmsg(2).
+const PIECES_PER_SEND: usize = 64;
+
+/// How the protocol takes what arrives.
+enum Receiver {
+    /// `data_received(bytes)`.
+    Data,
+    /// `get_buffer()` and `buffer_updated(count)`.
+    Buffered,
+    /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
+    Stream(StreamFeed),
+}
+
+struct State {
+    event_loop: Option<Py<Loop>>,
+    sock: Option<Py<PyAny>>,
+    fd: RawFd,
+    protocol: Option<Py<PyAny>>,
+    receiver: Receiver,
+    protocol_connected: bool,
+    server: Option<Py<PyAny>>,
+    extra: Py<PyDict>,
+    token: Option<Token>,
+    /// The context that protocol callbacks for arriving data run in; taken when reading (re)starts.
+    read_context: Option<Py<PyAny>>,
+    /// The context for `resume_writing`; taken when writing blocks.
+    write_context: Option<Py<PyAny>>,
+    started: bool,
+    paused: bool,
+    closing: bool,
+    /// `write_eof` was called.
+    eof: bool,
+    /// The peer's end of stream was delivered, and the protocol keeps the connection open.
+    end_received: bool,
+    /// The socket may have something to read.
+    readable: bool,
+    /// The peer has ended or the socket failed: read until that shows.
+    ending: bool,
+    protocol_paused: bool,
+    /// Above zero once `connection_lost` is scheduled; counts writes after that.
+    lost: u32,
+    buffer: VecDeque<Chunk>,
+    buffer_len: usize,
+    high_water: usize,
+    low_water: usize,
+    empty_waiter: Option<Py<PyAny>>,
+    /// Deliveries left for which received data is copied, because the protocol kept the last one.
+    copies_left: u8,
+}
+
+#[pyclass(module = "ringloop._core", subclass, frozen, weakref)]
+pub(crate) struct SocketTransport {
+    state: GilCell<State>,
+}
+
+#[pymethods]
+impl SocketTransport {
+    #[new]
+    #[pyo3(signature = (event_loop, sock, protocol, waiter=None, extra=None, server=None))]
+    fn new(
+        event_loop: &Bound<'_, Loop>,
+        sock: &Bound<'_, PyAny>,
+        protocol: &Bound<'_, PyAny>,
+        waiter: Option<&Bound<'_, PyAny>>,
+        extra: Option<&Bound<'_, PyDict>>,
+        server: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let py = event_loop.py();
+        // The waiter is the subclass's business.
+        let _ = waiter;
+        let extra = match extra {
+            Some(extra) => extra.copy()?,
+            None => PyDict::new(py),
+        };
+        Ok(Self {
+            state: GilCell::new(State {
+                event_loop: Some(event_loop.clone().unbind()),
+                fd: sock.call_method0(intern!(py, "fileno"))?.extract()?,
+                sock: Some(sock.clone().unbind()),
+                receiver: receiver_for(protocol)?,
+                protocol: Some(protocol.clone().unbind()),
+                protocol_connected: true,
+                server,
+                extra: extra.unbind(),
+                token: None,
+                read_context: None,
+                write_context: None,
+                started: false,
+                paused: false,
+                closing: false,
+                eof: false,
+                end_received: false,
+                readable: false,
+                ending: false,
+                protocol_paused: false,
+                lost: 0,
+                buffer: VecDeque::new(),
+                buffer_len: 0,
+                high_water: HIGH_WATER_DEFAULT,
+                low_water: HIGH_WATER_DEFAULT / 4,
+                empty_waiter: None,
+                copies_left: 1,
+            }),
+        })
+    }
+
+    /// Information on the connection: "socket", "sockname", "peername", or what the caller added.
+    #[pyo3(signature = (name, default=None))]
+    fn get_extra_info(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        default: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let extra = self.state.get(py).extra.clone_ref(py);
+        let found = extra.bind(py).get_item(name)?;
+        Ok(found.map_or_else(
+            || default.unwrap_or_else(|| py.None()),
+            Bound::unbind,
+        ))
+    }
+
+    /// Replaces the protocol; what arrives next goes to it.
+    fn set_protocol(&self, py: Python<'_>, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        let receiver = receiver_for(protocol)?;
+        let previous = {
+            let mut state = self.state.get_mut(py);
+            state.protocol_connected = true;
+            (
+                std::mem::replace(&mut state.receiver, receiver),
+                state.protocol.replace(protocol.clone().unbind()),
+            )
+        };
+        drop(previous);
+        Ok(())
+    }
+
+    fn get_protocol(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let state = self.state.get(py);
+        state.protocol.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    /// True once the connection is closing or closed.
+    fn is_closing(&self, py: Python<'_>) -> bool {
+        self.state.get(py).closing
+    }
+
+    /// True while data is delivered to the protocol.
+    fn is_reading(&self, py: Python<'_>) -> bool {
+        self.state.get(py).is_reading()
+    }
+
+    /// Stops delivering data until `resume_reading`. Does nothing when paused or closing.
+    fn pause_reading(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        {
+            let mut state = slf.get().state.get_mut(py);
+            if !state.is_reading() {
+                return Ok(());
+            }
+            state.paused = true;
+        }
+        update_hold(slf);
+        log_if_debug(slf, "%r pauses reading")
+    }
+
+    /// Delivers data again.
+    fn resume_reading(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let (event_loop, requeue) = {
+            let mut state = slf.get().state.get_mut(py);
+            if state.closing || !state.paused {
+                return Ok(());
+            }
+            state.paused = false;
+            let Some(event_loop) = state.event_loop.as_ref().map(|it| it.clone_ref(py)) else {
+                return Ok(());
+            };
+            if state.end_received {
+                // As asyncio: reading again finds the end again.
+                state.end_received = false;
+                state.readable = true;
+            }
+            (event_loop, state.token.is_some() && state.readable)
+        };
+        event_loop.get().check_closed()?;
+        let previous = {
+            let context = copy_context(py)?;
+            slf.get().state.get_mut(py).read_context.replace(context)
+        };
+        drop(previous);
+        if slf.get().state.get(py).token.is_none() {
+            // Paused before reading had begun: it begins now.
+            start_reading(slf)?;
+        } else if requeue {
+            queue_read(slf, event_loop.get());
+        }
+        update_hold(slf);
+        log_if_debug(slf, "%r resumes reading")
+    }
+
+    /// Sends data, now as far as the socket takes it; the rest is buffered. Never blocks.
+    fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        if !(data.is_instance_of::<PyBytes>()
+            || data.is_instance_of::<PyByteArray>()
+            || data.is_instance_of::<PyMemoryView>())
+        {
+            return Err(support::python(py)?
+                .getattr(intern!(py, "write_type_error"))?
+                .call1((data,))
+                .map(PyErr::from_value)
+                .unwrap_or_else(|error| error));
+        }
+        let (fd, direct) = {
+            let mut state = slf.get().state.get_mut(py);
+            if state.eof {
+                return Err(PyRuntimeError::new_err("Cannot call write() after write_eof()"));
+            }
+            if state.empty_waiter.is_some() {
+                return Err(PyRuntimeError::new_err(
+                    "unable to write; sendfile is in progress",
+                ));
+            }
+            if state.lost > 0 {
+                if buffers::is_empty(data)? {
+                    return Ok(());
+                }
+                state.lost += 1;
+                let warn = state.lost > LOST_WRITES_BEFORE_WARNING;
+                drop(state);
+                return if warn { warn_of_lost_writes(py) } else { Ok(()) };
+            }
+            (state.fd, state.buffer.is_empty())
+        };
+        let outcome = buffers::with_bytes(data, |bytes| {
+            if bytes.is_empty() {
+                return Ok(None);
+            }
+            let sent = if direct { buffers::send(fd, bytes)? } else { 0 };
+            Ok((sent < bytes.len()).then_some(sent))
+        });
+        match outcome {
+            Ok(None) => Ok(()),
+            Ok(Some(sent)) => enqueue(slf, Chunk::rest_of(data, sent)?),
+            Err(error) if support::ends_the_loop(py, &error) => Err(error),
+            Err(error) => fatal_error(slf, error, "Fatal write error on socket transport"),
+        }
+    }
+
+    /// Like `write` for each of several buffers, in as few system calls as possible.
+    fn writelines(slf: &Bound<'_, Self>, list_of_data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        {
+            let state = slf.get().state.get(py);
+            if state.eof {
+                return Err(PyRuntimeError::new_err(
+                    "Cannot call writelines() after write_eof()",
+                ));
+            }
+            if state.empty_waiter.is_some() {
+                return Err(PyRuntimeError::new_err(
+                    "unable to writelines; sendfile is in progress",
+                ));
+            }
+        }
+        let mut chunks = VecDeque::new();
+        let mut total = 0;
+        for data in list_of_data.try_iter()? {
+            let data = data?;
+            let chunk = Chunk::rest_of(&data, 0)?;
+            if chunk.len() > 0 {
+                total += chunk.len();
+                chunks.push_back(chunk);
+            }
+        }
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut state = slf.get().state.get_mut(py);
+            if state.lost > 0 {
+                state.lost += 1;
+                let warn = state.lost > LOST_WRITES_BEFORE_WARNING;
+                drop(state);
+                return if warn { warn_of_lost_writes(py) } else { Ok(()) };
+            }
+            let was_empty = state.buffer.is_empty();
+            state.buffer.append(&mut chunks);
+            state.buffer_len += total;
+            if !was_empty {
+                drop(state);
+                return maybe_pause_protocol(slf);
+            }
+        }
+        flush(slf)?;
+        if slf.get().state.get(py).buffer.is_empty() {
+            return Ok(());
+        }
+        begin_blocked_write(slf)?;
+        maybe_pause_protocol(slf)
+    }
+
+    /// Ends the sending side once everything buffered is sent; receiving goes on.
+    fn write_eof(&self, py: Python<'_>) -> PyResult<()> {
+        let fd = {
+            let mut state = self.state.get_mut(py);
+            if state.closing || state.eof {
+                return Ok(());
+            }
+            state.eof = true;
+            if !state.buffer.is_empty() {
+                return Ok(());
+            }
+            state.fd
+        };
+        buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
+    }
+
+    fn can_write_eof(&self) -> bool {
+        true
+    }
+
+    /// Closes the connection once everything buffered is sent; nothing more is received.
+    fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        {
+            let mut state = slf.get().state.get_mut(py);
+            if state.closing {
+                return Ok(());
+            }
+            state.closing = true;
+            if !state.buffer.is_empty() {
+                return Ok(());
+            }
+            state.lost += 1;
+        }
+        schedule_connection_lost(slf, None)
+    }
+
+    /// Closes the connection at once; what is buffered is dropped.
+    fn abort(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::_force_close(slf, None)
+    }
+
+    #[pyo3(signature = (exc))]
+    fn _force_close(slf: &Bound<'_, Self>, exc: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let dropped = {
+            let mut state = slf.get().state.get_mut(slf.py());
+            if state.lost > 0 {
+                return Ok(());
+            }
+            state.closing = true;
+            state.lost += 1;
+            state.buffer_len = 0;
+            std::mem::take(&mut state.buffer)
+        };
+        drop(dropped);
+        schedule_connection_lost(slf, exc)
+    }
+
+    /// Bytes that wait to be sent.
+    fn get_write_buffer_size(&self, py: Python<'_>) -> usize {
+        self.state.get(py).buffer_len
+    }
+
+    /// The (low, high) marks of flow control, in bytes.
+    fn get_write_buffer_limits(&self, py: Python<'_>) -> (usize, usize) {
+        let state = self.state.get(py);
+        (state.low_water, state.high_water)
+    }
+
+    /// Sets when `pause_writing` (above `high` bytes) and `resume_writing` (at `low` or below) are called.
+    #[pyo3(signature = (high=None, low=None))]
+    fn set_write_buffer_limits(
+        slf: &Bound<'_, Self>,
+        high: Option<i64>,
+        low: Option<i64>,
+    ) -> PyResult<()> {
+        let high = high.unwrap_or_else(|| match low {
+            None => HIGH_WATER_DEFAULT as i64,
+            Some(low) => low.saturating_mul(4),
+        });
+        let low = low.unwrap_or(high.div_euclid(4));
+        if !(high >= low && low >= 0) {
+            return Err(PyValueError::new_err(format!(
+                "high ({high}) must be >= low ({low}) must be >= 0"
+            )));
+        }
+        {
+            let mut state = slf.get().state.get_mut(slf.py());
+            state.high_water = high as usize;
+            state.low_water = low as usize;
+        }
+        maybe_pause_protocol(slf)
+    }
+
+    /// A future that is done when the write buffer is empty; writing is refused until `_reset_empty_waiter`.
+    fn _make_empty_waiter(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        let py = slf.py();
+        let this = slf.get();
+        if this.state.get(py).empty_waiter.is_some() {
+            return Err(PyRuntimeError::new_err("Empty waiter is already set"));
+        }
+        let event_loop = this.event_loop(py)?;
+        let waiter = event_loop.bind(py).call_method0(intern!(py, "create_future"))?;
+        if this.state.get(py).buffer.is_empty() {
+            waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
+        }
+        this.state.get_mut(py).empty_waiter = Some(waiter.clone().unbind());
+        Ok(waiter.unbind())
+    }
+
+    fn _reset_empty_waiter(&self, py: Python<'_>) {
+        let previous = self.state.get_mut(py).empty_waiter.take();
+        drop(previous);
+    }
+
+    /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock, server,
+    /// `empty_waiter`).
+    fn _detach(
+        slf: &Bound<'_, Self>,
+    ) -> PyResult<(Option<Py<PyAny>>, Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+        let py = slf.py();
+        delist(slf);
+        let (event_loop, dropped, result) = {
+            let mut state = slf.get().state.get_mut(py);
+            state.closing = true;
+            state.buffer_len = 0;
+            let dropped = (
+                state.protocol.take(),
+                std::mem::replace(&mut state.receiver, Receiver::Data),
+                state.read_context.take(),
+                state.write_context.take(),
+                std::mem::take(&mut state.buffer),
+            );
+            let result = (
+                state.sock.take(),
+                state.server.take(),
+                state.empty_waiter.clone_ref_opt(py),
+            );
+            (state.event_loop.take(), dropped, result)
+        };
+        if let Some(event_loop) = event_loop {
+            // The kernel must let go of the socket before it is closed, or the peer would not hear of it.
+            watches::flush(py, event_loop.get())?;
+        }
+        drop(dropped);
+        Ok(result)
+    }
+
+    #[getter(_loop)]
+    fn get_loop(&self, py: Python<'_>) -> Option<Py<Loop>> {
+        self.state.get(py).event_loop.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[getter(_sock)]
+    fn get_sock(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.state.get(py).sock.clone_ref_opt(py)
+    }
+
+    #[getter(_sock_fd)]
+    fn get_sock_fd(&self, py: Python<'_>) -> RawFd {
+        self.state.get(py).fd
+    }
+
+    #[getter(_protocol)]
+    fn get_protocol_slot(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.state.get(py).protocol.clone_ref_opt(py)
+    }
+
+    #[getter(_protocol_connected)]
+    fn get_protocol_connected(&self, py: Python<'_>) -> bool {
+        self.state.get(py).protocol_connected
+    }
+
+    #[getter(_server)]
+    fn get_server(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.state.get(py).server.clone_ref_opt(py)
+    }
+
+    #[getter(_extra)]
+    fn get_extra(&self, py: Python<'_>) -> Py<PyDict> {
+        self.state.get(py).extra.clone_ref(py)
+    }
+
+    #[getter(_closing)]
+    fn get_closing(&self, py: Python<'_>) -> bool {
+        self.state.get(py).closing
+    }
+
+    #[getter(_paused)]
+    fn get_paused(&self, py: Python<'_>) -> bool {
+        self.state.get(py).paused
+    }
+
+    #[getter(_eof)]
+    fn get_eof(&self, py: Python<'_>) -> bool {
+        self.state.get(py).eof
+    }
+
+    #[getter(_conn_lost)]
+    fn get_conn_lost(&self, py: Python<'_>) -> u32 {
+        self.state.get(py).lost
+    }
+
+    /// (reading, writing): what the transport waits for, for `repr`.
+    fn _polling(&self, py: Python<'_>) -> (bool, bool) {
+        let state = self.state.get(py);
+        (
+            state.started && state.is_reading() && !state.end_received,
+            !state.buffer.is_empty(),
+        )
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(state) = self.state.for_traversal() else {
+            return Ok(());
+        };
+        visit.call(&state.event_loop)?;
+        visit.call(&state.sock)?;
+        visit.call(&state.protocol)?;
+        visit.call(&state.server)?;
+        visit.call(&state.extra)?;
+        visit.call(&state.read_context)?;
+        visit.call(&state.write_context)?;
+        visit.call(&state.empty_waiter)?;
+        if let Receiver::Stream(feed) = &state.receiver {
+            feed.traverse(&visit)?;
+        }
+        Ok(())
+    }
+
+    fn __clear__(slf: &Bound<'_, Self>) {
+        let py = slf.py();
+        delist(slf);
+        let dropped = {
+            let mut state = slf.get().state.get_mut(py);
+            (
+                state.event_loop.take(),
+                state.sock.take(),
+                state.protocol.take(),
+                state.server.take(),
+                state.read_context.take(),
+                state.write_context.take(),
+                state.empty_waiter.take(),
+                std::mem::replace(&mut state.receiver, Receiver::Data),
+                std::mem::take(&mut state.buffer),
+            )
+        };
+        drop(dropped);
+    }
+}
+
+impl Drop for SocketTransport {
+    fn drop(&mut self) {
+        Python::attach(|py| {
+            let (token, event_loop) = {
+                let mut state = self.state.get_mut(py);
+                (state.token.take(), state.event_loop.take())
+            };
+            if let (Some(token), Some(event_loop)) = (token, event_loop) {
+                watches::delist_transport(py, event_loop.get(), token);
+            }
+        });
+    }
+}
+
+impl State {
+    fn is_reading(&self) -> bool {
+        !self.closing && !self.paused
+    }
+
+    fn wants_data(&self) -> bool {
+        self.started && self.is_reading() && self.lost == 0 && !self.end_received
+    }
+}
+
+impl SocketTransport {
+    fn event_loop(&self, py: Python<'_>) -> PyResult<Py<Loop>> {
+        self.state
+            .get(py)
+            .event_loop
+            .as_ref()
+            .map(|it| it.clone_ref(py))
+            .ok_or_else(|| PyRuntimeError::new_err("the transport is closed"))
+    }
+}
+
+/// `Option<Py<T>>::clone_ref`, which the borrow of the state makes wordy.
+trait CloneRefOption {
+    fn clone_ref_opt(&self, py: Python<'_>) -> Self;
+}
+
+impl<T> CloneRefOption for Option<Py<T>> {
+    fn clone_ref_opt(&self, py: Python<'_>) -> Self {
+        self.as_ref().map(|it| it.clone_ref(py))
+    }
+}
+
+fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    // SAFETY: the GIL is held; the result is a new reference or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
+}
+
+fn receiver_for(protocol: &Bound<'_, PyAny>) -> PyResult<Receiver> {
+    static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = protocol.py();
+    let buffered = support::class(py, &BUFFERED, "asyncio.protocols", "BufferedProtocol")?;
+    if protocol.is_instance(buffered)? {
+        return Ok(Receiver::Buffered);
+    }
+    Ok(StreamFeed::for_protocol(protocol)?.map_or(Receiver::Data, Receiver::Stream))
+}
+
+/// Begins to watch the socket, after `connection_made` (or earlier, when a write blocks before that).
+pub(crate) fn start_reading(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    {
+        let mut state = this.state.get_mut(py);
+        if !state.is_reading() || state.event_loop.is_none() {
+            return Ok(());
+        }
+        state.started = true;
+    }
+    let context = copy_context(py)?;
+    let previous = this.state.get_mut(py).read_context.replace(context);
+    drop(previous);
+    list(transport)?;
+    if this.state.get(py).readable {
+        queue_read(transport, this.event_loop(py)?.get());
+    }
+    update_hold(transport);
+    Ok(())
+}
+
+/// Enters the transport in the loop's table, once.
+fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    let (event_loop, fd) = {
+        let state = this.state.get(py);
+        let Some(event_loop) = state.event_loop.as_ref() else {
+            return Ok(());
+        };
+        if state.token.is_some() {
+            return Ok(());
+        }
+        (event_loop.clone_ref(py), state.fd)
+    };
+    let token = watches::list_transport(event_loop.get(), transport, fd)?;
+    this.state.get_mut(py).token = Some(token);
+    Ok(())
+}
+
+fn delist(transport: &Bound<'_, SocketTransport>) {
+    let py = transport.py();
+    let (token, event_loop) = {
+        let mut state = transport.get().state.get_mut(py);
+        (state.token.take(), state.event_loop.as_ref().map(|it| it.clone_ref(py)))
+    };
+    if let (Some(token), Some(event_loop)) = (token, event_loop) {
+        watches::delist_transport(py, event_loop.get(), token);
+    }
+}
+
+/// The loop keeps the transport alive while it reads or has something to send.
+fn update_hold(transport: &Bound<'_, SocketTransport>) {
+    let py = transport.py();
+    let (token, event_loop, hold) = {
+        let state = transport.get().state.get(py);
+        let hold = (state.is_reading() && !state.end_received) || !state.buffer.is_empty();
+        (state.token, state.event_loop.as_ref().map(|it| it.clone_ref(py)), hold)
+    };
+    if let (Some(token), Some(event_loop)) = (token, event_loop) {
+        watches::hold_transport(py, event_loop.get(), token, hold);
+    }
+}
+
+/// Reads once more in the next turn.
+fn queue_read(transport: &Bound<'_, SocketTransport>, event_loop: &Loop) {
+    let readiness = Readiness {
+        readable: true,
+        writable: false,
+        ending: false,
+    };
+    event_loop
+        .queue
+        .get_mut(transport.py())
+        .ready
+        .push_back(Ready::Transport(transport.clone().unbind(), readiness));
+}
+
+/// Serves what the socket reported.
+pub(crate) fn on_ready(transport: &Bound<'_, SocketTransport>, readiness: Readiness) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    let (read, context) = {
+        let mut state = this.state.get_mut(py);
+        state.readable |= readiness.readable;
+        state.ending |= readiness.ending;
+        let read = state.readable && state.wants_data();
+        (read, read.then(|| state.read_context.clone_ref_opt(py)).flatten())
+    };
+    if let Some(context) = context.as_ref().filter(|_| read) {
+        in_context(py, context, || read_once(transport))?;
+    }
+    if readiness.writable {
+        let context = {
+            let state = this.state.get(py);
+            if state.buffer.is_empty() || state.lost > 0 {
+                return Ok(());
+            }
+            state.write_context.clone_ref_opt(py)
+        };
+        match context {
+            Some(context) => in_context(py, &context, || flush(transport))?,
+            None => flush(transport)?,
+        }
+    }
+    Ok(())
+}
+
+/// Runs `body` in a `contextvars.Context`.
+fn in_context(
+    py: Python<'_>,
+    context: &Py<PyAny>,
+    body: impl FnOnce() -> PyResult<()>,
+) -> PyResult<()> {
+    // SAFETY: the GIL is held and `context` is a Context, which `copy_context` made.
+    if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py));
+    }
+    let result = body();
+    // An error of `body` is held in `result`, not set, so it survives leaving the context.
+    // SAFETY: as above; the context was entered just now.
+    if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py));
+    }
+    result
+}
+
+fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    let buffered = matches!(this.state.get(py).receiver, Receiver::Buffered);
+    let outcome = if buffered {
+        read_into_protocol(transport)
+    } else {
+        read_for_protocol(transport)
+    }?;
+    if let Outcome::Filled = outcome {
+        // The kernel reports arrivals, not remains: come back for those.
+        let event_loop = {
+            let state = this.state.get(py);
+            if !state.wants_data() {
+                return Ok(());
+            }
+            state.event_loop.as_ref().map(|it| it.clone_ref(py))
+        };
+        if let Some(event_loop) = event_loop {
+            queue_read(transport, event_loop.get());
+        }
+    }
+    Ok(())
+}
+
+/// How a read left the socket.
+enum Outcome {
+    /// Nothing more to read for now, or for ever.
+    Drained,
+    /// There may be more.
+    Filled,
+}
+
+/// Settles what a receive of `capacity` bytes found; Some(count) if data is to be delivered.
+fn settle(
+    transport: &Bound<'_, SocketTransport>,
+    result: std::io::Result<usize>,
+    capacity: usize,
+) -> PyResult<(Outcome, Option<usize>)> {
+    let py = transport.py();
+    match result {
+        Ok(0) => {
+            transport.get().state.get_mut(py).readable = false;
+            on_end(transport)?;
+            Ok((Outcome::Drained, None))
+        }
+        Ok(count) => {
+            let mut state = transport.get().state.get_mut(py);
+            let more = count == capacity || state.ending;
+            state.readable = more;
+            let outcome = if more { Outcome::Filled } else { Outcome::Drained };
+            Ok((outcome, Some(count)))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            let mut state = transport.get().state.get_mut(py);
+            state.readable = false;
+            state.ending = false;
+            Ok((Outcome::Drained, None))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok((Outcome::Filled, None)),
+        Err(error) => {
+            let error = support::os_error(py, &error);
+            fatal_error(transport, error, "Fatal read error on socket transport")?;
+            Ok((Outcome::Drained, None))
+        }
+    }
+}
+
+/// Receives into the loop's buffer and delivers to `data_received`, or to the stream reader.
+fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
+    let py = transport.py();
+    let this = transport.get();
+    let event_loop = this.event_loop(py)?;
+    let mut received = event_loop.get().receive_buffer(py)?;
+    let (fd, protocol) = {
+        let state = this.state.get(py);
+        (state.fd, state.protocol.clone_ref_opt(py))
+    };
+    let result = received.receive(fd);
+    let (outcome, count) = settle(transport, result, Received::CAPACITY)?;
+    let (Some(count), Some(protocol)) = (count, protocol) else {
+        event_loop.get().return_receive_buffer(py, received);
+        return Ok(outcome);
+    };
+    let feed = match &this.state.get(py).receiver {
+        Receiver::Stream(feed) => Some(feed.clone_ref(py)),
+        _ => None,
+    };
+    if let Some(feed) = feed {
+        let result = feed.feed(py, received.bytes(count));
+        event_loop.get().return_receive_buffer(py, received);
+        return match result {
+            Ok(()) => Ok(outcome),
+            Err(error) if support::ends_the_loop(py, &error) => Err(error),
+            Err(error) => {
+                fatal_error(transport, error, "Fatal error: protocol.data_received() call failed.")?;
+                Ok(Outcome::Drained)
+            }
+        };
+    }
+    let copy = {
+        let mut state = this.state.get_mut(py);
+        let copy = state.copies_left > 0;
+        state.copies_left = state.copies_left.saturating_sub(1);
+        copy
+    };
+    let data = received.take(py, count, copy)?;
+    let result = call_method1(protocol.bind(py), intern!(py, "data_received"), data.object());
+    if data.was_kept() {
+        this.state.get_mut(py).copies_left = buffers::COPIES_AFTER_KEPT;
+    }
+    received.put_back(py, data);
+    event_loop.get().return_receive_buffer(py, received);
+    match result {
+        Ok(()) => Ok(outcome),
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => {
+            fatal_error(transport, error, "Fatal error: protocol.data_received() call failed.")?;
+            Ok(Outcome::Drained)
+        }
+    }
+}
+
+/// Receives into the buffer that a `BufferedProtocol` offers.
+fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
+    let py = transport.py();
+    let this = transport.get();
+    let (fd, protocol, sock) = {
+        let state = this.state.get(py);
+        let (Some(protocol), Some(sock)) = (&state.protocol, &state.sock) else {
+            return Ok(Outcome::Drained);
+        };
+        (state.fd, protocol.clone_ref(py), sock.clone_ref(py))
+    };
+    let offered = protocol
+        .bind(py)
+        .call_method1(intern!(py, "get_buffer"), (-1,))
+        .and_then(|buffer| {
+            if buffer.len()? == 0 {
+                return Err(PyRuntimeError::new_err("get_buffer() returned an empty buffer"));
+            }
+            Ok(buffer)
+        });
+    let buffer = match offered {
+        Ok(buffer) => buffer,
+        Err(error) if support::ends_the_loop(py, &error) => return Err(error),
+        Err(error) => {
+            fatal_error(transport, error, "Fatal error: protocol.get_buffer() call failed.")?;
+            return Ok(Outcome::Drained);
+        }
+    };
+    let (result, capacity) = match buffers::receive_into(fd, &buffer) {
+        Ok(done) => done,
+        Err(_) => {
+            // No writable buffer: the socket module says so in its own words.
+            let error = sock
+                .bind(py)
+                .call_method1(intern!(py, "recv_into"), (&buffer,))
+                .err()
+                .unwrap_or_else(|| PyTypeError::new_err("the buffer is not writable"));
+            fatal_error(transport, error, "Fatal read error on socket transport")?;
+            return Ok(Outcome::Drained);
+        }
+    };
+    let (outcome, count) = settle(transport, result, capacity)?;
+    let Some(count) = count else {
+        return Ok(outcome);
+    };
+    match protocol
+        .bind(py)
+        .call_method1(intern!(py, "buffer_updated"), (count,))
+    {
+        Ok(_) => Ok(outcome),
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => {
+            fatal_error(transport, error, "Fatal error: protocol.buffer_updated() call failed.")?;
+            Ok(Outcome::Drained)
+        }
+    }
+}
+
+/// `object.name(argument)`, without a tuple and without a bound method.
+fn call_method1(
+    object: &Bound<'_, PyAny>,
+    name: &Bound<'_, pyo3::types::PyString>,
+    argument: *mut ffi::PyObject,
+) -> PyResult<()> {
+    let py = object.py();
+    let stack = [std::ptr::null_mut(), object.as_ptr(), argument];
+    // SAFETY: the GIL is held, the objects are alive, and the slot before the first argument is free for the callee.
+    unsafe {
+        let result = ffi::PyObject_VectorcallMethod(
+            name.as_ptr(),
+            stack.as_ptr().add(1),
+            2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, result).map(drop)
+    }
+}
+
+/// The peer has ended its side.
+fn on_end(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    log_if_debug(transport, "%r received EOF")?;
+    let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
+        return Ok(());
+    };
+    let keep_open = protocol
+        .bind(py)
+        .call_method0(intern!(py, "eof_received"));
+    match keep_open {
+        Ok(answer) => {
+            if answer.is_truthy()? {
+                transport.get().state.get_mut(py).end_received = true;
+                update_hold(transport);
+                Ok(())
+            } else {
+                transport.call_method0(intern!(py, "close")).map(drop)
+            }
+        }
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => fatal_error(
+            transport,
+            error,
+            "Fatal error: protocol.eof_received() call failed.",
+        ),
+    }
+}
+
+/// Sends what is buffered, as far as the socket takes it.
+fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    let (result, dropped) = {
+        let mut state = this.state.get_mut(py);
+        let result = buffers::send_pieces(state.fd, state.buffer.iter().take(PIECES_PER_SEND));
+        let mut dropped = Vec::new();
+        if let Ok(mut sent) = result {
+            state.buffer_len -= sent;
+            while sent > 0 {
+                let Some(first) = state.buffer.front_mut() else {
+                    break;
+                };
+                if first.len() > sent {
+                    first.advance(sent);
+                    break;
+                }
+                sent -= first.len();
+                dropped.extend(state.buffer.pop_front());
+            }
+        }
+        (result, dropped)
+    };
+    drop(dropped);
+    if let Err(error) = result {
+        if matches!(
+            error.kind(),
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+        ) {
+            return Ok(());
+        }
+        let (dropped, waiter) = {
+            let mut state = this.state.get_mut(py);
+            state.buffer_len = 0;
+            (
+                std::mem::take(&mut state.buffer),
+                state.empty_waiter.clone_ref_opt(py),
+            )
+        };
+        drop(dropped);
+        let error = support::os_error(py, &error);
+        let value = error.value(py).clone();
+        fatal_error(transport, error, "Fatal write error on socket transport")?;
+        if let Some(waiter) = waiter {
+            waiter
+                .bind(py)
+                .call_method1(intern!(py, "set_exception"), (value,))?;
+        }
+        return Ok(());
+    }
+    maybe_resume_protocol(transport)?;
+    let (waiter, closing, eof, fd) = {
+        let mut state = this.state.get_mut(py);
+        if !state.buffer.is_empty() {
+            return Ok(());
+        }
+        let finish = state.closing && state.lost == 0;
+        if finish {
+            state.lost += 1;
+        }
+        (state.empty_waiter.clone_ref_opt(py), finish, state.eof, state.fd)
+    };
+    update_hold(transport);
+    if let Some(waiter) = waiter {
+        waiter
+            .bind(py)
+            .call_method1(intern!(py, "set_result"), (py.None(),))?;
+    }
+    if closing {
+        transport
+            .call_method1(intern!(py, "_call_connection_lost"), (py.None(),))
+            .map(drop)
+    } else if eof {
+        buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
+    } else {
+        Ok(())
+    }
+}
+
+/// Buffers what the socket did not take.
+fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> PyResult<()> {
+    let py = transport.py();
+    let first = {
+        let mut state = transport.get().state.get_mut(py);
+        state.buffer_len += chunk.len();
+        state.buffer.push_back(chunk);
+        state.buffer.len() == 1
+    };
+    if first {
+        begin_blocked_write(transport)?;
+    }
+    maybe_pause_protocol(transport)
+}
+
+/// The socket is full: the rest goes out when it reports room.
+fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let context = copy_context(py)?;
+    let previous = transport.get().state.get_mut(py).write_context.replace(context);
+    drop(previous);
+    list(transport)?;
+    update_hold(transport);
+    Ok(())
+}
+
+fn maybe_pause_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    {
+        let mut state = transport.get().state.get_mut(py);
+        if state.buffer_len <= state.high_water || state.protocol_paused {
+            return Ok(());
+        }
+        state.protocol_paused = true;
+    }
+    call_flow_control(transport, "pause_writing")
+}
+
+fn maybe_resume_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    {
+        let mut state = transport.get().state.get_mut(py);
+        if !state.protocol_paused || state.buffer_len > state.low_water {
+            return Ok(());
+        }
+        state.protocol_paused = false;
+    }
+    call_flow_control(transport, "resume_writing")
+}
+
+#[cold]
+fn call_flow_control(transport: &Bound<'_, SocketTransport>, method: &str) -> PyResult<()> {
+    let py = transport.py();
+    let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
+        return Ok(());
+    };
+    match protocol.bind(py).call_method0(method) {
+        Ok(_) => Ok(()),
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => {
+            let context = PyDict::new(py);
+            context.set_item("message", format!("protocol.{method}() failed"))?;
+            context.set_item("exception", error.into_value(py))?;
+            context.set_item("transport", transport)?;
+            context.set_item("protocol", protocol)?;
+            transport
+                .get()
+                .event_loop(py)?
+                .bind(py)
+                .call_method1(intern!(py, "call_exception_handler"), (context,))
+                .map(drop)
+        }
+    }
+}
+
+#[cold]
+fn fatal_error(
+    transport: &Bound<'_, SocketTransport>,
+    error: PyErr,
+    message: &str,
+) -> PyResult<()> {
+    let py = transport.py();
+    transport
+        .call_method1(intern!(py, "_fatal_error"), (error.into_value(py), message))
+        .map(drop)
+}
+
+/// `connection_lost` comes in the next turn; the socket is no longer watched.
+fn schedule_connection_lost(
+    transport: &Bound<'_, SocketTransport>,
+    exception: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let py = transport.py();
+    delist(transport);
+    let event_loop = transport.get().event_loop(py)?;
+    let callback = transport.getattr(intern!(py, "_call_connection_lost"))?;
+    event_loop
+        .bind(py)
+        .call_method1(intern!(py, "call_soon"), (callback, exception))
+        .map(drop)
+}
+
+#[cold]
+fn warn_of_lost_writes(py: Python<'_>) -> PyResult<()> {
+    support::python(py)?
+        .getattr(intern!(py, "logger"))?
+        .call_method1(intern!(py, "warning"), ("socket.send() raised exception.",))
+        .map(drop)
+}
+
+fn log_if_debug(transport: &Bound<'_, SocketTransport>, text: &str) -> PyResult<()> {
+    let py = transport.py();
+    let debug = {
+        let state = transport.get().state.get(py);
+        state.event_loop.as_ref().is_some_and(|it| it.get().is_debug())
+    };
+    if debug {
+        support::python(py)?
+            .getattr(intern!(py, "logger"))?
+            .call_method1(intern!(py, "debug"), (text, transport))?;
+    }
+    Ok(())
+}
+

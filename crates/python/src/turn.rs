@@ -1,0 +1,173 @@
+//! One turn of the loop: look at the kernel, expire timers, run what was queued when the turn began.
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use ringloop::clock;
+use ringloop_driver::{Event, Peek};
+
+use crate::event_loop::{Loop, Ready};
+use crate::support;
+use crate::transport;
+
+/// While callbacks are ready, turns that look at the kernel every time before the loop begins to look less often.
+/// Programs and tests that count on `sleep(0)` to let I/O in need a few turns, not many.
+const EAGER_TURNS: u32 = 16;
+/// After that, one turn in this many makes the system call. Where the driver can tell without a system call that the
+/// kernel has something (io_uring), every turn looks.
+const TURNS_PER_POLL: u32 = 16;
+
+/// Runs turns until the loop is told to stop, or until `SystemExit` or `KeyboardInterrupt` leaves a callback.
+pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
+    let py = event_loop.py();
+    let this = event_loop.get();
+    let mut events = this.events.replace(py, Vec::new());
+    let mut busy_turns = 0;
+    let result = loop {
+        if let Err(error) = turn(event_loop, &mut events, &mut busy_turns) {
+            break Err(error);
+        }
+        if this.stopping.load(Relaxed) {
+            break Ok(());
+        }
+    };
+    events.clear();
+    drop(this.events.replace(py, events));
+    result
+}
+
+fn turn(event_loop: &Bound<'_, Loop>, events: &mut Vec<Event>, busy_turns: &mut u32) -> PyResult<()> {
+    let py = event_loop.py();
+    let this = event_loop.get();
+    let (busy, deadline_ns) = {
+        let mut queue = this.queue.get_mut(py);
+        let busy = !queue.ready.is_empty() || this.stopping.load(Relaxed);
+        (busy, queue.timers.next_deadline_ns())
+    };
+    if busy {
+        *busy_turns += 1;
+        look(py, this, events, *busy_turns)?;
+    } else {
+        *busy_turns = 0;
+        wait(py, this, events, deadline_ns)?;
+    }
+    let count = {
+        let mut queue = this.queue.get_mut(py);
+        if !events.is_empty() {
+            let watches = this.watches.get(py);
+            for event in events.drain(..) {
+                watches.dispatch(py, &event, &mut queue);
+            }
+        }
+        if deadline_ns.is_some() {
+            let now_ns = clock::now_ns();
+            while let Some(ready) = queue.timers.pop_expired(now_ns) {
+                if let Ready::Handle(handle) = &ready {
+                    handle.set_timer(None);
+                }
+                queue.ready.push_back(ready);
+            }
+        }
+        queue.ready.len()
+    };
+    // What these callbacks queue runs in the next turn, after the kernel was looked at.
+    for _ in 0..count {
+        let Some(ready) = this.queue.get_mut(py).ready.pop_front() else {
+            break;
+        };
+        run_one(event_loop, ready)?;
+    }
+    Ok(())
+}
+
+/// Collects events without waiting, while callbacks are ready.
+fn look(py: Python<'_>, this: &Loop, events: &mut Vec<Event>, busy_turns: u32) -> PyResult<()> {
+    let due = busy_turns <= EAGER_TURNS || busy_turns.is_multiple_of(TURNS_PER_POLL);
+    let result = this.with_reactor(py, |reactor| {
+        match reactor.driver_ref().peek() {
+            Peek::Empty => return Ok(()),
+            Peek::Unknown if !due => return Ok(()),
+            Peek::Unknown | Peek::Ready => {}
+        }
+        match reactor.poll_now(events) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            other => other,
+        }
+    });
+    if due {
+        // Callbacks that are all native never reach the interpreter's own check.
+        py.check_signals()?;
+    }
+    result
+}
+
+/// Waits for events, a wake from another thread, or the next timer, with the GIL released.
+fn wait(
+    py: Python<'_>,
+    this: &Loop,
+    events: &mut Vec<Event>,
+    deadline_ns: Option<u64>,
+) -> PyResult<()> {
+    let Some(mut reactor) = this.reactor.get_mut(py).take() else {
+        this.check_closed()?;
+        return Err(PyRuntimeError::new_err("This event loop is already running"));
+    };
+    let mut result = Ok(());
+    if reactor.driver_ref().peek() == Peek::Ready {
+        result = reactor.poll_now(events);
+    }
+    if events.is_empty() && result.is_ok() {
+        this.waiting.store(true, Relaxed);
+        result = py.detach(|| reactor.turn(deadline_ns, events));
+        this.waiting.store(false, Relaxed);
+    }
+    this.watches.get_mut(py).drop_orphans(reactor.driver());
+    drop(this.reactor.replace(py, Some(reactor)));
+    match result {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => py.check_signals(),
+        Err(error) => Err(support::os_error(py, &error)),
+    }
+}
+
+fn run_one(event_loop: &Bound<'_, Loop>, ready: Ready) -> PyResult<()> {
+    let py = event_loop.py();
+    match ready {
+        Ready::Handle(handle) => {
+            let result = if event_loop.get().is_debug() {
+                run_timed(event_loop, &handle.to_object(py))
+            } else {
+                handle.run(py)
+            };
+            handle.release(py);
+            result
+        }
+        Ready::Foreign(handle) => {
+            let handle = handle.into_bound(py);
+            if handle.getattr(intern!(py, "_cancelled"))?.is_truthy()? {
+                return Ok(());
+            }
+            if event_loop.get().is_debug() {
+                return run_timed(event_loop, &handle);
+            }
+            handle.call_method0(intern!(py, "_run"))?;
+            Ok(())
+        }
+        Ready::Transport(transport, readiness) => {
+            transport::on_ready(transport.bind(py), readiness)
+        }
+        Ready::StartReading(transport) => transport::start_reading(transport.bind(py)),
+    }
+}
+
+/// Debug mode: runs a handle and logs it if it took too long.
+#[cold]
+fn run_timed(event_loop: &Bound<'_, Loop>, handle: &Bound<'_, PyAny>) -> PyResult<()> {
+    support::python(event_loop.py())?
+        .getattr(intern!(event_loop.py(), "run_timed"))?
+        .call1((event_loop, handle))?;
+    Ok(())
+}

@@ -1,0 +1,417 @@
+//! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and stream transports.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyTuple};
+use pyo3::{PyTraverseError, PyVisit, ffi};
+use ringloop_driver::{Event, Interest, Mode, Token};
+
+use crate::event_loop::{Loop, Queue, Ready};
+use crate::handle::{Call, HandleRef};
+use crate::support;
+use crate::transport::SocketTransport;
+
+/// What a descriptor reported, as the transports need it.
+#[derive(Copy, Clone)]
+pub(crate) struct Readiness {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// The peer has closed its side, or the socket failed: read on until the end shows.
+    pub(crate) ending: bool,
+}
+
+/// The callbacks of one descriptor.
+#[derive(Default)]
+struct Callbacks {
+    token: Option<Token>,
+    reader: Option<Py<PyAny>>,
+    writer: Option<Py<PyAny>>,
+}
+
+/// A transport as the table holds it. The reference is counted only while the transport is reading or writing: one
+/// that is paused and that nobody else refers to may go, as under asyncio.
+struct Listed {
+    transport: NonNull<ffi::PyObject>,
+    strong: bool,
+}
+
+// SAFETY: only touched under the GIL.
+unsafe impl Send for Listed {}
+
+#[derive(Default)]
+enum Source {
+    #[default]
+    Nobody,
+    Callbacks(RawFd),
+    Transport(Listed),
+}
+
+/// The tables: by descriptor for callbacks, by token for events.
+#[derive(Default)]
+pub(crate) struct Watches {
+    callbacks: Vec<Option<Box<Callbacks>>>,
+    sources: Vec<Source>,
+    /// Watches that ended while the reactor was away; dropped when it is back.
+    orphans: Vec<Token>,
+}
+
+impl Watches {
+    fn callbacks_mut(&mut self, fd: RawFd) -> &mut Callbacks {
+        let index = fd as usize;
+        if self.callbacks.len() <= index {
+            self.callbacks.resize_with(index + 1, || None);
+        }
+        self.callbacks[index].get_or_insert_default()
+    }
+
+    fn callbacks(&self, fd: RawFd) -> Option<&Callbacks> {
+        self.callbacks.get(fd as usize)?.as_deref()
+    }
+
+    fn set_source(&mut self, token: Token, source: Source) -> Source {
+        let index = token.index() as usize;
+        if self.sources.len() <= index {
+            self.sources.resize_with(index + 1, Source::default);
+        }
+        std::mem::replace(&mut self.sources[index], source)
+    }
+
+    pub(crate) fn handles(
+        &self,
+        py: Python<'_>,
+        fd: RawFd,
+    ) -> Option<(Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+        let callbacks = self.callbacks(fd)?;
+        let copy = |handle: &Option<Py<PyAny>>| handle.as_ref().map(|it| it.clone_ref(py));
+        Some((copy(&callbacks.reader), copy(&callbacks.writer)))
+    }
+
+    /// Makes the kernel forget the watches that ended while the reactor was away.
+    pub(crate) fn drop_orphans(&mut self, driver: &mut ringloop_driver::Driver) {
+        for token in self.orphans.drain(..) {
+            // The descriptor may be closed by now; there is nothing left to undo then.
+            let _ = driver.unwatch(token);
+        }
+    }
+
+    /// Queues what the event stands for.
+    pub(crate) fn dispatch(&self, py: Python<'_>, event: &Event, queue: &mut Queue) {
+        let ready = event.readiness();
+        let readiness = Readiness {
+            readable: ready.is_readable() || ready.is_read_closed() || ready.is_error(),
+            writable: ready.is_writable() || ready.is_read_closed() || ready.is_error(),
+            ending: ready.is_read_closed() || ready.is_error(),
+        };
+        match self.sources.get(event.token.index() as usize) {
+            Some(Source::Transport(listed)) => {
+                // SAFETY: the transport takes itself off this list before it goes, so the pointer is a live
+                // `SocketTransport`; the GIL is held.
+                let transport = unsafe {
+                    Bound::from_borrowed_ptr(py, listed.transport.as_ptr())
+                        .cast_into_unchecked::<SocketTransport>()
+                };
+                queue
+                    .ready
+                    .push_back(Ready::Transport(transport.unbind(), readiness));
+            }
+            Some(Source::Callbacks(fd)) => {
+                if let Some(callbacks) = self.callbacks(*fd) {
+                    let both = [
+                        (ready.is_readable() || readiness.ending, &callbacks.reader),
+                        (ready.is_writable() || ready.is_error(), &callbacks.writer),
+                    ];
+                    for (fired, handle) in both {
+                        if let (true, Some(handle)) = (fired, handle) {
+                            queue.ready.push_back(Ready::from_object(handle.bind(py)));
+                        }
+                    }
+                }
+            }
+            Some(Source::Nobody) | None => {}
+        }
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for callbacks in self.callbacks.iter().flatten() {
+            visit.call(&callbacks.reader)?;
+            visit.call(&callbacks.writer)?;
+        }
+        for source in &self.sources {
+            if let Source::Transport(listed) = source {
+                if listed.strong {
+                    visit.call(support::borrow_pointer(&listed.transport))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Watches {
+    fn drop(&mut self) {
+        let sources = std::mem::take(&mut self.sources);
+        for source in sources {
+            if let Source::Transport(listed) = source {
+                listed.release();
+            }
+        }
+    }
+}
+
+impl Listed {
+    fn release(self) {
+        if self.strong {
+            Python::attach(|py| {
+                // SAFETY: a strong entry owns one reference.
+                drop(unsafe { Bound::from_owned_ptr(py, self.transport.as_ptr()) });
+            });
+        }
+    }
+}
+
+/// The descriptor of a file object, as the selectors module finds it.
+fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    let py = file.py();
+    let number = if file.is_instance_of::<PyInt>() {
+        file.extract::<i64>()?
+    } else {
+        let invalid = |error: PyErr| {
+            if error.is_instance_of::<PyAttributeError>(py)
+                || error.is_instance_of::<PyTypeError>(py)
+                || error.is_instance_of::<PyValueError>(py)
+            {
+                match file.repr() {
+                    Ok(text) => PyValueError::new_err(format!("Invalid file object: {text}")),
+                    Err(error) => error,
+                }
+            } else {
+                error
+            }
+        };
+        file.call_method0(intern!(py, "fileno"))
+            .and_then(|number| number.extract::<i64>())
+            .map_err(invalid)?
+    };
+    match RawFd::try_from(number) {
+        Ok(fd) if fd >= 0 => Ok(fd),
+        _ => Err(PyValueError::new_err(format!(
+            "Invalid file descriptor: {number}"
+        ))),
+    }
+}
+
+/// Watches `file` with a callback; returns the callback's handle. Replaces (and cancels) the one there was.
+pub(crate) fn add<'py>(
+    event_loop: &Bound<'py, Loop>,
+    file: &Bound<'py, PyAny>,
+    callback: &Bound<'py, PyAny>,
+    arguments: &Bound<'py, PyTuple>,
+    for_writing: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = event_loop.py();
+    let this = event_loop.get();
+    this.check_closed()?;
+    let handle = if this.is_debug() {
+        support::python(py)?
+            .getattr(intern!(py, "make_handle"))?
+            .call1((event_loop, callback, arguments))?
+    } else {
+        let items: Vec<_> = arguments.iter_borrowed().map(|it| it.as_ptr()).collect();
+        let call = Call {
+            callback: callback.as_ptr(),
+            arguments: &items,
+            context: std::ptr::null_mut(),
+        };
+        // SAFETY: the GIL is held and the pointers are borrowed from live `Bound`s.
+        let handle = unsafe { HandleRef::new(&call, event_loop.as_ptr(), None) };
+        let Some(handle) = handle else {
+            return Err(PyErr::fetch(py));
+        };
+        // It stays in the table, not in the queue.
+        handle.track();
+        // SAFETY: `new` gives an owned reference.
+        unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
+    };
+    let fd = descriptor(file)?;
+    let previous = {
+        let mut watches = this.watches.get_mut(py);
+        let callbacks = watches.callbacks_mut(fd);
+        let token = callbacks.token;
+        let mut interest = if for_writing {
+            Interest::WRITE
+        } else {
+            Interest::READ
+        };
+        if (for_writing && callbacks.reader.is_some()) || (!for_writing && callbacks.writer.is_some())
+        {
+            interest = Interest::READ | Interest::WRITE;
+        }
+        let token = this.with_reactor(py, |reactor| {
+            let driver = reactor.driver();
+            match token {
+                Some(token) => driver.rewatch(token, interest, Mode::Level).map(|()| token),
+                None => driver.watch(fd, interest, Mode::Level),
+            }
+        })?;
+        let callbacks = watches.callbacks_mut(fd);
+        callbacks.token = Some(token);
+        let slot = if for_writing {
+            &mut callbacks.writer
+        } else {
+            &mut callbacks.reader
+        };
+        let previous = slot.replace(handle.clone().unbind());
+        watches.set_source(token, Source::Callbacks(fd));
+        previous
+    };
+    if let Some(previous) = previous {
+        cancel(previous.bind(py))?;
+    }
+    Ok(handle)
+}
+
+/// Ends a callback's watch of `file`; true if there was one.
+pub(crate) fn remove(
+    event_loop: &Bound<'_, Loop>,
+    file: &Bound<'_, PyAny>,
+    for_writing: bool,
+) -> PyResult<bool> {
+    let py = event_loop.py();
+    let this = event_loop.get();
+    if this.is_closed() {
+        return Ok(false);
+    }
+    let fd = descriptor(file)?;
+    let removed = {
+        let mut watches = this.watches.get_mut(py);
+        if watches.callbacks(fd).is_none() {
+            return Ok(false);
+        }
+        let callbacks = watches.callbacks_mut(fd);
+        let (slot, other, interest) = if for_writing {
+            (&mut callbacks.writer, &callbacks.reader, Interest::READ)
+        } else {
+            (&mut callbacks.reader, &callbacks.writer, Interest::WRITE)
+        };
+        let Some(removed) = slot.take() else {
+            return Ok(false);
+        };
+        let other_remains = other.is_some();
+        if let Some(token) = callbacks.token {
+            if other_remains {
+                this.with_reactor(py, |reactor| {
+                    reactor.driver().rewatch(token, interest, Mode::Level)
+                })?;
+            } else {
+                watches.callbacks[fd as usize] = None;
+                watches.set_source(token, Source::Nobody);
+                end_watch(py, this, &mut watches, token);
+            }
+        }
+        removed
+    };
+    cancel(removed.bind(py))?;
+    Ok(true)
+}
+
+/// Ends a watch now, or, while the reactor is away, as soon as it is back.
+fn end_watch(py: Python<'_>, this: &Loop, watches: &mut Watches, token: Token) {
+    let mut slot = this.reactor.get_mut(py);
+    match slot.as_deref_mut() {
+        Some(reactor) => {
+            // A descriptor that was closed first is gone from the kernel's set already.
+            let _ = reactor.driver().unwatch(token);
+        }
+        None => {
+            watches.orphans.push(token);
+            this.waker.wake();
+        }
+    }
+}
+
+fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
+    match HandleRef::from_object(handle) {
+        Some(native) => native.cancel(handle.py()),
+        None => {
+            handle.call_method0(intern!(handle.py(), "cancel"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Watches a transport's socket for both directions, for the life of the connection.
+pub(crate) fn list_transport(
+    this: &Loop,
+    transport: &Bound<'_, SocketTransport>,
+    fd: RawFd,
+) -> PyResult<Token> {
+    let py = transport.py();
+    let token = this.with_reactor(py, |reactor| {
+        reactor
+            .driver()
+            .watch(fd, Interest::READ | Interest::WRITE, Mode::Edge)
+    })?;
+    let pointer = transport.clone().into_ptr();
+    let listed = Listed {
+        // SAFETY: `into_ptr` never gives null.
+        transport: unsafe { NonNull::new_unchecked(pointer) },
+        strong: true,
+    };
+    this.watches
+        .get_mut(py)
+        .set_source(token, Source::Transport(listed));
+    Ok(token)
+}
+
+/// Sets whether the table keeps the transport alive.
+pub(crate) fn hold_transport(py: Python<'_>, this: &Loop, token: Token, hold: bool) {
+    let released = {
+        let mut watches = this.watches.get_mut(py);
+        match watches.sources.get_mut(token.index() as usize) {
+            Some(Source::Transport(listed)) if listed.strong != hold => {
+                listed.strong = hold;
+                // SAFETY: the pointer is live (see `dispatch`); one reference is taken, or handed to `released`.
+                unsafe {
+                    if hold {
+                        ffi::Py_INCREF(listed.transport.as_ptr());
+                        None
+                    } else {
+                        Some(Bound::from_owned_ptr(py, listed.transport.as_ptr()))
+                    }
+                }
+            }
+            _ => None,
+        }
+    };
+    drop(released);
+}
+
+/// Ends a transport's watch.
+pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, token: Token) {
+    let listed = {
+        let mut watches = this.watches.get_mut(py);
+        let source = watches.set_source(token, Source::Nobody);
+        end_watch(py, this, &mut watches, token);
+        source
+    };
+    if let Source::Transport(listed) = listed {
+        listed.release();
+    }
+}
+
+/// Hands to the kernel what it must know before a socket is closed, so that the peer learns of the close at once.
+pub(crate) fn flush(py: Python<'_>, this: &Loop) -> PyResult<()> {
+    let mut slot = this.reactor.get_mut(py);
+    let Some(reactor) = slot.as_deref_mut() else {
+        return Ok(());
+    };
+    let result = reactor.driver().flush();
+    drop(slot);
+    result.map_err(|error| support::os_error(py, &error))
+}

@@ -1,0 +1,21 @@
+"""ringloop: an asyncio event loop on io_uring, with epoll where io_uring is refused.
+
+    import asyncio, ringloop
+
+    ringloop.run(main())                                            # any supported Python
+    asyncio.run(main(), loop_factory=ringloop.new_event_loop)       # Python 3.12 and later
+"""
+
+from __future__ import annotations
+
+import sys
+
+if not sys.platform.startswith("linux"):
+    raise ImportError(
+        f"ringloop needs Linux (io_uring or epoll); this is {sys.platform}. Use asyncio's own event loop here."
+    )
+
+from ._core import __version__
+from ._loop import EventLoop, new_event_loop, run
+
+__all__ = ["EventLoop", "__version__", "new_event_loop", "run"]

@@ -1,0 +1,150 @@
+"""The event loop: what runs once per loop or per connection. What runs per callback or packet is native, in `_core`.
+
+`EventLoop` inherits asyncio's own selector loop of the running Python, and replaces what is below it: the queue, the
+timers, the selector and the stream transports. So servers, connections, names, signals, subprocesses, and every text and
+error that goes with them, are the running Python's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import threading
+import weakref
+from asyncio import base_events, events
+from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from . import _core
+from ._transports import SocketTransport
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Coroutine
+
+_T = TypeVar("_T")
+
+
+class _SelectorView:
+    """What asyncio's own code asks of `loop._selector`: which descriptors are watched, for what."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = weakref.ref(loop)
+
+    def get_key(self, fd: int) -> SelectorKey:
+        loop = self._loop()
+        handles = None if loop is None else loop._watched(fd)
+        if handles is None:
+            raise KeyError(f"{fd!r} is not registered")
+        mask = (EVENT_READ if handles[0] else 0) | (EVENT_WRITE if handles[1] else 0)
+        return SelectorKey(fd, fd, mask, handles)
+
+    def close(self) -> None:
+        pass
+
+
+class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
+    """An asyncio event loop on io_uring or epoll.
+
+    `backend` is "auto" (default), "io_uring" or "epoll"; `busy_poll` is "off", "adaptive" (default) or a number of
+    microseconds to poll before sleeping. Both default to the environment: RINGLOOP_BACKEND, RINGLOOP_BUSY_POLL.
+    Raises ValueError for an unknown value, OSError if a backend that was asked for by name is refused.
+    """
+
+    def __init__(self, *, backend: str | None = None, busy_poll: str | int | None = None) -> None:
+        # Not asyncio's selector loop's: that would make a selector.
+        base_events.BaseEventLoop.__init__(self)
+        self._signal_handlers: dict[int, asyncio.Handle] = {}
+        self._unix_server_sockets: dict[socket.socket, int] = {}
+        self._transports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._selector = _SelectorView(self)
+        self._make_self_pipe()
+
+    def run_forever(self) -> None:
+        """Runs until stop() is called."""
+        self._check_closed()
+        self._check_running()
+        self._set_coroutine_origin_tracking(self._debug)
+        agen_hooks = sys.get_asyncgen_hooks()
+        try:
+            self._thread_id = threading.get_ident()
+            sys.set_asyncgen_hooks(
+                firstiter=self._asyncgen_firstiter_hook,
+                finalizer=self._asyncgen_finalizer_hook,
+            )
+            events._set_running_loop(self)
+            with self._signals_wake_the_loop():
+                self._run()
+        finally:
+            self._stopping = False
+            self._thread_id = None
+            events._set_running_loop(None)
+            self._set_coroutine_origin_tracking(False)
+            sys.set_asyncgen_hooks(*agen_hooks)
+
+    @contextlib.contextmanager
+    def _signals_wake_the_loop(self) -> Any:
+        """Lets a signal end a wait in the kernel even if it arrives just before the wait begins."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        try:
+            previous = signal.set_wakeup_fd(self._csock.fileno())
+        except ValueError:  # a subinterpreter's main thread isn't the process's
+            yield
+            return
+        if previous != -1:
+            # The user's own. A loop's signal handlers replace it, as under asyncio.
+            signal.set_wakeup_fd(previous)
+        try:
+            yield
+        finally:
+            if previous == -1 and not self._signal_handlers and not self._closed:
+                current = signal.set_wakeup_fd(-1)
+                if current != self._csock.fileno():
+                    signal.set_wakeup_fd(current)
+
+    def _run_once(self) -> NoReturn:
+        raise NotImplementedError("ringloop's turns are native; use run_forever() or run_until_complete()")
+
+    def close(self) -> None:
+        """Closes the loop: its queue, its timers, and the kernel's objects. It must not be running."""
+        if self.is_running():
+            raise RuntimeError("Cannot close a running event loop")
+        if self.is_closed():
+            return
+        super().close()
+        self._release()
+
+    def _make_socket_transport(
+        self,
+        sock: socket.socket,
+        protocol: asyncio.BaseProtocol,
+        waiter: asyncio.Future[None] | None = None,
+        *,
+        extra: dict[str, Any] | None = None,
+        server: asyncio.Server | None = None,
+    ) -> SocketTransport:
+        self._ensure_fd_no_transport(sock)
+        return SocketTransport(self, sock, protocol, waiter, extra, server)
+
+
+def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = None) -> EventLoop:
+    """Makes an event loop; the factory for `asyncio.run(..., loop_factory=...)` and `asyncio.Runner`.
+
+    The arguments are `EventLoop`'s.
+    """
+    return EventLoop(backend=backend, busy_poll=busy_poll)
+
+
+def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
+    """Runs a coroutine on a new ringloop event loop and returns its result, as `asyncio.run` does."""
+    if events._get_running_loop() is not None:
+        # asyncio.Runner would say this only after it has made a loop.
+        raise RuntimeError("ringloop.run() cannot be called from a running event loop")
+    with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+

@@ -1,0 +1,172 @@
+"""What the native code calls when something rare happens: errors, debug mode, texts.
+
+Everything here exists in asyncio too, and says the same; the native code comes here so that it can stay short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import time
+from asyncio import base_events, events, format_helpers
+from asyncio.log import logger
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from contextvars import Context
+
+    from ._loop import EventLoop
+
+__all__ = ["logger"]
+
+_SELECTOR_TRANSPORT = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+
+
+def handle_repr(handle: asyncio.Handle) -> str:
+    """The text of a handle, as `asyncio.Handle.__repr__` makes it."""
+    info = [handle.__class__.__name__]
+    if handle._cancelled:
+        info.append("cancelled")
+    if isinstance(handle, asyncio.TimerHandle):
+        info.append(f"when={handle.when()}")
+    if (callback := handle._callback) is not None:  # type: ignore[attr-defined]
+        info.append(_callback_source(handle, callback))
+    return f"<{' '.join(info)}>"
+
+
+def _callback_source(handle: asyncio.Handle, callback: object) -> str:
+    arguments = handle._args
+    if hasattr(events.Handle, "_repr_info") and "debug" in _SOURCE_PARAMETERS:
+        debug = handle._loop.get_debug()  # type: ignore[attr-defined]
+        return cast(str, format_helpers._format_callback_source(callback, arguments, debug=debug))  # type: ignore[attr-defined]
+    return cast(str, format_helpers._format_callback_source(callback, arguments))  # type: ignore[attr-defined]
+
+
+_SOURCE_PARAMETERS = format_helpers._format_callback_source.__code__.co_varnames  # type: ignore[attr-defined]
+
+
+def report_callback_error(handle: asyncio.Handle, exception: BaseException) -> None:
+    """Tells the loop's exception handler about a callback that raised, as `asyncio.Handle._run` does."""
+    source = _callback_source(handle, handle._callback)  # type: ignore[attr-defined]
+    loop: EventLoop = handle._loop  # type: ignore[attr-defined]
+    loop.call_exception_handler(
+        {
+            "message": f"Exception in callback {source}",
+            "exception": exception,
+            "handle": handle,
+        }
+    )
+
+
+_COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
+
+
+def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
+    """Compares two timer handles by time, in the order of C's Py_LT to Py_GE."""
+    if not isinstance(right, asyncio.TimerHandle):
+        return NotImplemented
+    compare = _COMPARISONS[operation]
+    if compare in (operator.lt, operator.gt):
+        return compare(left._when, right._when)
+    equal = (left._when, left._callback, left._args, left._cancelled) == (
+        right._when,  # type: ignore[attr-defined]
+        right._callback,  # type: ignore[attr-defined]
+        right._args,
+        right._cancelled,
+    )
+    if compare is operator.eq:
+        return equal
+    if compare is operator.ne:
+        return not equal
+    strict = operator.lt if compare is operator.le else operator.gt
+    return strict(left._when, right._when) or equal  # type: ignore[attr-defined]
+
+
+def make_handle(loop: EventLoop, callback: Callable[..., object], arguments: tuple[Any, ...]) -> asyncio.Handle:
+    """asyncio's own handle for a descriptor's callback, in debug mode."""
+    handle = asyncio.Handle(callback, arguments, loop, None)
+    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    return handle
+
+
+def call_soon_debug(
+    loop: EventLoop,
+    callback: Callable[..., object],
+    arguments: tuple[Any, ...],
+    context: Context | None,
+    when: None,
+) -> asyncio.Handle:
+    """`call_soon` in debug mode: asyncio's checks, and its handle with the traceback of its creation."""
+    loop._check_thread()  # type: ignore[attr-defined]
+    loop._check_callback(callback, "call_soon")  # type: ignore[attr-defined]
+    handle = asyncio.Handle(callback, arguments, loop, context)
+    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    loop._add_callback(handle)
+    return handle
+
+
+def call_soon_threadsafe_debug(
+    loop: EventLoop,
+    callback: Callable[..., object],
+    arguments: tuple[Any, ...],
+    context: Context | None,
+    when: None,
+) -> asyncio.Handle:
+    """`call_soon_threadsafe` in debug mode."""
+    loop._check_callback(callback, "call_soon_threadsafe")  # type: ignore[attr-defined]
+    handle = asyncio.Handle(callback, arguments, loop, context)
+    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    loop._add_callback(handle)
+    return handle
+
+
+def call_at_debug(
+    loop: EventLoop,
+    callback: Callable[..., object],
+    arguments: tuple[Any, ...],
+    context: Context | None,
+    when: float,
+) -> asyncio.TimerHandle:
+    """`call_at` in debug mode."""
+    loop._check_thread()  # type: ignore[attr-defined]
+    loop._check_callback(callback, "call_at")  # type: ignore[attr-defined]
+    handle = asyncio.TimerHandle(when, callback, arguments, loop, context)
+    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    loop._add_timer(handle, when)
+    handle._scheduled = True  # type: ignore[attr-defined]
+    return handle
+
+
+def create_task(loop: EventLoop, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+    """`create_task` in full: names, contexts, factories, whatever the running Python knows."""
+    return base_events.BaseEventLoop.create_task(loop, coro, **options)
+
+
+def run_timed(loop: EventLoop, handle: asyncio.Handle) -> None:
+    """Runs a handle in debug mode, and logs it if it held the loop up for `slow_callback_duration`."""
+    loop._current_handle = handle
+    begin = time.monotonic()
+    try:
+        handle._run()
+        duration = time.monotonic() - begin
+        if duration >= loop.slow_callback_duration:
+            text = base_events._format_handle(handle)  # type: ignore[attr-defined]
+            logger.warning("Executing %s took %.3f seconds", text, duration)
+    finally:
+        loop._current_handle = None
+
+
+def log_slow_transport(loop: EventLoop, transport: object, duration: float) -> None:
+    """Logs a transport whose protocol held the loop up, in debug mode."""
+    if duration >= loop.slow_callback_duration:
+        logger.warning("Executing %s took %.3f seconds", transport, duration)
+
+
+def write_type_error(data: object) -> TypeError:
+    """asyncio's error for data that a transport can't send, in the running Python's words."""
+    try:
+        _SELECTOR_TRANSPORT.write(None, data)
+    except TypeError as error:
+        return error.with_traceback(None)
+    raise AssertionError(f"{type(data)} is bytes-like")
