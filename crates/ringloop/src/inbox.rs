@@ -1,0 +1,270 @@
+//! Values from other threads.
+//!
+//! An [`Inbox`] belongs to the thread that runs the reactor; any number of [`Sender`]s push to it.
+//! Waking a thread costs a system call and, when its CPU has gone to sleep, tens of microseconds
+//! until it runs. So a sender wakes the reactor only if it has announced, by
+//! [`Inbox::prepare_wait`], that it is about to wait: while the loop is busy, sending is a push.
+
+use ringloop_driver::Waker;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The receiving end, owned by the loop.
+#[derive(Debug)]
+pub struct Inbox<T> {
+    shared: Arc<Shared<T>>,
+}
+
+/// A sending end: clone it for as many threads as there are.
+#[derive(Debug)]
+pub struct Sender<T> {
+    shared: Arc<Shared<T>>,
+}
+
+/// The inbox is gone; this is the value that could not be sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct SendError<T>(pub T);
+
+#[derive(Debug)]
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    /// Whether `state.values` has something, so that an empty inbox is seen without taking the
+    /// lock. Only a hint: whoever is about to sleep looks under the lock.
+    pending: AtomicBool,
+    /// The receiver has seen that there is nothing and is about to wait, or waits. Set under the
+    /// lock, so that it is in one order with the values; taken back without it, since a wake too
+    /// many does no harm.
+    waiting: AtomicBool,
+    waker: Waker,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    values: Vec<T>,
+    closed: bool,
+}
+
+impl<T> Shared<T> {
+    /// The lock is held for moves of a few words only, so it is not poisoned unless an allocation
+    /// failed, and even then the state is whole.
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Inbox<T> {
+    /// An empty inbox whose senders wake a reactor by `waker`, from
+    /// [`Reactor::waker`](crate::Reactor::waker).
+    pub fn new(waker: Waker) -> Self {
+        let shared = Shared {
+            state: Mutex::new(State {
+                values: Vec::new(),
+                closed: false,
+            }),
+            pending: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            waker,
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// A new sending end.
+    pub fn sender(&self) -> Sender<T> {
+        Sender {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Moves all values that have arrived to the end of `values`, in the order in which they were
+    /// sent. An empty inbox costs one load from memory.
+    pub fn receive(&mut self, values: &mut Vec<T>) {
+        self.shared.waiting.store(false, Ordering::Relaxed);
+        if !self.shared.pending.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.shared.lock();
+        self.shared.pending.store(false, Ordering::Relaxed);
+        if values.is_empty() {
+            // The two vectors change places: no copy, and each keeps its memory for the next time.
+            std::mem::swap(&mut state.values, values);
+        } else {
+            values.append(&mut state.values);
+        }
+    }
+
+    /// Announces a wait. False if values have arrived, so that there is nothing to wait for; true
+    /// if there are none: the next value will wake the reactor, whether it waits by then or not.
+    ///
+    /// To be called directly before [`Reactor::turn`](crate::Reactor::turn).
+    pub fn prepare_wait(&mut self) -> bool {
+        let state = self.shared.lock();
+        let nothing = state.values.is_empty();
+        self.shared.waiting.store(nothing, Ordering::Relaxed);
+        nothing
+    }
+}
+
+impl<T> Drop for Inbox<T> {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.closed = true;
+        let values = std::mem::take(&mut state.values);
+        // The values' destructors may send, so they run after the lock is released.
+        drop(state);
+        drop(values);
+    }
+}
+
+impl<T> Sender<T> {
+    /// Sends a value, and wakes the reactor if it has announced a wait.
+    ///
+    /// It never blocks longer than another thread needs to move a few words, and does not limit
+    /// the number of values under way.
+    ///
+    /// # Errors
+    /// The inbox has been dropped; the error has the value.
+    pub fn send(&self, value: T) -> Result<(), SendError<T>> {
+        let mut state = self.shared.lock();
+        if state.closed {
+            return Err(SendError(value));
+        }
+        state.values.push(value);
+        self.shared.pending.store(true, Ordering::Release);
+        // Announcements are made behind the same lock, so either the receiver saw the value when it
+        // made one, or the announcement is seen here.
+        let wake = self.shared.waiting.swap(false, Ordering::Relaxed);
+        drop(state);
+        if wake {
+            self.shared.waker.wake();
+        }
+        Ok(())
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl<T> fmt::Debug for SendError<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("SendError(..)")
+    }
+}
+
+impl<T> fmt::Display for SendError<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the loop that this value was sent to has ended")
+    }
+}
+
+impl<T> std::error::Error for SendError<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Reactor};
+    use std::thread;
+
+    fn reactor() -> Reactor {
+        Reactor::new(&Config::default()).expect("a reactor can be made")
+    }
+
+    #[test]
+    fn values_arrive_in_the_order_in_which_they_were_sent() {
+        let mut inbox = Inbox::new(reactor().waker());
+        let sender = inbox.sender();
+        let mut values = Vec::new();
+        inbox.receive(&mut values);
+        assert_eq!(values, []);
+        sender.send(1).unwrap();
+        sender.send(2).unwrap();
+        inbox.receive(&mut values);
+        sender.send(3).unwrap();
+        inbox.receive(&mut values);
+        assert_eq!(values, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_wait_is_announced_only_when_there_is_nothing() {
+        let mut inbox = Inbox::new(reactor().waker());
+        assert!(inbox.prepare_wait());
+        inbox.sender().send(()).unwrap();
+        assert!(!inbox.prepare_wait());
+        inbox.receive(&mut Vec::new());
+        assert!(inbox.prepare_wait());
+    }
+
+    #[test]
+    fn a_value_sent_between_the_announcement_and_the_wait_ends_the_wait() {
+        let mut reactor = reactor();
+        let mut inbox = Inbox::new(reactor.waker());
+        assert!(inbox.prepare_wait());
+        inbox.sender().send(7).unwrap();
+        // Would never return without the wake.
+        reactor.turn(None, &mut Vec::new()).unwrap();
+        let mut values = Vec::new();
+        inbox.receive(&mut values);
+        assert_eq!(values, [7]);
+    }
+
+    #[test]
+    fn nothing_is_lost_between_many_senders_and_a_receiver_that_sleeps() {
+        const SENDERS: usize = 4;
+        const EACH: usize = if cfg!(miri) { 10 } else { 5_000 };
+        let mut reactor = reactor();
+        let mut inbox = Inbox::new(reactor.waker());
+        let threads: Vec<_> = (0..SENDERS)
+            .map(|sender_index| {
+                let sender = inbox.sender();
+                thread::spawn(move || {
+                    for index in 0..EACH {
+                        sender
+                            .send((sender_index, index))
+                            .expect("the inbox is alive");
+                        if index % 64 == 0 {
+                            thread::yield_now();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut next = [0; SENDERS];
+        let (mut values, mut events) = (Vec::new(), Vec::new());
+        while next.iter().sum::<usize>() < SENDERS * EACH {
+            if inbox.prepare_wait() {
+                reactor.turn(None, &mut events).unwrap();
+            }
+            inbox.receive(&mut values);
+            for (sender, index) in values.drain(..) {
+                assert_eq!(index, next[sender], "sender {sender} was reordered");
+                next[sender] += 1;
+            }
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_value_for_an_inbox_that_is_gone_comes_back() {
+        let inbox = Inbox::new(reactor().waker());
+        let sender = inbox.sender();
+        let value = Arc::new(());
+        sender.send(Arc::clone(&value)).unwrap();
+        drop(inbox);
+        assert_eq!(
+            Arc::strong_count(&value),
+            1,
+            "a value that nobody received is dropped"
+        );
+        let SendError(returned) = sender.send(value).unwrap_err();
+        assert_eq!(Arc::strong_count(&returned), 1);
+    }
+}

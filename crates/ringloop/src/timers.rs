@@ -1,0 +1,552 @@
+//! Timers that stay cheap with a million of them alive.
+//!
+//! [`Timers`] is a priority queue of deadlines. Inserting costs O(log n) at worst and O(1) for the
+//! usual deadline, which is later than most; cancelling is O(1) and hands the value back at once,
+//! so that nothing stays alive until a deadline that nobody waits for any more. Cancelled entries
+//! do not pile up: they go when they reach the head or the tail of the heap, and all of them go as
+//! soon as they outnumber the live ones.
+//!
+//! It knows no clock. Deadlines are plain numbers, in practice those of [`crate::clock::now_ns`].
+//!
+//! ```
+//! use ringloop::timers::Timers;
+//!
+//! let mut timers = Timers::new();
+//! let late = timers.insert(2_000, "late");
+//! timers.insert(1_000, "early");
+//! assert_eq!(timers.next_deadline_ns(), Some(1_000));
+//!
+//! assert_eq!(timers.pop_expired(1_500), Some("early"));
+//! assert_eq!(timers.pop_expired(1_500), None);
+//!
+//! assert_eq!(timers.cancel(late), Some("late"));
+//! assert_eq!(timers.cancel(late), None);
+//! assert!(timers.is_empty());
+//! ```
+
+use std::num::NonZeroU32;
+
+/// Children per node. Four entries of 16 bytes fill a cache line; `benches/timers.rs` has the
+/// comparison with two and eight.
+const ARITY: usize = 4;
+
+/// Cancelled entries below this number are not worth a pass over the heap.
+const CANCELLED_FLOOR: usize = 64;
+
+/// The end of the list of vacant slots.
+const NO_SLOT: u32 = u32::MAX;
+
+/// Names one timer of one [`Timers`], for [`Timers::cancel`].
+///
+/// A key stays safe to use for ever: once its timer has expired or has been cancelled, the key is
+/// stale and names nothing, also after its slot has been given to another timer. It fits a
+/// register, and so does an `Option` of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TimerKey {
+    slot: u32,
+    generation: NonZeroU32,
+}
+
+/// A place in the heap: deadline, sequence number and slot in one number, most significant first,
+/// so that one comparison orders entries by deadline and equal deadlines by the order of insertion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry(u128);
+
+impl Entry {
+    fn new(deadline_ns: u64, sequence: u32, slot: u32) -> Self {
+        Self(u128::from(deadline_ns) << 64 | u128::from(sequence) << 32 | u128::from(slot))
+    }
+
+    fn deadline_ns(self) -> u64 {
+        (self.0 >> 64) as u64
+    }
+
+    fn slot(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    /// `None` while the slot is vacant, and while the heap still has the entry of a cancelled
+    /// timer.
+    value: Option<T>,
+    generation: NonZeroU32,
+    /// The next vacant slot, meaningful while this one is vacant.
+    next_vacant: u32,
+}
+
+/// A set of timers, each a deadline in nanoseconds and a value.
+#[derive(Debug)]
+pub struct Timers<T> {
+    /// A d-ary heap, smallest entry first. Its entries are the live timers and `cancelled` others.
+    heap: Vec<Entry>,
+    slots: Vec<Slot<T>>,
+    vacant: u32,
+    cancelled: usize,
+    next_sequence: u32,
+}
+
+impl<T> Default for Timers<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Timers<T> {
+    /// An empty set; it allocates nothing yet.
+    pub const fn new() -> Self {
+        Self {
+            heap: Vec::new(),
+            slots: Vec::new(),
+            vacant: NO_SLOT,
+            cancelled: 0,
+            next_sequence: 0,
+        }
+    }
+
+    /// The number of live timers: inserted, and neither expired nor cancelled.
+    pub fn len(&self) -> usize {
+        self.heap.len() - self.cancelled
+    }
+
+    /// Whether there is no live timer.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a timer. Of two timers with equal deadlines the one inserted first expires first.
+    pub fn insert(&mut self, deadline_ns: u64, value: T) -> TimerKey {
+        if self.next_sequence == u32::MAX {
+            self.renumber();
+        }
+        let key = self.occupy(value);
+        self.heap
+            .push(Entry::new(deadline_ns, self.next_sequence, key.slot));
+        self.next_sequence += 1;
+        self.sift_up(self.heap.len() - 1);
+        key
+    }
+
+    /// Cancels a timer and returns its value, or `None` if the key is stale. O(1), amortised.
+    pub fn cancel(&mut self, key: TimerKey) -> Option<T> {
+        let slot = self.slots.get_mut(key.slot as usize)?;
+        if slot.generation != key.generation {
+            return None;
+        }
+        let value = slot.value.take()?;
+        self.cancelled += 1;
+        // A timeout that is cancelled soon is still the last entry, and can go without leaving a
+        // hole.
+        while let Some(&last) = self.heap.last() {
+            if self.slots[last.slot() as usize].value.is_some() {
+                break;
+            }
+            self.heap.pop();
+            self.cancelled -= 1;
+            self.vacate(last.slot());
+        }
+        self.remove_cancelled_if_many();
+        Some(value)
+    }
+
+    /// The earliest deadline among the live timers. Entries of cancelled timers at the head are
+    /// dropped on the way.
+    pub fn next_deadline_ns(&mut self) -> Option<u64> {
+        loop {
+            let first = *self.heap.first()?;
+            if self.cancelled == 0 || self.slots[first.slot() as usize].value.is_some() {
+                return Some(first.deadline_ns());
+            }
+            self.remove_first();
+            self.cancelled -= 1;
+            self.vacate(first.slot());
+        }
+    }
+
+    /// Removes one timer whose deadline is at or before `now_ns`, the earliest first, and returns
+    /// its value.
+    pub fn pop_expired(&mut self, now_ns: u64) -> Option<T> {
+        loop {
+            let first = *self.heap.first()?;
+            if first.deadline_ns() > now_ns {
+                return None;
+            }
+            self.remove_first();
+            let value = self.slots[first.slot() as usize].value.take();
+            self.vacate(first.slot());
+            if value.is_some() {
+                self.remove_cancelled_if_many();
+                return value;
+            }
+            self.cancelled -= 1;
+        }
+    }
+
+    /// The values of the live timers, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
+    }
+
+    /// The values of the live timers, in no particular order, to be changed in place.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|slot| slot.value.as_mut())
+    }
+
+    /// Cancels every timer and returns the values, in no particular order.
+    ///
+    /// The iterator does not borrow the timers: a value whose destructor inserts or cancels timers
+    /// may be dropped while it runs.
+    pub fn drain(&mut self) -> std::vec::IntoIter<T> {
+        let mut values = Vec::with_capacity(self.len());
+        for entry in std::mem::take(&mut self.heap) {
+            values.extend(self.slots[entry.slot() as usize].value.take());
+            self.vacate(entry.slot());
+        }
+        self.cancelled = 0;
+        values.into_iter()
+    }
+
+    /// Cancels every timer and drops the values.
+    pub fn clear(&mut self) {
+        drop(self.drain());
+    }
+
+    fn occupy(&mut self, value: T) -> TimerKey {
+        if self.vacant == NO_SLOT {
+            let slot = self.slots.len() as u32;
+            assert!(
+                slot != NO_SLOT,
+                "more than 2^32 - 1 timers are alive at once"
+            );
+            self.slots.push(Slot {
+                value: Some(value),
+                generation: NonZeroU32::MIN,
+                next_vacant: NO_SLOT,
+            });
+            return TimerKey {
+                slot,
+                generation: NonZeroU32::MIN,
+            };
+        }
+        let index = self.vacant;
+        let slot = &mut self.slots[index as usize];
+        slot.value = Some(value);
+        self.vacant = slot.next_vacant;
+        TimerKey {
+            slot: index,
+            generation: slot.generation,
+        }
+    }
+
+    /// Makes a slot available again, under its next generation. The heap must have no entry for it
+    /// any more.
+    fn vacate(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        // A slot that has used up its generations is retired: 24 bytes lost per four billion
+        // timers, and no key ever comes back to life.
+        if let Some(generation) = slot.generation.checked_add(1) {
+            slot.generation = generation;
+            slot.next_vacant = self.vacant;
+            self.vacant = index;
+        }
+    }
+
+    /// Gives the entries the sequence numbers 0, 1, 2... in their present order: every 2^32
+    /// insertions, so that order survives the wrap.
+    fn renumber(&mut self) {
+        self.remove_cancelled();
+        // A sorted array is a heap.
+        self.heap.sort_unstable();
+        for (sequence, entry) in self.heap.iter_mut().enumerate() {
+            *entry = Entry::new(entry.deadline_ns(), sequence as u32, entry.slot());
+        }
+        self.next_sequence = self.heap.len() as u32;
+    }
+
+    fn remove_cancelled_if_many(&mut self) {
+        if self.cancelled > CANCELLED_FLOOR && self.cancelled > self.len() {
+            self.remove_cancelled();
+        }
+    }
+
+    /// Drops the entries of all cancelled timers and restores the heap: O(n), paid for by the n
+    /// cancellations that led here.
+    fn remove_cancelled(&mut self) {
+        let mut heap = std::mem::take(&mut self.heap);
+        heap.retain(|entry| {
+            let live = self.slots[entry.slot() as usize].value.is_some();
+            if !live {
+                self.vacate(entry.slot());
+            }
+            live
+        });
+        self.heap = heap;
+        self.cancelled = 0;
+        if self.heap.len() > 1 {
+            for index in (0..=(self.heap.len() - 2) / ARITY).rev() {
+                self.sift_down(index);
+            }
+        }
+    }
+
+    fn remove_first(&mut self) {
+        let last = self.heap.pop().expect("the caller has seen a first entry");
+        if let Some(first) = self.heap.first_mut() {
+            *first = last;
+            self.sift_down(0);
+        }
+    }
+
+    fn sift_up(&mut self, mut index: usize) {
+        let entry = self.heap[index];
+        while index > 0 {
+            let parent = (index - 1) / ARITY;
+            if self.heap[parent] < entry {
+                break;
+            }
+            self.heap[index] = self.heap[parent];
+            index = parent;
+        }
+        self.heap[index] = entry;
+    }
+
+    fn sift_down(&mut self, mut index: usize) {
+        let heap = self.heap.as_mut_slice();
+        let entry = heap[index];
+        loop {
+            let first_child = index * ARITY + 1;
+            let child = match heap.get(first_child..) {
+                Some(&[a, b, c, d, ..]) => first_child + smallest_of_four([a, b, c, d]),
+                Some(rest) => match rest.iter().enumerate().min_by_key(|(_, entry)| **entry) {
+                    Some((child, _)) => first_child + child,
+                    None => break,
+                },
+                None => break,
+            };
+            if entry < heap[child] {
+                break;
+            }
+            heap[index] = heap[child];
+            index = child;
+        }
+        heap[index] = entry;
+    }
+}
+
+/// The index of the smallest entry, found without a branch: which one it is cannot be predicted,
+/// and the mispredictions would cost more than all the rest of an expiry from a heap in cache.
+fn smallest_of_four(entries: [Entry; ARITY]) -> usize {
+    let left = usize::from(entries[1] < entries[0]);
+    let right = 2 + usize::from(entries[3] < entries[2]);
+    left + usize::from(entries[right] < entries[left]) * (right - left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::rc::Rc;
+
+    impl<T> Timers<T> {
+        fn check_invariants(&self) {
+            for index in 1..self.heap.len() {
+                assert!(
+                    self.heap[(index - 1) / ARITY] < self.heap[index],
+                    "the heap is out of order at {index}"
+                );
+            }
+            let cancelled = self
+                .heap
+                .iter()
+                .filter(|entry| self.slots[entry.slot() as usize].value.is_none())
+                .count();
+            assert_eq!(cancelled, self.cancelled);
+            assert!(
+                self.cancelled <= CANCELLED_FLOOR.max(self.len()),
+                "{} cancelled among {} live",
+                self.cancelled,
+                self.len()
+            );
+            assert_eq!(self.iter().count(), self.len());
+            assert!(self.slots.len() >= self.heap.len());
+        }
+    }
+
+    #[test]
+    fn equal_deadlines_expire_in_order_of_insertion() {
+        let mut timers = Timers::new();
+        for value in 0..1_000 {
+            timers.insert(7, value);
+        }
+        let expired: Vec<_> = std::iter::from_fn(|| timers.pop_expired(7)).collect();
+        assert_eq!(expired, (0..1_000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn order_of_insertion_survives_the_end_of_the_sequence_numbers() {
+        let mut timers = Timers::new();
+        timers.next_sequence = u32::MAX - 3;
+        let keys: Vec<_> = (0..10).map(|value| timers.insert(7, value)).collect();
+        assert_eq!(timers.next_sequence, 10);
+        timers.check_invariants();
+        assert_eq!(timers.cancel(keys[1]), Some(1));
+        let expired: Vec<_> = std::iter::from_fn(|| timers.pop_expired(7)).collect();
+        assert_eq!(expired, [0, 2, 3, 4, 5, 6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn a_key_is_stale_after_its_slot_was_given_away() {
+        let mut timers = Timers::new();
+        let first = timers.insert(1, 'a');
+        assert_eq!(timers.pop_expired(1), Some('a'));
+        let second = timers.insert(2, 'b');
+        assert_eq!(first.slot, second.slot);
+        assert_eq!(timers.cancel(first), None);
+        assert_eq!(timers.cancel(second), Some('b'));
+    }
+
+    #[test]
+    fn a_slot_without_further_generations_is_not_used_again() {
+        let mut timers = Timers::new();
+        let first = timers.insert(1, 'a');
+        timers.slots[0].generation = NonZeroU32::MAX;
+        assert_eq!(timers.pop_expired(1), Some('a'));
+        let second = timers.insert(1, 'b');
+        assert_ne!(first.slot, second.slot);
+        assert_eq!(
+            timers.cancel(TimerKey {
+                slot: 0,
+                generation: NonZeroU32::MAX
+            }),
+            None
+        );
+    }
+
+    #[test]
+    fn cancelling_drops_the_value_at_once() {
+        let mut timers = Timers::new();
+        let value = Rc::new(());
+        // Neither the first nor the last entry, so that its place in the heap stays behind.
+        timers.insert(1, Rc::new(()));
+        let key = timers.insert(2, Rc::clone(&value));
+        timers.insert(3, Rc::new(()));
+        drop(timers.cancel(key));
+        assert_eq!(Rc::strong_count(&value), 1);
+        assert_eq!((timers.cancelled, timers.len()), (1, 2));
+    }
+
+    #[test]
+    fn cancelled_timers_do_not_pile_up_behind_one_that_stays() {
+        let mut timers = Timers::new();
+        timers.insert(u64::MAX, 0);
+        timers.insert(0, 0);
+        for round in 0..100_000_u64 {
+            // Every deadline is earlier than the previous one, so that no cancelled entry is ever
+            // the last.
+            let key = timers.insert(1_000_000 - round, 1);
+            timers.cancel(key);
+        }
+        assert!(
+            timers.slots.len() <= 2 * CANCELLED_FLOOR,
+            "{} slots for 2 timers",
+            timers.slots.len()
+        );
+        timers.check_invariants();
+    }
+
+    #[test]
+    fn draining_returns_the_live_values_and_makes_every_key_stale() {
+        let mut timers = Timers::new();
+        let keys: Vec<_> = (0..10).map(|value| timers.insert(value, value)).collect();
+        timers.cancel(keys[4]);
+        let mut drained: Vec<_> = timers.drain().collect();
+        drained.sort_unstable();
+        assert_eq!(drained, [0, 1, 2, 3, 5, 6, 7, 8, 9]);
+        assert!(timers.is_empty());
+        timers.insert(1, 99);
+        assert!(keys.iter().all(|&key| timers.cancel(key).is_none()));
+        assert_eq!(timers.iter().copied().collect::<Vec<_>>(), [99]);
+    }
+
+    #[test]
+    fn a_key_and_an_optional_key_take_eight_bytes() {
+        assert_eq!(size_of::<TimerKey>(), 8);
+        assert_eq!(size_of::<Option<TimerKey>>(), 8);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Action {
+        Insert {
+            deadline_ns: u64,
+        },
+        /// Cancels the n-th key ever handed out (modulo their number), stale or not.
+        Cancel {
+            nth: usize,
+        },
+        CancelNewest,
+        Expire {
+            now_ns: u64,
+        },
+        NextDeadline,
+        Clear,
+    }
+
+    fn action() -> impl Strategy<Value = Action> {
+        prop_oneof![
+            // Few distinct deadlines, so that many are equal.
+            30 => (0_u64..50).prop_map(|deadline_ns| Action::Insert { deadline_ns }),
+            25 => any::<usize>().prop_map(|nth| Action::Cancel { nth }),
+            5 => Just(Action::CancelNewest),
+            4 => (0_u64..50).prop_map(|now_ns| Action::Expire { now_ns }),
+            4 => Just(Action::NextDeadline),
+            1 => Just(Action::Clear),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
+        #[test]
+        fn behaves_as_an_ordered_set(actions in proptest::collection::vec(action(), 1..600)) {
+            let mut timers = Timers::new();
+            let mut model = BTreeSet::new();
+            let mut keys: Vec<(TimerKey, u64)> = Vec::new();
+            for action in actions {
+                match action {
+                    Action::Insert { deadline_ns } => {
+                        let id = keys.len();
+                        keys.push((timers.insert(deadline_ns, id), deadline_ns));
+                        model.insert((deadline_ns, id));
+                    }
+                    Action::Cancel { .. } | Action::CancelNewest if keys.is_empty() => {}
+                    Action::Cancel { .. } | Action::CancelNewest => {
+                        let id = match action {
+                            Action::Cancel { nth } => nth % keys.len(),
+                            _ => keys.len() - 1,
+                        };
+                        let (key, deadline_ns) = keys[id];
+                        let expected = model.remove(&(deadline_ns, id)).then_some(id);
+                        prop_assert_eq!(timers.cancel(key), expected);
+                    }
+                    Action::Expire { now_ns } => {
+                        while let Some(id) = timers.pop_expired(now_ns) {
+                            prop_assert_eq!(model.pop_first().map(|(_, id)| id), Some(id));
+                        }
+                        prop_assert!(model.first().is_none_or(|&(deadline_ns, _)| deadline_ns > now_ns));
+                    }
+                    Action::NextDeadline => {
+                        let expected = model.first().map(|&(deadline_ns, _)| deadline_ns);
+                        prop_assert_eq!(timers.next_deadline_ns(), expected);
+                    }
+                    Action::Clear => {
+                        timers.clear();
+                        model.clear();
+                    }
+                }
+                timers.check_invariants();
+                prop_assert_eq!(timers.len(), model.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What an event loop may rely on when it waits with a [`Reactor`], on each backend that this
+//! machine grants.
+
+use ringloop::driver::{BackendChoice, Interest, Mode};
+use ringloop::{BusyPoll, Config, Reactor, clock};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+/// Longer than any test may take: what waits for this long waits for ever.
+const FOR_EVER: Duration = Duration::from_secs(3_600);
+
+/// Runs a test body on epoll, and on io_uring unless the kernel or the container refuses it.
+fn on_each_backend(busy_poll: BusyPoll, body: impl Fn(&mut Reactor)) {
+    for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
+        let driver = ringloop::driver::Config::with_backend(backend);
+        match Reactor::new(&Config { driver, busy_poll }) {
+            Ok(mut reactor) => {
+                println!("on {backend}");
+                body(&mut reactor);
+            }
+            Err(error) if backend == BackendChoice::IoUring => {
+                println!("skipped on io_uring, which is refused here: {error}");
+            }
+            Err(error) => panic!("{backend}: {error}"),
+        }
+    }
+}
+
+fn on_each_backend_and_way_to_wait(body: impl Fn(&mut Reactor)) {
+    let fixed = BusyPoll::Fixed(Duration::from_micros(20));
+    for busy_poll in [
+        BusyPoll::Off,
+        BusyPoll::Adaptive,
+        fixed,
+        BusyPoll::Fixed(FOR_EVER),
+    ] {
+        println!("busy polling: {busy_poll}");
+        on_each_backend(busy_poll, &body);
+    }
+}
+
+#[test]
+fn a_turn_ends_at_its_deadline_and_not_before() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        let mut events = Vec::new();
+        let deadline_ns = clock::now_ns() + 3_000_000;
+        while clock::now_ns() < deadline_ns {
+            reactor.turn(Some(deadline_ns), &mut events).unwrap();
+        }
+        assert!(events.is_empty());
+        // One turn, or a second one where the kernel rounds the time to sleep down.
+        assert!(reactor.counters().turns <= 2, "{:?}", reactor.counters());
+        assert_eq!(reactor.counters().wasted_ns, reactor.counters().spun_ns);
+    });
+}
+
+#[test]
+fn a_deadline_in_the_past_is_no_wait() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        reactor.turn(Some(0), &mut Vec::new()).unwrap();
+        assert_eq!((reactor.counters().turns, reactor.counters().waits), (1, 0));
+    });
+}
+
+#[test]
+fn a_wake_before_a_turn_ends_that_turn_only() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        let mut events = Vec::new();
+        reactor.waker().wake();
+        reactor.waker().wake();
+        // Would not return without the wake.
+        reactor.turn(None, &mut events).unwrap();
+        let deadline_ns = clock::now_ns() + 1_000_000;
+        reactor.turn(Some(deadline_ns), &mut events).unwrap();
+        assert!(clock::now_ns() >= deadline_ns, "one wake ended two turns");
+        assert!(events.is_empty());
+    });
+}
+
+#[test]
+fn a_wake_from_another_thread_ends_a_turn() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        for delay in [
+            Duration::ZERO,
+            Duration::from_micros(50),
+            Duration::from_millis(2),
+        ] {
+            let waker = reactor.waker();
+            let thread = thread::spawn(move || {
+                thread::sleep(delay);
+                waker.wake();
+            });
+            let mut events = Vec::new();
+            reactor.turn(None, &mut events).unwrap();
+            thread.join().unwrap();
+            assert!(events.is_empty());
+        }
+    });
+}
+
+#[test]
+fn a_wake_is_a_hit_of_the_polling_that_it_ends() {
+    on_each_backend(BusyPoll::Fixed(FOR_EVER), |reactor| {
+        let waker = reactor.waker();
+        let thread = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(5));
+            waker.wake();
+        });
+        reactor.turn(None, &mut Vec::new()).unwrap();
+        thread.join().unwrap();
+        let counters = reactor.counters();
+        // On a machine so busy that the thread ran first, there was nothing to wait for.
+        assert_eq!(counters.spin_hits, counters.waits, "{counters:?}");
+        assert_eq!(counters.wasted_ns, 0);
+    });
+}
+
+#[test]
+fn no_wake_is_lost_while_the_reactor_polls() {
+    const ROUNDS: u32 = 2_000;
+    on_each_backend(BusyPoll::Fixed(Duration::from_micros(30)), |reactor| {
+        let (request, requests) = std::sync::mpsc::channel::<u32>();
+        let waker = reactor.waker();
+        let answered = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let answers = std::sync::Arc::clone(&answered);
+        let thread = thread::spawn(move || {
+            for round in requests {
+                // Now and then the wake comes late, so that it meets every stage of a wait.
+                for _ in 0..(round % 97) * 20 {
+                    std::hint::spin_loop();
+                }
+                answers.store(round, std::sync::atomic::Ordering::Release);
+                waker.wake();
+            }
+        });
+        let mut events = Vec::new();
+        for round in 1..=ROUNDS {
+            request.send(round).unwrap();
+            while answered.load(std::sync::atomic::Ordering::Acquire) < round {
+                // A lost wake would leave this waiting for ever.
+                reactor.turn(None, &mut events).unwrap();
+            }
+        }
+        drop(request);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn events_arrive_however_it_waits() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let token = reactor
+            .driver()
+            .watch(far.as_raw_fd(), Interest::READ, Mode::Edge)
+            .unwrap();
+        let mut events = Vec::new();
+        for delay in [Duration::ZERO, Duration::from_millis(1)] {
+            let mut sender = near.try_clone().unwrap();
+            let thread = thread::spawn(move || {
+                thread::sleep(delay);
+                sender.write_all(b"hello").unwrap();
+            });
+            while events.is_empty() {
+                reactor.turn(None, &mut events).unwrap();
+            }
+            thread.join().unwrap();
+            assert!(events.drain(..).all(|event| event.token == token));
+        }
+        near.write_all(b"hello").unwrap();
+        while events.is_empty() {
+            reactor.poll_now(&mut events).unwrap();
+        }
+        reactor.driver().unwatch(token).unwrap();
+    });
+}
+
+#[test]
+fn polling_for_nothing_returns_at_once_and_is_no_turn() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        let mut events = Vec::new();
+        for _ in 0..100 {
+            reactor.poll_now(&mut events).unwrap();
+        }
+        assert!(events.is_empty());
+        assert_eq!(
+            (reactor.counters().turns, reactor.counters().spun_ns),
+            (0, 0)
+        );
+    });
+}
+
+#[test]
+fn the_way_to_wait_can_be_changed() {
+    let mut reactor = Reactor::new(&Config::default()).unwrap();
+    assert_eq!(reactor.busy_poll(), BusyPoll::Adaptive);
+    assert_eq!(reactor.counters().window_ns, 0);
+    reactor.set_busy_poll(BusyPoll::Fixed(Duration::from_micros(70)));
+    assert_eq!(reactor.busy_poll().to_string(), "70");
+    assert_eq!(reactor.counters().window_ns, 70_000);
+    reactor
+        .turn(Some(clock::now_ns() + 200_000), &mut Vec::new())
+        .unwrap();
+    let before = reactor.counters();
+    assert_eq!((before.spins, before.spin_hits), (1, 0));
+    reactor.set_busy_poll(BusyPoll::Off);
+    reactor
+        .turn(Some(clock::now_ns() + 200_000), &mut Vec::new())
+        .unwrap();
+    let after = reactor.counters();
+    assert_eq!((after.spins, after.spun_ns), (before.spins, before.spun_ns));
+}
