@@ -1,0 +1,135 @@
+//! Which backend a driver runs on: the choice, and the way from one call to the chosen one.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use crate::config::{BackendChoice, BackendKind, Config};
+use crate::epoll::Epoll;
+use crate::event::{Event, Interest, Mode};
+use crate::op::Op;
+use crate::token::Token;
+use crate::uring::Uring;
+use crate::waker::Waker;
+use crate::{Counters, Peek};
+
+/// The backends. All are always compiled; which one runs is decided by trying.
+pub(crate) enum Backend {
+    Uring(Box<Uring>),
+    Epoll(Box<Epoll>),
+}
+
+/// Makes the backend that is asked for, and says in a line why it is this one.
+pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, String)> {
+    let epoll = |reason| Ok((Backend::Epoll(Box::new(Epoll::new(waker.clone())?)), reason));
+    match config.backend {
+        BackendChoice::Epoll => epoll(format!("epoll: forced by {}", config.forced_by())),
+        BackendChoice::IoUring => match Uring::new(config, waker.clone()) {
+            Ok(uring) => {
+                let reason = uring.description().to_owned();
+                Ok((Backend::Uring(Box::new(uring)), reason))
+            }
+            Err(error) => Err(io::Error::new(
+                error.kind(),
+                format!(
+                    "io_uring is forced by {}, but {error}: allow it, or use epoll (RINGLOOP_BACKEND=epoll or auto)",
+                    config.forced_by()
+                ),
+            )),
+        },
+        BackendChoice::Auto => match Uring::new(config, waker.clone()) {
+            Ok(uring) => {
+                let reason = uring.description().to_owned();
+                Ok((Backend::Uring(Box::new(uring)), reason))
+            }
+            Err(error) => epoll(format!("epoll: {error}")),
+        },
+    }
+}
+
+/// Calls the same method on whichever backend it is.
+macro_rules! each {
+    ($backend:expr, $name:ident => $call:expr) => {
+        match $backend {
+            Backend::Uring($name) => $call,
+            Backend::Epoll($name) => $call,
+        }
+    };
+}
+
+impl Backend {
+    pub(crate) fn kind(&self) -> BackendKind {
+        match self {
+            Backend::Uring(_) => BackendKind::IoUring,
+            Backend::Epoll(_) => BackendKind::Epoll,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn watch(&mut self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Token> {
+        each!(self, backend => backend.watch(fd, interest, mode))
+    }
+
+    #[inline]
+    pub(crate) fn rewatch(
+        &mut self,
+        token: Token,
+        interest: Interest,
+        mode: Mode,
+    ) -> io::Result<()> {
+        each!(self, backend => backend.rewatch(token, interest, mode))
+    }
+
+    #[inline]
+    pub(crate) fn unwatch(&mut self, token: Token) {
+        each!(self, backend => backend.unwatch(token));
+    }
+
+    #[inline]
+    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+        each!(self, backend => backend.submit(op))
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
+        each!(self, backend => backend.take(token))
+    }
+
+    pub(crate) fn cancel(&mut self, token: Token) {
+        each!(self, backend => backend.cancel(token));
+    }
+
+    pub(crate) fn cancel_fd(&mut self, fd: RawFd) {
+        each!(self, backend => backend.cancel_fd(fd));
+    }
+
+    pub(crate) fn discard(&mut self, token: Token) {
+        each!(self, backend => backend.discard(token));
+    }
+
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        each!(self, backend => backend.flush())
+    }
+
+    #[inline]
+    pub(crate) fn poll(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        each!(self, backend => backend.poll(timeout, events))
+    }
+
+    #[inline]
+    pub(crate) fn peek(&self) -> Peek {
+        each!(self, backend => backend.peek())
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        each!(self, backend => backend.counters())
+    }
+
+    pub(crate) fn abandon(&mut self) {
+        each!(self, backend => backend.abandon());
+    }
+}

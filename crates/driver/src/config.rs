@@ -1,0 +1,224 @@
+//! What a driver is asked to be, and where the environment has a say.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+/// The environment variable that forces a backend: `io_uring`, `epoll` or `auto`.
+pub const BACKEND_VARIABLE: &str = "RINGLOOP_BACKEND";
+
+/// How a [`Driver`](crate::Driver) is set up.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Config {
+    /// Which backend to use. [`BackendChoice::Auto`] tries `io_uring` and falls back to epoll.
+    pub backend: BackendChoice,
+    /// Entries of the submission queue, from 1; the kernel rounds up to a power of two. More may be queued between
+    /// two polls: they wait in memory of ours. `io_uring` only.
+    pub entries: u32,
+    /// Entries of the completion queue, at least `entries`; `None` means eight times `entries`, because a queue that
+    /// overflows ends multishot requests, which costs a re-arming each. `io_uring` only.
+    pub completion_entries: Option<u32>,
+    /// Whether a kernel thread takes submissions without a system call (`IORING_SETUP_SQPOLL`). It burns a core
+    /// while busy, and it lets go of a descriptor some time after [`flush`](crate::Driver::flush), not during it.
+    /// `io_uring` only.
+    pub sq_poll: bool,
+    /// Who chose the backend, for messages.
+    pub(crate) forced_by: ForcedBy,
+}
+
+/// Who chose a backend.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum ForcedBy {
+    Configuration,
+    Environment,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            backend: BackendChoice::Auto,
+            entries: 256,
+            completion_entries: None,
+            sq_poll: false,
+            forced_by: ForcedBy::Configuration,
+        }
+    }
+}
+
+impl Config {
+    /// The default configuration with a backend of the caller's choice.
+    pub fn with_backend(backend: BackendChoice) -> Config {
+        Config {
+            backend,
+            ..Config::default()
+        }
+    }
+
+    /// The default configuration, with the backend that [`BACKEND_VARIABLE`] names; unset or empty means
+    /// [`BackendChoice::Auto`].
+    ///
+    /// Fails with [`io::ErrorKind::InvalidInput`] on any other value, and names it and the accepted ones.
+    pub fn from_env() -> io::Result<Config> {
+        Config::from_variable(env::var_os(BACKEND_VARIABLE).as_deref())
+    }
+
+    fn from_variable(value: Option<&OsStr>) -> io::Result<Config> {
+        let Some(value) = value.filter(|value| !value.is_empty()) else {
+            return Ok(Config::default());
+        };
+        let backend = value
+            .to_string_lossy()
+            .parse()
+            .map_err(|error: UnknownBackend| {
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("{BACKEND_VARIABLE}: {error}"),
+                )
+            })?;
+        Ok(Config {
+            backend,
+            forced_by: ForcedBy::Environment,
+            ..Config::default()
+        })
+    }
+
+    /// "`RINGLOOP_BACKEND`" or "the configuration": who forced the backend.
+    pub(crate) fn forced_by(&self) -> &'static str {
+        match self.forced_by {
+            ForcedBy::Configuration => "the configuration",
+            ForcedBy::Environment => BACKEND_VARIABLE,
+        }
+    }
+}
+
+/// Which backend is wanted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Hash)]
+pub enum BackendChoice {
+    /// `io_uring` where the kernel and the container grant it, epoll elsewhere.
+    #[default]
+    Auto,
+    /// `io_uring` or an error.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+impl fmt::Display for BackendChoice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            BackendChoice::Auto => "auto",
+            BackendChoice::IoUring => "io_uring",
+            BackendChoice::Epoll => "epoll",
+        })
+    }
+}
+
+impl FromStr for BackendChoice {
+    type Err = UnknownBackend;
+
+    fn from_str(name: &str) -> Result<BackendChoice, UnknownBackend> {
+        match name {
+            "auto" => Ok(BackendChoice::Auto),
+            "io_uring" => Ok(BackendChoice::IoUring),
+            "epoll" => Ok(BackendChoice::Epoll),
+            _ => Err(UnknownBackend {
+                name: name.to_owned(),
+            }),
+        }
+    }
+}
+
+/// A name that is no backend's.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct UnknownBackend {
+    name: String,
+}
+
+impl fmt::Display for UnknownBackend {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "unknown backend {:?}: use io_uring, epoll or auto",
+            self.name
+        )
+    }
+}
+
+impl std::error::Error for UnknownBackend {}
+
+impl From<UnknownBackend> for io::Error {
+    fn from(error: UnknownBackend) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidInput, error)
+    }
+}
+
+/// Which backend a driver runs on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
+pub enum BackendKind {
+    /// The kernel's `io_uring`.
+    IoUring,
+    /// epoll, with operations emulated.
+    Epoll,
+    /// A script, for tests.
+    Scripted,
+}
+
+impl BackendKind {
+    /// The backend's name as users see it: `io_uring`, `epoll` or `scripted`.
+    pub fn name(self) -> &'static str {
+        match self {
+            BackendKind::IoUring => "io_uring",
+            BackendKind::Epoll => "epoll",
+            BackendKind::Scripted => "scripted",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for choice in [
+            BackendChoice::Auto,
+            BackendChoice::IoUring,
+            BackendChoice::Epoll,
+        ] {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+    }
+
+    #[test]
+    fn environment_forces_a_backend() {
+        let config = Config::from_variable(Some(OsStr::new("epoll"))).unwrap();
+        assert_eq!(config.backend, BackendChoice::Epoll);
+        assert_eq!(config.forced_by(), "RINGLOOP_BACKEND");
+        assert_eq!(
+            Config::from_variable(None).unwrap().backend,
+            BackendChoice::Auto
+        );
+        assert_eq!(
+            Config::from_variable(Some(OsStr::new(""))).unwrap().backend,
+            BackendChoice::Auto
+        );
+    }
+
+    #[test]
+    fn unknown_value_names_itself_and_the_accepted_ones() {
+        let error = Config::from_variable(Some(OsStr::new("kqueue"))).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let text = error.to_string();
+        for word in ["RINGLOOP_BACKEND", "kqueue", "io_uring", "epoll", "auto"] {
+            assert!(text.contains(word), "{text:?} lacks {word}");
+        }
+    }
+}

@@ -1,0 +1,746 @@
+//! The epoll backend: watches are epoll's, operations are emulated.
+//!
+//! - An operation is tried at the next poll or flush. If it would block, its descriptor is registered for what it
+//!   waits for, and it is tried again when that comes. Operations in one direction of one descriptor keep their order.
+//! - What cannot be waited for (files, opening, metadata) goes to a few worker threads, which get the operation
+//!   with its buffers and give it back.
+//! - A descriptor has one registration, which serves its watch and its operations together. One that has fired as a
+//!   one-shot stays in the epoll set, disabled, and is left to close(2).
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use crate::event::{Event, Interest, Mode, Readiness};
+use crate::op::{Op, Operation, Parked, spare};
+use crate::sys::{self, FileKind, Waiting};
+use crate::table::{Table, Watch};
+use crate::token::Token;
+use crate::waker::Waker;
+use crate::workers::Workers;
+use crate::{Counters, Peek};
+
+/// What the kernel gives back for the waker's eventfd: no descriptor has this number.
+const WAKER: u64 = u64::MAX;
+
+/// How many events one `epoll_pwait2(2)` brings at most.
+const BATCH: usize = 512;
+
+/// How many connections one accept operation takes before others get their turn.
+const ACCEPTS_PER_TURN: u32 = 64;
+
+const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+/// What every registration reports unasked.
+const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+
+/// A result that has not been reported.
+struct Completion {
+    token: Token,
+    result: i32,
+    more: bool,
+}
+
+pub(crate) struct Epoll {
+    epoll: OwnedFd,
+    table: Table,
+    waker: Waker,
+    /// Operations to be tried.
+    pending: VecDeque<Token>,
+    completions: VecDeque<Completion>,
+    workers: Option<Workers>,
+    buffer: Vec<libc::epoll_event>,
+    /// Whether the kernel has `epoll_pwait2(2)`.
+    precise: bool,
+    abandoned: bool,
+}
+
+/// What trying an operation came to.
+enum Attempt {
+    /// The last result, or `-errno`.
+    Done(i32),
+    /// It must wait for its direction.
+    Blocked,
+    /// A multishot operation has had its share of this turn.
+    Again,
+    /// It would block the thread: a worker's job.
+    Offload,
+}
+
+impl Epoll {
+    pub(crate) fn new(waker: Waker) -> io::Result<Epoll> {
+        let epoll = sys::epoll_create()?;
+        sys::epoll_control(
+            &epoll,
+            libc::EPOLL_CTL_ADD,
+            waker.fd(),
+            libc::EPOLLIN as u32 | EDGE,
+            WAKER,
+        )?;
+        Ok(Epoll {
+            epoll,
+            table: Table::new(),
+            waker,
+            pending: VecDeque::new(),
+            completions: VecDeque::new(),
+            workers: None,
+            buffer: vec![libc::epoll_event { events: 0, u64: 0 }; BATCH],
+            precise: true,
+            abandoned: false,
+        })
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.table.counters
+    }
+
+    // ---- watches
+
+    pub(crate) fn watch(&mut self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Token> {
+        let token = self.table.insert_watch(fd, interest, mode)?;
+        if let Err(error) = self.register(fd) {
+            self.table.remove_watch(token);
+            return Err(error);
+        }
+        Ok(token)
+    }
+
+    pub(crate) fn rewatch(
+        &mut self,
+        token: Token,
+        interest: Interest,
+        mode: Mode,
+    ) -> io::Result<()> {
+        let before = self.table.renew_watch(token, interest, mode)?;
+        let registered = self.register(before.fd);
+        if registered.is_err() {
+            if let Some(watch) = self.table.watch_mut(token) {
+                watch.armed = false;
+            }
+        }
+        registered
+    }
+
+    pub(crate) fn unwatch(&mut self, token: Token) {
+        let Some(watch) = self.table.remove_watch(token) else {
+            return;
+        };
+        if watch.armed {
+            // The descriptor may be closed already, and with it its registration.
+            let _ = self.register(watch.fd);
+        }
+    }
+
+    /// What the kernel is to be told of a descriptor.
+    fn wanted(&mut self, fd: RawFd) -> u32 {
+        let mut wanted = 0;
+        for token in self.table.operations_of(fd) {
+            if let Some(direction) = self.direction(token) {
+                wanted |= direction.poll_bits();
+            }
+        }
+        match self.table.watch_of(fd) {
+            Some((
+                _,
+                Watch {
+                    armed: true,
+                    interest,
+                    mode,
+                    ..
+                },
+            )) => {
+                wanted |= interest.poll_bits();
+                match mode {
+                    Mode::Edge => wanted |= EDGE,
+                    Mode::Level => {}
+                    Mode::OneShot => wanted |= ONE_SHOT,
+                }
+            }
+            _ if wanted != 0 => wanted |= ONE_SHOT,
+            _ => {}
+        }
+        wanted
+    }
+
+    /// Tells the kernel what is wanted of a descriptor now. Arming checks the level.
+    fn register(&mut self, fd: RawFd) -> io::Result<()> {
+        let wanted = self.wanted(fd);
+        let Some(descriptor) = self.table.descriptor(fd) else {
+            return Ok(());
+        };
+        let known = descriptor.registration;
+        if wanted == 0 {
+            if known == 0 || known == ONE_SHOT {
+                return Ok(());
+            }
+            descriptor.registration = 0;
+            self.table.counters.system_calls += 1;
+            return match sys::epoll_control(&self.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0) {
+                Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBADF)) => {
+                    Err(error)
+                }
+                _ => Ok(()),
+            };
+        }
+        descriptor.epoch = descriptor.epoch.wrapping_add(1);
+        descriptor.registration = wanted;
+        let data = u64::from(descriptor.epoch) << 32 | u64::from(fd as u32);
+        let (first, second) = if known == 0 {
+            (libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD)
+        } else {
+            (libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD)
+        };
+        self.table.counters.system_calls += 1;
+        let mut result = sys::epoll_control(&self.epoll, first, fd, wanted, data);
+        // The descriptor was closed and its number reused, or a registration that fired was left in the set.
+        if matches!(
+            result.as_ref().map_err(io::Error::raw_os_error),
+            Err(Some(libc::ENOENT | libc::EEXIST))
+        ) {
+            self.table.counters.system_calls += 1;
+            result = sys::epoll_control(&self.epoll, second, fd, wanted, data);
+        }
+        if result.is_err() {
+            if let Some(descriptor) = self.table.descriptor(fd) {
+                descriptor.registration = 0;
+            }
+        }
+        result
+    }
+
+    // ---- operations
+
+    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+        let token = self.table.insert_operation(op)?;
+        self.pending.push_back(token);
+        Ok(token)
+    }
+
+    pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
+        self.table.take(token)
+    }
+
+    pub(crate) fn cancel(&mut self, token: Token) {
+        let Some(submitted) = self.table.operation(token) else {
+            return;
+        };
+        if submitted.parked.is_none() && !submitted.ended {
+            // A worker that has begun cannot be stopped: its result comes.
+            let Some(parked) = self
+                .workers
+                .as_ref()
+                .and_then(|workers| workers.withdraw(token))
+            else {
+                return;
+            };
+            if let Some(submitted) = self.table.operation(token) {
+                submitted.parked = Some(parked);
+            }
+        }
+        self.finish(token, -libc::ECANCELED);
+    }
+
+    pub(crate) fn cancel_fd(&mut self, fd: RawFd) {
+        for token in self.table.operations_of(fd) {
+            self.cancel(token);
+        }
+    }
+
+    pub(crate) fn discard(&mut self, token: Token) {
+        self.cancel(token);
+        self.table.discard(token);
+    }
+
+    /// Queues the last result of an operation that waits.
+    fn finish(&mut self, token: Token, result: i32) {
+        match self.table.operation(token) {
+            Some(submitted) if !submitted.ended => submitted.ended = true,
+            _ => return,
+        }
+        self.completions.push_back(Completion {
+            token,
+            result,
+            more: false,
+        });
+        self.retire(token);
+    }
+
+    /// Takes an operation out of its descriptor's list, so that it is not tried again.
+    fn retire(&mut self, token: Token) {
+        let fd = self
+            .table
+            .operation(token)
+            .and_then(|submitted| submitted.fd);
+        let Some(descriptor) = fd.and_then(|fd| self.table.descriptor(fd)) else {
+            return;
+        };
+        descriptor
+            .operations
+            .retain(|operation| *operation != token);
+        if let Some(fd) = fd.filter(|_| descriptor.registration & !(ONE_SHOT | EDGE) != 0) {
+            // A level registration that nobody needs would spin; other kinds cost nothing to narrow.
+            let _ = self.register(fd);
+        }
+    }
+
+    /// Which direction an operation waits for, if any.
+    fn direction(&mut self, token: Token) -> Option<Interest> {
+        let parked = self.table.operation(token)?.parked.as_mut()?;
+        match parked.get_mut().op {
+            Op::Accept { .. } | Op::Recv { .. } | Op::RecvMsg { .. } | Op::Read { .. } => {
+                Some(Interest::READ)
+            }
+            Op::Connect { .. } | Op::Send { .. } | Op::SendMsg { .. } | Op::Write { .. } => {
+                Some(Interest::WRITE)
+            }
+            _ => None,
+        }
+    }
+
+    /// Tries the operations that were submitted.
+    fn start_pending(&mut self) {
+        for _ in 0..self.pending.len() {
+            let Some(token) = self.pending.pop_front() else {
+                return;
+            };
+            let fd = match self.table.operation(token) {
+                Some(submitted) if !submitted.ended => submitted.fd,
+                _ => continue,
+            };
+            if fd.is_some_and(|fd| self.is_behind(token, fd)) {
+                continue;
+            }
+            if self.attempt(token) {
+                if let Some(Err(error)) = fd.map(|fd| self.register(fd)) {
+                    // It can't be waited for after all.
+                    self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
+                }
+            }
+        }
+    }
+
+    /// Whether an earlier operation waits for the same direction of the descriptor.
+    fn is_behind(&mut self, token: Token, fd: RawFd) -> bool {
+        let direction = self.direction(token);
+        let operations = self.table.operations_of(fd);
+        let earlier = operations.iter().take_while(|other| **other != token);
+        direction.is_some()
+            && earlier
+                .copied()
+                .collect::<Vec<_>>()
+                .into_iter()
+                .any(|other| self.direction(other) == direction && !self.pending.contains(&other))
+    }
+
+    /// Tries an operation. Returns whether it waits for its descriptor.
+    fn attempt(&mut self, token: Token) -> bool {
+        loop {
+            let Some(submitted) = self.table.operation(token) else {
+                return false;
+            };
+            let multishot = submitted.multishot;
+            let Some(parked) = submitted.parked.as_mut() else {
+                return false;
+            };
+            let mut accepted = Vec::new();
+            let attempt = try_now(parked.get_mut(), multishot, &mut accepted);
+            let more = accepted.into_iter().map(|result| Completion {
+                token,
+                result,
+                more: true,
+            });
+            self.completions.extend(more);
+            self.table.counters.system_calls += 1;
+            match attempt {
+                Attempt::Done(result) if result == -libc::EINTR => {}
+                Attempt::Done(result) => {
+                    self.finish(token, result);
+                    return false;
+                }
+                Attempt::Blocked => return true,
+                Attempt::Again => {
+                    self.pending.push_back(token);
+                    return false;
+                }
+                Attempt::Offload => {
+                    self.offload(token);
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn offload(&mut self, token: Token) {
+        let Some(parked) = self
+            .table
+            .operation(token)
+            .and_then(|submitted| submitted.parked.take())
+        else {
+            return;
+        };
+        let waker = &self.waker;
+        self.workers
+            .get_or_insert_with(|| Workers::new(waker.clone()))
+            .hire(token, parked);
+    }
+
+    /// Takes over what the workers have done.
+    fn collect(&mut self) {
+        let done = self
+            .workers
+            .as_ref()
+            .map_or_else(Vec::new, Workers::collect);
+        for (token, parked, result) in done {
+            if let Some(submitted) = self.table.operation(token) {
+                submitted.parked = Some(parked);
+                self.finish(token, result);
+            }
+        }
+    }
+
+    // ---- the kernel
+
+    pub(crate) fn peek(&self) -> Peek {
+        let idle =
+            self.pending.is_empty() && self.completions.is_empty() && !self.waker.is_notified();
+        if idle { Peek::Unknown } else { Peek::Ready }
+    }
+
+    /// Tries what was submitted. Watches and cancels have taken effect already.
+    #[expect(clippy::unnecessary_wraps, reason = "the backends have one interface")]
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.start_pending();
+        Ok(())
+    }
+
+    pub(crate) fn poll(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        self.table.reclaim();
+        let before = events.len();
+        self.start_pending();
+        self.report(events);
+        let may_wait = timeout != Some(Duration::ZERO) && self.pending.is_empty();
+        let deadline = timeout
+            .filter(|_| may_wait)
+            .and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut remaining = timeout;
+        loop {
+            let wait = may_wait && events.len() == before && self.waker.fall_asleep();
+            let waited = self.wait(if wait {
+                remaining
+            } else {
+                Some(Duration::ZERO)
+            });
+            let woken = wait && self.waker.get_up();
+            let count = match waited {
+                Ok(count) => count,
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {
+                    self.waker.clear();
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                Err(error) => return Err(error),
+            };
+            for index in 0..count {
+                let libc::epoll_event {
+                    events: bits,
+                    u64: data,
+                } = self.buffer[index];
+                self.dispatch(data, bits, events);
+            }
+            self.collect();
+            self.report(events);
+            if !wait || woken || events.len() > before || !self.pending.is_empty() {
+                break;
+            }
+            if let Some(deadline) = deadline {
+                let now = Instant::now();
+                if now >= deadline {
+                    break;
+                }
+                remaining = Some(deadline - now);
+            }
+        }
+        self.waker.clear();
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+        self.table.counters.system_calls += 1;
+        if self.precise {
+            match sys::epoll_wait_precise(&self.epoll, &mut self.buffer, timeout) {
+                // Linux before 5.11, or a filter that does not know the call.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+                    self.precise = false
+                }
+                waited => return waited,
+            }
+        }
+        sys::epoll_wait(&self.epoll, &mut self.buffer, timeout)
+    }
+
+    /// Serves the operations and the watch of a descriptor that is ready.
+    fn dispatch(&mut self, data: u64, bits: u32, events: &mut Vec<Event>) {
+        if data == WAKER {
+            return;
+        }
+        let fd = data as u32 as RawFd;
+        let registration = match self.table.descriptor(fd) {
+            Some(descriptor)
+                if descriptor.epoch == (data >> 32) as u32 && descriptor.registration != 0 =>
+            {
+                if descriptor.registration & ONE_SHOT != 0 {
+                    descriptor.registration = ONE_SHOT;
+                }
+                descriptor.registration
+            }
+            _ => {
+                // A registration of a file that lives on, through a duplicate, after its descriptor was closed.
+                self.table.counters.stale_events += 1;
+                return;
+            }
+        };
+        let mut ready = [Interest::READ, Interest::WRITE]
+            .map(|direction| (direction, bits & (direction.poll_bits() | ALWAYS) != 0));
+        let operations = self.table.operations_of(fd);
+        let had_operations = !operations.is_empty();
+        for token in operations {
+            let direction = self.direction(token);
+            for (of, is_ready) in &mut ready {
+                if direction == Some(*of) && *is_ready {
+                    // Whoever comes behind one that blocks would block as well.
+                    *is_ready = !self.attempt(token);
+                }
+            }
+        }
+        let mut fired = false;
+        if let Some((token, watch)) = self.table.watch_of(fd) {
+            let bits = bits & (watch.interest.poll_bits() | ALWAYS);
+            if watch.armed && bits != 0 {
+                fired = true;
+                if let Some(watch) = self
+                    .table
+                    .watch_mut(token)
+                    .filter(|watch| watch.mode == Mode::OneShot)
+                {
+                    watch.armed = false;
+                }
+                self.table
+                    .report_readiness(token, Readiness::from_bits(bits), events);
+            }
+        }
+        // A one-shot registration that served only one of its clients is armed again for the others.
+        if registration == ONE_SHOT && (had_operations || !fired) && self.wanted(fd) != 0 {
+            if let Err(error) = self.register(fd) {
+                for token in self.table.operations_of(fd) {
+                    self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
+                }
+            }
+        }
+    }
+
+    /// Reports the results that have come in.
+    fn report(&mut self, events: &mut Vec<Event>) {
+        while let Some(Completion {
+            token,
+            result,
+            more,
+        }) = self.completions.pop_front()
+        {
+            self.table.report_completion(token, result, more, events);
+        }
+    }
+
+    /// Says that this is a child process: the epoll set is the parent's, and the workers do not exist.
+    pub(crate) fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        if self.abandoned {
+            // A worker may have held the lock of its queue at the fork, so that it is never free here.
+            std::mem::forget(self.workers.take());
+            return;
+        }
+        // Connections that were accepted and descriptors that were opened, but not reported.
+        self.collect();
+        for token in self.table.operations() {
+            self.table.discard(token);
+        }
+        self.report(&mut Vec::new());
+    }
+}
+
+/// Tries an operation without blocking the thread. What a multishot accept brings goes to `accepted`.
+fn try_now(operation: &mut Operation, multishot: bool, accepted: &mut Vec<i32>) -> Attempt {
+    let result = match &mut operation.op {
+        Op::Accept { fd, .. } => return accept(*fd, multishot, accepted),
+        Op::Connect { .. } => return connect(operation),
+        Op::Recv { fd, buffer, flags } => {
+            sys::receive(*fd, spare(buffer), *flags | libc::MSG_DONTWAIT)
+        }
+        Op::Send {
+            fd,
+            buffer,
+            start,
+            flags,
+        } => sys::send(
+            *fd,
+            &buffer[*start..],
+            *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        ),
+        Op::RecvMsg { .. } | Op::SendMsg { .. } => operation.transfer_message(),
+        Op::Read { fd, buffer, offset } => {
+            let fd = *fd;
+            match sys::file_kind(fd) {
+                Ok(FileKind::Storage) => return Attempt::Offload,
+                Ok(_) => read(fd, buffer, *offset),
+                Err(error) => Err(error),
+            }
+        }
+        Op::Write {
+            fd,
+            buffer,
+            start,
+            offset,
+        } => {
+            let fd = *fd;
+            match sys::file_kind(fd) {
+                Ok(FileKind::Storage) => return Attempt::Offload,
+                Ok(_) => write(fd, &buffer[*start..], *offset),
+                Err(error) => Err(error),
+            }
+        }
+        Op::Fsync { .. } | Op::OpenAt { .. } | Op::Statx { .. } => return Attempt::Offload,
+        Op::Shutdown { fd, how } => sys::shutdown(*fd, *how).map(|()| 0),
+        Op::Close { fd } => sys::close(*fd).map(|()| 0),
+    };
+    match result {
+        Ok(count) => Attempt::Done(count as i32),
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Attempt::Blocked,
+        Err(error) => Attempt::Done(failure(&error)),
+    }
+}
+
+/// An error in the form of a result.
+pub(crate) fn failure(error: &io::Error) -> i32 {
+    -error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn accept(fd: RawFd, multishot: bool, accepted: &mut Vec<i32>) -> Attempt {
+    for _ in 0..ACCEPTS_PER_TURN {
+        // A listening socket that blocks would hold up the thread if somebody else took the connection between
+        // the question and the call; one that does not is not asked.
+        if sys::is_nonblocking(fd).is_ok_and(|nonblocking| !nonblocking)
+            && sys::poll_now(fd, libc::POLLIN).is_ok_and(|ready| ready == 0)
+        {
+            return Attempt::Blocked;
+        }
+        match sys::accept(fd) {
+            Ok(connection) if multishot => accepted.push(connection),
+            Ok(connection) => return Attempt::Done(connection),
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Attempt::Blocked,
+            Err(error) => return Attempt::Done(failure(&error)),
+        }
+    }
+    Attempt::Again
+}
+
+fn connect(operation: &mut Operation) -> Attempt {
+    let Op::Connect { fd, .. } = operation.op else {
+        return Attempt::Done(-libc::EINVAL);
+    };
+    if operation.started {
+        return match sys::socket_error(fd) {
+            Ok(0) => match sys::poll_now(fd, libc::POLLOUT) {
+                Ok(0) => Attempt::Blocked,
+                _ => Attempt::Done(0),
+            },
+            Ok(error) => Attempt::Done(-error),
+            Err(error) => Attempt::Done(failure(&error)),
+        };
+    }
+    operation.started = true;
+    let blocking = sys::is_nonblocking(fd).is_ok_and(|nonblocking| !nonblocking);
+    let result = if blocking {
+        let result = sys::set_nonblocking(fd, true).and_then(|()| operation.connect());
+        let restored = sys::set_nonblocking(fd, false);
+        result.and(restored)
+    } else {
+        operation.connect()
+    };
+    match result {
+        Ok(()) => Attempt::Done(0),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Attempt::Blocked,
+        Err(error) => Attempt::Done(failure(&error)),
+    }
+}
+
+/// How much may be written to a blocking pipe that has said it has room (pipe(7)).
+const PIPE_ROOM: usize = 4096;
+
+fn read(fd: RawFd, buffer: &mut Vec<u8>, offset: Option<u64>) -> io::Result<usize> {
+    match sys::read(fd, spare(buffer), offset, Waiting::Forbidden) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            if sys::poll_now(fd, libc::POLLIN)? == 0 {
+                return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+            }
+            sys::read(fd, spare(buffer), offset, Waiting::Allowed)
+        }
+        result => result,
+    }
+}
+
+fn write(fd: RawFd, buffer: &[u8], offset: Option<u64>) -> io::Result<usize> {
+    match sys::write(fd, buffer, offset, Waiting::Forbidden) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            if sys::poll_now(fd, libc::POLLOUT)? == 0 {
+                return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+            }
+            sys::write(
+                fd,
+                &buffer[..buffer.len().min(PIPE_ROOM)],
+                offset,
+                Waiting::Allowed,
+            )
+        }
+        result => result,
+    }
+}
+
+/// Does an operation for as long as it takes; a worker's part.
+pub(crate) fn perform(parked: &mut Parked) -> i32 {
+    let result = match &mut parked.get_mut().op {
+        Op::Read { fd, buffer, offset } => sys::read(*fd, spare(buffer), *offset, Waiting::Allowed),
+        Op::Write {
+            fd,
+            buffer,
+            start,
+            offset,
+        } => sys::write(*fd, &buffer[*start..], *offset, Waiting::Allowed),
+        Op::Fsync { fd, data_only } => sys::fsync(*fd, *data_only).map(|()| 0),
+        Op::OpenAt {
+            directory,
+            path,
+            flags,
+            mode,
+        } => sys::open_at(*directory, path, *flags | libc::O_CLOEXEC, *mode).map(|fd| fd as usize),
+        Op::Statx {
+            directory,
+            path,
+            flags,
+            mask,
+            status,
+        } => sys::statx(*directory, path, *flags, *mask, &mut status.0).map(|()| 0),
+        _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    };
+    match result {
+        Ok(count) => i32::try_from(count).unwrap_or(i32::MAX),
+        Err(error) => failure(&error),
+    }
+}

@@ -1,0 +1,241 @@
+//! What the driver reports: events, and the words for readiness.
+
+use std::fmt;
+use std::io;
+use std::ops::{BitOr, BitOrAssign};
+
+use crate::token::Token;
+
+/// What a watch waits for. Combine with `|`.
+#[derive(Clone, Copy, Eq, PartialEq, Hash)]
+pub struct Interest(u8);
+
+impl Interest {
+    /// Data to read, a connection to accept, or the end of what the peer sends (`EPOLLIN | EPOLLRDHUP`).
+    pub const READ: Interest = Interest(1);
+    /// Room to write, or a connection that is established or has failed (`EPOLLOUT`).
+    pub const WRITE: Interest = Interest(2);
+
+    /// Whether all of `other` is in `self`.
+    pub const fn contains(self, other: Interest) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The bits that epoll and `IORING_OP_POLL_ADD` understand. Both report errors and hang-ups unasked.
+    pub(crate) fn poll_bits(self) -> u32 {
+        let mut bits = 0;
+        if self.contains(Interest::READ) {
+            bits |= (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
+        }
+        if self.contains(Interest::WRITE) {
+            bits |= libc::EPOLLOUT as u32;
+        }
+        bits
+    }
+}
+
+impl BitOr for Interest {
+    type Output = Interest;
+
+    fn bitor(self, other: Interest) -> Interest {
+        Interest(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for Interest {
+    fn bitor_assign(&mut self, other: Interest) {
+        self.0 |= other.0;
+    }
+}
+
+impl fmt::Debug for Interest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self.0 {
+            1 => "READ",
+            2 => "WRITE",
+            _ => "READ | WRITE",
+        })
+    }
+}
+
+/// When a watch reports.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
+pub enum Mode {
+    /// If ready when armed, and again at each new arrival. Spurious events happen. Whoever leaves data behind gets
+    /// no new event for it, and must come back unasked.
+    Edge,
+    /// At each poll while ready.
+    Level,
+    /// Once; then it rests, holding nothing in the kernel, until [`rewatch`](crate::Driver::rewatch).
+    OneShot,
+}
+
+/// What a descriptor is ready for: the bits of `poll(2)`.
+#[derive(Clone, Copy, Eq, PartialEq, Hash)]
+pub struct Readiness(u32);
+
+impl Readiness {
+    /// Data to read (`EPOLLIN`).
+    pub const READABLE: Readiness = Readiness(libc::EPOLLIN as u32);
+    /// Room to write (`EPOLLOUT`).
+    pub const WRITABLE: Readiness = Readiness(libc::EPOLLOUT as u32);
+    /// The peer has finished sending (`EPOLLRDHUP`).
+    pub const READ_CLOSED: Readiness = Readiness(libc::EPOLLRDHUP as u32);
+    /// An error is pending (`EPOLLERR`); reading or writing tells which.
+    pub const ERROR: Readiness = Readiness(libc::EPOLLERR as u32);
+    /// Both directions are closed (`EPOLLHUP`).
+    pub const HANG_UP: Readiness = Readiness(libc::EPOLLHUP as u32);
+
+    /// Readiness from the bits of `poll(2)`.
+    pub const fn from_bits(bits: u32) -> Readiness {
+        Readiness(bits)
+    }
+
+    /// The bits of `poll(2)`.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether a read would not block: data, the end of data, or an error.
+    pub const fn is_readable(self) -> bool {
+        self.0 & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
+    }
+
+    /// Whether a write would not block: room, a peer that is gone, or an error.
+    pub const fn is_writable(self) -> bool {
+        self.0 & (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0
+    }
+
+    /// Whether the peer has finished sending (`EPOLLRDHUP` or `EPOLLHUP`); data may still be there to read.
+    pub const fn is_read_closed(self) -> bool {
+        self.0 & (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32 != 0
+    }
+
+    /// Whether both directions are closed (`EPOLLHUP`).
+    pub const fn is_hang_up(self) -> bool {
+        self.0 & libc::EPOLLHUP as u32 != 0
+    }
+
+    /// Whether an error is pending (`EPOLLERR`).
+    pub const fn is_error(self) -> bool {
+        self.0 & libc::EPOLLERR as u32 != 0
+    }
+}
+
+impl BitOr for Readiness {
+    type Output = Readiness;
+
+    fn bitor(self, other: Readiness) -> Readiness {
+        Readiness(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (Readiness::READABLE, "READABLE"),
+            (Readiness::WRITABLE, "WRITABLE"),
+            (Readiness::READ_CLOSED, "READ_CLOSED"),
+            (Readiness::ERROR, "ERROR"),
+            (Readiness::HANG_UP, "HANG_UP"),
+        ];
+        let mut separator = "";
+        for (_, name) in names.iter().filter(|(bit, _)| self.0 & bit.0 != 0) {
+            write!(formatter, "{separator}{name}")?;
+            separator = " | ";
+        }
+        if separator.is_empty() {
+            formatter.write_str("none")?;
+        }
+        Ok(())
+    }
+}
+
+/// What an [`Event`] is about and whether another one follows.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
+pub struct EventFlags(u32);
+
+impl EventFlags {
+    pub(crate) const WATCH: EventFlags = EventFlags(1);
+    pub(crate) const MORE: EventFlags = EventFlags(2);
+    pub(crate) const FINAL: EventFlags = EventFlags(0);
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Event {
+    /// Whose event it is.
+    pub token: Token,
+    /// For a watch the bits of its readiness; for an operation its result if not negative, else `-errno`.
+    pub result: i32,
+    /// Watch or operation, final or not.
+    pub flags: EventFlags,
+}
+
+impl Event {
+    pub(crate) fn readiness_of(token: Token, readiness: Readiness) -> Event {
+        Event {
+            token,
+            result: readiness.bits() as i32,
+            flags: EventFlags::WATCH,
+        }
+    }
+
+    pub(crate) fn completion_of(token: Token, result: i32, more: bool) -> Event {
+        let flags = if more {
+            EventFlags::MORE
+        } else {
+            EventFlags::FINAL
+        };
+        Event {
+            token,
+            result,
+            flags,
+        }
+    }
+
+    /// Whether the event belongs to a watch rather than to an operation.
+    pub const fn is_watch(&self) -> bool {
+        self.flags.0 & EventFlags::WATCH.0 != 0
+    }
+
+    /// Whether the operation goes on and will report again under the same token.
+    pub const fn is_more(&self) -> bool {
+        self.flags.0 & EventFlags::MORE.0 != 0
+    }
+
+    /// What the watched descriptor is ready for; nothing for an operation.
+    pub const fn readiness(&self) -> Readiness {
+        if self.is_watch() {
+            Readiness(self.result as u32)
+        } else {
+            Readiness(0)
+        }
+    }
+
+    /// The operation's result: bytes moved, a new descriptor, or 0; or the error that the system call would have given.
+    pub fn io_result(&self) -> io::Result<u32> {
+        u32::try_from(self.result).map_err(|_| io::Error::from_raw_os_error(-self.result))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_two_words() {
+        assert_eq!(size_of::<Event>(), 16);
+    }
+
+    #[test]
+    fn a_hang_up_is_readable_and_writable() {
+        let readiness = Readiness::HANG_UP;
+        assert!(readiness.is_readable() && readiness.is_writable() && readiness.is_read_closed());
+        assert!(!readiness.is_error());
+        assert_eq!(
+            format!("{:?}", Readiness::READABLE | Readiness::READ_CLOSED),
+            "READABLE | READ_CLOSED"
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! The kernel through one interface: watches, operations and events, on `io_uring` or on epoll.
+//!
+//! # The contract
+//!
+//! A [`Driver`] takes two kinds of request and gives one kind of [`Event`]:
+//!
+//! - A **watch** says when a descriptor is ready ([`Driver::watch`]), [at each arrival](Mode::Edge),
+//!   [as long as it is](Mode::Level) or [once](Mode::OneShot). A descriptor has one watch at a time.
+//! - An **operation** ([`Op`]) does something and reports its result. Its buffers and addresses belong to the driver
+//!   until its last event, and go back through [`Driver::take`].
+//!
+//! Each request gets a [`Token`]; tokens of what is gone are harmless. [`Driver::poll`] is the only call that blocks.
+//!
+//! What holds on every backend:
+//!
+//! - `unwatch`, `cancel` and their like take effect at once as far as events go: a watch that was dropped never
+//!   reports again. An operation that was cancelled still ends with one last event, either `ECANCELED` or what it
+//!   came to before; [`Driver::discard`] is for those who do not want to hear of it.
+//! - Before a descriptor that is watched or worked on is closed: [`Driver::unwatch`] or [`Driver::cancel_fd`], then
+//!   [`Driver::flush`], then close(2). After that the kernel holds nothing, and a peer sees the end at once.
+//! - A bad descriptor is refused by `watch` with `EBADF`, a file that cannot be waited for with `EPERM`, a second
+//!   watch with `EEXIST`. An operation's errors are its result.
+//! - `EAGAIN`, `EBUSY` and `ETIME` are the driver's business and never the user's; `EINTR` is the user's.
+//! - A driver may move between threads; it works in the thread that polls it. With operations in flight on `io_uring`
+//!   it cannot, and says so.
+//! - In a child after fork(2) the driver does nothing and says so: the kernel objects are the parent's.
+//!
+//! # The backends
+//!
+//! [`Driver::new`] tries `io_uring` and falls back to epoll; [`Driver::backend_reason`] says why. `io_uring` queues
+//! entries and hands them over at the next poll, so that watching costs no system call of its own. epoll is told at
+//! once about watches; operations are emulated there.
+
+#![deny(unsafe_code)]
+#![cfg(target_os = "linux")]
+
+mod backend;
+mod config;
+mod epoll;
+mod event;
+mod op;
+mod sys;
+mod table;
+mod token;
+mod uring;
+mod waker;
+mod workers;
+
+use std::fmt;
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+pub use config::{BACKEND_VARIABLE, BackendChoice, BackendKind, Config, UnknownBackend};
+pub use event::{Event, EventFlags, Interest, Mode, Readiness};
+pub use op::{FileStatus, Message, Op, SocketAddress};
+pub use token::Token;
+pub use waker::Waker;
+
+use backend::Backend;
+
+/// What a driver knows without a system call about the next poll.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
+pub enum Peek {
+    /// A poll has something to do or to report.
+    Ready,
+    /// A poll would report nothing now; with a timeout of zero it makes no system call.
+    Empty,
+    /// Only the kernel knows.
+    Unknown,
+}
+
+/// What a driver has done so far, and what it holds.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// System calls made by the driver, those of its worker threads and wakers excepted.
+    pub system_calls: u64,
+    /// Events reported.
+    pub events: u64,
+    /// Watches that live now, armed or not.
+    pub watches: u64,
+    /// Operations that have not finished.
+    pub operations: u64,
+    /// Events dropped because their owner was gone.
+    pub stale_events: u64,
+    /// Polls that found the completion queue overflowed.
+    pub overflows: u64,
+    /// Multishot requests that the kernel ended and the driver queued anew.
+    pub rearms: u64,
+    /// Enters that took fewer entries than there were.
+    pub short_submits: u64,
+    /// Enters refused for want of room or memory, and tried again.
+    pub refused_submits: u64,
+    /// Rings built because the driver had moved to another thread.
+    pub rings_rebuilt: u64,
+}
+
+/// The kernel's I/O for one thread at a time. See the [crate's documentation](crate) for the contract.
+pub struct Driver {
+    backend: Backend,
+    reason: String,
+    waker: Waker,
+    /// [`sys::fork_generation`] of the process that made the driver.
+    forks: u64,
+}
+
+impl Driver {
+    /// Makes a driver.
+    ///
+    /// [`BackendChoice::Auto`] fails only where epoll does: for want of descriptors or memory.
+    /// [`BackendChoice::IoUring`] fails where `io_uring` is refused, with the reason and what to do.
+    pub fn new(config: &Config) -> io::Result<Driver> {
+        let forks = sys::fork_generation();
+        let waker = Waker::new()?;
+        let (backend, reason) = backend::choose(config, &waker)?;
+        Ok(Driver {
+            backend,
+            reason,
+            waker,
+            forks,
+        })
+    }
+
+    /// Which backend the driver runs on.
+    pub fn backend(&self) -> BackendKind {
+        self.backend.kind()
+    }
+
+    /// Why it runs on that one, in a line for people: what the kernel grants, or why `io_uring` was not to be had.
+    pub fn backend_reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// A handle that ends [`poll`](Driver::poll) from any thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Whether the driver came into this process by fork(2).
+    fn is_inherited(&self) -> bool {
+        self.forks != sys::forks()
+    }
+
+    fn check_process(&self) -> io::Result<()> {
+        if self.is_inherited() {
+            Err(inherited())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Reports when `fd` is ready, until [`unwatch`](Driver::unwatch).
+    ///
+    /// Fails with `EBADF` if `fd` is not open, `EPERM` if it can't be waited for (a regular file, a directory), and
+    /// `EEXIST` if it is watched already; a [`Mode::OneShot`] watch that has fired does not count. `EBUSY` if
+    /// the driver moved to this thread with operations in flight.
+    pub fn watch(&mut self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Token> {
+        self.check_process()?;
+        self.backend.watch(fd, interest, mode)
+    }
+
+    /// Changes a watch, and arms it again if it had fired as a [`Mode::OneShot`]. Arming reports what is ready
+    /// already. The token stays.
+    ///
+    /// Fails with `ENOENT` if the token is stale, and as [`watch`](Driver::watch) does.
+    pub fn rewatch(&mut self, token: Token, interest: Interest, mode: Mode) -> io::Result<()> {
+        self.check_process()?;
+        self.backend.rewatch(token, interest, mode)
+    }
+
+    /// Drops a watch: its token is never reported again. A stale token is no error.
+    ///
+    /// `io_uring` holds on to the file until the next [`flush`](Driver::flush) or [`poll`](Driver::poll).
+    pub fn unwatch(&mut self, token: Token) -> io::Result<()> {
+        if !self.is_inherited() {
+            self.backend.unwatch(token);
+        }
+        Ok(())
+    }
+
+    /// Begins an operation, at the next [`poll`](Driver::poll) or [`flush`](Driver::flush).
+    ///
+    /// Fails with [`io::ErrorKind::InvalidInput`] for a mistake in `op`, such as a buffer without room. Whatever the
+    /// kernel says comes as the operation's event.
+    pub fn submit(&mut self, op: Op) -> io::Result<Token> {
+        self.check_process()?;
+        self.backend.submit(op)
+    }
+
+    /// Gives back what a finished operation was made of, its buffers filled. `None` before its last event, and after
+    /// the poll that follows, which frees what nobody took.
+    pub fn take(&mut self, token: Token) -> Option<Op> {
+        if self.is_inherited() {
+            None
+        } else {
+            self.backend.take(token)
+        }
+    }
+
+    /// Asks an operation to end. Its last event comes in any case: with `ECANCELED`, or with what it came to before.
+    /// A stale token is no error.
+    pub fn cancel(&mut self, token: Token) {
+        if !self.is_inherited() {
+            self.backend.cancel(token);
+        }
+    }
+
+    /// Asks all operations on a descriptor to end. Its watch stays.
+    pub fn cancel_fd(&mut self, fd: RawFd) {
+        if !self.is_inherited() {
+            self.backend.cancel_fd(fd);
+        }
+    }
+
+    /// Cancels an operation and reports nothing more of it. Its memory lives until the kernel lets go, and a
+    /// descriptor that it may still bring is closed.
+    pub fn discard(&mut self, token: Token) {
+        if !self.is_inherited() {
+            self.backend.discard(token);
+        }
+    }
+
+    /// Hands all that is queued to the kernel and lets it act, but collects no events. To be called between dropping
+    /// a watch or cancelling an operation and closing its descriptor.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if self.is_inherited() {
+            Ok(())
+        } else {
+            self.backend.flush()
+        }
+    }
+
+    /// Waits for events and appends them; for at most `timeout`, for ever if `None`, not at all if zero. Returns with
+    /// none when the time is over or a [`Waker`] was used.
+    ///
+    /// Fails with [`io::ErrorKind::Interrupted`] if a signal handler ran; `events` may have grown all the same.
+    pub fn poll(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+        self.check_process()?;
+        self.backend.poll(timeout, events)
+    }
+
+    /// What is known about the next poll, without a system call.
+    #[inline]
+    pub fn peek(&self) -> Peek {
+        self.backend.peek()
+    }
+
+    /// What the driver has done so far.
+    pub fn counters(&self) -> Counters {
+        self.backend.counters()
+    }
+}
+
+/// What a child says to whoever uses its parent's driver.
+fn inherited() -> io::Error {
+    io::Error::other(
+        "this loop was inherited over fork: it belongs to the parent process; make a new one in the child",
+    )
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Driver")
+            .field("backend", &self.backend())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.is_inherited() {
+            self.backend.abandon();
+        }
+    }
+}

@@ -1,0 +1,671 @@
+//! Operations: what a user submits, and what the kernel is given of it.
+//!
+//! An operation's buffers, addresses and headers belong to the driver from [`submit`](crate::Driver::submit) to its
+//! last completion, whatever happens to the user in between, and then go back through
+//! [`take`](crate::Driver::take).
+
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fmt;
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use crate::sys;
+
+/// Something for the kernel to do. Its [`Event`](crate::Event) carries the result.
+///
+/// Buffers to be filled are appended to: into the vector's spare capacity, and its length grows by the result.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Op {
+    /// Accepts one connection, or each one as it comes until an error or a cancel. The result is the connection's
+    /// descriptor, which does not block and is closed on exec; it is the user's.
+    Accept {
+        /// The listening socket.
+        fd: RawFd,
+        /// Whether to go on after the first connection; all events but the last then have
+        /// [`is_more`](crate::Event::is_more).
+        multishot: bool,
+    },
+    /// Connects a socket. The result is 0.
+    Connect {
+        /// The socket.
+        fd: RawFd,
+        /// The peer.
+        addr: SocketAddress,
+    },
+    /// Receives from a socket into spare capacity. The result counts bytes; 0 is the end of a stream.
+    Recv {
+        /// The socket.
+        fd: RawFd,
+        /// Where the bytes are appended. Must have spare capacity.
+        buffer: Vec<u8>,
+        /// `MSG_*` as for recv(2).
+        flags: i32,
+    },
+    /// Sends `buffer[start..]` on a socket. The result counts bytes, which may be fewer: submit the rest with a
+    /// larger `start`. A peer that is gone is `EPIPE`, without a signal.
+    Send {
+        /// The socket.
+        fd: RawFd,
+        /// What to send.
+        buffer: Vec<u8>,
+        /// Where in the buffer to begin, in bytes.
+        start: usize,
+        /// `MSG_*` as for send(2).
+        flags: i32,
+    },
+    /// Receives a datagram, or bytes with descriptors. The result counts bytes.
+    RecvMsg {
+        /// The socket.
+        fd: RawFd,
+        /// Where all of it goes.
+        message: Message,
+        /// `MSG_*` as for recvmsg(2).
+        flags: i32,
+    },
+    /// Sends a datagram, or bytes with descriptors. The result counts bytes. A peer that is gone is `EPIPE`,
+    /// without a signal.
+    SendMsg {
+        /// The socket.
+        fd: RawFd,
+        /// What to send, and where to.
+        message: Message,
+        /// `MSG_*` as for sendmsg(2).
+        flags: i32,
+    },
+    /// Reads from a file, a pipe or a device into spare capacity. The result counts bytes; 0 is the end.
+    Read {
+        /// The file.
+        fd: RawFd,
+        /// Where the bytes are appended. Must have spare capacity.
+        buffer: Vec<u8>,
+        /// Where in the file, in bytes; `None` for pipes and for the current position.
+        offset: Option<u64>,
+    },
+    /// Writes `buffer[start..]` to a file, a pipe or a device. The result counts bytes, which may be fewer.
+    Write {
+        /// The file.
+        fd: RawFd,
+        /// What to write.
+        buffer: Vec<u8>,
+        /// Where in the buffer to begin, in bytes.
+        start: usize,
+        /// Where in the file, in bytes; `None` for pipes and for the current position.
+        offset: Option<u64>,
+    },
+    /// Flushes a file to storage. The result is 0.
+    Fsync {
+        /// The file.
+        fd: RawFd,
+        /// Whether metadata that reading does not need may stay behind (fdatasync(2)).
+        data_only: bool,
+    },
+    /// Opens a file. The result is its descriptor, which is the user's.
+    OpenAt {
+        /// Where relative paths begin: a directory, or `libc::AT_FDCWD`.
+        directory: RawFd,
+        /// The path.
+        path: CString,
+        /// `O_*` as for openat(2); `O_CLOEXEC` is added.
+        flags: i32,
+        /// Permissions of a file that is created.
+        mode: u32,
+    },
+    /// Asks for a file's metadata. The result is 0.
+    Statx {
+        /// Where relative paths begin: a directory, or `libc::AT_FDCWD`.
+        directory: RawFd,
+        /// The path; empty with `AT_EMPTY_PATH` for `directory` itself.
+        path: CString,
+        /// `AT_*` as for statx(2).
+        flags: i32,
+        /// `STATX_*`: which fields are wanted.
+        mask: u32,
+        /// Where the answer goes; see [`FileStatus::default`].
+        status: Box<FileStatus>,
+    },
+    /// Shuts down one or both directions of a socket. The result is 0.
+    Shutdown {
+        /// The socket.
+        fd: RawFd,
+        /// `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
+        how: i32,
+    },
+    /// Closes a descriptor, which the user hands over. The result is 0.
+    Close {
+        /// The descriptor; nobody else may close it.
+        fd: RawFd,
+    },
+}
+
+impl Op {
+    /// The descriptor that the operation works on: what [`cancel_fd`](crate::Driver::cancel_fd) goes by.
+    /// `None` where it works on a path.
+    pub fn fd(&self) -> Option<RawFd> {
+        match self {
+            Op::Accept { fd, .. }
+            | Op::Connect { fd, .. }
+            | Op::Recv { fd, .. }
+            | Op::Send { fd, .. }
+            | Op::RecvMsg { fd, .. }
+            | Op::SendMsg { fd, .. }
+            | Op::Read { fd, .. }
+            | Op::Write { fd, .. }
+            | Op::Fsync { fd, .. }
+            | Op::Shutdown { fd, .. }
+            | Op::Close { fd } => Some(*fd),
+            Op::OpenAt { .. } | Op::Statx { .. } => None,
+        }
+    }
+
+    /// Refuses what could only be a mistake: an empty buffer would make a result of 0 look like the end.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let mistake = match self {
+            Op::Recv { buffer, .. } | Op::Read { buffer, .. }
+                if buffer.capacity() == buffer.len() =>
+            {
+                "the buffer to receive into has no spare capacity: reserve some"
+            }
+            Op::Send { buffer, start, .. } | Op::Write { buffer, start, .. }
+                if *start > buffer.len() =>
+            {
+                "the start lies beyond the end of the buffer"
+            }
+            Op::SendMsg { message, .. } if message.descriptors.len() > DESCRIPTORS_MAX => {
+                "a message carries at most 253 descriptors (SCM_MAX_FD)"
+            }
+            _ => return Ok(()),
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
+    }
+}
+
+/// The most descriptors that one message carries: `SCM_MAX_FD` of the kernel.
+const DESCRIPTORS_MAX: usize = 253;
+
+/// A file's metadata as statx(2) gives it.
+#[derive(Clone, Copy)]
+pub struct FileStatus(pub libc::statx);
+
+impl Default for FileStatus {
+    fn default() -> FileStatus {
+        // SAFETY: a statx consists of integers, for which all zeroes are valid.
+        FileStatus(unsafe { mem::zeroed() })
+    }
+}
+
+impl fmt::Debug for FileStatus {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("FileStatus")
+            .field("mode", &self.0.stx_mode)
+            .field("size", &self.0.stx_size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What `RecvMsg` fills and `SendMsg` sends.
+#[derive(Debug, Default)]
+pub struct Message {
+    /// The bytes: appended to when receiving.
+    pub buffer: Vec<u8>,
+    /// The sender, or the receiver; `None` on a connected socket.
+    pub addr: Option<SocketAddress>,
+    /// Descriptors that travel along (`SCM_RIGHTS`, Unix sockets). Those received are closed on exec.
+    pub descriptors: Vec<OwnedFd>,
+    /// How many descriptors may be received, up to 253. The kernel closes the rest and sets `MSG_CTRUNC`.
+    pub descriptors_max: usize,
+    /// `MSG_TRUNC`, `MSG_CTRUNC` and the like, as received.
+    pub flags: i32,
+}
+
+/// A socket's address of any family.
+#[derive(Clone, Copy)]
+pub struct SocketAddress {
+    storage: libc::sockaddr_storage,
+    length: libc::socklen_t,
+}
+
+impl SocketAddress {
+    const CAPACITY: usize = size_of::<libc::sockaddr_storage>();
+
+    fn empty() -> SocketAddress {
+        // SAFETY: sockaddr_storage consists of integers, for which all zeroes are valid (and mean AF_UNSPEC).
+        SocketAddress {
+            storage: unsafe { mem::zeroed() },
+            length: 0,
+        }
+    }
+
+    /// An address from the bytes of its `sockaddr`. Fails with [`io::ErrorKind::InvalidInput`] beyond 128 bytes.
+    pub fn from_bytes(bytes: &[u8]) -> io::Result<SocketAddress> {
+        if bytes.len() > SocketAddress::CAPACITY {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a socket address has at most 128 bytes",
+            ));
+        }
+        let mut address = SocketAddress::empty();
+        // SAFETY: the bytes fit, as was just checked, and sockaddr_storage is plain bytes.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                (&raw mut address.storage).cast(),
+                bytes.len(),
+            )
+        };
+        address.length = bytes.len() as libc::socklen_t;
+        Ok(address)
+    }
+
+    /// The address of a Unix socket: a path, or a name in the abstract namespace if it begins with a zero byte.
+    /// Fails with [`io::ErrorKind::InvalidInput`] if it is longer than unix(7) allows.
+    pub fn unix(path: &[u8]) -> io::Result<SocketAddress> {
+        let header = mem::offset_of!(libc::sockaddr_un, sun_path);
+        // A path is terminated by a zero byte; an abstract name is not.
+        let terminator = usize::from(path.first() != Some(&0));
+        let mut bytes = vec![0; header + path.len() + terminator];
+        if bytes.len() > size_of::<libc::sockaddr_un>() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the path of a Unix socket has at most 107 bytes: use a shorter one",
+            ));
+        }
+        bytes[..2].copy_from_slice(&(libc::AF_UNIX as libc::sa_family_t).to_ne_bytes());
+        bytes[header..header + path.len()].copy_from_slice(path);
+        SocketAddress::from_bytes(&bytes)
+    }
+
+    /// The bytes of the `sockaddr`.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the length is never more than the storage has, all of which is initialised.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.length as usize) }
+    }
+
+    /// The address family, such as `AF_INET`.
+    pub fn family(&self) -> i32 {
+        i32::from(self.storage.ss_family)
+    }
+
+    /// The address as the standard library has it; `None` if it is not an IP address.
+    pub fn to_ip(&self) -> Option<SocketAddr> {
+        let length = self.length as usize;
+        if self.family() == libc::AF_INET && length >= size_of::<libc::sockaddr_in>() {
+            // SAFETY: the family says that a sockaddr_in is there, for which the storage is large and aligned enough.
+            let address = unsafe { &*self.as_ptr().cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes());
+            return Some(SocketAddrV4::new(ip, u16::from_be(address.sin_port)).into());
+        }
+        if self.family() == libc::AF_INET6 && length >= size_of::<libc::sockaddr_in6>() {
+            // SAFETY: the family says that a sockaddr_in6 is there, for which the storage is large and aligned enough.
+            let address = unsafe { &*self.as_ptr().cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
+            let port = u16::from_be(address.sin6_port);
+            return Some(
+                SocketAddrV6::new(ip, port, address.sin6_flowinfo, address.sin6_scope_id).into(),
+            );
+        }
+        None
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    pub(crate) fn length(&self) -> libc::socklen_t {
+        self.length
+    }
+}
+
+impl From<SocketAddr> for SocketAddress {
+    fn from(address: SocketAddr) -> SocketAddress {
+        let mut result = SocketAddress::empty();
+        match address.ip() {
+            IpAddr::V4(ip) => {
+                // SAFETY: the storage is large and aligned enough for every kind of address, and zeroed.
+                let target = unsafe { &mut *(&raw mut result.storage).cast::<libc::sockaddr_in>() };
+                target.sin_family = libc::AF_INET as libc::sa_family_t;
+                target.sin_port = address.port().to_be();
+                target.sin_addr.s_addr = u32::from_ne_bytes(ip.octets());
+                result.length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+            }
+            IpAddr::V6(ip) => {
+                // SAFETY: as above.
+                let target =
+                    unsafe { &mut *(&raw mut result.storage).cast::<libc::sockaddr_in6>() };
+                target.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                target.sin6_port = address.port().to_be();
+                target.sin6_addr.s6_addr = ip.octets();
+                if let SocketAddr::V6(address) = address {
+                    target.sin6_flowinfo = address.flowinfo();
+                    target.sin6_scope_id = address.scope_id();
+                }
+                result.length = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
+            }
+        }
+        result
+    }
+}
+
+impl PartialEq for SocketAddress {
+    fn eq(&self, other: &SocketAddress) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for SocketAddress {}
+
+impl fmt::Debug for SocketAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.to_ip() {
+            Some(address) => address.fmt(formatter),
+            None => write!(
+                formatter,
+                "SocketAddress({})",
+                self.as_bytes().escape_ascii()
+            ),
+        }
+    }
+}
+
+/// An operation in flight: the user's part and the headers that only the kernel needs, at addresses that stay.
+///
+/// Once prepared it is reached through the raw pointer of its [`Parked`] alone, because the kernel writes to it.
+pub(crate) struct Operation {
+    pub(crate) op: Op,
+    /// The epoll backend's: whether a connect is under way.
+    pub(crate) started: bool,
+    header: libc::msghdr,
+    vector: libc::iovec,
+    addr: SocketAddress,
+    control: Vec<u64>,
+}
+
+// SAFETY: the pointers in `header` and `vector` lead into the operation itself and are set anew each time that it is
+// prepared; nothing else in it is bound to a thread.
+unsafe impl Send for Operation {}
+
+/// An operation on the heap, which does not move and whose memory nobody in Rust claims to know.
+pub(crate) struct Parked(ptr::NonNull<Operation>);
+
+// SAFETY: a Parked owns its Operation, which is Send.
+unsafe impl Send for Parked {}
+
+impl Parked {
+    pub(crate) fn new(op: Op) -> Parked {
+        let operation = Operation {
+            op,
+            started: false,
+            // SAFETY: a msghdr consists of integers and pointers, for which all zeroes are valid.
+            header: unsafe { mem::zeroed() },
+            vector: libc::iovec {
+                iov_base: ptr::null_mut(),
+                iov_len: 0,
+            },
+            addr: SocketAddress::empty(),
+            control: Vec::new(),
+        };
+        // SAFETY: a Box's pointer is never null.
+        Parked(unsafe { ptr::NonNull::new_unchecked(Box::into_raw(Box::new(operation))) })
+    }
+
+    /// The operation. Must not be called while the kernel may write to it.
+    pub(crate) fn get_mut(&mut self) -> &mut Operation {
+        // SAFETY: the pointer came from a Box that this Parked owns. The backends call this only before the operation
+        // is submitted and after its last completion (or, for a multishot accept, which has no memory, in between).
+        unsafe { self.0.as_mut() }
+    }
+
+    pub(crate) fn into_op(self) -> Op {
+        // SAFETY: the pointer came from Box::into_raw, and `self` is forgotten, so that it is freed once.
+        let operation = unsafe { Box::from_raw(self.0.as_ptr()) };
+        mem::forget(self);
+        operation.op
+    }
+
+    /// Gives the memory up for good, because the kernel may still write to it.
+    pub(crate) fn leak(self) {
+        mem::forget(self);
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from Box::into_raw and nobody else frees it.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// Room for one control message that carries `count` descriptors, in words, so that it is aligned for a cmsghdr.
+fn control_words(count: usize) -> usize {
+    // SAFETY: CMSG_SPACE only computes.
+    let bytes = unsafe { libc::CMSG_SPACE((count * size_of::<RawFd>()) as libc::c_uint) } as usize;
+    bytes.div_ceil(size_of::<u64>())
+}
+
+impl Operation {
+    /// The header for recvmsg or sendmsg; it and what it points to stay valid as long as the operation lives unmoved
+    /// and its message is left alone.
+    pub(crate) fn message_header(&mut self) -> *mut libc::msghdr {
+        let (receive, message) = match &mut self.op {
+            Op::RecvMsg { message, .. } => (true, message),
+            Op::SendMsg { message, .. } => (false, message),
+            _ => return ptr::null_mut(),
+        };
+        // SAFETY: a msghdr consists of integers and pointers, for which all zeroes are valid.
+        self.header = unsafe { mem::zeroed() };
+        self.control.clear();
+        if receive {
+            let spare = message.buffer.spare_capacity_mut();
+            self.vector = libc::iovec {
+                iov_base: spare.as_mut_ptr().cast(),
+                iov_len: spare.len(),
+            };
+            self.addr = SocketAddress::empty();
+            self.header.msg_name = (&raw mut self.addr.storage).cast();
+            self.header.msg_namelen = SocketAddress::CAPACITY as libc::socklen_t;
+            if message.descriptors_max > 0 {
+                self.control.resize(
+                    control_words(message.descriptors_max.min(DESCRIPTORS_MAX)),
+                    0,
+                );
+            }
+        } else {
+            self.vector = libc::iovec {
+                iov_base: message.buffer.as_mut_ptr().cast(),
+                iov_len: message.buffer.len(),
+            };
+            if let Some(address) = message.addr {
+                self.addr = address;
+                self.header.msg_name = (&raw mut self.addr.storage).cast();
+                self.header.msg_namelen = address.length;
+            }
+            if !message.descriptors.is_empty() {
+                self.control
+                    .resize(control_words(message.descriptors.len()), 0);
+            }
+        }
+        self.header.msg_iov = &raw mut self.vector;
+        self.header.msg_iovlen = 1;
+        if !self.control.is_empty() {
+            self.header.msg_control = self.control.as_mut_ptr().cast();
+            self.header.msg_controllen = (self.control.len() * size_of::<u64>()) as _;
+        }
+        if !receive && !message.descriptors.is_empty() {
+            let payload = message.descriptors.len() * size_of::<RawFd>();
+            // SAFETY: CMSG_LEN only computes. `header` names control memory that has room for one message of this
+            // payload (`control_words`), aligned and zeroed, so CMSG_FIRSTHDR is not null and CMSG_DATA lies within.
+            unsafe {
+                let first = libc::CMSG_FIRSTHDR(&raw const self.header);
+                (*first).cmsg_level = libc::SOL_SOCKET;
+                (*first).cmsg_type = libc::SCM_RIGHTS;
+                (*first).cmsg_len = libc::CMSG_LEN(payload as libc::c_uint) as _;
+                let data = libc::CMSG_DATA(first).cast::<RawFd>();
+                for (index, descriptor) in message.descriptors.iter().enumerate() {
+                    data.add(index).write_unaligned(descriptor.as_raw_fd());
+                }
+                self.header.msg_controllen = libc::CMSG_SPACE(payload as libc::c_uint) as _;
+            }
+        }
+        &raw mut self.header
+    }
+
+    /// Receives or sends the message now. Only for `RecvMsg` and `SendMsg`.
+    pub(crate) fn transfer_message(&mut self) -> io::Result<usize> {
+        let header = self.message_header();
+        // SAFETY: the header has just been made and leads to memory of this operation's.
+        unsafe {
+            match self.op {
+                Op::RecvMsg { fd, flags, .. } => sys::receive_message(
+                    fd,
+                    header,
+                    flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
+                ),
+                Op::SendMsg { fd, flags, .. } => {
+                    sys::send_message(fd, header, flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+                }
+                _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            }
+        }
+    }
+
+    /// Starts to connect now. Only for `Connect`.
+    pub(crate) fn connect(&mut self) -> io::Result<()> {
+        let Op::Connect { fd, addr } = &self.op else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
+        // SAFETY: the address lives in the operation and is as long as it says.
+        unsafe { sys::connect(*fd, addr.as_ptr(), addr.length()) }
+    }
+
+    /// Gives the user's part what the kernel has written, after the last completion.
+    pub(crate) fn settle(&mut self, result: i32) {
+        let Ok(count) = usize::try_from(result) else {
+            return;
+        };
+        match &mut self.op {
+            Op::Recv { buffer, .. } | Op::Read { buffer, .. } => grow(buffer, count),
+            Op::RecvMsg { message, .. } => {
+                // With MSG_TRUNC the result is the datagram's length, which may be more than was stored.
+                let stored = count.min(self.vector.iov_len);
+                grow(&mut message.buffer, stored);
+                message.flags = self.header.msg_flags;
+                let length = self
+                    .header
+                    .msg_namelen
+                    .min(SocketAddress::CAPACITY as libc::socklen_t);
+                self.addr.length = length;
+                message.addr = (length > 0).then_some(self.addr);
+                receive_descriptors(&self.header, &mut message.descriptors);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Counts `count` more bytes of the buffer as filled.
+fn grow(buffer: &mut Vec<u8>, count: usize) {
+    let length = buffer.len() + count;
+    assert!(
+        length <= buffer.capacity(),
+        "the kernel was given the spare capacity and no more"
+    );
+    // SAFETY: the kernel has filled this many bytes of the spare capacity, which was just checked to hold them.
+    unsafe { buffer.set_len(length) };
+}
+
+/// The spare capacity of a buffer, to be filled.
+pub(crate) fn spare(buffer: &mut Vec<u8>) -> &mut [MaybeUninit<u8>] {
+    buffer.spare_capacity_mut()
+}
+
+/// Takes over the descriptors that a received message carries.
+fn receive_descriptors(header: &libc::msghdr, descriptors: &mut Vec<OwnedFd>) {
+    // SAFETY: the kernel has filled the control memory that the header names, and says in msg_controllen how much of
+    // it; the CMSG macros stay within that. Each descriptor is new and nobody else's.
+    unsafe {
+        let mut control = libc::CMSG_FIRSTHDR(header);
+        while !control.is_null() {
+            if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS
+            {
+                let data = libc::CMSG_DATA(control).cast::<RawFd>();
+                let payload = (*control).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                for index in 0..payload / size_of::<RawFd>() {
+                    descriptors.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
+                }
+            }
+            control = libc::CMSG_NXTHDR(header, control);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ip_addresses_round_trip() {
+        for text in ["127.0.0.1:80", "[::1]:443", "[fe80::1%3]:9"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let socket_address = SocketAddress::from(address);
+            assert_eq!(socket_address.to_ip(), Some(address));
+            assert_eq!(
+                SocketAddress::from_bytes(socket_address.as_bytes()).unwrap(),
+                socket_address
+            );
+        }
+    }
+
+    #[test]
+    fn unix_addresses_have_the_length_that_the_kernel_expects() {
+        assert_eq!(
+            SocketAddress::unix(b"/tmp/x").unwrap().as_bytes().len(),
+            2 + 7
+        );
+        assert_eq!(
+            SocketAddress::unix(b"\0name").unwrap().as_bytes().len(),
+            2 + 5
+        );
+        assert_eq!(
+            SocketAddress::unix(&[b'x'; 108]).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+        assert_eq!(SocketAddress::unix(b"/tmp/x").unwrap().to_ip(), None);
+    }
+
+    #[test]
+    fn an_empty_buffer_is_a_mistake() {
+        let error = Op::Recv {
+            fd: 0,
+            buffer: Vec::new(),
+            flags: 0,
+        }
+        .check()
+        .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(
+            Op::Recv {
+                fd: 0,
+                buffer: Vec::with_capacity(1),
+                flags: 0
+            }
+            .check()
+            .is_ok()
+        );
+        assert!(
+            Op::Send {
+                fd: 0,
+                buffer: vec![0],
+                start: 2,
+                flags: 0
+            }
+            .check()
+            .is_err()
+        );
+    }
+}

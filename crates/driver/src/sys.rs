@@ -1,0 +1,453 @@
+//! System calls, each as a safe function where it can be one.
+
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Turns the C convention into Rust's.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// The same for calls that return a size.
+fn check_size(result: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+// ---- the process and its threads
+
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How many forks lie between this process and the one that first asked. It changes in the child alone.
+pub(crate) fn fork_generation() -> u64 {
+    static REGISTER: Once = Once::new();
+    REGISTER.call_once(|| {
+        // SAFETY: the handler is a function of this program's that only increments an atomic, which is allowed in
+        // the child of a process with several threads.
+        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+    });
+    forks()
+}
+
+/// The same, where [`fork_generation`] was called before.
+#[inline]
+pub(crate) fn forks() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// A number that no other thread of this process has or will have, from 1; without a system call.
+#[inline]
+pub(crate) fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// The running kernel's release, such as "6.18.4".
+pub(crate) fn kernel_release() -> String {
+    // SAFETY: utsname consists of byte arrays, for which all zeroes are valid.
+    let mut name: libc::utsname = unsafe { mem::zeroed() };
+    // SAFETY: the pointer is to a utsname of ours, which the kernel fills with terminated strings.
+    if unsafe { libc::uname(&raw mut name) } != 0 {
+        return "unknown".to_owned();
+    }
+    // SAFETY: uname succeeded, so the field is a terminated string within `name`.
+    unsafe { CStr::from_ptr(name.release.as_ptr()) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+// ---- descriptors
+
+/// What kind of file a descriptor refers to, as far as waiting for it goes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum FileKind {
+    /// A socket, a pipe, or an anonymous file such as an eventfd or a timerfd: can be waited for.
+    Stream,
+    /// A character device: some can be waited for.
+    Character,
+    /// A regular file, a directory or a block device: always "ready", never waited for.
+    Storage,
+}
+
+/// The kind of an open descriptor. Fails with `EBADF` if it is none.
+pub(crate) fn file_kind(fd: RawFd) -> io::Result<FileKind> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the pointer is to memory of a stat's size and alignment.
+    check(unsafe { libc::fstat(fd, status.as_mut_ptr()) })?;
+    // SAFETY: fstat succeeded, so it has filled the structure.
+    let mode = unsafe { status.assume_init() }.st_mode & libc::S_IFMT;
+    Ok(match mode {
+        libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK | libc::S_IFLNK => FileKind::Storage,
+        libc::S_IFCHR => FileKind::Character,
+        _ => FileKind::Stream,
+    })
+}
+
+/// Whether the number is an open descriptor: `EBADF` if not.
+pub(crate) fn check_open(fd: RawFd) -> io::Result<()> {
+    // SAFETY: F_GETFD takes no argument and changes nothing.
+    check(unsafe { libc::fcntl(fd, libc::F_GETFD) }).map(drop)
+}
+
+/// Whether `O_NONBLOCK` is set on the open file.
+pub(crate) fn is_nonblocking(fd: RawFd) -> io::Result<bool> {
+    // SAFETY: F_GETFL takes no argument and changes nothing.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    Ok(flags & libc::O_NONBLOCK != 0)
+}
+
+/// Sets or clears `O_NONBLOCK` on the open file.
+pub(crate) fn set_nonblocking(fd: RawFd, nonblocking: bool) -> io::Result<()> {
+    // SAFETY: F_GETFL takes no argument and changes nothing.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    let flags = if nonblocking {
+        flags | libc::O_NONBLOCK
+    } else {
+        flags & !libc::O_NONBLOCK
+    };
+    // SAFETY: F_SETFL takes an int.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
+}
+
+/// Closes a descriptor that an event carried and that nobody will take. An error says that it is closed all the same
+/// (close(2)), so there is nothing to do about it.
+pub(crate) fn close_orphan(fd: RawFd) {
+    // SAFETY: the caller holds the only copy of a descriptor that the kernel has just made.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+}
+
+/// close(2), with its error.
+pub(crate) fn close(fd: RawFd) -> io::Result<()> {
+    // SAFETY: the user asked for this descriptor to be closed, and promised that nobody else owns it.
+    check(unsafe { libc::close(fd) }).map(drop)
+}
+
+/// Asks poll(2), without waiting, which of `events` a descriptor is ready for.
+pub(crate) fn poll_now(fd: RawFd, events: libc::c_short) -> io::Result<libc::c_short> {
+    let mut entry = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    // SAFETY: the pointer is to one pollfd of ours, and the count is one.
+    check(unsafe { libc::poll(&raw mut entry, 1, 0) })?;
+    Ok(entry.revents)
+}
+
+// ---- eventfd and epoll
+
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers are involved.
+    let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Adds one to an eventfd. A full counter is emptied first: what counts is that a waiter sees a change.
+pub(crate) fn eventfd_signal(fd: &OwnedFd) {
+    let one = 1_u64;
+    loop {
+        // SAFETY: the pointer is to eight bytes of ours.
+        let written = unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+        if written == 8 {
+            return;
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::EAGAIN) => {
+                let mut count = 0_u64;
+                // SAFETY: the pointer is to eight bytes of ours.
+                unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+            }
+            // An eventfd that is open fails in no other way (eventfd(2)).
+            _ => return,
+        }
+    }
+}
+
+pub(crate) fn epoll_create() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers are involved.
+    let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub(crate) fn epoll_control(
+    epoll: &OwnedFd,
+    operation: libc::c_int,
+    fd: RawFd,
+    events: u32,
+    data: u64,
+) -> io::Result<()> {
+    let mut event = libc::epoll_event { events, u64: data };
+    // SAFETY: the pointer is to an epoll_event of ours, which the kernel only reads.
+    check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), operation, fd, &raw mut event) }).map(drop)
+}
+
+/// Whether epoll can wait for this descriptor: asked of an epoll instance that lives for the question alone.
+pub(crate) fn can_be_polled(fd: RawFd) -> io::Result<()> {
+    epoll_control(&epoll_create()?, libc::EPOLL_CTL_ADD, fd, 0, 0)
+}
+
+/// A timeout in the kernel's terms; one that it cannot express becomes its longest.
+pub(crate) fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// `epoll_pwait2(2)`, Linux 5.11, to the nanosecond; `None` waits for ever. Returns how many entries of `events` are filled.
+pub(crate) fn epoll_wait_precise(
+    epoll: &OwnedFd,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+) -> io::Result<usize> {
+    let timeout = timeout.map(timespec);
+    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the events are ours and as many as we say; the timeout is null or lives until the call is over; the
+    // signal mask is null, which leaves it as it is, whatever its size.
+    let count = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait2,
+            epoll.as_raw_fd(),
+            events.as_mut_ptr(),
+            events.len() as libc::c_int,
+            timeout,
+            ptr::null::<libc::sigset_t>(),
+            0_usize,
+        )
+    };
+    check(count as libc::c_int).map(|count| count as usize)
+}
+
+/// `epoll_wait(2)`, for kernels without the other; the timeout is rounded up to whole milliseconds.
+pub(crate) fn epoll_wait(
+    epoll: &OwnedFd,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+) -> io::Result<usize> {
+    let timeout_ms = timeout.map_or(-1, |timeout| {
+        libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+    });
+    // SAFETY: the events are ours and as many as we say.
+    let count = unsafe {
+        libc::epoll_wait(
+            epoll.as_raw_fd(),
+            events.as_mut_ptr(),
+            events.len() as libc::c_int,
+            timeout_ms,
+        )
+    };
+    check(count).map(|count| count as usize)
+}
+
+// ---- sockets
+
+/// Accepts a connection that does not block and is closed on exec.
+pub(crate) fn accept(fd: RawFd) -> io::Result<RawFd> {
+    // SAFETY: null pointers say that the peer's address is not wanted.
+    check(unsafe {
+        libc::accept4(
+            fd,
+            ptr::null_mut(),
+            ptr::null_mut(),
+            libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+        )
+    })
+}
+
+/// connect(2).
+///
+/// # Safety
+/// `address` points to `length` readable bytes.
+pub(crate) unsafe fn connect(
+    fd: RawFd,
+    address: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    check(unsafe { libc::connect(fd, address, length) }).map(drop)
+}
+
+/// Takes a socket's pending error (`SO_ERROR`); 0 if there is none.
+pub(crate) fn socket_error(fd: RawFd) -> io::Result<i32> {
+    let mut error: libc::c_int = 0;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: both pointers are to variables of ours, of the size that `length` says.
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ERROR,
+            (&raw mut error).cast(),
+            &raw mut length,
+        )
+    })?;
+    Ok(error)
+}
+
+pub(crate) fn receive(
+    fd: RawFd,
+    buffer: &mut [MaybeUninit<u8>],
+    flags: libc::c_int,
+) -> io::Result<usize> {
+    // SAFETY: the buffer is ours to write, and as long as we say.
+    check_size(unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), flags) })
+}
+
+pub(crate) fn send(fd: RawFd, buffer: &[u8], flags: libc::c_int) -> io::Result<usize> {
+    // SAFETY: the buffer is readable, and as long as we say.
+    check_size(unsafe { libc::send(fd, buffer.as_ptr().cast(), buffer.len(), flags) })
+}
+
+/// recvmsg(2).
+///
+/// # Safety
+/// `message` and all that it points to are valid and writable.
+pub(crate) unsafe fn receive_message(
+    fd: RawFd,
+    message: *mut libc::msghdr,
+    flags: libc::c_int,
+) -> io::Result<usize> {
+    // SAFETY: the caller's promise.
+    check_size(unsafe { libc::recvmsg(fd, message, flags) })
+}
+
+/// sendmsg(2).
+///
+/// # Safety
+/// `message` and all that it points to are valid and readable.
+pub(crate) unsafe fn send_message(
+    fd: RawFd,
+    message: *const libc::msghdr,
+    flags: libc::c_int,
+) -> io::Result<usize> {
+    // SAFETY: the caller's promise.
+    check_size(unsafe { libc::sendmsg(fd, message, flags) })
+}
+
+pub(crate) fn shutdown(fd: RawFd, how: libc::c_int) -> io::Result<()> {
+    // SAFETY: no pointers are involved.
+    check(unsafe { libc::shutdown(fd, how) }).map(drop)
+}
+
+// ---- files and pipes
+
+/// Whether a read or a write may wait.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Waiting {
+    Allowed,
+    /// `EAGAIN` instead of waiting; `EOPNOTSUPP` where the file cannot promise that (`RWF_NOWAIT`).
+    Forbidden,
+}
+
+/// Reads at `offset`, or at the current position.
+pub(crate) fn read(
+    fd: RawFd,
+    buffer: &mut [MaybeUninit<u8>],
+    offset: Option<u64>,
+    waiting: Waiting,
+) -> io::Result<usize> {
+    let (data, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+    // SAFETY: the buffer is ours to write, and as long as we say; so is the vector that names it.
+    check_size(unsafe {
+        match (waiting, offset) {
+            (Waiting::Allowed, None) => libc::read(fd, data, length),
+            (Waiting::Allowed, Some(offset)) => {
+                libc::pread64(fd, data, length, offset as libc::off64_t)
+            }
+            (Waiting::Forbidden, offset) => {
+                let vector = libc::iovec {
+                    iov_base: data,
+                    iov_len: length,
+                };
+                let offset = offset.map_or(-1, |offset| offset as libc::off64_t);
+                libc::preadv2(fd, &raw const vector, 1, offset, libc::RWF_NOWAIT)
+            }
+        }
+    })
+}
+
+/// Writes at `offset`, or at the current position.
+pub(crate) fn write(
+    fd: RawFd,
+    buffer: &[u8],
+    offset: Option<u64>,
+    waiting: Waiting,
+) -> io::Result<usize> {
+    let (data, length) = (buffer.as_ptr().cast::<libc::c_void>(), buffer.len());
+    // SAFETY: the buffer is readable, and as long as we say; so is the vector that names it, which pwritev2 only reads.
+    check_size(unsafe {
+        match (waiting, offset) {
+            (Waiting::Allowed, None) => libc::write(fd, data, length),
+            (Waiting::Allowed, Some(offset)) => {
+                libc::pwrite64(fd, data, length, offset as libc::off64_t)
+            }
+            (Waiting::Forbidden, offset) => {
+                let vector = libc::iovec {
+                    iov_base: data.cast_mut(),
+                    iov_len: length,
+                };
+                let offset = offset.map_or(-1, |offset| offset as libc::off64_t);
+                libc::pwritev2(fd, &raw const vector, 1, offset, libc::RWF_NOWAIT)
+            }
+        }
+    })
+}
+
+pub(crate) fn fsync(fd: RawFd, data_only: bool) -> io::Result<()> {
+    // SAFETY: no pointers are involved.
+    check(unsafe {
+        if data_only {
+            libc::fdatasync(fd)
+        } else {
+            libc::fsync(fd)
+        }
+    })
+    .map(drop)
+}
+
+pub(crate) fn open_at(
+    directory: RawFd,
+    path: &CStr,
+    flags: libc::c_int,
+    mode: libc::mode_t,
+) -> io::Result<RawFd> {
+    // SAFETY: the path is a terminated string.
+    check(unsafe { libc::openat(directory, path.as_ptr(), flags, libc::c_uint::from(mode)) })
+}
+
+pub(crate) fn statx(
+    directory: RawFd,
+    path: &CStr,
+    flags: libc::c_int,
+    mask: libc::c_uint,
+    status: &mut libc::statx,
+) -> io::Result<()> {
+    // SAFETY: the path is a terminated string, and the result is a statx of the caller's.
+    check(unsafe { libc::statx(directory, path.as_ptr(), flags, mask, status) }).map(drop)
+}

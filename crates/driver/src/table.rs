@@ -1,0 +1,362 @@
+//! What a driver knows of its watches, its operations and the descriptors that they work on: the part of the
+//! bookkeeping that is the same on every backend.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::Counters;
+use crate::event::{Event, Interest, Mode, Readiness};
+use crate::op::{Op, Parked};
+use crate::sys;
+use crate::token::{Slots, Token};
+
+/// A user's wish to know when a descriptor is ready.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watch {
+    pub(crate) fd: RawFd,
+    pub(crate) interest: Interest,
+    pub(crate) mode: Mode,
+    /// Whether it waits for an event. A `OneShot` that has fired does not, nor does a watch that the kernel refused.
+    pub(crate) armed: bool,
+}
+
+/// An operation from `submit` until its resources are taken or freed.
+pub(crate) struct Submitted {
+    /// `None` while a worker thread has it.
+    pub(crate) parked: Option<Parked>,
+    pub(crate) fd: Option<RawFd>,
+    pub(crate) multishot: bool,
+    /// The epoll backend's: whether the last result is known, but not reported.
+    pub(crate) ended: bool,
+    /// Whether the last event has been reported.
+    finished: bool,
+    /// Nobody wants its events any more: what they carry is closed or freed.
+    discarded: bool,
+}
+
+enum Entry {
+    Watch(Watch),
+    Operation(Submitted),
+}
+
+/// What is known of one descriptor.
+#[derive(Default)]
+pub(crate) struct Descriptor {
+    watch: Option<Token>,
+    /// Operations that have not finished, in the order of their submission.
+    pub(crate) operations: Vec<Token>,
+    /// The epoll backend's: what the kernel was last told, 0 if nothing is registered.
+    pub(crate) registration: u32,
+    /// The epoll backend's: tells this registration from an earlier one of the same descriptor number.
+    pub(crate) epoch: u32,
+}
+
+pub(crate) struct Table {
+    slots: Slots<Entry>,
+    descriptors: Vec<Descriptor>,
+    /// Operations whose final event has been reported; freed at the next poll if nobody takes them.
+    finished: Vec<Token>,
+    pub(crate) counters: Counters,
+}
+
+impl Table {
+    pub(crate) fn new() -> Table {
+        Table {
+            slots: Slots::new(),
+            descriptors: Vec::new(),
+            finished: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Grows the table of descriptors to hold `fd`; `EBADF` if that is no open descriptor's number.
+    fn admit(&mut self, fd: RawFd) -> io::Result<&mut Descriptor> {
+        let index = usize::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+        if index >= self.descriptors.len() {
+            // Only numbers that the kernel has given out may cost memory.
+            sys::check_open(fd)?;
+            self.descriptors.resize_with(index + 1, Descriptor::default);
+        }
+        Ok(&mut self.descriptors[index])
+    }
+
+    pub(crate) fn descriptor(&mut self, fd: RawFd) -> Option<&mut Descriptor> {
+        self.descriptors.get_mut(usize::try_from(fd).ok()?)
+    }
+
+    // ---- watches
+
+    /// Makes a watch, armed. `EEXIST` if the descriptor has one, unless that is a `OneShot` that has fired: then the
+    /// descriptor may have been closed and its number reused without our knowledge.
+    pub(crate) fn insert_watch(
+        &mut self,
+        fd: RawFd,
+        interest: Interest,
+        mode: Mode,
+    ) -> io::Result<Token> {
+        self.admit(fd)?;
+        self.check_unwatched(fd, None)?;
+        let token = self.slots.insert(Entry::Watch(Watch {
+            fd,
+            interest,
+            mode,
+            armed: true,
+        }));
+        self.descriptors[fd as usize].watch = Some(token);
+        self.counters.watches += 1;
+        Ok(token)
+    }
+
+    fn check_unwatched(&self, fd: RawFd, except: Option<Token>) -> io::Result<()> {
+        let owner = self.descriptors[fd as usize].watch;
+        if owner == except {
+            return Ok(());
+        }
+        match owner.and_then(|owner| self.watch(owner)) {
+            Some(watch) if watch.armed || watch.mode != Mode::OneShot => {
+                Err(io::Error::from_raw_os_error(libc::EEXIST))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes a watch and arms it. `ENOENT` for a stale token, `EEXIST` if another watch has taken its descriptor.
+    pub(crate) fn renew_watch(
+        &mut self,
+        token: Token,
+        interest: Interest,
+        mode: Mode,
+    ) -> io::Result<Watch> {
+        let Some(Entry::Watch(watch)) = self.slots.get(token) else {
+            return Err(io::Error::from_raw_os_error(libc::ENOENT));
+        };
+        let before = *watch;
+        self.check_unwatched(before.fd, Some(token))?;
+        self.descriptors[before.fd as usize].watch = Some(token);
+        if let Some(watch) = self.watch_mut(token) {
+            *watch = Watch {
+                interest,
+                mode,
+                armed: true,
+                ..before
+            };
+        }
+        Ok(before)
+    }
+
+    pub(crate) fn watch(&self, token: Token) -> Option<&Watch> {
+        match self.slots.get(token) {
+            Some(Entry::Watch(watch)) => Some(watch),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn watch_mut(&mut self, token: Token) -> Option<&mut Watch> {
+        match self.slots.get_mut(token) {
+            Some(Entry::Watch(watch)) => Some(watch),
+            _ => None,
+        }
+    }
+
+    /// The watch of a descriptor, armed or not.
+    pub(crate) fn watch_of(&self, fd: RawFd) -> Option<(Token, Watch)> {
+        let token = self.descriptors.get(usize::try_from(fd).ok()?)?.watch?;
+        self.watch(token).map(|watch| (token, *watch))
+    }
+
+    /// Forgets a watch. `None` for a stale token.
+    pub(crate) fn remove_watch(&mut self, token: Token) -> Option<Watch> {
+        let watch = *self.watch(token)?;
+        self.slots.remove(token);
+        let owner = &mut self.descriptors[watch.fd as usize].watch;
+        if *owner == Some(token) {
+            *owner = None;
+        }
+        self.counters.watches -= 1;
+        Some(watch)
+    }
+
+    /// All watches.
+    pub(crate) fn watches(&self) -> Vec<(Token, Watch)> {
+        let tokens = self.slots.tokens().into_iter();
+        tokens
+            .filter_map(|token| self.watch(token).map(|watch| (token, *watch)))
+            .collect()
+    }
+
+    pub(crate) fn report_readiness(
+        &mut self,
+        token: Token,
+        readiness: Readiness,
+        events: &mut Vec<Event>,
+    ) {
+        self.counters.events += 1;
+        events.push(Event::readiness_of(token, readiness));
+    }
+
+    // ---- operations
+
+    pub(crate) fn insert_operation(&mut self, op: Op) -> io::Result<Token> {
+        op.check()?;
+        // A bad descriptor is the operation's result, as it is a system call's, not a refusal to try.
+        let fd = op.fd().filter(|fd| self.admit(*fd).is_ok());
+        let multishot = matches!(
+            op,
+            Op::Accept {
+                multishot: true,
+                ..
+            }
+        );
+        let submitted = Submitted {
+            parked: Some(Parked::new(op)),
+            fd,
+            multishot,
+            ended: false,
+            finished: false,
+            discarded: false,
+        };
+        let token = self.slots.insert(Entry::Operation(submitted));
+        if let Some(fd) = fd {
+            self.descriptors[fd as usize].operations.push(token);
+        }
+        self.counters.operations += 1;
+        Ok(token)
+    }
+
+    /// An operation that has not finished.
+    pub(crate) fn operation(&mut self, token: Token) -> Option<&mut Submitted> {
+        match self.slots.get_mut(token) {
+            Some(Entry::Operation(submitted)) if !submitted.finished => Some(submitted),
+            _ => None,
+        }
+    }
+
+    /// The operations of a descriptor that have not finished.
+    pub(crate) fn operations_of(&mut self, fd: RawFd) -> Vec<Token> {
+        self.descriptor(fd)
+            .map_or_else(Vec::new, |descriptor| descriptor.operations.clone())
+    }
+
+    /// All operations that have not finished.
+    pub(crate) fn operations(&mut self) -> Vec<Token> {
+        let mut tokens = self.slots.tokens();
+        tokens.retain(|token| self.operation(*token).is_some());
+        tokens
+    }
+
+    /// From now on the operation's events are dropped, and what they carry with them.
+    pub(crate) fn discard(&mut self, token: Token) {
+        if let Some(submitted) = self.operation(token) {
+            submitted.discarded = true;
+        } else {
+            drop(self.take(token));
+        }
+    }
+
+    /// Reports a result of an operation; the last one unless `more`.
+    pub(crate) fn report_completion(
+        &mut self,
+        token: Token,
+        result: i32,
+        more: bool,
+        events: &mut Vec<Event>,
+    ) {
+        let Some(submitted) = self.operation(token) else {
+            self.counters.stale_events += 1;
+            return;
+        };
+        let discarded = submitted.discarded;
+        let carries_descriptor = submitted.parked.as_mut().is_some_and(|parked| {
+            matches!(parked.get_mut().op, Op::Accept { .. } | Op::OpenAt { .. })
+        });
+        if discarded && carries_descriptor && result >= 0 {
+            sys::close_orphan(result);
+        }
+        if !more {
+            let fd = submitted.fd;
+            submitted.finished = true;
+            if let Some(parked) = &mut submitted.parked {
+                parked.get_mut().settle(result);
+            }
+            if let Some(descriptor) = fd.and_then(|fd| self.descriptor(fd)) {
+                descriptor
+                    .operations
+                    .retain(|operation| *operation != token);
+            }
+            self.counters.operations -= 1;
+            if discarded {
+                self.slots.remove(token);
+            } else {
+                self.finished.push(token);
+            }
+        }
+        if discarded {
+            self.counters.stale_events += 1;
+        } else {
+            self.counters.events += 1;
+            events.push(Event::completion_of(token, result, more));
+        }
+    }
+
+    /// Gives the resources of a finished operation back and frees its slot.
+    pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
+        match self.slots.get(token) {
+            Some(Entry::Operation(Submitted { finished: true, .. })) => {}
+            _ => return None,
+        }
+        match self.slots.remove(token) {
+            Some(Entry::Operation(Submitted {
+                parked: Some(parked),
+                ..
+            })) => Some(parked.into_op()),
+            _ => None,
+        }
+    }
+
+    /// Frees the finished operations that nobody took since the last poll.
+    pub(crate) fn reclaim(&mut self) {
+        while let Some(token) = self.finished.pop() {
+            drop(self.take(token));
+        }
+    }
+
+    /// Forgets an operation without freeing what the kernel may still write to.
+    pub(crate) fn leak_operation(&mut self, token: Token) {
+        if let Some(Entry::Operation(Submitted {
+            parked: Some(parked),
+            ..
+        })) = self.slots.remove(token)
+        {
+            parked.leak();
+        }
+    }
+
+    // ---- what the kernel is told
+
+    /// Begins a new arming of a watch or an operation; the result is its user data.
+    pub(crate) fn next_sequence(&mut self, token: Token) -> u64 {
+        self.slots.next_sequence(token)
+    }
+
+    /// The user data of the latest arming.
+    pub(crate) fn user_data(&self, token: Token) -> u64 {
+        self.slots.user_data(token)
+    }
+
+    /// Whose arming the kernel speaks of, and whether it is a watch's; `None` if that arming is over.
+    pub(crate) fn by_user_data(&mut self, user_data: u64) -> Option<(Token, Owner)> {
+        let (token, entry) = self.slots.by_user_data(user_data)?;
+        match entry {
+            Entry::Watch(watch) => Some((token, Owner::Watch(*watch))),
+            Entry::Operation(submitted) if !submitted.finished => Some((token, Owner::Operation)),
+            Entry::Operation(_) => None,
+        }
+    }
+}
+
+/// Whose event it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Owner {
+    Watch(Watch),
+    Operation,
+}

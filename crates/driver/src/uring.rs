@@ -1,0 +1,949 @@
+//! The `io_uring` backend.
+//!
+//! - Nothing is handed to the kernel before [`poll`](Uring::poll) or [`flush`](Uring::flush): entries wait in a queue
+//!   of ours, so that watching, dropping and submitting cost no system call and never find the submission queue full.
+//! - The ring is made disabled and enabled by the thread that first enters it, because with `SINGLE_ISSUER` that
+//!   thread owns it. Another thread that comes later gets a ring of its own and arms the watches there; arming checks
+//!   the level, so that nothing is lost.
+//! - An enter always asks for events (`GETEVENTS`): with `DEFER_TASKRUN` completions are not made otherwise.
+//! - What the kernel writes to belongs to the operation's slot until the last completion. On drop everything is
+//!   cancelled and reaped, and what the kernel will not let go of is leaked rather than freed.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
+
+use crate::config::Config;
+use crate::event::{Event, Interest, Mode, Readiness};
+use crate::op::{Op, Operation, spare};
+use crate::sys::{self, FileKind};
+use crate::table::{Owner, Table, Watch};
+use crate::token::Token;
+use crate::waker::Waker;
+use crate::{Counters, Peek};
+
+/// The slot index that no watch or operation has: user data with it is the driver's own.
+const INTERNAL: u64 = u32::MAX as u64;
+/// Completions that nobody waits for: those of removals and cancels that found nothing.
+const IGNORED: u64 = 1 << 32 | INTERNAL;
+/// The watch on the waker's eventfd.
+const WAKER: u64 = 2 << 32 | INTERNAL;
+
+/// The smallest submission queue that is tried when memory is short.
+const ENTRIES_MIN: u32 = 8;
+
+/// One way to set a ring up, from the best to the least that will do.
+struct Setup {
+    flags: &'static [&'static str],
+    apply: fn(&mut io_uring::Builder),
+}
+
+/// `DEFER_TASKRUN` needs Linux 6.1, `NO_SQARRAY` 6.6, `SINGLE_ISSUER` 6.0, `COOP_TASKRUN` and `TASKRUN_FLAG` 5.19.
+/// Without the last one nobody could see without a system call whether there is work, so that is where we stop.
+const SETUPS: &[Setup] = &[
+    Setup {
+        flags: &[
+            "SINGLE_ISSUER",
+            "DEFER_TASKRUN",
+            "TASKRUN_FLAG",
+            "NO_SQARRAY",
+        ],
+        apply: |builder| {
+            builder
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_taskrun_flag()
+                .setup_no_sqarray();
+        },
+    },
+    Setup {
+        flags: &["SINGLE_ISSUER", "DEFER_TASKRUN", "TASKRUN_FLAG"],
+        apply: |builder| {
+            builder
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_taskrun_flag();
+        },
+    },
+    Setup {
+        flags: &["SINGLE_ISSUER", "COOP_TASKRUN", "TASKRUN_FLAG"],
+        apply: |builder| {
+            builder
+                .setup_single_issuer()
+                .setup_coop_taskrun()
+                .setup_taskrun_flag();
+        },
+    },
+    Setup {
+        flags: &["COOP_TASKRUN", "TASKRUN_FLAG"],
+        apply: |builder| {
+            builder.setup_coop_taskrun().setup_taskrun_flag();
+        },
+    },
+];
+
+/// With a kernel thread that takes the submissions, task work is that thread's.
+const SETUPS_SQ_POLL: &[Setup] = &[Setup {
+    flags: &["SQPOLL"],
+    apply: |builder| {
+        builder.setup_sqpoll(SQ_POLL_IDLE_MS);
+    },
+}];
+
+/// How long the kernel's submission thread spins before it sleeps.
+const SQ_POLL_IDLE_MS: u32 = 10;
+
+/// What a ring was granted.
+struct Granted {
+    ring: IoUring,
+    description: String,
+}
+
+/// Why `io_uring` cannot be had, for people.
+fn refusal(error: &io::Error) -> String {
+    let why = match error.raw_os_error() {
+        Some(libc::EPERM) => "EPERM (a seccomp filter or kernel.io_uring_disabled)",
+        Some(libc::EACCES) => "EACCES (a security module)",
+        Some(libc::ENOSYS) => "ENOSYS (a kernel without io_uring, or a seccomp filter)",
+        Some(libc::ENOMEM) => "ENOMEM even for a small ring (RLIMIT_MEMLOCK or a memory limit)",
+        Some(libc::EINVAL) => "EINVAL (a kernel before 5.19)",
+        Some(libc::EMFILE) => "EMFILE (too many open files: raise ulimit -n)",
+        Some(libc::ENFILE) => "ENFILE (too many open files on this machine)",
+        _ => return error.to_string(),
+    };
+    format!("io_uring_setup was refused with {why}")
+}
+
+/// Makes a disabled ring of what the kernel grants. The error's text is for people.
+fn set_up(config: &Config) -> io::Result<Granted> {
+    let setups = if config.sq_poll {
+        SETUPS_SQ_POLL
+    } else {
+        SETUPS
+    };
+    let mut entries = config.entries.clamp(1, 32768);
+    let mut completion_entries = config
+        .completion_entries
+        .unwrap_or(entries.saturating_mul(8))
+        .max(entries);
+    loop {
+        let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
+        for setup in setups {
+            let mut builder = IoUring::builder();
+            builder
+                .setup_r_disabled()
+                .setup_clamp()
+                .setup_submit_all()
+                .setup_cqsize(completion_entries);
+            (setup.apply)(&mut builder);
+            match builder.build(entries) {
+                Ok(ring) => {
+                    check_features(&ring)?;
+                    return Ok(Granted {
+                        description: describe(setup, &ring),
+                        ring,
+                    });
+                }
+                Err(error) => refused = error,
+            }
+            if refused.raw_os_error() != Some(libc::EINVAL) {
+                break;
+            }
+        }
+        if refused.raw_os_error() == Some(libc::ENOMEM) && entries > ENTRIES_MIN {
+            // Before Linux 5.12 rings count against RLIMIT_MEMLOCK; a smaller one may fit.
+            entries = (entries / 4).max(ENTRIES_MIN);
+            completion_entries = (completion_entries / 4).max(entries);
+            continue;
+        }
+        let text = refusal(&refused);
+        return Err(io::Error::new(refused.kind(), text));
+    }
+}
+
+fn describe(setup: &Setup, ring: &IoUring) -> String {
+    let mut flags = setup.flags.to_vec();
+    if ring.params().is_feature_no_iowait() {
+        flags.push("NO_IOWAIT");
+    }
+    format!(
+        "io_uring: kernel {} grants {}; {} submission and {} completion entries",
+        sys::kernel_release(),
+        flags.join(", "),
+        ring.params().sq_entries(),
+        ring.params().cq_entries(),
+    )
+}
+
+/// Operations without which the backend is no use, each since Linux 5.11 or earlier.
+const ESSENTIAL: &[(u8, &str)] = &[
+    (opcode::PollAdd::CODE, "POLL_ADD"),
+    (opcode::PollRemove::CODE, "POLL_REMOVE"),
+    (opcode::AsyncCancel::CODE, "ASYNC_CANCEL"),
+    (opcode::Accept::CODE, "ACCEPT"),
+    (opcode::Connect::CODE, "CONNECT"),
+    (opcode::Recv::CODE, "RECV"),
+    (opcode::Send::CODE, "SEND"),
+    (opcode::RecvMsg::CODE, "RECVMSG"),
+    (opcode::SendMsg::CODE, "SENDMSG"),
+    (opcode::Read::CODE, "READ"),
+    (opcode::Write::CODE, "WRITE"),
+    (opcode::Fsync::CODE, "FSYNC"),
+    (opcode::OpenAt::CODE, "OPENAT"),
+    (opcode::Statx::CODE, "STATX"),
+    (opcode::Shutdown::CODE, "SHUTDOWN"),
+    (opcode::Close::CODE, "CLOSE"),
+];
+
+/// Checks that the kernel has all that the backend builds on. Asked once per process: kernels don't change under us.
+fn check_features(ring: &IoUring) -> io::Result<()> {
+    static COMPLETE: OnceLock<()> = OnceLock::new();
+    if COMPLETE.get().is_some() {
+        return Ok(());
+    }
+    let lacks = |what: &str| {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("the kernel's io_uring lacks {what}"),
+        ))
+    };
+    let params = ring.params();
+    for (present, name) in [
+        (params.is_feature_nodrop(), "NODROP"),
+        (params.is_feature_fast_poll(), "FAST_POLL"),
+        (params.is_feature_rw_cur_pos(), "RW_CUR_POS"),
+        (params.is_feature_ext_arg(), "EXT_ARG"),
+        (params.is_feature_skip_cqe_on_success(), "CQE_SKIP"),
+    ] {
+        if !present {
+            return lacks(name);
+        }
+    }
+    let mut probe = Probe::new();
+    if let Err(error) = ring.submitter().register_probe(&mut probe) {
+        return Err(io::Error::new(
+            error.kind(),
+            format!("io_uring_register was refused ({error})"),
+        ));
+    }
+    for (code, name) in ESSENTIAL {
+        if !probe.is_supported(*code) {
+            return lacks(name);
+        }
+    }
+    // A second setter has found the same.
+    let _ = COMPLETE.set(());
+    Ok(())
+}
+
+pub(crate) struct Uring {
+    ring: IoUring,
+    config: Config,
+    description: String,
+    /// The number of the thread that enabled the ring; 0 as long as nobody has.
+    owner: u64,
+    /// Entries that are not in the kernel's queue yet.
+    queued: VecDeque<squeue::Entry>,
+    /// Level watches that have fired and are armed again at the next poll.
+    rearm: Vec<Token>,
+    table: Table,
+    waker: Waker,
+    /// Whether this is a child process, to which the ring does not belong.
+    abandoned: bool,
+}
+
+impl Uring {
+    pub(crate) fn new(config: &Config, waker: Waker) -> io::Result<Uring> {
+        let Granted { ring, description } = set_up(config)?;
+        let mut uring = Uring {
+            ring,
+            config: config.clone(),
+            description,
+            owner: 0,
+            queued: VecDeque::new(),
+            rearm: Vec::new(),
+            table: Table::new(),
+            waker,
+            abandoned: false,
+        };
+        uring.arm_waker();
+        Ok(uring)
+    }
+
+    pub(crate) fn description(&self) -> &str {
+        &self.description
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.table.counters
+    }
+
+    // ---- watches
+
+    pub(crate) fn watch(&mut self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Token> {
+        self.settle_in()?;
+        // The kernel would say "always ready" of a file, and nothing of a bad descriptor before the next poll.
+        self.table.counters.system_calls += 1;
+        match sys::file_kind(fd)? {
+            FileKind::Stream => {}
+            FileKind::Character => {
+                self.table.counters.system_calls += 2;
+                sys::can_be_polled(fd)?;
+            }
+            FileKind::Storage => return Err(io::Error::from_raw_os_error(libc::EPERM)),
+        }
+        let token = self.table.insert_watch(fd, interest, mode)?;
+        self.arm(token);
+        Ok(token)
+    }
+
+    pub(crate) fn rewatch(
+        &mut self,
+        token: Token,
+        interest: Interest,
+        mode: Mode,
+    ) -> io::Result<()> {
+        self.settle_in()?;
+        let before = self.table.renew_watch(token, interest, mode)?;
+        self.disarm(token, before);
+        self.arm(token);
+        Ok(())
+    }
+
+    pub(crate) fn unwatch(&mut self, token: Token) {
+        if let Some(watch) = self.table.watch(token).copied() {
+            self.disarm(token, watch);
+            self.table.remove_watch(token);
+        }
+    }
+
+    /// Queues the poll request of a watch.
+    fn arm(&mut self, token: Token) {
+        let Some(watch) = self.table.watch(token).copied() else {
+            return;
+        };
+        let user_data = self.table.next_sequence(token);
+        // Without IORING_POLL_ADD_LEVEL a multishot poll is edge-triggered (io_uring_enter(2)).
+        let entry = opcode::PollAdd::new(Fd(watch.fd), watch.interest.poll_bits())
+            .multi(watch.mode == Mode::Edge)
+            .build()
+            .user_data(user_data);
+        self.queued.push_back(entry);
+    }
+
+    /// Queues the removal of a watch's poll request, if the kernel has one.
+    fn disarm(&mut self, token: Token, watch: Watch) {
+        if !watch.armed {
+            return;
+        }
+        // A request that has just completed is not found, which is as good.
+        let entry = opcode::PollRemove::new(self.table.user_data(token))
+            .build()
+            .flags(squeue::Flags::SKIP_SUCCESS)
+            .user_data(IGNORED);
+        self.queued.push_back(entry);
+    }
+
+    fn arm_waker(&mut self) {
+        let entry = opcode::PollAdd::new(Fd(self.waker.fd()), libc::EPOLLIN as u32)
+            .multi(true)
+            .build()
+            .user_data(WAKER);
+        self.queued.push_back(entry);
+    }
+
+    // ---- operations
+
+    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+        self.settle_in()?;
+        let token = self.table.insert_operation(op)?;
+        self.start(token);
+        Ok(token)
+    }
+
+    /// Queues the request of an operation.
+    fn start(&mut self, token: Token) {
+        let user_data = self.table.next_sequence(token);
+        if let Some(parked) = self
+            .table
+            .operation(token)
+            .and_then(|submitted| submitted.parked.as_mut())
+        {
+            let entry = request(parked.get_mut()).user_data(user_data);
+            self.queued.push_back(entry);
+        }
+    }
+
+    pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
+        self.table.take(token)
+    }
+
+    pub(crate) fn cancel(&mut self, token: Token) {
+        if self.table.operation(token).is_some() {
+            let entry = opcode::AsyncCancel::new(self.table.user_data(token))
+                .build()
+                .flags(squeue::Flags::SKIP_SUCCESS)
+                .user_data(IGNORED);
+            self.queued.push_back(entry);
+        }
+    }
+
+    pub(crate) fn cancel_fd(&mut self, fd: RawFd) {
+        for token in self.table.operations_of(fd) {
+            self.cancel(token);
+        }
+    }
+
+    pub(crate) fn discard(&mut self, token: Token) {
+        self.cancel(token);
+        self.table.discard(token);
+    }
+
+    // ---- the kernel
+
+    /// Makes sure that the ring is this thread's.
+    fn settle_in(&mut self) -> io::Result<()> {
+        if self.owner == 0 || self.owner == sys::thread_number() {
+            Ok(())
+        } else {
+            self.rebuild()
+        }
+    }
+
+    /// Builds a ring for this thread and arms everything there.
+    #[cold]
+    fn rebuild(&mut self) -> io::Result<()> {
+        // Operations that are queued move along; those that the old ring has cannot.
+        let is_operation = |entry: &squeue::Entry| {
+            let code = entry.get_opcode();
+            code != u32::from(opcode::PollAdd::CODE)
+                && code != u32::from(opcode::PollRemove::CODE)
+                && code != u32::from(opcode::AsyncCancel::CODE)
+        };
+        let queued = self
+            .queued
+            .iter()
+            .filter(|entry| is_operation(entry))
+            .count();
+        if self.table.operations().len() > queued {
+            // Completions that are there already need no kernel; but only poll may report them.
+            return Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "the loop moved to another thread while operations were in flight: \
+                 finish or cancel them in the thread that submitted them, then move",
+            ));
+        }
+        let Granted { ring, description } = set_up(&self.config)?;
+        // Closing the old ring makes the kernel drop the requests that it still has; nothing of ours is in them.
+        self.ring = ring;
+        self.description = description;
+        self.owner = 0;
+        self.table.counters.rings_rebuilt += 1;
+        self.rearm_everything();
+        Ok(())
+    }
+
+    /// Arms every watch anew, and drops what was queued for earlier armings.
+    fn rearm_everything(&mut self) {
+        self.queued.retain(|entry| {
+            let code = entry.get_opcode();
+            code != u32::from(opcode::PollAdd::CODE) && code != u32::from(opcode::PollRemove::CODE)
+        });
+        self.arm_waker();
+        for (token, watch) in self.table.watches() {
+            if watch.armed {
+                self.arm(token);
+            }
+        }
+    }
+
+    /// What can be known without a system call.
+    pub(crate) fn peek(&self) -> Peek {
+        let idle = self.queued.is_empty()
+            && self.rearm.is_empty()
+            && !self.waker.is_notified()
+            && !self.has_work();
+        if idle { Peek::Empty } else { Peek::Ready }
+    }
+
+    /// Whether the kernel has completions, or work that becomes completions when we enter.
+    fn has_work(&self) -> bool {
+        // SAFETY: no other view of the completion queue exists: those made elsewhere in this file live within
+        // functions that have `&mut self`.
+        if !unsafe { self.ring.completion_shared() }.is_empty() {
+            return true;
+        }
+        // SAFETY: the same for the submission queue.
+        let submission = unsafe { self.ring.submission_shared() };
+        submission.taskrun() || submission.cq_overflow() || !submission.is_empty()
+    }
+
+    /// Whether entering would do anything.
+    fn must_enter(&mut self) -> bool {
+        let submission = self.ring.submission();
+        !self.queued.is_empty()
+            || submission.taskrun()
+            || submission.cq_overflow()
+            || !submission.is_empty()
+    }
+
+    /// Moves queued entries into the kernel's queue as far as they fit. Returns whether all did.
+    fn fill(&mut self) -> bool {
+        if self.queued.is_empty() {
+            return true;
+        }
+        let mut submission = self.ring.submission();
+        while let Some(entry) = self.queued.front() {
+            // SAFETY: what the entry points to belongs to an operation that the table keeps until its last completion.
+            if unsafe { submission.push(entry) }.is_err() {
+                return false;
+            }
+            self.queued.pop_front();
+        }
+        true
+    }
+
+    /// One `io_uring_enter(2)` that submits what the kernel's queue holds, runs task work, and waits for a completion
+    /// if `wait`. Enables the ring first where nobody has.
+    fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> io::Result<()> {
+        if self.owner == 0 {
+            self.ring.submitter().register_enable_rings()?;
+            self.table.counters.system_calls += 1;
+            self.owner = sys::thread_number();
+        }
+        let timespec = timeout.map(Timespec::from);
+        let mut arguments = SubmitArgs::new();
+        if let Some(timespec) = &timespec {
+            arguments = arguments.timespec(timespec);
+        }
+        let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        if wait && self.ring.params().is_feature_no_iowait() {
+            flags |= EnterFlags::NO_IOWAIT;
+        }
+        let submission = self.ring.submission();
+        let to_submit = submission.len();
+        if self.config.sq_poll && submission.need_wakeup() {
+            flags |= EnterFlags::SQ_WAKEUP;
+        }
+        drop(submission);
+        self.table.counters.system_calls += 1;
+        // SAFETY: the arguments are a SubmitArgs, as EXT_ARG says, and live with what they point to until the call
+        // returns. The memory that submitted entries name belongs to the table (see `fill`).
+        let result = unsafe {
+            self.ring.submitter().enter(
+                to_submit as u32,
+                u32::from(wait),
+                flags.bits(),
+                Some(&arguments),
+            )
+        };
+        match result {
+            Ok(submitted) if submitted < to_submit && !self.config.sq_poll => {
+                // The rest stays in the queue and goes along with the next enter.
+                self.table.counters.short_submits += 1;
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Submits all that is queued and, if `wait`, waits for a completion. Entries that the kernel won't take for
+    /// want of memory or of room stay queued. Returns how the wait ended.
+    fn enter_all(
+        &mut self,
+        wait: bool,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<Ended> {
+        let before = events.len();
+        let mut refusals = 0;
+        loop {
+            let all = self.fill();
+            // Whoever has events in hand must not wait for more.
+            let wait_now = wait && all && events.len() == before;
+            match self.enter(wait_now, timeout) {
+                Ok(()) => {
+                    if all && (!wait_now || self.ring.submission().is_empty()) {
+                        return Ok(Ended::Returned);
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::ETIME) => return Ok(Ended::TimedOut),
+                    Some(libc::EINTR) => return Ok(Ended::Interrupted),
+                    // The completion queue has overflowed, or there is no memory for requests: room is made by
+                    // reaping, and what stays queued is tried again at the next poll at the latest.
+                    Some(libc::EBUSY | libc::EAGAIN) => {
+                        refusals += 1;
+                        self.table.counters.refused_submits += 1;
+                        if refusals > 100 {
+                            return Ok(Ended::Returned);
+                        }
+                        std::thread::yield_now();
+                    }
+                    // Completions were lost for want of memory (Linux 5.19, io_uring_enter(2)): arming the watches
+                    // again checks their level.
+                    Some(libc::EBADR) => {
+                        self.table.counters.overflows += 1;
+                        self.disarm_everything();
+                        self.rearm_everything();
+                    }
+                    _ => return Err(error),
+                },
+            }
+            self.reap(events);
+        }
+    }
+
+    fn disarm_everything(&mut self) {
+        for (token, watch) in self.table.watches() {
+            self.disarm(token, watch);
+        }
+    }
+
+    /// Turns completions into events.
+    fn reap(&mut self, events: &mut Vec<Event>) {
+        if self.ring.submission().cq_overflow() {
+            self.table.counters.overflows += 1;
+        }
+        let mut rearm_waker = false;
+        let mut restart = Vec::new();
+        let mut rearm_edge = Vec::new();
+        for completion in self.ring.completion() {
+            let (user_data, result) = (completion.user_data(), completion.result());
+            let more = cqueue::more(completion.flags());
+            if user_data & INTERNAL == INTERNAL {
+                rearm_waker |= user_data == WAKER && !more;
+                continue;
+            }
+            match self.table.by_user_data(user_data) {
+                None => self.table.counters.stale_events += 1,
+                Some((token, Owner::Watch(_))) if result < 0 => {
+                    // The kernel would not wait for it: reading or writing will tell why.
+                    if let Some(watch) = self.table.watch_mut(token) {
+                        watch.armed = false;
+                    }
+                    self.table.report_readiness(
+                        token,
+                        Readiness::ERROR | Readiness::HANG_UP,
+                        events,
+                    );
+                }
+                Some((token, Owner::Watch(watch))) => {
+                    match watch.mode {
+                        Mode::Edge if more => {}
+                        Mode::Edge => rearm_edge.push(token),
+                        Mode::Level | Mode::OneShot => {
+                            if let Some(watch) = self.table.watch_mut(token) {
+                                watch.armed = false;
+                            }
+                            if watch.mode == Mode::Level {
+                                self.rearm.push(token);
+                            }
+                        }
+                    }
+                    self.table
+                        .report_readiness(token, Readiness::from_bits(result as u32), events);
+                }
+                Some((token, Owner::Operation)) => {
+                    let multishot = self
+                        .table
+                        .operation(token)
+                        .is_some_and(|submitted| submitted.multishot);
+                    // The kernel may end a multishot request after any completion, for instance when the completion
+                    // queue is full; only an error ends it for the user.
+                    let goes_on = more || multishot && result >= 0;
+                    if goes_on && !more {
+                        restart.push(token);
+                    }
+                    self.table.report_completion(token, result, goes_on, events);
+                }
+            }
+        }
+        if rearm_waker {
+            self.arm_waker();
+        }
+        for token in rearm_edge {
+            self.table.counters.rearms += 1;
+            self.arm(token);
+        }
+        for token in restart {
+            self.table.counters.rearms += 1;
+            self.start(token);
+        }
+    }
+
+    /// Queues the requests of the level watches that have fired, so that they fire again if still ready.
+    fn rearm_level(&mut self) {
+        for token in std::mem::take(&mut self.rearm) {
+            // Meanwhile it may be gone, changed, or armed by a rewatch.
+            if let Some(watch) = self
+                .table
+                .watch_mut(token)
+                .filter(|watch| !watch.armed && watch.mode == Mode::Level)
+            {
+                watch.armed = true;
+                self.arm(token);
+            }
+        }
+    }
+
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.settle_in()?;
+        // Completions stay in the queue for poll; only where the kernel refuses for want of room are they looked at.
+        let mut refusals = 0;
+        while self.must_enter() && refusals < 100 {
+            self.fill();
+            if let Err(error) = self.enter(false, None) {
+                match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EBUSY | libc::EAGAIN | libc::EBADR) => {
+                        refusals += 1;
+                        self.table.counters.refused_submits += 1;
+                        std::thread::yield_now();
+                    }
+                    _ => return Err(error),
+                }
+            }
+            let submission = self.ring.submission();
+            if self.queued.is_empty() && submission.cq_overflow() && !submission.taskrun() {
+                // The completion queue is full: only poll can make room.
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn poll(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        self.table.reclaim();
+        self.settle_in()?;
+        self.rearm_level();
+        let before = events.len();
+        self.reap(events);
+        let may_wait = timeout != Some(Duration::ZERO);
+        let deadline = timeout
+            .filter(|_| may_wait)
+            .and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut remaining = timeout;
+        loop {
+            let wait = may_wait && events.len() == before && self.waker.fall_asleep();
+            if !wait && !self.must_enter() {
+                break;
+            }
+            let ended = self.enter_all(wait, remaining.filter(|_| wait), events);
+            let woken = wait && self.waker.get_up();
+            let nothing_came = self.ring.completion().is_empty();
+            self.reap(events);
+            match ended? {
+                Ended::TimedOut => break,
+                Ended::Interrupted => {
+                    self.waker.clear();
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                Ended::Returned => {}
+            }
+            if !wait || woken || events.len() > before {
+                break;
+            }
+            if let Some(deadline) = deadline {
+                let now = Instant::now();
+                if now >= deadline {
+                    break;
+                }
+                remaining = Some(deadline - now);
+            }
+            if nothing_came {
+                // An enter that has submitted something reports that, not the signal that ended its wait.
+                self.waker.clear();
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+        }
+        self.waker.clear();
+        Ok(())
+    }
+
+    /// Says that this is a child process: the ring is the parent's, and nothing may be asked of it any more.
+    pub(crate) fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+
+    /// Cancels everything and waits, for a while, until the kernel has let go of it.
+    fn wind_up(&mut self) {
+        let mut events = Vec::new();
+        for token in self.table.operations() {
+            self.table.discard(token);
+        }
+        // What was never submitted needs no cancelling.
+        for entry in std::mem::take(&mut self.queued) {
+            if let Some((token, Owner::Operation)) = self.table.by_user_data(entry.get_user_data())
+            {
+                self.table
+                    .report_completion(token, -libc::ECANCELED, false, &mut events);
+            }
+        }
+        if self.owner == sys::thread_number() {
+            // Watches too: a child that inherited the ring's descriptor keeps the ring alive, and with it the files.
+            let cancel_all = opcode::AsyncCancel2::new(CancelBuilder::any().all())
+                .build()
+                .user_data(IGNORED);
+            self.queued.push_back(cancel_all);
+            let deadline = Instant::now() + WIND_UP_MAX;
+            loop {
+                let wait = !self.table.operations().is_empty();
+                if self
+                    .enter_all(wait, Some(Duration::from_millis(10)), &mut events)
+                    .is_err()
+                {
+                    break;
+                }
+                self.reap(&mut events);
+                // A multishot accept that the kernel ended by itself has been queued anew, and is cancelled anew.
+                if !self.queued.is_empty() {
+                    self.queued.push_back(
+                        opcode::AsyncCancel2::new(CancelBuilder::any().all())
+                            .build()
+                            .user_data(IGNORED),
+                    );
+                }
+                let idle = self.table.operations().is_empty() && !self.must_enter();
+                if idle || Instant::now() > deadline {
+                    break;
+                }
+            }
+        }
+        // The kernel may still write to what is left: its ring is another thread's, or the operation won't be cancelled.
+        for token in self.table.operations() {
+            self.table.leak_operation(token);
+        }
+    }
+}
+
+/// How long dropping a driver waits for operations that the kernel will not cancel, such as a write to a slow disk.
+const WIND_UP_MAX: Duration = Duration::from_secs(1);
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // In a child process the table is a copy that no kernel writes to: it is simply freed.
+        if !self.abandoned {
+            self.wind_up();
+        }
+        // The ring's memory is unmapped and its descriptor closed after this, and the table freed last.
+    }
+}
+
+/// How a wait in the kernel ended.
+enum Ended {
+    Returned,
+    TimedOut,
+    Interrupted,
+}
+
+/// The kernel's form of an operation. The pointers in it lead into the operation, which the table keeps unmoved.
+fn request(operation: &mut Operation) -> squeue::Entry {
+    let header = operation.message_header();
+    match &mut operation.op {
+        Op::Accept {
+            fd,
+            multishot: true,
+        } => opcode::AcceptMulti::new(Fd(*fd))
+            .flags(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)
+            .build(),
+        Op::Accept {
+            fd,
+            multishot: false,
+        } => opcode::Accept::new(Fd(*fd), std::ptr::null_mut(), std::ptr::null_mut())
+            .flags(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)
+            .build(),
+        Op::Connect { fd, addr } => {
+            opcode::Connect::new(Fd(*fd), addr.as_ptr(), addr.length()).build()
+        }
+        Op::Recv { fd, buffer, flags } => {
+            let spare = spare(buffer);
+            opcode::Recv::new(Fd(*fd), spare.as_mut_ptr().cast(), length(spare.len()))
+                .flags(*flags)
+                .build()
+        }
+        Op::Send {
+            fd,
+            buffer,
+            start,
+            flags,
+        } => {
+            let rest = &buffer[*start..];
+            let flags = *flags | libc::MSG_NOSIGNAL;
+            opcode::Send::new(Fd(*fd), rest.as_ptr(), length(rest.len()))
+                .flags(flags)
+                .build()
+        }
+        Op::RecvMsg { fd, flags, .. } => {
+            let flags = (*flags | libc::MSG_CMSG_CLOEXEC) as u32;
+            opcode::RecvMsg::new(Fd(*fd), header).flags(flags).build()
+        }
+        Op::SendMsg { fd, flags, .. } => {
+            let flags = (*flags | libc::MSG_NOSIGNAL) as u32;
+            opcode::SendMsg::new(Fd(*fd), header).flags(flags).build()
+        }
+        Op::Read { fd, buffer, offset } => {
+            let spare = spare(buffer);
+            opcode::Read::new(Fd(*fd), spare.as_mut_ptr().cast(), length(spare.len()))
+                .offset(offset.unwrap_or(u64::MAX))
+                .build()
+        }
+        Op::Write {
+            fd,
+            buffer,
+            start,
+            offset,
+        } => {
+            let rest = &buffer[*start..];
+            opcode::Write::new(Fd(*fd), rest.as_ptr(), length(rest.len()))
+                .offset(offset.unwrap_or(u64::MAX))
+                .build()
+        }
+        Op::Fsync { fd, data_only } => {
+            let flags = if *data_only {
+                FsyncFlags::DATASYNC
+            } else {
+                FsyncFlags::empty()
+            };
+            opcode::Fsync::new(Fd(*fd)).flags(flags).build()
+        }
+        Op::OpenAt {
+            directory,
+            path,
+            flags,
+            mode,
+        } => opcode::OpenAt::new(Fd(*directory), path.as_ptr())
+            .flags(*flags | libc::O_CLOEXEC)
+            .mode(*mode)
+            .build(),
+        Op::Statx {
+            directory,
+            path,
+            flags,
+            mask,
+            status,
+        } => opcode::Statx::new(Fd(*directory), path.as_ptr(), (&raw mut status.0).cast())
+            .flags(*flags)
+            .mask(*mask)
+            .build(),
+        Op::Shutdown { fd, how } => opcode::Shutdown::new(Fd(*fd), *how).build(),
+        Op::Close { fd } => opcode::Close::new(Fd(*fd)).build(),
+    }
+}
+
+/// A length in the kernel's terms: one transfer moves less than two gigabytes anyway (read(2)).
+fn length(length: usize) -> u32 {
+    length.min(0x7fff_f000) as u32
+}

@@ -1,0 +1,145 @@
+//! A few threads for what cannot be waited for: the epoll backend's files.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::epoll::{failure, perform};
+use crate::op::Parked;
+use crate::token::Token;
+use crate::waker::Waker;
+
+/// How many threads a driver keeps at most: enough to overlap waits for a disk.
+const THREADS_MAX: usize = 4;
+
+/// How long a thread stays without work.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<(Token, Parked)>,
+    done: Vec<(Token, Parked, i32)>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    waker: Waker,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Nothing that runs under the lock panics half way through a change.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The threads. They own an operation while they work on it, so that nobody else can touch its buffers.
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+}
+
+impl Workers {
+    pub(crate) fn new(waker: Waker) -> Workers {
+        Workers {
+            shared: Arc::new(Shared {
+                queue: Mutex::default(),
+                changed: Condvar::new(),
+                waker,
+            }),
+        }
+    }
+
+    /// Gives an operation to a worker.
+    pub(crate) fn hire(&self, token: Token, parked: Parked) {
+        let mut queue = self.shared.lock();
+        queue.jobs.push_back((token, parked));
+        if queue.idle >= queue.jobs.len() || queue.threads == THREADS_MAX {
+            self.shared.changed.notify_one();
+            return;
+        }
+        queue.threads += 1;
+        drop(queue);
+        let shared = Arc::clone(&self.shared);
+        let spawned = thread::Builder::new()
+            .name("ringloop-file".to_owned())
+            .spawn(move || work(&shared));
+        if let Err(error) = spawned {
+            let mut queue = self.shared.lock();
+            queue.threads -= 1;
+            // With another thread it is only slower; without any the operation fails as the thread did.
+            if queue.threads == 0 {
+                let jobs = std::mem::take(&mut queue.jobs);
+                queue.done.extend(
+                    jobs.into_iter()
+                        .map(|(token, parked)| (token, parked, failure(&error))),
+                );
+                self.shared.waker.wake();
+            }
+        }
+    }
+
+    /// Takes an operation back that no worker has begun.
+    pub(crate) fn withdraw(&self, token: Token) -> Option<Parked> {
+        let mut queue = self.shared.lock();
+        let index = queue.jobs.iter().position(|(job, _)| *job == token)?;
+        queue.jobs.remove(index).map(|(_, parked)| parked)
+    }
+
+    /// What is done.
+    pub(crate) fn collect(&self) -> Vec<(Token, Parked, i32)> {
+        std::mem::take(&mut self.shared.lock().done)
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        let mut queue = self.shared.lock();
+        queue.closed = true;
+        queue.jobs.clear();
+        self.shared.changed.notify_all();
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut queue = shared.lock();
+    loop {
+        if let Some((token, mut parked)) = queue.jobs.pop_front() {
+            drop(queue);
+            let result = perform(&mut parked);
+            queue = shared.lock();
+            if queue.closed {
+                discard(parked, result);
+            } else {
+                queue.done.push((token, parked, result));
+                shared.waker.wake();
+            }
+            continue;
+        }
+        if queue.closed {
+            break;
+        }
+        queue.idle += 1;
+        let (guard, timeout) = shared
+            .changed
+            .wait_timeout(queue, IDLE_MAX)
+            .unwrap_or_else(PoisonError::into_inner);
+        queue = guard;
+        queue.idle -= 1;
+        if timeout.timed_out() && queue.jobs.is_empty() {
+            break;
+        }
+    }
+    queue.threads -= 1;
+}
+
+/// Drops a result that came after its driver was gone, and closes the descriptor that it may be.
+fn discard(parked: Parked, result: i32) {
+    if matches!(parked.into_op(), crate::Op::OpenAt { .. }) && result >= 0 {
+        crate::sys::close_orphan(result);
+    }
+}

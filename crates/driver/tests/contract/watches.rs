@@ -1,0 +1,198 @@
+//! Readiness: modes, errors, reuse.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use ringloop_driver::{Driver, Interest, Mode, Peek};
+
+use crate::support::{PATIENCE, all_events, errno, event_of, fill, on_both_backends, pair, poll, raw};
+
+on_both_backends!(
+    an_edge_watch_reports_what_is_there_and_each_arrival,
+    an_edge_watch_of_both_directions_reports_both,
+    a_reader_that_leaves_data_behind_hears_of_the_next_arrival_only,
+    a_level_watch_reports_as_long_as_it_is_ready,
+    a_one_shot_watch_reports_once_until_it_is_armed_again,
+    a_dropped_watch_is_never_heard_of_again,
+    a_second_watch_is_refused,
+    what_cannot_be_watched_is_refused,
+    a_watch_changes_under_its_token,
+    a_half_closed_peer_is_read_closed,
+    a_fired_one_shot_survives_the_reuse_of_its_descriptor,
+);
+
+fn an_edge_watch_reports_what_is_there_and_each_arrival(mut driver: Driver) {
+    let (mut here, mut there) = pair();
+    there.write_all(b"one").unwrap();
+    let token = driver.watch(raw(&here), Interest::READ, Mode::Edge).unwrap();
+    for _ in 0..3 {
+        let event = event_of(&mut driver, token);
+        assert!(event.is_watch() && event.readiness().is_readable());
+        let mut buffer = [0; 16];
+        while here.read(&mut buffer).is_ok() {}
+        all_events(&mut driver);
+        there.write_all(b"more").unwrap();
+    }
+}
+
+fn an_edge_watch_of_both_directions_reports_both(mut driver: Driver) {
+    let (here, mut there) = pair();
+    fill(raw(&here));
+    let token = driver.watch(raw(&here), Interest::READ | Interest::WRITE, Mode::Edge).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.write_all(b"x").unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_readable());
+    all_events(&mut driver);
+    let mut buffer = vec![0; 1 << 20];
+    while there.read(&mut buffer).is_ok() {}
+    assert!(event_of(&mut driver, token).readiness().is_writable());
+}
+
+fn a_reader_that_leaves_data_behind_hears_of_the_next_arrival_only(mut driver: Driver) {
+    let (mut here, mut there) = pair();
+    let token = driver.watch(raw(&here), Interest::READ, Mode::Edge).unwrap();
+    there.write_all(b"two bytes and more").unwrap();
+    event_of(&mut driver, token);
+    let mut two = [0; 2];
+    here.read_exact(&mut two).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.write_all(b"!").unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_readable());
+    // Arming again checks the level: that is how a reader that left data comes back.
+    all_events(&mut driver);
+    driver.rewatch(token, Interest::READ, Mode::Edge).unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_readable());
+}
+
+fn a_level_watch_reports_as_long_as_it_is_ready(mut driver: Driver) {
+    let (mut here, mut there) = pair();
+    let token = driver.watch(raw(&here), Interest::READ, Mode::Level).unwrap();
+    there.write_all(b"x").unwrap();
+    let mut events = Vec::new();
+    for _ in 0..5 {
+        events.clear();
+        poll(&mut driver, Some(PATIENCE), &mut events);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].token, token);
+    }
+    here.read_exact(&mut [0]).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.write_all(b"x").unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_readable());
+    driver.unwatch(token).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+}
+
+fn a_one_shot_watch_reports_once_until_it_is_armed_again(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let token = driver.watch(raw(&here), Interest::READ, Mode::OneShot).unwrap();
+    there.write_all(b"x").unwrap();
+    event_of(&mut driver, token);
+    there.write_all(b"y").unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    driver.rewatch(token, Interest::READ, Mode::OneShot).unwrap();
+    assert_eq!(event_of(&mut driver, token).token, token);
+    assert_eq!(all_events(&mut driver), []);
+}
+
+fn a_dropped_watch_is_never_heard_of_again(mut driver: Driver) {
+    for mode in [Mode::Edge, Mode::Level, Mode::OneShot] {
+        let (here, mut there) = pair();
+        // Dropped before the kernel has heard of it, after, and with its event on the way.
+        let token = driver.watch(raw(&here), Interest::READ, mode).unwrap();
+        driver.unwatch(token).unwrap();
+        there.write_all(b"x").unwrap();
+        assert_eq!(all_events(&mut driver), []);
+        let token = driver.watch(raw(&here), Interest::READ, mode).unwrap();
+        driver.flush().unwrap();
+        driver.unwatch(token).unwrap();
+        // The slot's next owner must not get what was meant for the last one.
+        let (idle, _peer) = pair();
+        let next = driver.watch(raw(&idle), Interest::READ, mode).unwrap();
+        assert_eq!(next.index(), token.index());
+        assert_ne!(next, token);
+        assert_eq!(all_events(&mut driver), []);
+        driver.unwatch(token).unwrap();
+        driver.unwatch(next).unwrap();
+    }
+    assert_eq!(driver.counters().watches, 0);
+}
+
+fn a_second_watch_is_refused(mut driver: Driver) {
+    let (here, _there) = pair();
+    let token = driver.watch(raw(&here), Interest::READ, Mode::Level).unwrap();
+    assert_eq!(errno(driver.watch(raw(&here), Interest::WRITE, Mode::Level)), libc::EEXIST);
+    driver.unwatch(token).unwrap();
+    let token = driver.watch(raw(&here), Interest::WRITE, Mode::Level).unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_writable());
+}
+
+fn what_cannot_be_watched_is_refused(mut driver: Driver) {
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let directory = std::fs::File::open("/").unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for refused in [&file, &directory, &null] {
+        assert_eq!(errno(driver.watch(refused.as_raw_fd(), Interest::READ, Mode::Level)), libc::EPERM);
+    }
+    for bad in [-1, 1_000_000, i32::MAX] {
+        assert_eq!(errno(driver.watch(bad, Interest::READ, Mode::Edge)), libc::EBADF);
+    }
+    let closed = raw(&pair().0);
+    assert_eq!(errno(driver.watch(closed, Interest::READ, Mode::OneShot)), libc::EBADF);
+    assert_eq!(driver.counters().watches, 0);
+}
+
+fn a_watch_changes_under_its_token(mut driver: Driver) {
+    let (here, mut there) = pair();
+    there.write_all(b"x").unwrap();
+    let token = driver.watch(raw(&here), Interest::WRITE, Mode::Edge).unwrap();
+    assert!(!event_of(&mut driver, token).readiness().is_readable());
+    driver.rewatch(token, Interest::READ, Mode::Level).unwrap();
+    let event = event_of(&mut driver, token);
+    assert!(event.readiness().is_readable() && !event.readiness().is_writable());
+    driver.rewatch(token, Interest::READ | Interest::WRITE, Mode::OneShot).unwrap();
+    let event = event_of(&mut driver, token);
+    assert!(event.readiness().is_readable() && event.readiness().is_writable());
+    assert_eq!(all_events(&mut driver), []);
+    driver.unwatch(token).unwrap();
+    assert_eq!(errno(driver.rewatch(token, Interest::READ, Mode::Edge)), libc::ENOENT);
+}
+
+fn a_half_closed_peer_is_read_closed(mut driver: Driver) {
+    let (mut here, there) = pair();
+    let token = driver.watch(raw(&here), Interest::READ, Mode::Edge).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.shutdown(Shutdown::Write).unwrap();
+    let readiness = event_of(&mut driver, token).readiness();
+    assert!(readiness.is_readable() && readiness.is_read_closed() && !readiness.is_hang_up());
+    assert_eq!(here.read(&mut [0; 4]).unwrap(), 0);
+    // The other direction lives on.
+    here.write_all(b"still here").unwrap();
+}
+
+fn a_fired_one_shot_survives_the_reuse_of_its_descriptor(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let number = raw(&here);
+    let stale = driver.watch(number, Interest::READ, Mode::OneShot).unwrap();
+    there.write_all(b"x").unwrap();
+    event_of(&mut driver, stale);
+    // Closed without a word to the driver; the same number comes back as another file.
+    let (other, mut peer) = pair();
+    assert_eq!(unsafe { libc::dup2(raw(&other), number) }, number);
+    let token = driver.watch(number, Interest::READ, Mode::OneShot).unwrap();
+    assert_ne!(token, stale);
+    assert_eq!(errno(driver.rewatch(stale, Interest::READ, Mode::OneShot)), libc::EEXIST);
+    driver.unwatch(stale).unwrap();
+    peer.write_all(b"y").unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_readable());
+    driver.unwatch(token).unwrap();
+    // And again on the same file, whose registration was left behind.
+    let token = driver.watch(number, Interest::READ, Mode::OneShot).unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_readable());
+    let mut events = Vec::new();
+    poll(&mut driver, Some(Duration::ZERO), &mut events);
+    assert_eq!(events, []);
+    assert_ne!(driver.peek(), Peek::Ready);
+}
