@@ -13,7 +13,7 @@ from asyncio.log import logger
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from contextvars import Context
 
     from ._loop import EventLoop
@@ -136,11 +136,6 @@ def call_at_debug(
     loop._add_timer(handle, when)
     handle._scheduled = True  # type: ignore[attr-defined]
     return handle
-
-
-def create_task(loop: EventLoop, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
-    """`create_task` in full: names, contexts, factories, whatever the running Python knows."""
-    return base_events.BaseEventLoop.create_task(loop, coro, **options)
 
 
 def run_timed(loop: EventLoop, handle: asyncio.Handle) -> None:

@@ -58,8 +58,13 @@ impl Received {
 
     /// Receives what the socket has, up to `CAPACITY`.
     pub(crate) fn receive(&mut self, fd: RawFd) -> io::Result<usize> {
+        self.receive_up_to(fd, Self::CAPACITY)
+    }
+
+    /// Receives up to `count_max` bytes, at most `CAPACITY`.
+    pub(crate) fn receive_up_to(&mut self, fd: RawFd, count_max: usize) -> io::Result<usize> {
         // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out).
-        unsafe { receive(fd, self.memory(), Self::CAPACITY) }
+        unsafe { receive(fd, self.memory(), count_max.min(Self::CAPACITY)) }
     }
 
     /// The first `count` bytes received.
@@ -247,13 +252,20 @@ pub(crate) fn receive_into(
 /// `memory` is valid for writing `capacity` bytes.
 unsafe fn receive(fd: RawFd, memory: *mut u8, capacity: usize) -> io::Result<usize> {
     // SAFETY: as the function asks.
-    count(unsafe { libc::recv(fd, memory.cast(), capacity, 0) })
+    count(unsafe { libc::recv(fd, memory.cast(), capacity, libc::MSG_DONTWAIT) })
 }
 
 /// send(2): the number of bytes that the socket took, 0 where it is full.
 pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: the slice is valid for reading.
-    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    let sent = unsafe {
+        libc::send(
+            fd,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    };
     match count(sent) {
         Err(error)
             if matches!(

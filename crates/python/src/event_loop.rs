@@ -27,6 +27,7 @@ use ringloop_driver::{Event, Waker};
 
 use crate::buffers::Received;
 use crate::handle::{Call, HandleRef};
+use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, guard};
 use crate::transport::SocketTransport;
 use crate::watches::{Readiness, Watches};
@@ -57,7 +58,8 @@ pub(crate) struct Loop {
     pub(crate) watches: GilCell<Watches>,
     pub(crate) reactor: GilCell<Option<Box<Reactor>>>,
     pub(crate) events: GilCell<Vec<Event>>,
-    pub(crate) waker: Waker,
+    /// Absent once closed: it holds a descriptor.
+    waker: GilCell<Option<Waker>>,
     backend: &'static str,
     backend_reason: String,
     /// The loop's thread is in the kernel, or about to be: a callback from another thread must wake it.
@@ -81,7 +83,9 @@ impl Loop {
         if let Some(name) = backend {
             config.driver.backend = name
                 .parse()
-                .map_err(|error: io::Error| support::os_error(py, &error))?;
+                .map_err(|error: ringloop_driver::UnknownBackend| {
+                    PyValueError::new_err(error.to_string())
+                })?;
         }
         if let Some(policy) = busy_poll {
             config.busy_poll = parse_busy_poll(policy)?;
@@ -95,7 +99,7 @@ impl Loop {
             }),
             watches: GilCell::new(Watches::default()),
             events: GilCell::new(Vec::new()),
-            waker: reactor.waker(),
+            waker: GilCell::new(Some(reactor.waker())),
             backend: reactor.backend().name(),
             backend_reason: reactor.backend_reason().to_owned(),
             reactor: GilCell::new(Some(Box::new(reactor))),
@@ -197,7 +201,9 @@ impl Loop {
                 Some(names.bind(py)),
             );
         }
-        support::python(py)?
+        // Names, contexts, factories: asyncio's own, called directly so that tracebacks show no frame of ours.
+        static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        support::class(py, &BASE, "asyncio.base_events", "BaseEventLoop")?
             .getattr(intern!(py, "create_task"))?
             .call((slf, coro), kwargs)
     }
@@ -219,7 +225,7 @@ impl Loop {
     /// The same from another thread or a signal handler.
     fn _add_callback_signalsafe(slf: &Bound<'_, Self>, handle: &Bound<'_, PyAny>) -> PyResult<()> {
         Self::_add_callback(slf, handle)?;
-        slf.get().waker.wake();
+        slf.get().wake(slf.py());
         Ok(())
     }
 
@@ -245,8 +251,8 @@ impl Loop {
     }
 
     /// Wakes the loop's thread if it waits in the kernel. Safe from any thread.
-    fn _write_to_self(&self) {
-        self.waker.wake();
+    fn _write_to_self(&self, py: Python<'_>) {
+        self.wake(py);
     }
 
     /// Runs turns until `stop()`.
@@ -293,6 +299,45 @@ impl Loop {
 
     fn _remove_writer(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
         crate::watches::remove(slf, fd, true)
+    }
+
+    /// Receives up to `n` bytes from a socket: an awaitable of bytes, empty at the end of the stream.
+    fn sock_recv<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        n: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Ok(count_max) = n.extract::<usize>() {
+            let kind = Kind::Receive { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, n, kind)? {
+                return Ok(operation);
+            }
+        }
+        asyncio_coroutine(slf, "sock_recv", sock, n)
+    }
+
+    /// Receives into a writable buffer: an awaitable of the number of bytes.
+    fn sock_recv_into<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        buf: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match socket_operation::new(slf, sock, buf, Kind::ReceiveInto)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_recv_into", sock, buf),
+        }
+    }
+
+    /// Sends all of a bytes-like object: an awaitable of None.
+    fn sock_sendall<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        data: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match socket_operation::new(slf, sock, data, Kind::SendAll)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_sendall", sock, data),
+        }
     }
 
     /// The handles that watch `fd`, as (reader or None, writer or None); None where nothing does.
@@ -391,6 +436,13 @@ impl Loop {
         Ok(())
     }
 
+    /// Ends the wait of the loop's thread, if it waits.
+    pub(crate) fn wake(&self, py: Python<'_>) {
+        if let Some(waker) = &*self.waker.get(py) {
+            waker.wake();
+        }
+    }
+
     /// Takes a timer out of the queue; its reference goes to the caller.
     pub(crate) fn cancel_timer(&self, py: Python<'_>, key: TimerKey) -> Option<HandleRef> {
         match self.queue.get_mut(py).timers.cancel(key) {
@@ -441,6 +493,8 @@ impl Loop {
         );
         let watches = self.watches.replace(py, Watches::default());
         drop(self.reactor.replace(py, None));
+        drop(self.waker.replace(py, None));
+        drop(self.receive_buffer.replace(py, None));
         queue.discard(py);
         drop(watches);
     }
@@ -505,6 +559,19 @@ fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
     let text = policy.str()?.to_string();
     text.parse()
         .map_err(|error: io::Error| PyValueError::new_err(error.to_string()))
+}
+
+/// asyncio's own coroutine for a socket operation.
+fn asyncio_coroutine<'py>(
+    event_loop: &Bound<'py, Loop>,
+    method: &str,
+    sock: &Bound<'py, PyAny>,
+    argument: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = event_loop.py();
+    support::class(py, &BASE, "asyncio", "SelectorEventLoop")?
+        .call_method1(method, (event_loop, sock, argument))
 }
 
 /// Calls `callable` with `positional` arguments first and one keyword argument per name after.
@@ -751,7 +818,7 @@ unsafe extern "C" fn call_soon_threadsafe(
             let owner = object.cast_unchecked::<Loop>().get();
             // The queue and this flag change under the GIL: a loop that isn't waiting yet sees the callback first.
             if owner.waiting.load(Relaxed) {
-                owner.waker.wake();
+                owner.wake(py);
             }
             Ok(handle)
         }

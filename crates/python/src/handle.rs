@@ -12,7 +12,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
@@ -22,6 +22,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
 
 use crate::event_loop::Loop;
+use crate::native_type::{NativeType, attribute, method, slot};
 use crate::support::{self, guard};
 
 /// Arguments that fit into the handle itself; more go into a tuple.
@@ -660,160 +661,97 @@ unsafe extern "C" fn timer_compare(
     })
 }
 
-const fn method(
-    name: &'static std::ffi::CStr,
-    function: ffi::PyCFunction,
-    doc: &'static std::ffi::CStr,
-) -> ffi::PyMethodDef {
-    ffi::PyMethodDef {
-        ml_name: name.as_ptr(),
-        ml_meth: ffi::PyMethodDefPointer {
-            PyCFunction: function,
-        },
-        ml_flags: ffi::METH_NOARGS,
-        ml_doc: doc.as_ptr(),
-    }
-}
-
-const fn attribute(name: &'static std::ffi::CStr, getter: ffi::getter) -> ffi::PyGetSetDef {
-    ffi::PyGetSetDef {
-        name: name.as_ptr(),
-        get: Some(getter),
-        set: None,
-        doc: ptr::null(),
-        closure: ptr::null_mut(),
-    }
-}
-
-const END_OF_METHODS: ffi::PyMethodDef = ffi::PyMethodDef::zeroed();
-
-const END_OF_ATTRIBUTES: ffi::PyGetSetDef = ffi::PyGetSetDef {
-    name: ptr::null(),
-    get: None,
-    set: None,
-    doc: ptr::null(),
-    closure: ptr::null_mut(),
-};
-
-/// Makes a type from its tables. The tables are leaked: the type keeps pointers into them for the process's life.
+/// Makes one of the two types.
 fn make_type(
     py: Python<'_>,
-    name: &'static std::ffi::CStr,
-    doc: &'static std::ffi::CStr,
+    name: &'static CStr,
+    doc: &'static CStr,
     size: usize,
-    methods: Vec<ffi::PyMethodDef>,
-    attributes: Vec<ffi::PyGetSetDef>,
-    extra_slots: &[ffi::PyType_Slot],
+    own_methods: &[ffi::PyMethodDef],
+    own_attributes: &[ffi::PyGetSetDef],
+    own_slots: &[ffi::PyType_Slot],
 ) -> PyResult<*mut ffi::PyTypeObject> {
-    let members = Box::leak(Box::new([
-        ffi::PyMemberDef {
-            name: c"__weaklistoffset__".as_ptr(),
-            type_code: ffi::Py_T_PYSSIZET,
-            offset: std::mem::offset_of!(Handle, weak_references) as ffi::Py_ssize_t,
-            flags: ffi::Py_READONLY,
-            doc: ptr::null(),
-        },
-        ffi::PyMemberDef {
-            name: ptr::null(),
-            type_code: 0,
-            offset: 0,
-            flags: 0,
-            doc: ptr::null(),
-        },
-    ]));
-    let slot = |slot: c_int, pfunc: *mut c_void| ffi::PyType_Slot { slot, pfunc };
+    let mut methods = vec![
+        method(
+            c"cancel",
+            method_cancel,
+            c"Cancel the callback. Cancelling twice has no further effect.",
+        ),
+        method(
+            c"cancelled",
+            method_cancelled,
+            c"True if the callback was cancelled.",
+        ),
+        method(
+            c"get_context",
+            method_get_context,
+            c"The contextvars.Context that the callback runs in.",
+        ),
+        method(
+            c"_run",
+            method_run,
+            c"Run the callback now, as the loop does.",
+        ),
+    ];
+    methods.extend_from_slice(own_methods);
+    let mut attributes = vec![
+        attribute(c"_callback", get_callback),
+        attribute(c"_args", get_args),
+        attribute(c"_cancelled", get_cancelled),
+        attribute(c"_context", get_context),
+        attribute(c"_loop", get_loop),
+        attribute(c"_source_traceback", get_source_traceback),
+        attribute(c"__class__", get_class),
+    ];
+    attributes.extend_from_slice(own_attributes);
     let mut slots = vec![
         slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
         slot(ffi::Py_tp_traverse, traverse as *mut c_void),
         slot(ffi::Py_tp_clear, clear as *mut c_void),
         slot(ffi::Py_tp_repr, repr as *mut c_void),
-        slot(ffi::Py_tp_doc, doc.as_ptr() as *mut c_void),
-        slot(ffi::Py_tp_methods, methods.leak().as_mut_ptr().cast()),
-        slot(ffi::Py_tp_getset, attributes.leak().as_mut_ptr().cast()),
-        slot(ffi::Py_tp_members, members.as_mut_ptr().cast()),
     ];
-    slots.extend_from_slice(extra_slots);
-    slots.push(slot(0, ptr::null_mut()));
-    let mut spec = ffi::PyType_Spec {
-        name: name.as_ptr(),
-        basicsize: size as c_int,
-        itemsize: 0,
-        flags: (ffi::Py_TPFLAGS_DEFAULT
-            | ffi::Py_TPFLAGS_HAVE_GC
-            | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
-            | ffi::Py_TPFLAGS_IMMUTABLETYPE) as _,
-        slots: slots.leak().as_mut_ptr(),
-    };
-    // SAFETY: the GIL is held (`py`), and spec and tables are complete and live for ever.
-    let kind = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
-    if kind.is_null() {
-        return Err(PyErr::fetch(py));
+    slots.extend_from_slice(own_slots);
+    NativeType {
+        name,
+        doc,
+        size,
+        weak_references_offset: std::mem::offset_of!(Handle, weak_references),
+        slots,
+        methods,
+        attributes,
     }
-    Ok(kind.cast())
+    .make(py)
 }
 
 /// Makes the two types and adds them to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let methods = || {
-        vec![
-            method(c"cancel", method_cancel, c"Cancel the callback. Cancelling twice has no further effect."),
-            method(c"cancelled", method_cancelled, c"True if the callback was cancelled."),
-            method(c"get_context", method_get_context, c"The contextvars.Context that the callback runs in."),
-            method(c"_run", method_run, c"Run the callback now, as the loop does."),
-        ]
-    };
-    let attributes = || {
-        vec![
-            attribute(c"_callback", get_callback),
-            attribute(c"_args", get_args),
-            attribute(c"_cancelled", get_cancelled),
-            attribute(c"_context", get_context),
-            attribute(c"_loop", get_loop),
-            attribute(c"_source_traceback", get_source_traceback),
-            attribute(c"__class__", get_class),
-        ]
-    };
-    let mut handle_methods = methods();
-    handle_methods.push(END_OF_METHODS);
-    let mut handle_attributes = attributes();
-    handle_attributes.push(END_OF_ATTRIBUTES);
     let handle = make_type(
         py,
         c"ringloop._core.Handle",
         c"A callback scheduled with call_soon; see asyncio.Handle.",
         size_of::<Handle>(),
-        handle_methods,
-        handle_attributes,
+        &[],
+        &[],
         &[],
     )?;
-    let mut timer_methods = methods();
-    timer_methods.push(method(
-        c"when",
-        method_when,
-        c"The deadline in seconds of the loop's clock, loop.time().",
-    ));
-    timer_methods.push(END_OF_METHODS);
-    let mut timer_attributes = attributes();
-    timer_attributes.push(attribute(c"_when", get_when));
-    timer_attributes.push(attribute(c"_scheduled", get_scheduled));
-    timer_attributes.push(END_OF_ATTRIBUTES);
     let timer_handle = make_type(
         py,
         c"ringloop._core.TimerHandle",
         c"A callback scheduled with call_later or call_at; see asyncio.TimerHandle.",
         size_of::<TimerHandle>(),
-        timer_methods,
-        timer_attributes,
+        &[method(
+            c"when",
+            method_when,
+            c"The deadline in seconds of the loop's clock, loop.time().",
+        )],
         &[
-            ffi::PyType_Slot {
-                slot: ffi::Py_tp_hash,
-                pfunc: timer_hash as *mut c_void,
-            },
-            ffi::PyType_Slot {
-                slot: ffi::Py_tp_richcompare,
-                pfunc: timer_compare as *mut c_void,
-            },
+            attribute(c"_when", get_when),
+            attribute(c"_scheduled", get_scheduled),
+        ],
+        &[
+            slot(ffi::Py_tp_hash, timer_hash as *mut c_void),
+            slot(ffi::Py_tp_richcompare, timer_compare as *mut c_void),
         ],
     )?;
     // SAFETY: the module is initialised once, with the GIL, before any handle is made; the types live for ever.
@@ -824,7 +762,6 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add(
             "TimerHandle",
             Bound::from_borrowed_ptr(py, timer_handle.cast()),
-        )?;
+        )
     }
-    Ok(())
 }

@@ -7,8 +7,10 @@
 //! | `turn` | one turn of the loop |
 //! | `watches` | who hears about which descriptor |
 //! | `transport` | `SocketTransport` |
+//! | `socket_operation` | `sock_recv`, `sock_recv_into`, `sock_sendall` |
 //! | `buffers` | bytes between sockets and Python objects |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
+//! | `native_type` | types of the C API |
 //! | `support` | state under the GIL, errors, the border between C and Rust |
 //!
 //! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
@@ -16,6 +18,8 @@
 mod buffers;
 mod event_loop;
 mod handle;
+mod native_type;
+mod socket_operation;
 mod stream_reader;
 mod support;
 mod transport;
@@ -29,5 +33,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     handle::add_to(module)?;
     event_loop::add_to(module)?;
+    socket_operation::add_to(module)?;
     module.add_class::<transport::SocketTransport>()
 }

@@ -30,6 +30,8 @@ pub(crate) struct Readiness {
 #[derive(Default)]
 struct Callbacks {
     token: Option<Token>,
+    /// Whether the watch is `Mode::Level`.
+    level: bool,
     reader: Option<Py<PyAny>>,
     writer: Option<Py<PyAny>>,
 }
@@ -238,29 +240,61 @@ pub(crate) fn add<'py>(
         // SAFETY: `new` gives an owned reference.
         unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
     };
-    let fd = descriptor(file)?;
+    insert(event_loop, descriptor(file)?, &handle, for_writing, Mode::Level)?;
+    Ok(handle)
+}
+
+/// Enters a handle for one direction of `fd`; cancels the one that was there.
+///
+/// `Mode::OneShot` is for handles that take themselves out, or ask again, when they have run; where another handle
+/// needs `Mode::Level` for the other direction, that wins.
+pub(crate) fn insert(
+    event_loop: &Bound<'_, Loop>,
+    fd: RawFd,
+    handle: &Bound<'_, PyAny>,
+    for_writing: bool,
+    mode: Mode,
+) -> PyResult<()> {
+    let py = event_loop.py();
+    let this = event_loop.get();
     let previous = {
         let mut watches = this.watches.get_mut(py);
         let callbacks = watches.callbacks_mut(fd);
-        let token = callbacks.token;
-        let mut interest = if for_writing {
-            Interest::WRITE
+        let (own, other) = if for_writing {
+            (Interest::WRITE, callbacks.reader.is_some())
         } else {
-            Interest::READ
+            (Interest::READ, callbacks.writer.is_some())
         };
-        if (for_writing && callbacks.reader.is_some()) || (!for_writing && callbacks.writer.is_some())
-        {
-            interest = Interest::READ | Interest::WRITE;
-        }
-        let token = this.with_reactor(py, |reactor| {
+        let interest = if other {
+            Interest::READ | Interest::WRITE
+        } else {
+            own
+        };
+        let mode = if other && callbacks.level {
+            Mode::Level
+        } else {
+            mode
+        };
+        let token = callbacks.token;
+        let watched = this.with_reactor(py, |reactor| {
             let driver = reactor.driver();
             match token {
-                Some(token) => driver.rewatch(token, interest, Mode::Level).map(|()| token),
-                None => driver.watch(fd, interest, Mode::Level),
+                Some(token) => driver.rewatch(token, interest, mode).map(|()| token),
+                None => driver.watch(fd, interest, mode),
             }
-        })?;
+        });
+        let token = match watched {
+            Ok(token) => token,
+            Err(error) => {
+                if token.is_none() {
+                    watches.callbacks[fd as usize] = None;
+                }
+                return Err(error);
+            }
+        };
         let callbacks = watches.callbacks_mut(fd);
         callbacks.token = Some(token);
+        callbacks.level = mode == Mode::Level;
         let slot = if for_writing {
             &mut callbacks.writer
         } else {
@@ -270,10 +304,10 @@ pub(crate) fn add<'py>(
         watches.set_source(token, Source::Callbacks(fd));
         previous
     };
-    if let Some(previous) = previous {
-        cancel(previous.bind(py))?;
+    match previous {
+        Some(previous) if !previous.is(handle) => cancel(previous.bind(py)),
+        _ => Ok(()),
     }
-    Ok(handle)
 }
 
 /// Ends a callback's watch of `file`; true if there was one.
@@ -282,12 +316,20 @@ pub(crate) fn remove(
     file: &Bound<'_, PyAny>,
     for_writing: bool,
 ) -> PyResult<bool> {
-    let py = event_loop.py();
-    let this = event_loop.get();
-    if this.is_closed() {
+    if event_loop.get().is_closed() {
         return Ok(false);
     }
-    let fd = descriptor(file)?;
+    take_out(event_loop, descriptor(file)?, for_writing)
+}
+
+/// `remove` by descriptor number.
+pub(crate) fn take_out(
+    event_loop: &Bound<'_, Loop>,
+    fd: RawFd,
+    for_writing: bool,
+) -> PyResult<bool> {
+    let py = event_loop.py();
+    let this = event_loop.get();
     let removed = {
         let mut watches = this.watches.get_mut(py);
         if watches.callbacks(fd).is_none() {
@@ -305,8 +347,13 @@ pub(crate) fn remove(
         let other_remains = other.is_some();
         if let Some(token) = callbacks.token {
             if other_remains {
+                let mode = if callbacks.level {
+                    Mode::Level
+                } else {
+                    Mode::OneShot
+                };
                 this.with_reactor(py, |reactor| {
-                    reactor.driver().rewatch(token, interest, Mode::Level)
+                    reactor.driver().rewatch(token, interest, mode)
                 })?;
             } else {
                 watches.callbacks[fd as usize] = None;
@@ -320,6 +367,30 @@ pub(crate) fn remove(
     Ok(true)
 }
 
+/// `take_out`, unless another handle took this one's place.
+pub(crate) fn take_out_if(
+    event_loop: &Bound<'_, Loop>,
+    fd: RawFd,
+    for_writing: bool,
+    handle: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let ours = {
+        let watches = event_loop.get().watches.get(event_loop.py());
+        watches.callbacks(fd).is_some_and(|callbacks| {
+            let slot = if for_writing {
+                &callbacks.writer
+            } else {
+                &callbacks.reader
+            };
+            slot.as_ref().is_some_and(|it| it.is(handle))
+        })
+    };
+    if ours {
+        take_out(event_loop, fd, for_writing)?;
+    }
+    Ok(())
+}
+
 /// Ends a watch now, or, while the reactor is away, as soon as it is back.
 fn end_watch(py: Python<'_>, this: &Loop, watches: &mut Watches, token: Token) {
     let mut slot = this.reactor.get_mut(py);
@@ -330,7 +401,7 @@ fn end_watch(py: Python<'_>, this: &Loop, watches: &mut Watches, token: Token) {
         }
         None => {
             watches.orphans.push(token);
-            this.waker.wake();
+            this.wake(py);
         }
     }
 }

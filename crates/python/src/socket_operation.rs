@@ -1,0 +1,628 @@
+//! `sock_recv`, `sock_recv_into` and `sock_sendall`: one awaitable for each call.
+//!
+//! Under asyncio these are coroutines: a frame, a future, two callbacks and a partial per packet. Here each is one object
+//! that behaves like that coroutine (it does nothing until awaited, then tries the system call, and waits on a future
+//! only where the socket isn't ready), and runs no Python.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::mem::{ManuallyDrop, offset_of};
+use std::os::fd::RawFd;
+use std::ptr;
+
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration, PyTypeError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+use ringloop_driver::Mode;
+
+use crate::buffers::{self, Received};
+use crate::event_loop::Loop;
+use crate::handle::{Call, HandleRef};
+use crate::native_type::{NativeType, method, slot};
+use crate::support::{self, guard};
+use crate::watches;
+
+/// What to do with the socket.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The argument is the number of bytes to receive at most.
+    Receive { count_max: usize },
+    /// The argument is a writable buffer.
+    ReceiveInto,
+    /// The argument is a bytes-like object.
+    SendAll,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Receive { .. } => "sock_recv",
+            Self::ReceiveInto => "sock_recv_into",
+            Self::SendAll => "sock_sendall",
+        }
+    }
+}
+
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Phase {
+    /// Not awaited yet.
+    Created,
+    /// The future was handed to the task.
+    Waiting,
+    /// Returned, raised or closed.
+    Finished,
+}
+
+struct Operation {
+    event_loop: Py<Loop>,
+    sock: Py<PyAny>,
+    argument: Py<PyAny>,
+    kind: Kind,
+    phase: Phase,
+    fd: RawFd,
+    sent: usize,
+    future: Option<Py<PyAny>>,
+    handle: Option<Py<PyAny>>,
+    outcome: Option<PyResult<Py<PyAny>>>,
+}
+
+#[repr(C)]
+struct OperationObject {
+    ob_base: ffi::PyObject,
+    weak_references: *mut ffi::PyObject,
+    operation: ManuallyDrop<Operation>,
+}
+
+static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
+
+/// Makes the awaitable, where the native way serves: a plain `socket.socket`, outside debug mode. None otherwise, and
+/// asyncio's own coroutine does it.
+pub(crate) fn new<'py>(
+    event_loop: &Bound<'py, Loop>,
+    sock: &Bound<'py, PyAny>,
+    argument: &Bound<'py, PyAny>,
+    kind: Kind,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    static SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = event_loop.py();
+    let class = support::class(py, &SOCKET, "socket", "socket")?;
+    if event_loop.get().is_debug() || !sock.get_type().is(class) {
+        return Ok(None);
+    }
+    let fd = sock.call_method0(intern!(py, "fileno"))?.extract()?;
+    // SAFETY: the GIL is held; every field is written before the object is tracked and can be seen.
+    unsafe {
+        let object = ffi::PyType_GenericAlloc(CLASS, 0);
+        if object.is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        ffi::PyObject_GC_UnTrack(object.cast());
+        let this = object.cast::<OperationObject>();
+        (&raw mut (*this).operation).write(ManuallyDrop::new(Operation {
+            event_loop: event_loop.clone().unbind(),
+            sock: sock.clone().unbind(),
+            argument: argument.clone().unbind(),
+            kind,
+            phase: Phase::Created,
+            fd,
+            sent: 0,
+            future: None,
+            handle: None,
+            outcome: None,
+        }));
+        ffi::PyObject_GC_Track(object.cast());
+        Ok(Some(Bound::from_owned_ptr(py, object)))
+    }
+}
+
+/// The operation inside `object`.
+///
+/// # Safety
+/// The GIL is held and `object` is a live `OperationObject`. The reference must not be held while Python code runs.
+unsafe fn operation<'a>(object: *mut ffi::PyObject) -> &'a mut Operation {
+    // SAFETY: as the function asks.
+    unsafe { &mut *(*object.cast::<OperationObject>()).operation }
+}
+
+/// What a resumed operation gives to whoever drives it.
+enum Step<'py> {
+    Yield(Bound<'py, PyAny>),
+    Return(Py<PyAny>),
+}
+
+/// Starts the operation, or ends it after its future is done.
+fn resume<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Step<'py>> {
+    // SAFETY: called from slots with the GIL and a live object; no Python code runs while the reference is used.
+    let phase = unsafe { operation(object).phase };
+    match phase {
+        Phase::Created => {
+            match attempt(py, object) {
+                Some(outcome) => {
+                    finish(py, object);
+                    outcome.map(Step::Return)
+                }
+                None => begin_waiting(py, object).map(Step::Yield).inspect_err(|_| finish(py, object)),
+            }
+        }
+        Phase::Waiting => {
+            // SAFETY: as above.
+            let outcome = unsafe { operation(object).outcome.take() };
+            finish(py, object);
+            match outcome {
+                Some(outcome) => outcome.map(Step::Return),
+                None => Err(PyRuntimeError::new_err("await wasn't used with future")),
+            }
+        }
+        Phase::Finished => Err(PyRuntimeError::new_err(
+            "cannot reuse already awaited coroutine",
+        )),
+    }
+}
+
+/// Tries the system call; None if the socket isn't ready.
+fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyAny>>> {
+    // SAFETY: as in `resume`.
+    let (event_loop, sock, argument, kind, fd, sent) = unsafe {
+        let operation = operation(object);
+        (
+            operation.event_loop.clone_ref(py),
+            operation.sock.clone_ref(py),
+            operation.argument.clone_ref(py).into_bound(py),
+            operation.kind,
+            operation.fd,
+            operation.sent,
+        )
+    };
+    let would_block = |error: &std::io::Error| {
+        matches!(
+            error.kind(),
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+        )
+    };
+    match kind {
+        Kind::Receive { count_max } => {
+            let result = event_loop
+                .get()
+                .receive_buffer(py)
+                .and_then(|mut received| {
+                    let result = received.receive_up_to(fd, count_max.min(Received::CAPACITY));
+                    let bytes = match result {
+                        Ok(count) => Ok(PyBytes::new(py, received.bytes(count))),
+                        Err(error) => Err(error),
+                    };
+                    event_loop.get().return_receive_buffer(py, received);
+                    Ok(bytes)
+                });
+            match result {
+                Ok(Ok(bytes)) => Some(Ok(bytes.into_any().unbind())),
+                Ok(Err(error)) if would_block(&error) => None,
+                Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
+                Err(error) => Some(Err(error)),
+            }
+        }
+        Kind::ReceiveInto => match buffers::receive_into(fd, &argument) {
+            Ok((Ok(count), _)) => Some(count.into_pyobject(py).map_or_else(
+                |never| match never {},
+                |count| Ok(count.into_any().unbind()),
+            )),
+            Ok((Err(error), _)) if would_block(&error) => None,
+            Ok((Err(error), _)) => Some(Err(support::os_error(py, &error))),
+            // No writable buffer: the socket module says so in its own words.
+            Err(_) => Some(
+                sock.bind(py)
+                    .call_method1(intern!(py, "recv_into"), (&argument,))
+                    .map(Bound::unbind),
+            ),
+        },
+        Kind::SendAll => {
+            let result = buffers::with_bytes(&argument, |bytes| {
+                let rest = bytes.get(sent..).unwrap_or_default();
+                if rest.is_empty() && sent > 0 {
+                    return Ok((0, true));
+                }
+                match buffers::send(fd, rest) {
+                    Ok(count) => Ok((count, count == rest.len())),
+                    Err(error) => Err(support::os_error(py, &error)),
+                }
+            });
+            match result {
+                Ok((_, true)) => Some(Ok(py.None())),
+                Ok((count, false)) => {
+                    // SAFETY: as in `resume`.
+                    unsafe { operation(object).sent += count };
+                    None
+                }
+                Err(error) => Some(Err(error)),
+            }
+        }
+    }
+}
+
+/// Makes the future that the task waits for, and watches the socket.
+fn begin_waiting<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as in `resume`.
+    let (event_loop, sock, fd, kind) = unsafe {
+        let operation = operation(object);
+        (
+            operation.event_loop.clone_ref(py).into_bound(py),
+            operation.sock.clone_ref(py),
+            operation.fd,
+            operation.kind,
+        )
+    };
+    check_no_transport(&event_loop, &sock, fd)?;
+    let future = event_loop.call_method0(intern!(py, "create_future"))?;
+    let call = Call {
+        callback: object,
+        arguments: &[],
+        context: ptr::null_mut(),
+    };
+    // SAFETY: the GIL is held and both pointers are live objects.
+    let handle = unsafe { HandleRef::new(&call, event_loop.as_ptr(), None) };
+    let Some(handle) = handle else {
+        return Err(PyErr::fetch(py));
+    };
+    handle.track();
+    // SAFETY: `new` gave an owned reference.
+    let handle = unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) };
+    watches::insert(
+        &event_loop,
+        fd,
+        &handle,
+        kind == Kind::SendAll,
+        Mode::OneShot,
+    )?;
+    {
+        // SAFETY: as in `resume`.
+        let operation = unsafe { operation(object) };
+        operation.future = Some(future.clone().unbind());
+        operation.handle = Some(handle.unbind());
+        operation.phase = Phase::Waiting;
+    }
+    future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
+    Ok(future)
+}
+
+/// asyncio's `_ensure_fd_no_transport`, asked in full only where some transport has this descriptor.
+fn check_no_transport(event_loop: &Bound<'_, Loop>, sock: &Py<PyAny>, fd: RawFd) -> PyResult<()> {
+    let py = event_loop.py();
+    let references = event_loop
+        .getattr(intern!(py, "_transports"))?
+        .getattr(intern!(py, "data"))?;
+    if let Ok(references) = references.cast_exact::<PyDict>() {
+        if !references.contains(fd)? {
+            return Ok(());
+        }
+    }
+    event_loop
+        .call_method1(intern!(py, "_ensure_fd_no_transport"), (sock,))
+        .map(drop)
+}
+
+/// The socket is ready: tries again, and wakes the task if that settled it.
+fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    let future = {
+        // SAFETY: as in `resume`.
+        let operation = unsafe { operation(object) };
+        match (&operation.phase, &operation.future) {
+            (Phase::Waiting, Some(future)) => future.clone_ref(py).into_bound(py),
+            _ => return Ok(()),
+        }
+    };
+    if future.call_method0(intern!(py, "done"))?.is_truthy()? {
+        // Cancelled in this turn; the task is about to come and clean up.
+        return Ok(());
+    }
+    let outcome = match attempt(py, object) {
+        None => {
+            // SAFETY: as in `resume`.
+            let (event_loop, handle, fd, kind) = unsafe {
+                let operation = operation(object);
+                (
+                    operation.event_loop.clone_ref(py),
+                    operation.handle.as_ref().map(|it| it.clone_ref(py)),
+                    operation.fd,
+                    operation.kind,
+                )
+            };
+            return match handle {
+                Some(handle) => watches::insert(
+                    event_loop.bind(py),
+                    fd,
+                    handle.bind(py),
+                    kind == Kind::SendAll,
+                    Mode::OneShot,
+                ),
+                None => Ok(()),
+            };
+        }
+        Some(outcome) => outcome,
+    };
+    if let Err(error) = &outcome {
+        if support::ends_the_loop(py, error) {
+            return outcome.map(drop);
+        }
+    }
+    stop_watching(py, object)?;
+    // SAFETY: as in `resume`.
+    unsafe { operation(object).outcome = Some(outcome) };
+    future
+        .call_method1(intern!(py, "set_result"), (py.None(),))
+        .map(drop)
+}
+
+/// Takes the watch back, if it is still ours.
+fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: as in `resume`.
+    let (event_loop, handle, fd, kind) = unsafe {
+        let operation = operation(object);
+        (
+            operation.event_loop.clone_ref(py),
+            operation.handle.take(),
+            operation.fd,
+            operation.kind,
+        )
+    };
+    let Some(handle) = handle else {
+        return Ok(());
+    };
+    watches::take_out_if(
+        event_loop.bind(py),
+        fd,
+        kind == Kind::SendAll,
+        handle.bind(py),
+    )
+}
+
+fn finish(py: Python<'_>, object: *mut ffi::PyObject) {
+    if let Err(error) = stop_watching(py, object) {
+        // Only where the loop was closed or is waiting in another thread; there is no watch to take back then.
+        drop(error);
+    }
+    // SAFETY: as in `resume`.
+    let dropped = unsafe {
+        let operation = operation(object);
+        operation.phase = Phase::Finished;
+        (operation.future.take(), operation.outcome.take())
+    };
+    drop(dropped);
+}
+
+unsafe extern "C" fn send(
+    object: *mut ffi::PyObject,
+    _value: *mut ffi::PyObject,
+    result: *mut *mut ffi::PyObject,
+) -> ffi::PySendResult {
+    let mut is_return = false;
+    let value = guard(|py| match resume(py, object)? {
+        Step::Yield(future) => Ok(future),
+        Step::Return(value) => {
+            is_return = true;
+            Ok(value.into_bound(py))
+        }
+    });
+    // SAFETY: the interpreter gives a place for the result.
+    unsafe { *result = value };
+    if value.is_null() {
+        ffi::PySendResult::PYGEN_ERROR
+    } else if is_return {
+        ffi::PySendResult::PYGEN_RETURN
+    } else {
+        ffi::PySendResult::PYGEN_NEXT
+    }
+}
+
+/// The result of a step for callers without `am_send`: a return is `StopIteration`.
+fn step_or_stop<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
+    match resume(py, object)? {
+        Step::Yield(future) => Ok(future),
+        Step::Return(value) => Err(PyStopIteration::new_err((value,))),
+    }
+}
+
+unsafe extern "C" fn next(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    guard(|py| step_or_stop(py, object))
+}
+
+unsafe extern "C" fn method_send(
+    object: *mut ffi::PyObject,
+    _value: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| step_or_stop(py, object))
+}
+
+unsafe extern "C" fn method_throw(
+    object: *mut ffi::PyObject,
+    arguments: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: METH_VARARGS gives a tuple.
+        let arguments =
+            unsafe { Bound::from_borrowed_ptr(py, arguments).cast_into_unchecked::<PyTuple>() };
+        let given = arguments.get_item(0)?;
+        finish(py, object);
+        let error = match given.cast::<PyType>() {
+            Ok(class) => match arguments.get_item(1) {
+                Ok(value) if value.is_instance(class)? => value,
+                Ok(value) if !value.is_none() => class.call1((value,))?,
+                _ => class.call0()?,
+            },
+            Err(_) => given,
+        };
+        if !error.is_instance_of::<pyo3::exceptions::PyBaseException>() {
+            return Err(PyTypeError::new_err(
+                "exceptions must be classes or instances deriving from BaseException",
+            ));
+        }
+        Err(PyErr::from_value(error))
+    })
+}
+
+unsafe extern "C" fn method_close(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        finish(py, object);
+        Ok(py.None().into_bound(py))
+    })
+}
+
+unsafe extern "C" fn call(
+    object: *mut ffi::PyObject,
+    _arguments: *mut ffi::PyObject,
+    _names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        on_ready(py, object)?;
+        Ok(py.None().into_bound(py))
+    })
+}
+
+unsafe extern "C" fn itself(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live object.
+    unsafe { ffi::Py_NewRef(object) }
+}
+
+unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: as in `resume`.
+        let name = unsafe { operation(object).kind.name() };
+        let text = format!("<coroutine object EventLoop.{name} at {object:p}>");
+        Ok(text.into_pyobject(py)?.into_any())
+    })
+}
+
+unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object whose count fell to zero. The pending exception, if
+    // any, is set aside: warning and dropping may run Python code.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(object.cast());
+        let this = object.cast::<OperationObject>();
+        if !(*this).weak_references.is_null() {
+            ffi::PyObject_ClearWeakRefs(object);
+        }
+        Python::attach(|py| {
+            let pending = PyErr::take(py);
+            if operation(object).phase == Phase::Created {
+                warn_never_awaited(py, operation(object).kind);
+            }
+            ManuallyDrop::drop(&mut (*this).operation);
+            if let Some(pending) = pending {
+                pending.restore(py);
+            }
+        });
+        let class = ffi::Py_TYPE(object);
+        ffi::PyObject_GC_Del(object.cast());
+        ffi::Py_DECREF(class.cast());
+    }
+}
+
+/// What an asyncio coroutine says when nobody awaits it.
+#[cold]
+fn warn_never_awaited(py: Python<'_>, kind: Kind) {
+    let text = format!("coroutine 'EventLoop.{}' was never awaited\0", kind.name());
+    let Ok(text) = std::ffi::CStr::from_bytes_with_nul(text.as_bytes()) else {
+        return;
+    };
+    let category = py.get_type::<PyRuntimeWarning>();
+    if let Err(error) = PyErr::warn(py, &category, text, 1) {
+        // Warnings are errors here, and there is nobody to raise it to.
+        error.write_unraisable(py, None);
+    }
+}
+
+unsafe extern "C" fn traverse(
+    object: *mut ffi::PyObject,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: called by the collector for a tracked, hence fully made, object.
+    unsafe {
+        let operation = operation(object);
+        let outcome = match &operation.outcome {
+            Some(Ok(value)) => value.as_ptr(),
+            _ => ptr::null_mut(),
+        };
+        let optional = |it: &Option<Py<PyAny>>| it.as_ref().map_or(ptr::null_mut(), Py::as_ptr);
+        let members = [
+            operation.event_loop.as_ptr(),
+            operation.sock.as_ptr(),
+            operation.argument.as_ptr(),
+            optional(&operation.future),
+            optional(&operation.handle),
+            outcome,
+            ffi::Py_TYPE(object).cast(),
+        ];
+        for member in members {
+            if !member.is_null() {
+                let status = visit(member, argument);
+                if status != 0 {
+                    return status;
+                }
+            }
+        }
+        0
+    }
+}
+
+unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: called by the collector for an unreachable object.
+    unsafe {
+        let dropped = {
+            let operation = operation(object);
+            operation.phase = Phase::Finished;
+            (
+                operation.future.take(),
+                operation.handle.take(),
+                operation.outcome.take(),
+            )
+        };
+        Python::attach(|_py| drop(dropped));
+        0
+    }
+}
+
+/// Makes the type.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let mut throw = method(c"throw", method_throw, c"Raise an exception at the await.");
+    throw.ml_flags = ffi::METH_VARARGS;
+    let mut send_method = method(c"send", method_send, c"Start or resume the operation.");
+    send_method.ml_flags = ffi::METH_O;
+    let class = NativeType {
+        name: c"ringloop._core.SocketOperation",
+        doc: c"What sock_recv, sock_recv_into and sock_sendall return: an awaitable that acts like a coroutine.",
+        size: size_of::<OperationObject>(),
+        weak_references_offset: offset_of!(OperationObject, weak_references),
+        slots: vec![
+            slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+            slot(ffi::Py_tp_traverse, traverse as *mut c_void),
+            slot(ffi::Py_tp_clear, clear as *mut c_void),
+            slot(ffi::Py_tp_repr, repr as *mut c_void),
+            slot(ffi::Py_tp_call, call as *mut c_void),
+            slot(ffi::Py_tp_iter, itself as *mut c_void),
+            slot(ffi::Py_tp_iternext, next as *mut c_void),
+            slot(ffi::Py_am_await, itself as *mut c_void),
+            slot(ffi::Py_am_send, send as *mut c_void),
+        ],
+        methods: vec![
+            send_method,
+            throw,
+            method(c"close", method_close, c"End the operation."),
+        ],
+        attributes: vec![],
+    }
+    .make(module.py())?;
+    // SAFETY: the module is initialised once, with the GIL, before any operation is made; the type lives for ever.
+    unsafe {
+        CLASS = class;
+        module.add(
+            "SocketOperation",
+            Bound::from_borrowed_ptr(module.py(), class.cast()),
+        )
+    }
+}
