@@ -1,0 +1,1 @@
+"""The benchmarks of ringloop against its peers: `python bench/run.py --help`."""

@@ -1,0 +1,178 @@
+"""The cells of the race: what is measured, in which figures, and which goals of ringloop rest on it."""
+
+import fnmatch
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a cell. The table shows ratios of the first one."""
+
+    key: str
+    unit: str
+    higher_is_better: bool = False
+    judged: bool = False
+    """Slower than uvloop in this figure counts as slower in this cell."""
+    has_ratio: bool = True
+    """False where a figure may be about 0."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing that is measured on every arm. Its `name` is a path, and globs select by it."""
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    in_subset: bool = False
+    """Without --full, it is measured."""
+    in_quick: bool = False
+    floor: bool = False
+    """The raw C program can do it as well."""
+
+    # A scheduling cell:
+    micro: str = ""
+    # An echo cell:
+    api: str = ""
+    size_bytes: int = 0
+    connections: int = 0
+    # A cell about waiting:
+    interval_us: int = 0
+    idle: bool = False
+
+    @property
+    def group(self) -> str:
+        """The first part of the name."""
+        return self.name.partition("/")[0]
+
+
+OPERATION_NS = Metric("operation_ns", "ns", judged=True)
+OPERATION_US = Metric("operation_us", "us", judged=True)
+SERVER_CPU = Metric("server_cpu_us", "us of CPU", judged=True)
+ROUND_TRIP = Metric("latency_us_p50", "us p50")
+THROUGHPUT = Metric("messages_per_s", "messages/s", higher_is_better=True)
+ECHO = (SERVER_CPU, THROUGHPUT, ROUND_TRIP, Metric("latency_us_p99", "us p99"))
+ECHO_ALONE = (SERVER_CPU, replace(ROUND_TRIP, judged=True), Metric("latency_us_p99", "us p99"), THROUGHPUT)
+
+SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "100KB": 100 * 1024}
+CONNECTIONS = (1, 50, 500)
+SUBSET = {
+    "echo/protocol/1KB/1",
+    "echo/protocol/64B/50",
+    "echo/protocol/1KB/50",
+    "echo/protocol/16KB/50",
+    "echo/protocol/100KB/50",
+    "echo/protocol/1KB/500",
+    "echo/streams/1KB/50",
+    "echo/streams/100KB/50",
+    "echo/sock/1KB/50",
+    "echo/sock/100KB/50",
+}
+QUICK = {"echo/protocol/100KB/50", "echo/streams/1KB/50", "echo/sock/1KB/50"}
+
+
+def scheduling_cells() -> list[Cell]:
+    """What a loop does without the network, and around it."""
+
+    def cell(name: str, title: str, *metrics: Metric, micro: str, floor: bool = False) -> Cell:
+        return Cell(name, title, metrics, in_subset=True, in_quick=True, micro=micro, floor=floor)
+
+    insert, fire = Metric("insert_ns", "ns to insert"), Metric("fire_ns", "ns to fire")
+    late, late_p99 = Metric("lateness_us", "us late p50", has_ratio=False), Metric("lateness_us_p99", "us late p99")
+    return [
+        cell("schedule/call_soon", "call_soon, 50,000 in a batch, each", OPERATION_NS, micro="call_soon"),
+        cell("schedule/chain", "chained callback, one per iteration, 10,000, each", OPERATION_NS, micro="chain"),
+        cell(
+            "schedule/timers",
+            "call_later of 0 to 9 ms, 5,000: insert and fire one",
+            OPERATION_NS,
+            insert,
+            fire,
+            micro="timers",
+        ),
+        cell(
+            "schedule/lateness",
+            "call_later of 0 to 9 ms, 5,000 at once: how late, and CPU each",
+            late,
+            late_p99,
+            Metric("earliest_us", "us the earliest"),
+            Metric("cpu_ns", "ns of CPU"),
+            micro="timer_lateness",
+        ),
+        cell("schedule/cancel", "call_later and cancel, each", OPERATION_NS, micro="timers_cancel"),
+        cell("schedule/threadsafe", "call_soon_threadsafe from another thread, each", OPERATION_NS, micro="threadsafe"),
+        cell("schedule/gather", "gather of 1,000 tasks that sleep(0), each task", OPERATION_US, micro="gather"),
+        cell("setup/server", "create_server and close", OPERATION_US, micro="server", floor=True),
+        cell(
+            "setup/connect",
+            "create_connection and close; the server is the C floor in another process",
+            OPERATION_US,
+            Metric("cpu_us", "us of CPU"),
+            micro="connect",
+            floor=True,
+        ),
+    ]
+
+
+def echo_cells() -> list[Cell]:
+    """Echo through each of asyncio's interfaces."""
+    cells = []
+    for api in ("protocol", "streams", "sock", "buffered"):
+        for size, size_bytes in SIZES.items():
+            for connections in CONNECTIONS:
+                if api == "buffered" and connections != 50:
+                    continue
+                name = f"echo/{api}/{size}/{connections}"
+                plural = "s" if connections > 1 else ""
+                cells.append(
+                    Cell(
+                        name,
+                        f"echo of {size} on {connections} connection{plural} through {api}, server CPU per message",
+                        ECHO if connections > 1 else ECHO_ALONE,
+                        in_subset=name in SUBSET,
+                        in_quick=name in QUICK,
+                        floor=True,
+                        api=api,
+                        size_bytes=size_bytes,
+                        connections=connections,
+                    )
+                )
+    return cells
+
+
+def waiting_cells() -> list[Cell]:
+    """What a loop costs that has little or nothing to do."""
+
+    def cell(name: str, title: str, *metrics: Metric, interval_us: int = 0, idle: bool = False) -> Cell:
+        return Cell(
+            name,
+            title,
+            metrics,
+            in_subset=True,
+            in_quick=True,
+            floor=True,
+            api="protocol",
+            size_bytes=1024,
+            connections=1,
+            interval_us=interval_us,
+            idle=idle,
+        )
+
+    busy = Metric("server_cpu_percent", "% of a core", has_ratio=False)
+    return [
+        cell("wait/idle", "CPU of a loop with one idle connection", busy, idle=True),
+        cell("wait/10ms", "CPU of a loop that echoes 1 KB every 10 ms", busy, ROUND_TRIP, interval_us=10_000),
+    ]
+
+
+CELLS = (*scheduling_cells(), *echo_cells(), *waiting_cells())
+ROUND_TRIP_CELL = "echo/protocol/1KB/1"
+
+
+def choose(globs: list[str], *, full: bool, quick: bool) -> list[Cell]:
+    """Return the cells that the options ask for; a glob reaches every cell, whatever subset it is in."""
+    if globs:
+        return [cell for cell in CELLS if any(fnmatch.fnmatchcase(cell.name, glob) for glob in globs)]
+    if quick:
+        return [cell for cell in CELLS if cell.in_quick]
+    return [cell for cell in CELLS if full or cell.in_subset]

@@ -1,0 +1,285 @@
+"""One sample: one arm in one cell, in fresh processes.
+
+An echo cell takes two processes: the server, and the native load program, which also reads the server's CPU clock at
+both ends of the measured window. Every process that is started here has a time limit, and ends when this one does.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import select
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bench.arms import Arm, last_line
+from bench.cells import Cell
+
+HERE = Path(__file__).parent
+PROGRAMS = {"load": HERE / "load.c", "floor": HERE / "floor.c"}
+START_TIMEOUT_S = 20
+SAMPLE_TIMEOUT_S = 60
+"""Beyond the time that a sample is meant to take."""
+DESCRIPTORS_SPARE = 64
+PROCESS_START_S = 0.15
+"""What a fresh interpreter takes till it has a loop: for the estimate of the duration only."""
+
+
+class SampleFailed(Exception):
+    """An arm couldn't be measured; the text says why, in a line."""
+
+
+class SetupFailed(Exception):
+    """Nothing can be measured; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How long and how often."""
+
+    rounds: int
+    micro_s: float
+    window_s: float
+    warm_up_s: float
+    waiting_s: float
+
+    def sample_s(self, cell: Cell) -> float:
+        """About how long one sample takes."""
+        if cell.micro:
+            return PROCESS_START_S + 1.5 * self.micro_s
+        window_s = self.waiting_s if cell.idle or cell.interval_us else self.window_s
+        return PROCESS_START_S + self.warm_up_s + window_s + cell.connections * 1e-4
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which CPU the measured process has for itself, and which one its counterpart; None where the kernel decides.
+
+    Left alone, the kernel puts a server and its only client now on one CPU and now on two, and a message costs up to
+    twice as much in one case as in the other: more than what is compared. So they are kept apart, but a server only
+    once it listens: a loop that looks how many CPUs it may use, as ringloop does before it polls busily, must see what
+    it would see in production.
+    """
+
+    measured: int | None = None
+    other: int | None = None
+
+    def __str__(self) -> str:
+        if self.measured is None:
+            return "free: the kernel places server and load"
+        return f"apart: the server on CPU {self.measured} from when it listens, the load on CPU {self.other}"
+
+
+def siblings(cpu: int) -> set[int]:
+    """The CPUs that share a core with `cpu`, itself among them (sysfs, Documentation/admin-guide/cputopology.rst)."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return {cpu}
+    found = {cpu}
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def place_apart() -> Placement:
+    """Two CPUs, of two cores where there are two; the kernel's choice where only one CPU may be used."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        return Placement()
+    measured = usable[0]
+    others = [cpu for cpu in usable if cpu not in siblings(measured)] or usable[1:]
+    return Placement(measured, others[0])
+
+
+def pin(pid: int, cpu: int | None) -> None:
+    """Keep every thread of a process on one CPU from now on; threads that it starts later inherit that."""
+    if cpu is None:
+        return
+    with contextlib.suppress(OSError):  # It has just ended, which shows elsewhere.
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), {cpu})
+
+
+def binary(name: str) -> Path:
+    """Where the compiled program stands."""
+    return HERE / "bin" / name
+
+
+def compile_programs() -> None:
+    """Compile what is missing or older than its source."""
+    for name, source in PROGRAMS.items():
+        target = binary(name)
+        if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
+            continue
+        compiler = os.environ.get("CC", "cc")
+        if shutil.which(compiler) is None:
+            raise SetupFailed(f"the load program needs a C compiler ({compiler}): apt-get install gcc libc6-dev")
+        target.parent.mkdir(exist_ok=True)
+        unfinished = target.with_suffix(f".{os.getpid()}")
+        command = [compiler, "-O2", "-Wall", "-Wextra", "-o", str(unfinished), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SetupFailed(f"{' '.join(command)} failed:\n{done.stderr}")
+        unfinished.replace(target)
+
+
+def check_descriptors(connections: int) -> None:
+    """Raise the limit of descriptors as far as `connections` need it; the server inherits it."""
+    needed = connections + DESCRIPTORS_SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise SetupFailed(
+            f"{connections} connections need {needed} descriptors, the limit is {hard}; raise it: ulimit -n {needed}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def said(stderr: IO[bytes]) -> str:
+    """The last line that a process wrote to its stderr file."""
+    stderr.seek(0)
+    return last_line(stderr.read().decode(errors="replace"))
+
+
+def run(
+    command: list[str], environment: dict[str, str] | None, expected_s: float, cpu: int | None = None
+) -> dict[str, Any]:
+    """Run a program to its end and return the JSON object that it prints."""
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            # Ctrl-C is for the harness, which ends its children itself.
+            start_new_session=True,
+        )
+        try:
+            pin(process.pid, cpu)
+            output, _ = process.communicate(timeout=expected_s + SAMPLE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise SampleFailed(f"no result after {expected_s + SAMPLE_TIMEOUT_S:.0f} s") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        if process.returncode != 0:
+            raise SampleFailed(said(stderr) or f"exit status {process.returncode}")
+    result: dict[str, Any] = json.loads(last_line(output.decode()))
+    return result
+
+
+@dataclass(frozen=True)
+class Server:
+    """An echo server that listens."""
+
+    process: "subprocess.Popen[bytes]"
+    port: int
+    stderr: IO[bytes]
+
+    def last_words(self) -> str:
+        """What it had to say, if anything, as an addition to somebody else's complaint."""
+        words = said(self.stderr)
+        return f"; the server's last line: {words}" if words else ""
+
+
+@contextlib.contextmanager
+def serving(command: list[str], environment: dict[str, str] | None) -> Iterator[Server]:
+    """Start an echo server, wait until it listens, and end it at the end."""
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+            line = process.stdout.readline() if readable else b""
+            if not line:
+                raise SampleFailed(said(stderr) or f"the server didn't listen after {START_TIMEOUT_S} s")
+            yield Server(process, json.loads(line)["port"], stderr)
+        finally:
+            process.stdin.close()  # Which ends the server.
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+
+
+def sample(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
+    """Measure one arm in one cell once, or raise SampleFailed."""
+    if cell.micro:
+        return sample_micro(arm, cell, scale, placement)
+    return sample_echo(arm, cell, scale, placement)
+
+
+def sample_micro(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
+    """Time one operation in a process of its own."""
+    with contextlib.ExitStack() as stack:
+        port, cpu = [], []
+        if cell.micro == "connect":
+            # In C and in a process of its own, so that the cost of accepting is in no arm's figure.
+            server = stack.enter_context(serving([str(binary("floor")), "echo"], None))
+            pin(server.process.pid, placement.other)
+            port, cpu = [str(server.port)], [str(-1 if placement.measured is None else placement.measured)]
+        if not arm.loop:
+            count = max(100, int(scale.micro_s * (50_000 if cell.micro == "connect" else 200_000)))
+            command = [str(binary("floor")), cell.micro, *port, str(count)]
+            result = run(command, None, scale.micro_s, placement.measured if port else None)
+            return {"operation_us": result["operation_ns"] / 1000}
+        command = arm.command("micro", cell.micro, str(scale.micro_s), *port, *cpu)
+        return run(command, arm.child_environment(), scale.sample_s(cell))
+
+
+def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
+    """Load an echo server in one process from another."""
+    check_descriptors(cell.connections)
+    waiting = cell.idle or cell.interval_us > 0
+    window_s = scale.waiting_s if waiting else scale.window_s
+    command = arm.command("echo", cell.api) if arm.loop else [str(binary("floor")), "echo"]
+    with serving(command, arm.child_environment()) as server:
+        pin(server.process.pid, placement.measured)
+        load = [str(binary("load")), "--port", str(server.port), "--server-pid", str(server.process.pid)]
+        load += ["--connections", str(cell.connections), "--size", str(cell.size_bytes)]
+        load += ["--duration", str(window_s), "--warm-up", str(scale.warm_up_s)]
+        if cell.idle:
+            load.append("--idle")
+        if cell.interval_us:
+            load += ["--interval-us", str(cell.interval_us)]
+        try:
+            result = run(load, None, scale.sample_s(cell), placement.other)
+        except SampleFailed as failure:
+            raise SampleFailed(f"{failure}{server.last_words()}") from None
+    figures = {
+        "server_cpu_percent": 100 * result["server_cpu_ns"] / result["window_ns"],
+        "client_cpu_percent": 100 * result["client_cpu_ns"] / result["window_ns"],
+        "messages": result["messages"],
+        "messages_per_s": result["messages_per_s"],
+        "megabytes_per_s": result["megabytes_per_s"],
+        "in_flight_average": result["in_flight_average"],
+    }
+    if cell.idle:
+        return figures
+    if result["messages"] == 0:
+        raise SampleFailed(f"no message came back within {window_s} s{server.last_words()}")
+    figures["server_cpu_us"] = result["server_cpu_ns"] / result["messages"] / 1000
+    figures["first_echo_us_p50"] = result["first_echo_ns_p50"] / 1000
+    for name in ("average", "p50", "p95", "p99", "max"):
+        figures[f"latency_us_{name}"] = result[f"latency_ns_{name}"] / 1000
+    return figures

@@ -1,0 +1,187 @@
+"""Race event loops against each other on this machine, in paired rounds and fresh processes.
+
+A table with ratios is printed while the race runs, and JSON with every sample is written to --output. Ctrl-C ends it
+early and keeps what was measured. docs/performance.md says how to read the figures.
+"""
+
+import argparse
+import datetime
+import random
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+# Run as a file, but made of modules of one package.
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from bench import arms, cells, goals, measure, report, results  # noqa: E402
+
+SUBSET = measure.Scale(rounds=3, micro_s=0.1, window_s=0.4, warm_up_s=0.1, waiting_s=1.0)
+FULL = measure.Scale(rounds=5, micro_s=0.3, window_s=1.0, warm_up_s=0.3, waiting_s=5.0)
+QUICK = measure.Scale(rounds=1, micro_s=0.001, window_s=0.05, warm_up_s=0.01, waiting_s=0.05)
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--full", action="store_true", help="every cell, with longer samples and more rounds")
+    extent.add_argument("--quick", action="store_true", help="a check that everything runs; measures nothing")
+    parser.add_argument("--arms", metavar="A,B", help="only these, by name; stock asyncio is the control of the ratios")
+    parser.add_argument(
+        "--cells", metavar="GLOB", action="append", default=[], help="only these, as 'echo/*/1KB/50'; repeatable"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"({SUBSET.rounds}; with --full {FULL.rounds})")
+    parser.add_argument("--seconds", type=float, metavar="S", help="the measured time of a sample, in every cell")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON file (bench/results/DATE-PYTHON.json)")
+    parser.add_argument(
+        "--placement",
+        choices=("apart", "free"),
+        default="apart",
+        help="apart: server and load each on a CPU of its own, where there are two; free: as the kernel likes",
+    )
+    parser.add_argument("--seed", type=int, help="of the order of the arms in each round (random, and recorded)")
+    parser.add_argument("--list", action="store_true", help="say which arms and cells there are, and end")
+    options = parser.parse_args(arguments)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if options.seconds is not None and not 0.001 <= options.seconds <= 600:
+        parser.error("--seconds must be from 0.001 to 600")
+    return options
+
+
+def choose_arms(names: str | None) -> list[arms.Arm]:
+    """Return the arms that the user asks for, or all."""
+    if not names:
+        return list(arms.ARMS)
+    known = {arm.name: arm for arm in arms.ARMS}
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            raise measure.SetupFailed(f"there is no arm {name}; there are: {', '.join(known)}")
+    return [arm for arm in arms.ARMS if arm.name in wanted]
+
+
+def choose_scale(options: argparse.Namespace) -> measure.Scale:
+    """Return how long and how often."""
+    scale = FULL if options.full else QUICK if options.quick else SUBSET
+    if options.rounds:
+        scale = replace(scale, rounds=options.rounds)
+    if options.seconds:
+        scale = replace(scale, micro_s=options.seconds, window_s=options.seconds, waiting_s=options.seconds)
+    return scale
+
+
+def takes_part(arm: arms.Arm, cell: cells.Cell) -> bool:
+    """The raw C program has no scheduler to measure."""
+    return bool(arm.loop) or cell.floor
+
+
+def race(
+    cell: cells.Cell,
+    contestants: list[arms.Arm],
+    scale: measure.Scale,
+    placement: measure.Placement,
+    dice: random.Random,
+    progress: report.Progress,
+    result: results.CellResult,
+) -> None:
+    """Measure every arm in one cell, round by round, in an order that is drawn anew for each round."""
+    for number in range(scale.rounds):
+        order = dice.sample(contestants, len(contestants))
+        result.orders.append([arm.name for arm in order])
+        for arm in order:
+            if arm.name not in result.failures:
+                progress.show(f"{cell.name}, round {number + 1} of {scale.rounds}, {arm.name}")
+                try:
+                    sample = measure.sample(arm, cell, scale, placement)
+                    result.samples[arm.name].append(sample)
+                except measure.SampleFailed as failure:
+                    result.failures[arm.name] = str(failure)
+            progress.advance(scale.sample_s(cell))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the race; return the exit status."""
+    options = parse(arguments)
+    try:
+        asked = choose_arms(options.arms)
+        chosen = cells.choose(options.cells, full=options.full, quick=options.quick)
+        if not chosen:
+            raise measure.SetupFailed("no cell has such a name; --list shows them")
+        if options.list:
+            print_list(asked, chosen)
+            return 0
+        measure.compile_programs()
+        measure.check_descriptors(max(cell.connections for cell in chosen))
+    except measure.SetupFailed as failure:
+        print(f"bench: {failure}", file=sys.stderr)
+        return 2
+
+    presences = [arms.probe(arm) for arm in asked]
+    present = [presence.arm for presence in presences if not presence.problem]
+    scale = choose_scale(options)
+    placement = measure.place_apart() if options.placement == "apart" else measure.Placement()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    found = results.Results(presences, scale, seed, results.environment(placement))
+    plan = [(cell, [arm for arm in present if takes_part(arm, cell)]) for cell in chosen]
+    expected_s = sum(scale.rounds * scale.sample_s(cell) * len(contestants) for cell, contestants in plan)
+    date = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    output = options.output or RESULTS / f"{date}-py{sys.version_info[0]}.{sys.version_info[1]}.json"
+
+    report.print_setting(found, expected_s, len(chosen))
+    progress = report.Progress(expected_s)
+    dice = random.Random(seed)
+    begin = time.monotonic()
+    try:
+        for cell, contestants in plan:
+            result = results.CellResult(cell, {arm.name: [] for arm in contestants})
+            found.cells[cell.name] = result
+            race(cell, contestants, scale, placement, dice, progress, result)
+            report.print_cell(result)
+            found.write(output)
+    except KeyboardInterrupt:
+        found.interrupted = True
+        if found.cells:
+            report.print_cell(list(found.cells.values())[-1])
+        report.say("\ninterrupted: what follows rests on what was measured till then")
+
+    report.print_summary(found)
+    verdicts = [] if options.quick else goals.judge(found.cells)
+    found.verdicts = [verdict.record() for verdict in verdicts]
+    report.print_verdicts(verdicts)
+    found.write(output)
+    report.say(f"\n{report.minutes(time.monotonic() - begin)}; every sample is in {output}")
+    if found.interrupted:
+        return 130
+    return 1 if report_failures(found) else 0
+
+
+def report_failures(found: results.Results) -> bool:
+    """Repeat what has failed, and say whether any of it is ours: a peer may lack a feature, ringloop may not."""
+    ours = {arm.name for arm in arms.ARMS if arm.own or arm.name in (arms.CONTROL, arms.FLOOR)}
+    failed = False
+    for presence in found.presences:
+        if presence.broken:
+            report.say(presence.describe())
+            failed |= presence.arm.name in ours
+    for name, result in found.cells.items():
+        for arm, reason in result.failures.items():
+            report.say(f"failed: {arm} in {name}: {reason}")
+            failed |= arm in ours
+    return failed
+
+
+def print_list(asked: list[arms.Arm], chosen: list[cells.Cell]) -> None:
+    """Say what could be measured."""
+    report.say("arms:")
+    report.print_presences([arms.probe(arm) for arm in asked])
+    report.say("cells:")
+    for cell in chosen:
+        report.say(f"  {cell.name:26} {cell.title}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,508 @@
+"""What is measured: the programs that run on an event loop, each in a fresh process of its own.
+
+    subject.py LOOP probe                         say what the loop is
+    subject.py LOOP micro NAME SECONDS [PORT CPU] time one operation again and again; `connect` needs the PORT of a
+                                                  server in C, and the CPU to stay on meanwhile, or -1
+    subject.py LOOP echo API                      serve echo until stdin ends
+
+LOOP is `module:function`, whose result is a new event loop. Answers are JSON objects on stdout, one a line. This file
+imports nothing of the harness, and of the loops only the one that it is asked for: what is in the process is what a
+user would have. The garbage collector runs as Python has set it up, for the same reason.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+HOST = "127.0.0.1"
+BACKLOG = 1024
+# One whole message of the largest size in one call, and still below 128 KB, from where glibc maps and unmaps each
+# object: an arm is measured, not malloc.
+RECEIVE_BYTES = 102_400
+
+Loop = asyncio.AbstractEventLoop
+Figures = dict[str, float]
+Measurement = Callable[[], Figures]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the harness has made ready for a cell that needs it."""
+
+    port: int
+    cpu: int | None
+
+
+def nothing() -> None:
+    """The callback of the scheduling benchmarks."""
+
+
+class WrongBehaviour(Exception):
+    """A loop didn't do what the benchmark is about; its time would mean nothing."""
+
+
+def require(condition: bool, expectation: str) -> None:
+    """Raise WrongBehaviour unless `condition` holds."""
+    if not condition:
+        raise WrongBehaviour(f"not so: {expectation}")
+
+
+def listen(*, blocking: bool) -> socket.socket:
+    """Return a listening socket with the options that every arm gets; accepted sockets inherit TCP_NODELAY from it."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.bind((HOST, 0))
+    listener.listen(BACKLOG)
+    listener.setblocking(blocking)
+    return listener
+
+
+# --- scheduling: each prepares what it needs, checks that the loop does the work, and yields the measurement ---
+
+
+@contextlib.contextmanager
+def call_soon(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """Schedule 50,000 callbacks, then run them."""
+    count = 50_000
+    ran: list[int] = []
+    for number in range(1000):
+        loop.call_soon(ran.append, number)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    require(ran == list(range(1000)), "callbacks run once each, in the order of their scheduling")
+
+    def measure() -> Figures:
+        begin_ns = time.perf_counter_ns()
+        for _ in range(count):
+            loop.call_soon(nothing)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        return {"operation_ns": (time.perf_counter_ns() - begin_ns) / count}
+
+    yield measure
+
+
+@contextlib.contextmanager
+def chain(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """10,000 callbacks that reschedule themselves, one per iteration, beside an idle listening socket.
+
+    The socket is no decoration: a connection that comes during the chain must be accepted during the chain.
+    """
+    count = 10_000
+    accepted: list[asyncio.BaseTransport] = []
+
+    class Accept(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.append(transport)
+
+    listener = listen(blocking=False)
+    address = listener.getsockname()
+    server = loop.run_until_complete(loop.create_server(Accept, sock=listener))
+
+    def measure() -> Figures:
+        left = count
+
+        def step() -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                loop.call_soon(step)
+            else:
+                loop.stop()
+
+        begin_ns = time.perf_counter_ns()
+        loop.call_soon(step)
+        loop.run_forever()
+        return {"operation_ns": (time.perf_counter_ns() - begin_ns) / count}
+
+    with socket.create_connection(address):
+        measure()
+        require(len(accepted) == 1, "a connection is accepted while a chain of callbacks runs")
+        for transport in accepted:
+            transport.close()
+    yield measure
+    server.close()
+
+
+def timer_delays_s(count: int) -> list[float]:
+    """0 to 9 ms, mixed, the same for every arm."""
+    return [index * 7 % 10 / 1000 for index in range(count)]
+
+
+@contextlib.contextmanager
+def timers(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """5,000 call_later of 0 to 9 ms: what it costs to insert them, and to run them once they are due; nothing waits."""
+    count = 5_000
+    delays = timer_delays_s(count)
+    ran: list[int] = []
+    order = sorted(range(100), key=lambda number: delays[number])
+    for number in range(100):
+        loop.call_later(delays[number], ran.append, number)
+    loop.call_later(0.02, loop.stop)
+    loop.run_forever()
+    require(sorted(ran) == sorted(order), "each timer fires once")
+    require([delays[number] for number in ran] == sorted(delays[:100]), "timers fire in the order of their times")
+
+    def measure() -> Figures:
+        begin_ns = time.perf_counter_ns()
+        for delay in delays:
+            loop.call_later(delay, nothing)
+        inserted_ns = time.perf_counter_ns()
+        loop.call_later(0.0095, loop.stop)
+        time.sleep(0.012)  # Everything is due when the loop runs next.
+        due_ns = time.perf_counter_ns()
+        loop.run_forever()
+        fired_ns = time.perf_counter_ns()
+        insert, fire = (inserted_ns - begin_ns) / count, (fired_ns - due_ns) / count
+        return {"operation_ns": insert + fire, "insert_ns": insert, "fire_ns": fire}
+
+    yield measure
+
+
+@contextlib.contextmanager
+def timer_lateness(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """5,000 call_later of 0 to 9 ms: how long after its time each runs, and the CPU time in all."""
+    count = 5_000
+    delays = timer_delays_s(count)
+
+    def measure() -> Figures:
+        lateness_ns: list[int] = []
+
+        def fire(due_ns: int) -> None:
+            lateness_ns.append(time.perf_counter_ns() - due_ns)
+
+        cpu_begin_ns = time.process_time_ns()
+        for delay in delays:
+            loop.call_later(delay, fire, time.perf_counter_ns() + int(delay * 1e9))
+        loop.call_later(0.03, loop.stop)
+        loop.run_forever()
+        cpu_ns = time.process_time_ns() - cpu_begin_ns
+        require(len(lateness_ns) == count, "each timer fires once")
+        lateness_ns.sort()
+        return {
+            "lateness_us": lateness_ns[count // 2] / 1000,
+            "lateness_us_p99": lateness_ns[count * 99 // 100] / 1000,
+            "earliest_us": lateness_ns[0] / 1000,  # Below 0 where a loop counts in milliseconds.
+            "cpu_ns": cpu_ns / count,
+        }
+
+    yield measure
+
+
+@contextlib.contextmanager
+def timers_cancel(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """10,000 times call_later and cancel, then one iteration of the loop, which gets to clean up."""
+    count = 10_000
+    ran: list[int] = []
+    loop.call_later(0.001, ran.append, 1).cancel()
+    loop.call_later(0.005, loop.stop)
+    loop.run_forever()
+    require(not ran, "a cancelled timer doesn't fire")
+
+    def measure() -> Figures:
+        begin_ns = time.perf_counter_ns()
+        for index in range(count):
+            loop.call_later(60 + index % 10, nothing).cancel()
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        return {"operation_ns": (time.perf_counter_ns() - begin_ns) / count}
+
+    yield measure
+
+
+@contextlib.contextmanager
+def threadsafe(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """20,000 call_soon_threadsafe from another thread, while the loop runs; to the last callback's run."""
+    count = 20_000
+
+    def race(callback: Callable[[], object]) -> float:
+        begin_ns = 0
+
+        def feed() -> None:
+            for _ in range(count):
+                loop.call_soon_threadsafe(callback)
+            loop.call_soon_threadsafe(loop.stop)
+
+        def start() -> None:
+            nonlocal begin_ns
+            begin_ns = time.perf_counter_ns()
+            thread.start()
+
+        thread = threading.Thread(target=feed)
+        loop.call_soon(start)
+        loop.run_forever()
+        end_ns = time.perf_counter_ns()
+        thread.join()
+        return (end_ns - begin_ns) / count
+
+    ran: list[None] = []
+    race(lambda: ran.append(None))
+    require(len(ran) == count, "every call_soon_threadsafe runs once")
+    yield lambda: {"operation_ns": race(nothing)}
+
+
+@contextlib.contextmanager
+def gather(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """asyncio.gather of 1,000 tasks that each sleep(0) once."""
+    count = 1_000
+
+    async def once(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    async def everything() -> list[int]:
+        return await asyncio.gather(*[once(number) for number in range(count)])
+
+    require(loop.run_until_complete(everything()) == list(range(count)), "gather returns the results in order")
+
+    def measure() -> Figures:
+        begin_ns = time.perf_counter_ns()
+        loop.run_until_complete(everything())
+        return {"operation_us": (time.perf_counter_ns() - begin_ns) / count / 1000}
+
+    yield measure
+
+
+@contextlib.contextmanager
+def server(loop: Loop, _: Surroundings | None) -> Iterator[Measurement]:
+    """create_server on 127.0.0.1, port 0, which listens when it returns; then close."""
+    count = 100
+
+    async def once() -> None:
+        created = await loop.create_server(asyncio.Protocol, HOST, 0, backlog=BACKLOG)
+        created.close()
+        await created.wait_closed()
+
+    async def many() -> None:
+        for _ in range(count):
+            await once()
+
+    async def check() -> None:
+        created = await loop.create_server(asyncio.Protocol, HOST, 0, backlog=BACKLOG)
+        address = created.sockets[0].getsockname()
+        socket.create_connection(address).close()
+        created.close()
+        await created.wait_closed()
+        await asyncio.sleep(0)
+        try:
+            socket.create_connection(address).close()
+        except ConnectionRefusedError:
+            return
+        require(False, "a server listens when create_server returns, and no longer after close")
+
+    loop.run_until_complete(check())
+
+    def measure() -> Figures:
+        begin_ns = time.perf_counter_ns()
+        loop.run_until_complete(many())
+        return {"operation_us": (time.perf_counter_ns() - begin_ns) / count / 1000}
+
+    yield measure
+
+
+@contextlib.contextmanager
+def connect(loop: Loop, surroundings: Surroundings | None) -> Iterator[Measurement]:
+    """create_connection to a server in C in another process, close, wait for connection_lost: the client's cost."""
+    assert surroundings is not None
+    port = surroundings.port
+    lost: asyncio.Future[None]
+
+    class Client(asyncio.Protocol):
+        def connection_lost(self, error: Exception | None) -> None:
+            lost.set_result(None)
+
+    async def many(count: int) -> None:
+        nonlocal lost
+        for _ in range(count):
+            lost = loop.create_future()
+            transport, _ = await loop.create_connection(Client, HOST, port)
+            transport.close()
+            await lost
+
+    def measure() -> Figures:
+        count = 100
+        begin_ns, cpu_begin_ns = time.perf_counter_ns(), time.process_time_ns()
+        loop.run_until_complete(many(count))
+        cpu_ns = time.process_time_ns() - cpu_begin_ns
+        return {"operation_us": (time.perf_counter_ns() - begin_ns) / count / 1000, "cpu_us": cpu_ns / count / 1000}
+
+    loop.run_until_complete(many(1))
+    # Only now that the loop has run: one that looks how many CPUs it may use must see them all.
+    if surroundings.cpu is not None:
+        os.sched_setaffinity(0, {surroundings.cpu})
+    yield measure
+
+
+MICRO = {
+    function.__name__: function
+    for function in (
+        call_soon, chain, timers, timer_lateness, timers_cancel, threadsafe, gather, server, connect,
+    )
+}  # fmt: skip
+
+
+def repeat(measure: Measurement, seconds: float) -> Figures:
+    """Measure for `seconds`, at least once and after a warm-up, and return the median of each figure."""
+    measure()
+    samples = [measure()]
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        samples.append(measure())
+    return {name: statistics.median(sample[name] for sample in samples) for name in samples[0]} | {
+        "repetitions": len(samples)
+    }
+
+
+# --- echo servers: each is a coroutine that serves `listener` until it is cancelled ---
+
+
+class EchoProtocol(asyncio.Protocol):
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+class EchoBufferedProtocol(asyncio.BufferedProtocol):
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        # A copy: a transport may keep what the socket doesn't take at once, and the next bytes go into the same buffer.
+        self.transport.write(bytes(self.buffer[:nbytes]))
+
+
+async def keep(created: asyncio.AbstractServer) -> None:
+    """Hold on to a server, which serves since it was made; serve_forever makes that of rloop 0.5.0 stop listening."""
+    await asyncio.get_running_loop().create_future()
+    created.close()
+
+
+async def serve_protocol(listener: socket.socket) -> None:
+    await keep(await asyncio.get_running_loop().create_server(EchoProtocol, sock=listener, backlog=BACKLOG))
+
+
+async def serve_buffered(listener: socket.socket) -> None:
+    await keep(await asyncio.get_running_loop().create_server(EchoBufferedProtocol, sock=listener, backlog=BACKLOG))
+
+
+async def serve_streams(listener: socket.socket) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(RECEIVE_BYTES):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    await keep(await asyncio.start_server(echo, sock=listener, backlog=BACKLOG))
+
+
+async def serve_sock(listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def echo(connection: socket.socket) -> None:
+        with connection:
+            while data := await loop.sock_recv(connection, RECEIVE_BYTES):
+                await loop.sock_sendall(connection, data)
+
+    tasks: set[asyncio.Task[None]] = set()
+    while True:
+        connection, _ = await loop.sock_accept(listener)
+        connection.setblocking(False)
+        task = loop.create_task(echo(connection))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+ECHO: dict[str, Callable[[socket.socket], Coroutine[Any, Any, None]]] = {
+    "protocol": serve_protocol,
+    "buffered": serve_buffered,
+    "streams": serve_streams,
+    "sock": serve_sock,
+}
+
+
+def end_with_stdin() -> None:
+    """End the process when stdin does: whoever started it has gone, or wants it gone. Until then the thread sleeps."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+# --- the program ---
+
+
+def new_loop(specification: str) -> Loop:
+    """Call `module:function`."""
+    module, _, function = specification.partition(":")
+    created: Loop = getattr(importlib.import_module(module), function)()
+    return created
+
+
+def probe(loop: Loop) -> dict[str, object]:
+    """What there is to say about a loop, for the record."""
+    kind = type(loop)
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "backend": getattr(loop, "backend", None),
+        "backend_reason": getattr(loop, "backend_reason", None),
+    }
+
+
+def answer(value: object) -> None:
+    """Print one JSON object for the harness."""
+    print(json.dumps(value), flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the module's docstring says."""
+    match arguments:
+        case [specification, "probe"]:
+            loop = new_loop(specification)
+            answer(probe(loop))
+            loop.close()
+        case [specification, "micro", name, seconds, *more]:
+            loop = new_loop(specification)
+            asyncio.set_event_loop(loop)  # As under asyncio.Runner.
+            surroundings = Surroundings(int(more[0]), int(more[1]) if int(more[1]) >= 0 else None) if more else None
+            with MICRO[name](loop, surroundings) as measure:
+                answer(repeat(measure, float(seconds)))
+            loop.close()
+        case [specification, "echo", api]:
+            end_with_stdin()
+            listener = listen(blocking=False)
+            port_number = listener.getsockname()[1]
+            with asyncio.Runner(loop_factory=lambda: new_loop(specification)) as runner:
+                runner.get_loop().call_soon(answer, {"port": port_number})
+                runner.run(ECHO[api](listener))
+        case _:
+            sys.exit("usage: subject.py MODULE:FUNCTION probe | micro NAME SECONDS [PORT CPU] | echo API")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

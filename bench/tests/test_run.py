@@ -1,0 +1,200 @@
+"""The arithmetic of the comparison, and the whole race in small."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench import arms, cells, goals, measure, ratios, results
+
+RUN = Path(__file__).parents[1] / "run.py"
+PATIENCE_S = 50
+
+
+def cell_result(name, metric, **samples):
+    """A measured cell with these series."""
+    cell = next(cell for cell in cells.CELLS if cell.name == name)
+    by_arm = {arm.replace("_", "-"): [{metric: value} for value in series] for arm, series in samples.items()}
+    return results.CellResult(cell, by_arm)
+
+
+def verdict(found, arm, beginning):
+    """The verdict on the goal that begins so."""
+    (match,) = [each for each in goals.judge(found) if each.arm == arm and each.goal.startswith(beginning)]
+    return match
+
+
+def test_ratios_are_taken_within_rounds():
+    # The machine is three times slower in the last round. The ratio of the medians would be 4 / 2 = 2.
+    assert ratios.paired([2, 4, 9], [1, 2, 6]) == ratios.Ratio(2, 1.5, 2, 3)
+    assert ratios.paired([1, 10, 100], [1, 5, 25]).median == 2
+
+
+def test_rounds_without_a_partner_do_not_count():
+    assert ratios.paired([2, None, 6], [1, 1]) == ratios.Ratio(2, 2, 2, 1)
+    assert ratios.paired([1], [None]) is None
+    assert ratios.paired([1], [0]) is None
+    assert ratios.paired_difference([5, 9], [4, 2]) == ratios.Ratio(4, 1, 7, 2)
+
+
+def test_advantage_is_above_one_whichever_way_the_figure_goes():
+    cost = cell_result("echo/protocol/1KB/50", "server_cpu_us", asyncio=[6.0], uvloop=[3.0])
+    speed = cell_result("echo/protocol/1KB/50", "messages_per_s", asyncio=[100.0], uvloop=[200.0])
+    assert cost.advantage("uvloop", "asyncio", "server_cpu_us").median == 2
+    assert speed.advantage("uvloop", "asyncio", "messages_per_s").median == 2
+
+
+def test_goal_is_judged_by_the_worst_cell_and_the_best_peer():
+    found = {
+        "echo/streams/1KB/50": cell_result(
+            "echo/streams/1KB/50", "server_cpu_us", asyncio=[9, 9, 9], uvloop=[6, 6, 6], ringloop=[4, 4, 4]
+        ),
+        "echo/streams/100KB/50": cell_result(
+            "echo/streams/100KB/50", "server_cpu_us", asyncio=[20, 20, 20], uvloop=[50, 50, 50], ringloop=[19, 19, 19]
+        ),
+    }
+    short = verdict(found, "ringloop", "streams")
+    assert short.reached is False
+    assert short.within_noise is False
+    assert "echo/streams/100KB/50 against asyncio" in short.measured
+    assert "1 of 2 cells fall short" in short.measured
+    del found["echo/streams/100KB/50"]
+    assert verdict(found, "ringloop", "streams").reached is True
+    assert verdict(found, "ringloop", "sock").reached is None
+
+
+def test_goal_on_the_floor_is_an_upper_bound():
+    series = {"floor": [10, 10, 10], "ringloop": [11, 11, 12], "ringloop_epoll": [12, 13, 12]}
+    found = {"echo/protocol/1KB/50": cell_result("echo/protocol/1KB/50", "server_cpu_us", **series)}
+    near = verdict(found, "ringloop", "Protocol")
+    assert (near.reached, near.within_noise) == (True, True)
+    assert verdict(found, "ringloop-epoll", "Protocol").reached is False
+
+
+def test_slower_than_uvloop_needs_every_round():
+    def judge(*series):
+        found = {"schedule/chain": cell_result("schedule/chain", "operation_ns", uvloop=[100] * 3, ringloop=series)}
+        return verdict(found, "ringloop", "no cell slower")
+
+    assert judge(90, 95, 99).word() == "yes"
+    assert judge(101, 101, 101).word() == "yes"
+    assert judge(99, 110, 120).word() == "yes, within noise"
+    slower = judge(110, 120, 130)
+    assert slower.word() == "no"
+    assert "schedule/chain" in slower.measured
+
+
+def test_waiting_is_judged_by_the_difference():
+    series = {"uvloop": [0.0, 0.1, 0.0], "ringloop": [1.5, 1.6, 1.5], "ringloop_epoll": [4.0, 4.0, 4.0]}
+    found = {"wait/idle": cell_result("wait/idle", "server_cpu_percent", **series)}
+    assert verdict(found, "ringloop", "waiting").reached is True
+    assert verdict(found, "ringloop-epoll", "waiting").reached is False
+
+
+def test_cells_have_names_of_their_own_and_subsets_that_exist():
+    names = [cell.name for cell in cells.CELLS]
+    assert len(names) == len(set(names))
+    assert set(names) >= cells.SUBSET
+    assert set(names) >= cells.QUICK
+    assert {cell.name for cell in cells.choose([], full=False, quick=True)} <= set(names)
+    assert cells.choose(["schedule/ch*"], full=False, quick=False)[0].name == "schedule/chain"
+
+
+def test_subset_with_six_arms_stays_under_five_minutes():
+    from bench import run
+
+    subset = cells.choose([], full=False, quick=False)
+    assert sum(run.SUBSET.rounds * run.SUBSET.sample_s(cell) * 6 for cell in subset) < 300
+
+
+def test_missing_peer_is_skipped_with_the_remedy():
+    presence = arms.probe(arms.Arm("nowhere", "nowhere:new_event_loop", "no-such-distribution-of-a-loop"))
+    assert not presence.broken
+    assert "not installed; install it with: " in presence.describe()
+
+
+def test_broken_arm_is_reported_with_its_last_line():
+    presence = arms.probe(arms.Arm("broken", "json:no_such_function"))
+    assert presence.broken
+    assert "no_such_function" in presence.describe()
+
+
+def test_failing_server_is_reported_with_its_last_line():
+    measure.compile_programs()
+    cell = next(cell for cell in cells.CELLS if cell.name == "echo/protocol/1KB/1")
+    with pytest.raises(measure.SampleFailed, match="no_such_function"):
+        measure.sample(arms.Arm("broken", "json:no_such_function"), cell, measure.Scale(1, 0.01, 0.01, 0, 0.01), FREE)
+
+
+FREE = measure.Placement()
+
+
+def run_quick(tmp_path, *options):
+    """Run the race in small on stock asyncio and the floor; return its output and its JSON."""
+    output = tmp_path / "quick.json"
+    command = [sys.executable, str(RUN), "--quick", "--output", str(output), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads(output.read_text())
+
+
+def test_quick_race_measures_every_cell(tmp_path):
+    text, found = run_quick(tmp_path, "--arms", "asyncio,floor")
+    assert set(found["cells"]) == {cell.name for cell in cells.CELLS if cell.in_quick}
+    for name, cell in found["cells"].items():
+        assert not cell["failures"], name
+        assert len(cell["samples"]["asyncio"]) == 1
+        first = next(each for each in cells.CELLS if each.name == name).metrics[0]
+        assert cell["summary"]["asyncio"][first.key]["median"] >= 0
+        assert name in text
+    assert found["arms"]["asyncio"]["problem"] == ""
+    assert found["environment"]["kernel"]
+    assert found["interrupted"] is False
+
+
+def test_order_within_rounds_follows_the_seed(tmp_path):
+    options = ("--arms", "asyncio,floor", "--cells", "setup/server", "--rounds", "6", "--seed", "7")
+    _, found = run_quick(tmp_path, *options)
+    _, again = run_quick(tmp_path, *options)
+    orders = found["cells"]["setup/server"]["orders"]
+    assert orders == again["cells"]["setup/server"]["orders"]
+    assert {tuple(order) for order in orders} == {("asyncio", "floor"), ("floor", "asyncio")}
+
+
+def test_interrupt_keeps_what_was_measured(tmp_path):
+    output = tmp_path / "cut.json"
+    options = [
+        "--arms",
+        "asyncio",
+        "--cells",
+        "schedule/*",
+        "--seconds",
+        "0.2",
+        "--rounds",
+        "50",
+        "--output",
+        str(output),
+    ]
+    with subprocess.Popen([sys.executable, str(RUN), *options], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("ratios:"):
+                break
+        time.sleep(1.5)  # Into the first cell; where exactly doesn't matter.
+        process.send_signal(signal.SIGINT)
+        text = process.stdout.read()
+        assert process.wait(PATIENCE_S) == 130
+    found = json.loads(output.read_text())
+    assert found["interrupted"] is True
+    assert "schedule/call_soon" in found["cells"]
+    assert "interrupted: " in text
+
+
+def test_unknown_names_are_refused():
+    for options in (["--arms", "nonsense"], ["--cells", "nonsense"]):
+        done = subprocess.run([sys.executable, str(RUN), *options], capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 2
+        assert done.stderr.startswith("bench: ")
