@@ -1,0 +1,100 @@
+# The only entry to this repository: `make` explains the targets.
+
+# The interpreter that a new virtual environment is made from, and the folder of that environment.
+PYTHON ?= python3
+VENV ?= .venv
+# `make bench FULL=1` runs every cell.
+FULL ?=
+# More arguments for the program behind a target: make test-python ARGS="-k tcp", make bench ARGS="--rounds 9".
+ARGS ?=
+export CARGO_TARGET_DIR ?= target
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Every step writes to the same environment and the same cargo folder.
+.NOTPARALLEL:
+.PHONY: help build test test-rust test-python test-bench bench lint format clean prerequisites
+
+python := $(VENV)/bin/python
+pip := $(python) -m pip --quiet --disable-pip-version-check
+# A folder for each ABI, because PyO3 is configured for one interpreter and would be built anew at every change of it.
+extension_target = $(CARGO_TARGET_DIR)/$(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
+for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(extension_target))
+say = @printf '\n== %s\n'
+# The Python that `make` was asked for, where it was asked for one: an environment that exists must then be made from it.
+asked_python := $(filter-out file default,$(origin PYTHON))
+
+help: ## explain the targets (this text)
+	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [ARGS="..."]'
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
+		printf '  %-12s %s\n' "$$target" "$$text"; done
+
+build: prerequisites $(VENV)/.tools-installed ## make VENV from PYTHON, with a release build of ringloop importable in it
+	$(say) "building the extension for $$($(python) -V)"
+	@env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath $(extension_target)) \
+		$(VENV)/bin/maturin develop --release --locked
+	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
+
+test: test-rust test-python test-bench ## set everything up and run every test: Rust, Python on both backends, the benchmarks in small
+	@$(python) tools/report_backends.py
+
+test-rust: prerequisites ## the Rust tests alone
+	$(say) 'Rust tests'
+	@cargo test --locked --workspace --exclude ringloop-python --no-fail-fast
+
+test-python: build ## the Python tests alone, on the interpreter of VENV
+	$(say) "Python tests on $$($(python) -V)"
+	@$(python) -m pytest $(ARGS)
+
+test-bench: build ## the benchmarks in small: a check that they run, not a measurement
+	$(say) 'benchmarks in small'
+	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
+
+bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 5 minutes; FULL=1 runs every cell
+	$(say) "ringloop and its peers on $$($(python) -V)"
+	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
+
+lint: build ## rustfmt, clippy, ruff, mypy, stubtest; changes nothing
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
+		{ echo 'missing: rustfmt and clippy; install them with: rustup component add rustfmt clippy' >&2; exit 1; }
+	$(say) rustfmt
+	@cargo fmt --all --check
+	$(say) clippy
+	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	$(say) ruff
+	@$(VENV)/bin/ruff check --quiet
+	@$(VENV)/bin/ruff format --quiet --diff
+	$(say) mypy
+	@$(VENV)/bin/mypy
+	$(say) stubtest
+	@$(VENV)/bin/stubtest ringloop
+	@echo 'lint: clean'
+
+format: $(VENV)/.tools-installed ## let rustfmt and ruff rewrite what lint would complain of
+	@cargo fmt --all
+	@$(VENV)/bin/ruff check --quiet --fix-only
+	@$(VENV)/bin/ruff format
+
+clean: ## remove what these targets made, except results of benchmarks
+	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/bin
+	rm -f python/ringloop/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+prerequisites:
+	@tools/check_prerequisites.sh '$(if $(asked_python),$(PYTHON),$(or $(wildcard $(python)),$(PYTHON)))' '$(VENV)'
+
+$(VENV)/.tools-installed: pyproject.toml | prerequisites
+	$(say) 'setting up $(VENV)'
+	@test -x $(python) || $(PYTHON) -m venv $(VENV)
+	@$(pip) install --upgrade 'pip==26.3'
+	@$(pip) install --group build --group test --group lint
+	@touch $@
+
+$(VENV)/.peers-installed: bench/requirements.txt $(VENV)/.tools-installed
+	$(say) 'installing the peers of the benchmarks'
+	@sed 's/ *#.*//; /^$$/d' $< | while read -r peer; do \
+		$(pip) install "$$peer" || echo "left out of the race: $$peer cannot be installed here"; done
+	@touch $@
