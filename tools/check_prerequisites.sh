@@ -23,8 +23,8 @@ check_python() {
         return
     fi
     # A pyenv shim exists for versions that are not selected, and an interpreter may lack its libraries: only running it tells.
-    if ! "$python" -c '' >/dev/null 2>&1; then
-        report "a Python that runs ($python does not); name the interpreter itself: make build PYTHON=/usr/bin/python3"
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' >/dev/null 2>&1; then
+        report "a Python 3.11 or later that runs ($python does not); choose one by its path: make build PYTHON=/usr/bin/python3"
         return
     fi
     local findings venv_findings
