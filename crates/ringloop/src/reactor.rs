@@ -6,8 +6,8 @@ use ringloop_driver::{BackendKind, Driver, Event, Peek, Waker};
 use std::io;
 use std::time::Duration;
 
-/// How often the driver is asked between two looks at the clock while polling. A question is a
-/// load from memory and a pause of about 50 ns, so that the clock is read every 200 ns or so.
+/// How often the driver is asked between two looks at the clock while polling. A question is a few
+/// loads from memory and a pause of about 50 ns, so that the clock is read every 200 ns or so.
 const PEEKS_PER_CLOCK_READ: u32 = 4;
 
 /// How a [`Reactor`] is set up.
@@ -42,7 +42,7 @@ impl Config {
 pub struct Counters {
     /// Calls of [`Reactor::turn`].
     pub turns: u64,
-    /// Turns that found nothing at first and had to wait.
+    /// Turns that waited, if only for a moment: all but those whose deadline had passed.
     pub waits: u64,
     /// Waits that polled before they slept.
     pub spins: u64,
@@ -89,6 +89,8 @@ pub struct Reactor {
     driver: Driver,
     policy: Policy,
     turns: u64,
+    /// The last turn has polled in vain and returned: the next one goes to sleep at once.
+    sleep_next: bool,
 }
 
 impl Reactor {
@@ -104,6 +106,7 @@ impl Reactor {
             driver: Driver::new(&config.driver)?,
             policy: Policy::new(config.busy_poll, usable_cpus()),
             turns: 0,
+            sleep_next: false,
         })
     }
 
@@ -179,7 +182,8 @@ impl Reactor {
     /// Waits until events arrive, which are appended to `events`, until a [`Waker`] is used, or
     /// until the deadline, in nanoseconds of [`clock::now_ns`]; without one, for as long as it takes.
     ///
-    /// It may return early without an event, so the caller looks at its clock and its inbox itself.
+    /// It may return early without an event, and does so after polling in vain on a backend whose
+    /// polls are system calls. So the caller looks at its clock and its inbox before each turn.
     /// A signal whose handler runs in this thread ends the wait only while it sleeps: handlers that
     /// must be noticed write to a watched descriptor or use a [`Waker`], as Python's do.
     ///
@@ -187,41 +191,43 @@ impl Reactor {
     /// `Interrupted` when a signal ended the wait, and those of [`Driver::poll`].
     pub fn turn(&mut self, deadline_ns: Option<u64>, events: &mut Vec<Event>) -> io::Result<()> {
         self.turns += 1;
-        if self.driver.peek() == Peek::Ready {
-            return self.poll_now(events);
-        }
         let start_ns = clock::now_ns();
-        let remaining_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(start_ns));
-        if remaining_ns == Some(0) {
+        let remaining_ns =
+            deadline_ns.map_or(u64::MAX, |deadline| deadline.saturating_sub(start_ns));
+        if remaining_ns == 0 {
             return self.poll_now(events);
         }
+        let window_ns = if std::mem::take(&mut self.sleep_next) {
+            0
+        } else {
+            self.policy.begin(start_ns).min(remaining_ns)
+        };
         let events_before = events.len();
-        let wakes_before = self.driver.counters().wakes;
-        let window_ns = self
-            .policy
-            .begin(start_ns)
-            .min(remaining_ns.unwrap_or(u64::MAX));
 
         let mut result = Ok(());
+        let mut spun = Spun::Nothing;
         let mut polled_until_ns = start_ns;
-        let mut arrived = false;
         if window_ns > 0 {
-            result = self
-                .spin(start_ns.saturating_add(window_ns), events)
-                .map(|hit| arrived = hit);
+            match self.spin(start_ns.saturating_add(window_ns), events) {
+                Ok(outcome) => spun = outcome,
+                Err(error) => result = Err(error),
+            }
             polled_until_ns = clock::now_ns();
         }
         let mut end_ns = polled_until_ns;
-        if !arrived && result.is_ok() {
-            let timeout = deadline_ns.map(|deadline_ns| {
-                Duration::from_nanos(deadline_ns.saturating_sub(polled_until_ns))
-            });
-            result = self.driver.poll(timeout, events);
+        self.sleep_next = matches!(spun, Spun::Unsure);
+        if result.is_ok() && matches!(spun, Spun::Nothing) {
+            let timeout = deadline_ns.map(|deadline| deadline.saturating_sub(polled_until_ns));
+            result = self.driver.poll(timeout.map(Duration::from_nanos), events);
             end_ns = clock::now_ns();
+            if result.is_ok() && end_ns - start_ns < remaining_ns {
+                // Neither the deadline nor a signal, so something has come, be it only a wake.
+                spun = Spun::Arrived;
+            }
         }
 
-        let woken = self.driver.counters().wakes != wakes_before;
-        let arrivals = (events.len() - events_before).max(usize::from(woken)) as u32;
+        let woken = u32::from(matches!(spun, Spun::Arrived));
+        let arrivals = woken.max((events.len() - events_before) as u32);
         self.policy.end(Wait {
             start_ns,
             polled_until_ns,
@@ -231,32 +237,46 @@ impl Reactor {
         result
     }
 
-    /// Polls until something arrives, which is true, or until the given time.
-    fn spin(&mut self, until_ns: u64, events: &mut Vec<Event>) -> io::Result<bool> {
+    /// Polls until something arrives or the given time comes.
+    fn spin(&mut self, until_ns: u64, events: &mut Vec<Event>) -> io::Result<Spun> {
         let events_before = events.len();
-        let wakes_before = self.driver.counters().wakes;
         // What has been queued must reach the kernel now: looking at memory submits nothing.
         self.driver.flush()?;
+        let mut known = true;
         loop {
             for _ in 0..PEEKS_PER_CLOCK_READ {
                 match self.driver.peek() {
-                    Peek::Empty => {
-                        std::hint::spin_loop();
-                        continue;
+                    Peek::Ready => {
+                        self.driver.poll(Some(Duration::ZERO), events)?;
+                        return Ok(Spun::Arrived);
                     }
-                    Peek::Ready | Peek::Unknown => {}
+                    Peek::Empty => {}
+                    Peek::Unknown => known = false,
                 }
+                std::hint::spin_loop();
+            }
+            if !known {
                 self.driver.poll(Some(Duration::ZERO), events)?;
-                // A wake that was consumed here must not be slept over.
-                if events.len() > events_before || self.driver.counters().wakes != wakes_before {
-                    return Ok(true);
+                if events.len() > events_before {
+                    return Ok(Spun::Arrived);
                 }
             }
             if clock::now_ns() >= until_ns {
-                return Ok(false);
+                return Ok(if known { Spun::Nothing } else { Spun::Unsure });
             }
         }
     }
+}
+
+/// What polling for a while has brought.
+enum Spun {
+    /// Events, or a wake.
+    Arrived,
+    /// Nothing: sleep.
+    Nothing,
+    /// No event. But a wake that came during one of the system calls has ended that call and left
+    /// no trace, so the caller has to look at its inbox before it may sleep.
+    Unsure,
 }
 
 /// Where the number cannot be known, one is the answer that does no harm: no polling.
