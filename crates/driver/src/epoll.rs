@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, Operation, Parked, spare};
 use crate::sys::{self, FileKind, Waiting};
-use crate::table::{Table, Watch};
+use crate::table::{Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::Workers;
@@ -43,7 +43,7 @@ struct Completion {
 }
 
 pub(crate) struct Epoll {
-    epoll: OwnedFd,
+    set: OwnedFd,
     table: Table,
     waker: Waker,
     /// Operations to be tried.
@@ -70,16 +70,16 @@ enum Attempt {
 
 impl Epoll {
     pub(crate) fn new(waker: Waker) -> io::Result<Epoll> {
-        let epoll = sys::epoll_create()?;
+        let set = sys::epoll_create()?;
         sys::epoll_control(
-            &epoll,
+            &set,
             libc::EPOLL_CTL_ADD,
             waker.fd(),
             libc::EPOLLIN as u32 | EDGE,
             WAKER,
         )?;
         Ok(Epoll {
-            epoll,
+            set,
             table: Table::new(),
             waker,
             pending: VecDeque::new(),
@@ -176,7 +176,7 @@ impl Epoll {
             }
             descriptor.registration = 0;
             self.table.counters.system_calls += 1;
-            return match sys::epoll_control(&self.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0) {
+            return match sys::epoll_control(&self.set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
                 Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBADF)) => {
                     Err(error)
                 }
@@ -192,14 +192,14 @@ impl Epoll {
             (libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD)
         };
         self.table.counters.system_calls += 1;
-        let mut result = sys::epoll_control(&self.epoll, first, fd, wanted, data);
+        let mut result = sys::epoll_control(&self.set, first, fd, wanted, data);
         // The descriptor was closed and its number reused, or a registration that fired was left in the set.
         if matches!(
             result.as_ref().map_err(io::Error::raw_os_error),
             Err(Some(libc::ENOENT | libc::EEXIST))
         ) {
             self.table.counters.system_calls += 1;
-            result = sys::epoll_control(&self.epoll, second, fd, wanted, data);
+            result = sys::epoll_control(&self.set, second, fd, wanted, data);
         }
         if result.is_err() {
             if let Some(descriptor) = self.table.descriptor(fd) {
@@ -225,7 +225,7 @@ impl Epoll {
         let Some(submitted) = self.table.operation(token) else {
             return;
         };
-        if submitted.parked.is_none() && !submitted.ended {
+        if submitted.parked.is_none() && submitted.phase == Phase::InFlight {
             // A worker that has begun cannot be stopped: its result comes.
             let Some(parked) = self
                 .workers
@@ -255,7 +255,7 @@ impl Epoll {
     /// Queues the last result of an operation that waits.
     fn finish(&mut self, token: Token, result: i32) {
         match self.table.operation(token) {
-            Some(submitted) if !submitted.ended => submitted.ended = true,
+            Some(submitted) if submitted.phase == Phase::InFlight => submitted.phase = Phase::Ended,
             _ => return,
         }
         self.completions.push_back(Completion {
@@ -278,8 +278,10 @@ impl Epoll {
         descriptor
             .operations
             .retain(|operation| *operation != token);
-        if let Some(fd) = fd.filter(|_| descriptor.registration & !(ONE_SHOT | EDGE) != 0) {
-            // A level registration that nobody needs would spin; other kinds cost nothing to narrow.
+        if let Some(fd) = fd.filter(|_| {
+            descriptor.registration != 0 && descriptor.registration & (ONE_SHOT | EDGE) == 0
+        }) {
+            // A level registration that nobody needs would spin; other kinds fire once more at most.
             let _ = self.register(fd);
         }
     }
@@ -305,7 +307,7 @@ impl Epoll {
                 return;
             };
             let fd = match self.table.operation(token) {
-                Some(submitted) if !submitted.ended => submitted.fd,
+                Some(submitted) if submitted.phase == Phase::InFlight => submitted.fd,
                 _ => continue,
             };
             if fd.is_some_and(|fd| self.is_behind(token, fd)) {
@@ -471,15 +473,15 @@ impl Epoll {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         self.table.counters.system_calls += 1;
         if self.precise {
-            match sys::epoll_wait_precise(&self.epoll, &mut self.buffer, timeout) {
+            match sys::epoll_wait_precise(&self.set, &mut self.buffer, timeout) {
                 // Linux before 5.11, or a filter that does not know the call.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
-                    self.precise = false
+                    self.precise = false;
                 }
                 waited => return waited,
             }
         }
-        sys::epoll_wait(&self.epoll, &mut self.buffer, timeout)
+        sys::epoll_wait(&self.set, &mut self.buffer, timeout)
     }
 
     /// Serves the operations and the watch of a descriptor that is ready.

@@ -236,10 +236,8 @@ impl SocketAddress {
 
     fn empty() -> SocketAddress {
         // SAFETY: sockaddr_storage consists of integers, for which all zeroes are valid (and mean AF_UNSPEC).
-        SocketAddress {
-            storage: unsafe { mem::zeroed() },
-            length: 0,
-        }
+        let storage = unsafe { mem::zeroed() };
+        SocketAddress { storage, length: 0 }
     }
 
     /// An address from the bytes of its `sockaddr`. Fails with [`io::ErrorKind::InvalidInput`] beyond 128 bytes.
@@ -257,7 +255,7 @@ impl SocketAddress {
                 bytes.as_ptr(),
                 (&raw mut address.storage).cast(),
                 bytes.len(),
-            )
+            );
         };
         address.length = bytes.len() as libc::socklen_t;
         Ok(address)
@@ -297,13 +295,13 @@ impl SocketAddress {
         let length = self.length as usize;
         if self.family() == libc::AF_INET && length >= size_of::<libc::sockaddr_in>() {
             // SAFETY: the family says that a sockaddr_in is there, for which the storage is large and aligned enough.
-            let address = unsafe { &*self.as_ptr().cast::<libc::sockaddr_in>() };
+            let address = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes());
             return Some(SocketAddrV4::new(ip, u16::from_be(address.sin_port)).into());
         }
         if self.family() == libc::AF_INET6 && length >= size_of::<libc::sockaddr_in6>() {
             // SAFETY: the family says that a sockaddr_in6 is there, for which the storage is large and aligned enough.
-            let address = unsafe { &*self.as_ptr().cast::<libc::sockaddr_in6>() };
+            let address = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
             let port = u16::from_be(address.sin6_port);
             return Some(
@@ -505,9 +503,9 @@ impl Operation {
                 (*first).cmsg_level = libc::SOL_SOCKET;
                 (*first).cmsg_type = libc::SCM_RIGHTS;
                 (*first).cmsg_len = libc::CMSG_LEN(payload as libc::c_uint) as _;
-                let data = libc::CMSG_DATA(first).cast::<RawFd>();
+                let data = libc::CMSG_DATA(first).cast::<[u8; size_of::<RawFd>()]>();
                 for (index, descriptor) in message.descriptors.iter().enumerate() {
-                    data.add(index).write_unaligned(descriptor.as_raw_fd());
+                    data.add(index).write(descriptor.as_raw_fd().to_ne_bytes());
                 }
                 self.header.msg_controllen = libc::CMSG_SPACE(payload as libc::c_uint) as _;
             }
@@ -593,10 +591,11 @@ fn receive_descriptors(header: &libc::msghdr, descriptors: &mut Vec<OwnedFd>) {
         while !control.is_null() {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS
             {
-                let data = libc::CMSG_DATA(control).cast::<RawFd>();
+                let data = libc::CMSG_DATA(control).cast::<[u8; size_of::<RawFd>()]>();
                 let payload = (*control).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
                 for index in 0..payload / size_of::<RawFd>() {
-                    descriptors.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
+                    let fd = RawFd::from_ne_bytes(data.add(index).read());
+                    descriptors.push(OwnedFd::from_raw_fd(fd));
                 }
             }
             control = libc::CMSG_NXTHDR(header, control);

@@ -26,12 +26,21 @@ pub(crate) struct Submitted {
     pub(crate) parked: Option<Parked>,
     pub(crate) fd: Option<RawFd>,
     pub(crate) multishot: bool,
-    /// The epoll backend's: whether the last result is known, but not reported.
-    pub(crate) ended: bool,
-    /// Whether the last event has been reported.
-    finished: bool,
+    pub(crate) phase: Phase,
+    /// The `io_uring` backend's: whether a cancel was asked for, which a request that is queued anew must hear again.
+    pub(crate) cancelled: bool,
     /// Nobody wants its events any more: what they carry is closed or freed.
     discarded: bool,
+}
+
+/// How far an operation has come.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Phase {
+    InFlight,
+    /// The epoll backend's: the last result is known, but not reported.
+    Ended,
+    /// The last event has been reported.
+    Finished,
 }
 
 enum Entry {
@@ -211,8 +220,8 @@ impl Table {
             parked: Some(Parked::new(op)),
             fd,
             multishot,
-            ended: false,
-            finished: false,
+            phase: Phase::InFlight,
+            cancelled: false,
             discarded: false,
         };
         let token = self.slots.insert(Entry::Operation(submitted));
@@ -226,7 +235,9 @@ impl Table {
     /// An operation that has not finished.
     pub(crate) fn operation(&mut self, token: Token) -> Option<&mut Submitted> {
         match self.slots.get_mut(token) {
-            Some(Entry::Operation(submitted)) if !submitted.finished => Some(submitted),
+            Some(Entry::Operation(submitted)) if submitted.phase != Phase::Finished => {
+                Some(submitted)
+            }
             _ => None,
         }
     }
@@ -274,7 +285,7 @@ impl Table {
         }
         if !more {
             let fd = submitted.fd;
-            submitted.finished = true;
+            submitted.phase = Phase::Finished;
             if let Some(parked) = &mut submitted.parked {
                 parked.get_mut().settle(result);
             }
@@ -301,7 +312,10 @@ impl Table {
     /// Gives the resources of a finished operation back and frees its slot.
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         match self.slots.get(token) {
-            Some(Entry::Operation(Submitted { finished: true, .. })) => {}
+            Some(Entry::Operation(Submitted {
+                phase: Phase::Finished,
+                ..
+            })) => {}
             _ => return None,
         }
         match self.slots.remove(token) {
@@ -348,7 +362,9 @@ impl Table {
         let (token, entry) = self.slots.by_user_data(user_data)?;
         match entry {
             Entry::Watch(watch) => Some((token, Owner::Watch(*watch))),
-            Entry::Operation(submitted) if !submitted.finished => Some((token, Owner::Operation)),
+            Entry::Operation(submitted) if submitted.phase != Phase::Finished => {
+                Some((token, Owner::Operation))
+            }
             Entry::Operation(_) => None,
         }
     }

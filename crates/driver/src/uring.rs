@@ -386,7 +386,8 @@ impl Uring {
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {
-        if self.table.operation(token).is_some() {
+        if let Some(submitted) = self.table.operation(token) {
+            submitted.cancelled = true;
             let entry = opcode::AsyncCancel::new(self.table.user_data(token))
                 .build()
                 .flags(squeue::Flags::SKIP_SUCCESS)
@@ -677,6 +678,13 @@ impl Uring {
         for token in restart {
             self.table.counters.rearms += 1;
             self.start(token);
+            if self
+                .table
+                .operation(token)
+                .is_some_and(|submitted| submitted.cancelled)
+            {
+                self.cancel(token);
+            }
         }
     }
 
@@ -778,46 +786,40 @@ impl Uring {
         self.abandoned = true;
     }
 
+    /// Drops what is queued; operations that the kernel has not heard of are over.
+    fn drop_queued(&mut self, events: &mut Vec<Event>) {
+        for entry in std::mem::take(&mut self.queued) {
+            if let Some((token, Owner::Operation)) = self.table.by_user_data(entry.get_user_data())
+            {
+                self.table
+                    .report_completion(token, -libc::ECANCELED, false, events);
+            }
+        }
+    }
+
     /// Cancels everything and waits, for a while, until the kernel has let go of it.
     fn wind_up(&mut self) {
         let mut events = Vec::new();
         for token in self.table.operations() {
             self.table.discard(token);
         }
-        // What was never submitted needs no cancelling.
-        for entry in std::mem::take(&mut self.queued) {
-            if let Some((token, Owner::Operation)) = self.table.by_user_data(entry.get_user_data())
-            {
-                self.table
-                    .report_completion(token, -libc::ECANCELED, false, &mut events);
-            }
-        }
+        self.drop_queued(&mut events);
         if self.owner == sys::thread_number() {
             // Watches too: a child that inherited the ring's descriptor keeps the ring alive, and with it the files.
-            let cancel_all = opcode::AsyncCancel2::new(CancelBuilder::any().all())
+            let cancel_all = CancelBuilder::any().all();
+            let cancel_all = opcode::AsyncCancel2::new(cancel_all)
                 .build()
                 .user_data(IGNORED);
             self.queued.push_back(cancel_all);
             let deadline = Instant::now() + WIND_UP_MAX;
             loop {
                 let wait = !self.table.operations().is_empty();
-                if self
-                    .enter_all(wait, Some(Duration::from_millis(10)), &mut events)
-                    .is_err()
-                {
-                    break;
-                }
+                let entered = self.enter_all(wait, Some(WIND_UP_STEP), &mut events);
                 self.reap(&mut events);
-                // A multishot accept that the kernel ended by itself has been queued anew, and is cancelled anew.
-                if !self.queued.is_empty() {
-                    self.queued.push_back(
-                        opcode::AsyncCancel2::new(CancelBuilder::any().all())
-                            .build()
-                            .user_data(IGNORED),
-                    );
-                }
+                // Reaping queues anew what the kernel has ended.
+                self.drop_queued(&mut events);
                 let idle = self.table.operations().is_empty() && !self.must_enter();
-                if idle || Instant::now() > deadline {
+                if entered.is_err() || idle || Instant::now() > deadline {
                     break;
                 }
             }
@@ -831,6 +833,9 @@ impl Uring {
 
 /// How long dropping a driver waits for operations that the kernel will not cancel, such as a write to a slow disk.
 const WIND_UP_MAX: Duration = Duration::from_secs(1);
+
+/// How long it waits at a time.
+const WIND_UP_STEP: Duration = Duration::from_millis(10);
 
 impl Drop for Uring {
     fn drop(&mut self) {

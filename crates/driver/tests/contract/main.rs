@@ -1,8 +1,15 @@
-//! The contract of the driver, on every backend: one body per property, run once on io_uring and once on epoll.
+//! The contract of the driver, on every backend: one body per property, run once on `io_uring` and once on epoll.
 //!
-//! Where io_uring is refused, its half says SKIPPED with the reason instead of failing.
+//! Where `io_uring` is refused, its half says SKIPPED with the reason instead of failing.
 
-#![allow(clippy::cast_lossless, missing_docs)]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "tests call libc with pointers to their own variables"
+)]
 
+mod lifecycle;
+mod load;
+mod operations;
+mod refusal;
 mod support;
 mod watches;

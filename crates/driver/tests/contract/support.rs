@@ -1,33 +1,41 @@
 //! What every test needs: drivers, pairs of sockets, and waiting for an event.
 
 use std::collections::HashSet;
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use ringloop_driver::{BackendChoice, Config, Driver, Event, Token};
+use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, Token};
 
 /// Longer than anything here takes; only a test that fails waits that long.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long to wait for what must not come.
-pub const QUIET: Duration = Duration::from_millis(30);
+pub(crate) const QUIET: Duration = Duration::from_millis(30);
 
-/// A driver for the test, or `None` with a line on stderr if the machine refuses io_uring.
-pub fn driver(choice: BackendChoice) -> Option<Driver> {
+/// A driver for the test, or `None` with a line on stderr if the machine refuses `io_uring`.
+pub(crate) fn driver(choice: BackendChoice) -> Option<Driver> {
     driver_with(&Config::with_backend(choice))
 }
 
 /// The same with a configuration of the test's own.
-pub fn driver_with(config: &Config) -> Option<Driver> {
+pub(crate) fn driver_with(config: &Config) -> Option<Driver> {
     match Driver::new(config) {
         Ok(driver) => Some(driver),
         Err(error) if config.backend == BackendChoice::IoUring => {
             static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
             let text = error.to_string();
-            if SAID.lock().unwrap().get_or_insert_default().insert(text.clone()) {
+            if SAID
+                .lock()
+                .unwrap()
+                .get_or_insert_default()
+                .insert(text.clone())
+            {
                 eprintln!("SKIPPED on io_uring: {text}");
             }
             None
@@ -59,7 +67,7 @@ macro_rules! on_both_backends {
 pub(crate) use on_both_backends;
 
 /// Two connected stream sockets that do not block.
-pub fn pair() -> (UnixStream, UnixStream) {
+pub(crate) fn pair() -> (UnixStream, UnixStream) {
     let (one, other) = UnixStream::pair().unwrap();
     one.set_nonblocking(true).unwrap();
     other.set_nonblocking(true).unwrap();
@@ -67,7 +75,7 @@ pub fn pair() -> (UnixStream, UnixStream) {
 }
 
 /// Polls until an event of `token` comes, and returns it. Others are dropped.
-pub fn event_of(driver: &mut Driver, token: Token) -> Event {
+pub(crate) fn event_of(driver: &mut Driver, token: Token) -> Event {
     let mut events = Vec::new();
     for _ in 0..1000 {
         poll(driver, Some(PATIENCE), &mut events);
@@ -79,7 +87,7 @@ pub fn event_of(driver: &mut Driver, token: Token) -> Event {
 }
 
 /// The events of one poll after another until none come for [`QUIET`].
-pub fn all_events(driver: &mut Driver) -> Vec<Event> {
+pub(crate) fn all_events(driver: &mut Driver) -> Vec<Event> {
     let mut events = Vec::new();
     loop {
         let before = events.len();
@@ -91,19 +99,31 @@ pub fn all_events(driver: &mut Driver) -> Vec<Event> {
 }
 
 /// Polls; a signal is no failure.
-pub fn poll(driver: &mut Driver, timeout: Option<Duration>, events: &mut Vec<Event>) {
+pub(crate) fn poll(driver: &mut Driver, timeout: Option<Duration>, events: &mut Vec<Event>) {
     match driver.poll(timeout, events) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
         result => result.unwrap(),
     }
 }
 
+/// A pipe: its reading and its writing end.
+pub(crate) fn pipe() -> (File, File) {
+    let mut ends = [0; 2];
+    assert_eq!(
+        unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) },
+        0
+    );
+    ends.map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+        .into()
+}
+
 /// Fills the socket until it takes no more. Returns how many bytes went in.
-pub fn fill(fd: RawFd) -> usize {
+pub(crate) fn fill(fd: RawFd) -> usize {
     let chunk = [0_u8; 4096];
     let mut total = 0;
     loop {
-        let sent = unsafe { libc::send(fd, chunk.as_ptr().cast(), chunk.len(), libc::MSG_DONTWAIT) };
+        let sent =
+            unsafe { libc::send(fd, chunk.as_ptr().cast(), chunk.len(), libc::MSG_DONTWAIT) };
         if sent < 0 {
             return total;
         }
@@ -112,11 +132,61 @@ pub fn fill(fd: RawFd) -> usize {
 }
 
 /// The raw descriptor of anything that has one.
-pub fn raw(from: &impl AsRawFd) -> RawFd {
+pub(crate) fn raw(from: &impl AsRawFd) -> RawFd {
     from.as_raw_fd()
 }
 
 /// The errno of an error.
-pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap_or(0)
+}
+
+/// Submits an operation and polls until its last event. Returns the result, or `-errno`, and its resources.
+pub(crate) fn finish(driver: &mut Driver, op: Op) -> (i32, Op) {
+    let token = driver.submit(op).unwrap();
+    let event = event_of(driver, token);
+    assert!(!event.is_watch() && !event.is_more());
+    (event.result, driver.take(token).unwrap())
+}
+
+/// A listening socket on a free port of the loopback, and its address.
+pub(crate) fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Runs `body` in a forked child, so that it may change what belongs to the whole process, and fails with what it
+/// fails with. The child is a copy of this thread alone: `body` must not wait for other threads of the tests.
+pub(crate) fn in_child(body: impl FnOnce() -> Result<(), String>) {
+    let (mut reader, mut writer) = pipe();
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork failed");
+    if child == 0 {
+        drop(reader);
+        let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+            Err(panic
+                .downcast_ref::<String>()
+                .cloned()
+                .unwrap_or_else(|| "panicked".into()))
+        });
+        let status = match outcome {
+            Ok(()) => 0,
+            Err(text) => {
+                let _ = writer.write_all(text.as_bytes());
+                1
+            }
+        };
+        unsafe { libc::_exit(status) };
+    }
+    drop(writer);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "in the child (status {status}): {text}"
+    );
 }

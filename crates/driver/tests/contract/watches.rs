@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use ringloop_driver::{Driver, Interest, Mode, Peek};
 
-use crate::support::{PATIENCE, all_events, errno, event_of, fill, on_both_backends, pair, poll, raw};
+use crate::support::{
+    PATIENCE, all_events, errno, event_of, fill, on_both_backends, pair, poll, raw,
+};
 
 on_both_backends!(
     an_edge_watch_reports_what_is_there_and_each_arrival,
@@ -26,7 +28,9 @@ on_both_backends!(
 fn an_edge_watch_reports_what_is_there_and_each_arrival(mut driver: Driver) {
     let (mut here, mut there) = pair();
     there.write_all(b"one").unwrap();
-    let token = driver.watch(raw(&here), Interest::READ, Mode::Edge).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
     for _ in 0..3 {
         let event = event_of(&mut driver, token);
         assert!(event.is_watch() && event.readiness().is_readable());
@@ -40,7 +44,9 @@ fn an_edge_watch_reports_what_is_there_and_each_arrival(mut driver: Driver) {
 fn an_edge_watch_of_both_directions_reports_both(mut driver: Driver) {
     let (here, mut there) = pair();
     fill(raw(&here));
-    let token = driver.watch(raw(&here), Interest::READ | Interest::WRITE, Mode::Edge).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::READ | Interest::WRITE, Mode::Edge)
+        .unwrap();
     assert_eq!(all_events(&mut driver), []);
     there.write_all(b"x").unwrap();
     assert!(event_of(&mut driver, token).readiness().is_readable());
@@ -52,7 +58,9 @@ fn an_edge_watch_of_both_directions_reports_both(mut driver: Driver) {
 
 fn a_reader_that_leaves_data_behind_hears_of_the_next_arrival_only(mut driver: Driver) {
     let (mut here, mut there) = pair();
-    let token = driver.watch(raw(&here), Interest::READ, Mode::Edge).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
     there.write_all(b"two bytes and more").unwrap();
     event_of(&mut driver, token);
     let mut two = [0; 2];
@@ -68,7 +76,9 @@ fn a_reader_that_leaves_data_behind_hears_of_the_next_arrival_only(mut driver: D
 
 fn a_level_watch_reports_as_long_as_it_is_ready(mut driver: Driver) {
     let (mut here, mut there) = pair();
-    let token = driver.watch(raw(&here), Interest::READ, Mode::Level).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::READ, Mode::Level)
+        .unwrap();
     there.write_all(b"x").unwrap();
     let mut events = Vec::new();
     for _ in 0..5 {
@@ -87,12 +97,16 @@ fn a_level_watch_reports_as_long_as_it_is_ready(mut driver: Driver) {
 
 fn a_one_shot_watch_reports_once_until_it_is_armed_again(mut driver: Driver) {
     let (here, mut there) = pair();
-    let token = driver.watch(raw(&here), Interest::READ, Mode::OneShot).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::READ, Mode::OneShot)
+        .unwrap();
     there.write_all(b"x").unwrap();
     event_of(&mut driver, token);
     there.write_all(b"y").unwrap();
     assert_eq!(all_events(&mut driver), []);
-    driver.rewatch(token, Interest::READ, Mode::OneShot).unwrap();
+    driver
+        .rewatch(token, Interest::READ, Mode::OneShot)
+        .unwrap();
     assert_eq!(event_of(&mut driver, token).token, token);
     assert_eq!(all_events(&mut driver), []);
 }
@@ -122,10 +136,17 @@ fn a_dropped_watch_is_never_heard_of_again(mut driver: Driver) {
 
 fn a_second_watch_is_refused(mut driver: Driver) {
     let (here, _there) = pair();
-    let token = driver.watch(raw(&here), Interest::READ, Mode::Level).unwrap();
-    assert_eq!(errno(driver.watch(raw(&here), Interest::WRITE, Mode::Level)), libc::EEXIST);
+    let token = driver
+        .watch(raw(&here), Interest::READ, Mode::Level)
+        .unwrap();
+    assert_eq!(
+        errno(driver.watch(raw(&here), Interest::WRITE, Mode::Level)),
+        libc::EEXIST
+    );
     driver.unwatch(token).unwrap();
-    let token = driver.watch(raw(&here), Interest::WRITE, Mode::Level).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::WRITE, Mode::Level)
+        .unwrap();
     assert!(event_of(&mut driver, token).readiness().is_writable());
 }
 
@@ -134,35 +155,53 @@ fn what_cannot_be_watched_is_refused(mut driver: Driver) {
     let directory = std::fs::File::open("/").unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     for refused in [&file, &directory, &null] {
-        assert_eq!(errno(driver.watch(refused.as_raw_fd(), Interest::READ, Mode::Level)), libc::EPERM);
+        assert_eq!(
+            errno(driver.watch(refused.as_raw_fd(), Interest::READ, Mode::Level)),
+            libc::EPERM
+        );
     }
     for bad in [-1, 1_000_000, i32::MAX] {
-        assert_eq!(errno(driver.watch(bad, Interest::READ, Mode::Edge)), libc::EBADF);
+        assert_eq!(
+            errno(driver.watch(bad, Interest::READ, Mode::Edge)),
+            libc::EBADF
+        );
     }
     let closed = raw(&pair().0);
-    assert_eq!(errno(driver.watch(closed, Interest::READ, Mode::OneShot)), libc::EBADF);
+    assert_eq!(
+        errno(driver.watch(closed, Interest::READ, Mode::OneShot)),
+        libc::EBADF
+    );
     assert_eq!(driver.counters().watches, 0);
 }
 
 fn a_watch_changes_under_its_token(mut driver: Driver) {
     let (here, mut there) = pair();
     there.write_all(b"x").unwrap();
-    let token = driver.watch(raw(&here), Interest::WRITE, Mode::Edge).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::WRITE, Mode::Edge)
+        .unwrap();
     assert!(!event_of(&mut driver, token).readiness().is_readable());
     driver.rewatch(token, Interest::READ, Mode::Level).unwrap();
     let event = event_of(&mut driver, token);
     assert!(event.readiness().is_readable() && !event.readiness().is_writable());
-    driver.rewatch(token, Interest::READ | Interest::WRITE, Mode::OneShot).unwrap();
+    driver
+        .rewatch(token, Interest::READ | Interest::WRITE, Mode::OneShot)
+        .unwrap();
     let event = event_of(&mut driver, token);
     assert!(event.readiness().is_readable() && event.readiness().is_writable());
     assert_eq!(all_events(&mut driver), []);
     driver.unwatch(token).unwrap();
-    assert_eq!(errno(driver.rewatch(token, Interest::READ, Mode::Edge)), libc::ENOENT);
+    assert_eq!(
+        errno(driver.rewatch(token, Interest::READ, Mode::Edge)),
+        libc::ENOENT
+    );
 }
 
 fn a_half_closed_peer_is_read_closed(mut driver: Driver) {
     let (mut here, there) = pair();
-    let token = driver.watch(raw(&here), Interest::READ, Mode::Edge).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
     assert_eq!(all_events(&mut driver), []);
     there.shutdown(Shutdown::Write).unwrap();
     let readiness = event_of(&mut driver, token).readiness();
@@ -183,7 +222,10 @@ fn a_fired_one_shot_survives_the_reuse_of_its_descriptor(mut driver: Driver) {
     assert_eq!(unsafe { libc::dup2(raw(&other), number) }, number);
     let token = driver.watch(number, Interest::READ, Mode::OneShot).unwrap();
     assert_ne!(token, stale);
-    assert_eq!(errno(driver.rewatch(stale, Interest::READ, Mode::OneShot)), libc::EEXIST);
+    assert_eq!(
+        errno(driver.rewatch(stale, Interest::READ, Mode::OneShot)),
+        libc::EEXIST
+    );
     driver.unwatch(stale).unwrap();
     peer.write_all(b"y").unwrap();
     assert!(event_of(&mut driver, token).readiness().is_readable());

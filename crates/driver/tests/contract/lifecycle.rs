@@ -1,0 +1,383 @@
+//! Waiting, waking, threads, forks and signals.
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringloop_driver::{BackendKind, Driver, Event, Interest, Mode, Op, Peek};
+
+use crate::support::{PATIENCE, all_events, event_of, in_child, on_both_backends, pair, poll, raw};
+
+on_both_backends!(
+    a_poll_waits_as_long_as_it_is_told,
+    a_wake_from_another_thread_ends_a_poll,
+    a_wake_before_a_poll_ends_it,
+    many_wakes_are_one,
+    peeking_and_polling_while_idle_make_no_system_call,
+    a_peek_sees_what_is_coming,
+    a_signal_interrupts_a_poll,
+    a_driver_moves_between_threads,
+    a_driver_is_filled_in_one_thread_and_polled_in_another,
+    moving_with_operations_in_flight_loses_nothing,
+    a_driver_may_be_dropped_in_another_thread,
+    a_child_leaves_its_parents_driver_alone,
+    a_child_makes_a_driver_of_its_own,
+);
+
+fn a_poll_waits_as_long_as_it_is_told(mut driver: Driver) {
+    for timeout in [Duration::from_micros(300), Duration::from_millis(20)] {
+        let start = Instant::now();
+        let mut events = Vec::new();
+        driver.poll(Some(timeout), &mut events).unwrap();
+        assert!(start.elapsed() >= timeout);
+        assert_eq!(events, []);
+    }
+    driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
+    // A wait beyond what the kernel can count is as good as for ever.
+    let (here, mut there) = pair();
+    there.write_all(b"x").unwrap();
+    driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    let mut events = Vec::new();
+    driver.poll(Some(Duration::MAX), &mut events).unwrap();
+    assert_eq!(events.len(), 1);
+}
+
+fn a_wake_from_another_thread_ends_a_poll(mut driver: Driver) {
+    for _ in 0..50 {
+        let waker = driver.waker();
+        let thread = thread::spawn(move || waker.wake());
+        let mut events = Vec::new();
+        // A wake that is lost leaves this waiting for ever.
+        driver.poll(None, &mut events).unwrap();
+        assert_eq!(events, []);
+        thread.join().unwrap();
+        // Its eventfd may have been written to after all was over; that is no wake of the next poll.
+    }
+    // The same with a thread that is certain to find the poller asleep.
+    let waker = driver.waker();
+    let thread = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(30));
+        waker.clone().wake();
+    });
+    driver.poll(None, &mut Vec::new()).unwrap();
+    thread.join().unwrap();
+}
+
+fn a_wake_before_a_poll_ends_it(mut driver: Driver) {
+    let waker = driver.waker();
+    waker.wake();
+    waker.wake();
+    assert_eq!(driver.peek(), Peek::Ready);
+    driver.poll(None, &mut Vec::new()).unwrap();
+    assert_ne!(driver.peek(), Peek::Ready);
+    let start = Instant::now();
+    driver
+        .poll(Some(Duration::from_millis(20)), &mut Vec::new())
+        .unwrap();
+    assert!(
+        start.elapsed() >= Duration::from_millis(20),
+        "one wake ended two polls"
+    );
+}
+
+fn many_wakes_are_one(mut driver: Driver) {
+    let (sender, receiver) = mpsc::channel();
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let (waker, sender) = (driver.waker(), sender.clone());
+            thread::spawn(move || {
+                for number in 0..1000 {
+                    sender.send(number).unwrap();
+                    waker.wake();
+                }
+            })
+        })
+        .collect();
+    drop(sender);
+    // Each message is followed by a wake, so whoever polls after an empty inbox never waits in vain.
+    let mut count = 0;
+    while count < 4000 {
+        driver.poll(None, &mut Vec::new()).unwrap();
+        count += receiver.try_iter().count();
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+fn peeking_and_polling_while_idle_make_no_system_call(mut driver: Driver) {
+    let (here, _there) = pair();
+    driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let before = driver.counters().system_calls;
+    for _ in 0..100 {
+        let peek = driver.peek();
+        match driver.backend() {
+            BackendKind::IoUring => {
+                assert_eq!(peek, Peek::Empty);
+                driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
+            }
+            // Only the kernel knows, and asking is a system call.
+            _ => assert_eq!(peek, Peek::Unknown),
+        }
+    }
+    assert_eq!(driver.counters().system_calls, before);
+}
+
+fn a_peek_sees_what_is_coming(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let watch = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    all_events(&mut driver);
+    there.write_all(b"x").unwrap();
+    assert_ne!(driver.peek(), Peek::Empty);
+    assert_eq!(event_of(&mut driver, watch).token, watch);
+    let buffer = Vec::with_capacity(8);
+    driver
+        .submit(Op::Recv {
+            fd: raw(&here),
+            buffer,
+            flags: 0,
+        })
+        .unwrap();
+    assert_eq!(driver.peek(), Peek::Ready);
+    driver.flush().unwrap();
+    assert_eq!(driver.peek(), Peek::Ready, "a result waits to be reported");
+}
+
+fn a_signal_interrupts_a_poll(mut driver: Driver) {
+    extern "C" fn ignore(_: libc::c_int) {}
+    // With entries to submit and without: the kernel reports the two in different ways.
+    let (here, _there) = pair();
+    for busy in [true, false] {
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = ignore as *const () as usize;
+        assert_eq!(
+            unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) },
+            0
+        );
+        let poller = unsafe { libc::pthread_self() };
+        let (sender, receiver) = mpsc::channel::<()>();
+        let signaller = thread::spawn(move || {
+            // Again and again, in case the first comes before the poll.
+            while receiver.recv_timeout(Duration::from_millis(10))
+                == Err(mpsc::RecvTimeoutError::Timeout)
+            {
+                unsafe { libc::pthread_kill(poller, libc::SIGUSR1) };
+            }
+        });
+        if busy {
+            driver
+                .watch(raw(&here), Interest::READ, Mode::Edge)
+                .unwrap();
+        }
+        let error = driver.poll(None, &mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::Interrupted);
+        sender.send(()).unwrap();
+        signaller.join().unwrap();
+    }
+}
+
+fn a_driver_moves_between_threads(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let (level, mut level_peer) = pair();
+    let (resting, mut resting_peer) = pair();
+    let edge = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    let level_watch = driver
+        .watch(raw(&level), Interest::READ, Mode::Level)
+        .unwrap();
+    let once = driver
+        .watch(raw(&resting), Interest::READ, Mode::OneShot)
+        .unwrap();
+    resting_peer.write_all(b"x").unwrap();
+    event_of(&mut driver, once);
+    for round in 0..4 {
+        // Data that arrives between the threads is not lost.
+        there.write_all(b"x").unwrap();
+        level_peer.write_all(b"x").unwrap();
+        driver = thread::spawn(move || {
+            let mut events: Vec<Event> = Vec::new();
+            while !(events.iter().any(|event| event.token == edge)
+                && events.iter().any(|event| event.token == level_watch))
+            {
+                poll(&mut driver, Some(PATIENCE), &mut events);
+            }
+            assert!(
+                events.iter().all(|event| event.token != once),
+                "a one-shot watch fired twice in round {round}"
+            );
+            driver
+        })
+        .join()
+        .unwrap();
+    }
+    driver.rewatch(once, Interest::READ, Mode::OneShot).unwrap();
+    event_of(&mut driver, once);
+    if driver.backend() == BackendKind::IoUring {
+        assert!(driver.counters().rings_rebuilt >= 4);
+    }
+}
+
+fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
+    // More than the submission queue holds (256 entries by default).
+    let mut pairs: Vec<_> = (0..400).map(|_| pair()).collect();
+    let tokens: Vec<_> = pairs
+        .iter()
+        .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
+        .collect();
+    let (receiving, mut sending) = pair();
+    let receive = Op::Recv {
+        fd: raw(&receiving),
+        buffer: Vec::with_capacity(8),
+        flags: 0,
+    };
+    let operation = driver.submit(receive).unwrap();
+    for (_, there) in &mut pairs {
+        there.write_all(b"x").unwrap();
+    }
+    sending.write_all(b"x").unwrap();
+    thread::spawn(move || {
+        let mut events = Vec::new();
+        while !(events.iter().any(|event: &Event| event.token == operation)
+            && tokens
+                .iter()
+                .all(|token| events.iter().any(|event| event.token == *token)))
+        {
+            poll(&mut driver, Some(PATIENCE), &mut events);
+        }
+    })
+    .join()
+    .unwrap();
+}
+
+fn moving_with_operations_in_flight_loses_nothing(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let token = driver
+        .submit(Op::Recv {
+            fd: raw(&here),
+            buffer: Vec::with_capacity(8),
+            flags: 0,
+        })
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let mut driver = thread::spawn(move || {
+        // io_uring cannot move it and says so; epoll has nothing to move.
+        match driver.poll(Some(Duration::ZERO), &mut Vec::new()) {
+            Err(error) => {
+                assert_eq!(driver.backend(), BackendKind::IoUring);
+                assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy);
+                assert!(error.to_string().contains("in flight"), "{error}");
+            }
+            Ok(()) => assert_eq!(driver.backend(), BackendKind::Epoll),
+        }
+        driver
+    })
+    .join()
+    .unwrap();
+    there.write_all(b"x").unwrap();
+    assert_eq!(event_of(&mut driver, token).result, 1);
+}
+
+fn a_driver_may_be_dropped_in_another_thread(mut driver: Driver) {
+    let (here, mut there) = pair();
+    driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    driver
+        .submit(Op::Recv {
+            fd: raw(&here),
+            buffer: Vec::with_capacity(1 << 16),
+            flags: 0,
+        })
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    thread::spawn(move || drop(driver)).join().unwrap();
+    // The kernel may still write to the buffer, which must be no one else's memory.
+    there.write_all(&[7; 1 << 14]).unwrap();
+    let fresh = vec![0_u8; 1 << 16];
+    assert!(fresh.iter().all(|byte| *byte == 0));
+}
+
+fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let watch = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    let (receiving, mut sending) = pair();
+    let receive = Op::Recv {
+        fd: raw(&receiving),
+        buffer: Vec::with_capacity(8),
+        flags: 0,
+    };
+    let operation = driver.submit(receive).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let (other, _peer) = pair();
+    let number = other.as_raw_fd();
+    // The child has a copy of the driver; dropping that must not touch the parent's either.
+    let mut copy = Some(unsafe { std::ptr::read(&raw const driver) });
+    in_child(|| {
+        let mut driver = copy.take().ok_or("no driver")?;
+        let refused = |result: std::io::Result<()>| match result {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::Other
+                    && error.to_string().contains("fork") =>
+            {
+                Ok(())
+            }
+            other => Err(format!("expected to hear of the fork, got {other:?}")),
+        };
+        refused(driver.watch(number, Interest::READ, Mode::Edge).map(drop))?;
+        refused(driver.rewatch(watch, Interest::READ, Mode::Edge))?;
+        refused(
+            driver
+                .submit(Op::Fsync {
+                    fd: number,
+                    data_only: true,
+                })
+                .map(drop),
+        )?;
+        refused(driver.poll(Some(Duration::ZERO), &mut Vec::new()))?;
+        driver.unwatch(watch).map_err(|error| error.to_string())?;
+        driver.cancel(operation);
+        driver.cancel_fd(raw(&receiving));
+        driver.discard(operation);
+        driver.flush().map_err(|error| error.to_string())?;
+        drop(driver);
+        Ok(())
+    });
+    std::mem::forget(copy);
+    there.write_all(b"x").unwrap();
+    assert!(event_of(&mut driver, watch).readiness().is_readable());
+    sending.write_all(b"x").unwrap();
+    assert_eq!(event_of(&mut driver, operation).result, 1);
+}
+
+fn a_child_makes_a_driver_of_its_own(mut driver: Driver) {
+    let (here, mut there) = pair();
+    driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let choice = driver.backend().name().parse().unwrap();
+    in_child(|| {
+        let mut driver = crate::support::driver(choice).ok_or("no driver in the child")?;
+        let watch = driver
+            .watch(raw(&here), Interest::READ, Mode::Edge)
+            .map_err(|error| error.to_string())?;
+        there.write_all(b"x").map_err(|error| error.to_string())?;
+        if event_of(&mut driver, watch).readiness().is_readable() {
+            Ok(())
+        } else {
+            Err("not readable".to_owned())
+        }
+    });
+}

@@ -1,0 +1,184 @@
+//! Queues that overflow, and many of everything.
+
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
+
+use crate::support::{
+    PATIENCE, all_events, driver_with, event_of, listener, on_both_backends, pair, poll, raw,
+};
+
+on_both_backends!(
+    thousands_of_watches_are_served,
+    slots_are_reused_under_a_storm_of_late_completions,
+);
+
+/// A ring whose queues overflow at once.
+fn tiny_ring() -> Option<Driver> {
+    let mut config = Config::with_backend(BackendChoice::IoUring);
+    config.entries = 2;
+    config.completion_entries = Some(2);
+    driver_with(&config)
+}
+
+fn thousands_of_watches_are_served(mut driver: Driver) {
+    watch_many(&mut driver, 2000);
+}
+
+#[test]
+fn a_tiny_ring_serves_many_watches() {
+    if let Some(mut driver) = tiny_ring() {
+        watch_many(&mut driver, 300);
+        assert!(
+            driver.counters().overflows > 0,
+            "the completion queue never overflowed"
+        );
+    }
+}
+
+fn watch_many(driver: &mut Driver, count: usize) {
+    let mut pairs: Vec<_> = (0..count).map(|_| pair()).collect();
+    let tokens: Vec<Token> = pairs
+        .iter()
+        .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
+        .collect();
+    driver.flush().unwrap();
+    for _ in 0..3 {
+        for (_, there) in &mut pairs {
+            there.write_all(b"x").unwrap();
+        }
+        let mut missing: HashSet<Token> = tokens.iter().copied().collect();
+        let mut events = Vec::new();
+        while !missing.is_empty() {
+            events.clear();
+            poll(driver, Some(PATIENCE), &mut events);
+            assert!(
+                !events.is_empty(),
+                "{} watches were never heard of",
+                missing.len()
+            );
+            for event in &events {
+                missing.remove(&event.token);
+            }
+        }
+        for (here, _) in &mut pairs {
+            let _ = here.read(&mut [0; 8]);
+        }
+        all_events(driver);
+    }
+    for token in tokens {
+        driver.unwatch(token).unwrap();
+    }
+    assert_eq!(all_events(driver), []);
+    assert_eq!(driver.counters().watches, 0);
+}
+
+#[test]
+fn a_tiny_ring_accepts_many_connections() {
+    let Some(mut driver) = tiny_ring() else {
+        return;
+    };
+    let (listener, address) = listener();
+    let token = driver
+        .submit(Op::Accept {
+            fd: raw(&listener),
+            multishot: true,
+        })
+        .unwrap();
+    driver.flush().unwrap();
+    let clients: Vec<_> = (0..60)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    let mut accepted = Vec::new();
+    let mut events = Vec::new();
+    while accepted.len() < clients.len() {
+        events.clear();
+        poll(&mut driver, Some(PATIENCE), &mut events);
+        for event in &events {
+            assert!(event.token == token && event.is_more(), "{event:?}");
+            accepted.push(unsafe { OwnedFd::from_raw_fd(event.result) });
+        }
+    }
+    driver.cancel(token);
+    assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+}
+
+#[test]
+fn a_tiny_ring_finishes_many_operations() {
+    let Some(mut driver) = tiny_ring() else {
+        return;
+    };
+    let mut pairs: Vec<_> = (0..200).map(|_| pair()).collect();
+    let tokens: Vec<Token> = pairs
+        .iter()
+        .map(|(here, _)| {
+            driver
+                .submit(Op::Recv {
+                    fd: raw(here),
+                    buffer: Vec::with_capacity(8),
+                    flags: 0,
+                })
+                .unwrap()
+        })
+        .collect();
+    driver.flush().unwrap();
+    for (_, there) in &mut pairs {
+        there.write_all(b"x").unwrap();
+    }
+    let mut missing: HashSet<Token> = tokens.into_iter().collect();
+    let mut events = Vec::new();
+    while !missing.is_empty() {
+        events.clear();
+        poll(&mut driver, Some(PATIENCE), &mut events);
+        for event in &events {
+            assert_eq!(event.result, 1);
+            assert!(missing.remove(&event.token));
+            assert!(
+                matches!(driver.take(event.token), Some(Op::Recv { buffer, .. }) if buffer == b"x")
+            );
+        }
+    }
+}
+
+fn slots_are_reused_under_a_storm_of_late_completions(mut driver: Driver) {
+    let mut pairs: Vec<_> = (0..20).map(|_| pair()).collect();
+    for (_, there) in &mut pairs {
+        there.write_all(b"x").unwrap();
+    }
+    for round in 0..200 {
+        // Dropped with their events on the way; the same slots then belong to others at once.
+        let stale: Vec<Token> = pairs
+            .iter()
+            .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
+            .collect();
+        if round % 2 == 0 {
+            driver.flush().unwrap();
+        }
+        for token in &stale {
+            driver.unwatch(*token).unwrap();
+        }
+        let (idle, _peer) = pair();
+        let live = driver
+            .watch(raw(&idle), Interest::READ, Mode::Edge)
+            .unwrap();
+        let operation = driver
+            .submit(Op::Recv {
+                fd: raw(&idle),
+                buffer: Vec::with_capacity(8),
+                flags: 0,
+            })
+            .unwrap();
+        let mut events = Vec::new();
+        poll(&mut driver, Some(std::time::Duration::ZERO), &mut events);
+        assert_eq!(events, []);
+        driver.unwatch(live).unwrap();
+        driver.cancel(operation);
+        assert_eq!(event_of(&mut driver, operation).result, -libc::ECANCELED);
+    }
+    if driver.backend() == ringloop_driver::BackendKind::IoUring {
+        assert!(driver.counters().stale_events > 0);
+    }
+}

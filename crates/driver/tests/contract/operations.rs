@@ -1,0 +1,1023 @@
+//! Operations: results, errors, buffers, cancelling.
+
+use std::ffi::CString;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::time::Duration;
+
+use ringloop_driver::{Driver, FileStatus, Interest, Message, Mode, Op, SocketAddress};
+
+use crate::support::{
+    PATIENCE, QUIET, all_events, errno, event_of, fill, finish, in_child, listener,
+    on_both_backends, pair, pipe, poll, raw,
+};
+
+on_both_backends!(
+    one_connection_is_accepted,
+    connections_are_accepted_until_cancelled,
+    running_out_of_descriptors_ends_accepting,
+    a_connection_is_made_or_refused,
+    a_unix_socket_is_connected,
+    a_blocking_socket_does_not_block_the_loop,
+    bytes_are_received_and_sent,
+    a_send_that_is_cut_short_says_so,
+    sends_in_one_direction_keep_their_order,
+    the_end_of_a_stream_is_zero,
+    datagrams_carry_addresses,
+    messages_carry_descriptors,
+    a_truncated_datagram_says_so,
+    a_peer_that_is_gone_is_a_broken_pipe,
+    pipes_are_read_and_written,
+    files_are_opened_written_read_and_described,
+    bad_descriptors_are_results,
+    mistakes_are_refused,
+    cancelling_ends_an_operation,
+    cancelling_loses_to_what_has_happened,
+    cancelling_by_descriptor_leaves_the_watch,
+    a_discarded_operation_is_never_heard_of_again,
+    a_discarded_accept_closes_what_it_gets,
+    resources_can_be_taken_once_and_until_the_next_poll,
+    a_watch_and_operations_share_a_descriptor,
+    closing_under_an_operation_reaches_the_peer,
+    closing_under_a_watch_reaches_the_peer,
+    a_direction_is_shut_down,
+    a_dropped_driver_lets_go_of_everything,
+);
+
+fn own(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "not a descriptor: {fd}");
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn is_nonblocking_and_cloexec(fd: RawFd) -> bool {
+    let status = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    let descriptor = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    status & libc::O_NONBLOCK != 0 && descriptor & libc::FD_CLOEXEC != 0
+}
+
+fn receive(fd: RawFd, room: usize) -> Op {
+    Op::Recv {
+        fd,
+        buffer: Vec::with_capacity(room),
+        flags: 0,
+    }
+}
+
+fn send(fd: RawFd, bytes: &[u8]) -> Op {
+    Op::Send {
+        fd,
+        buffer: bytes.to_vec(),
+        start: 0,
+        flags: 0,
+    }
+}
+
+fn one_connection_is_accepted(mut driver: Driver) {
+    let (listener, address) = listener();
+    let token = driver
+        .submit(Op::Accept {
+            fd: raw(&listener),
+            multishot: false,
+        })
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let _client = TcpStream::connect(address).unwrap();
+    let event = event_of(&mut driver, token);
+    assert!(!event.is_more());
+    let connection = own(event.result);
+    assert!(is_nonblocking_and_cloexec(raw(&connection)));
+    let _second = TcpStream::connect(address).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+}
+
+fn connections_are_accepted_until_cancelled(mut driver: Driver) {
+    let (listener, address) = listener();
+    let token = driver
+        .submit(Op::Accept {
+            fd: raw(&listener),
+            multishot: true,
+        })
+        .unwrap();
+    for _ in 0..3 {
+        let clients: Vec<_> = (0..5)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        let mut accepted = Vec::new();
+        let mut events = Vec::new();
+        while accepted.len() < clients.len() {
+            events.clear();
+            poll(&mut driver, Some(PATIENCE), &mut events);
+            for event in &events {
+                assert_eq!(event.token, token);
+                assert!(event.is_more());
+                accepted.push(own(event.result));
+            }
+        }
+        assert!(
+            accepted
+                .iter()
+                .all(|connection| is_nonblocking_and_cloexec(raw(connection)))
+        );
+    }
+    driver.cancel(token);
+    let event = event_of(&mut driver, token);
+    assert_eq!(event.result, -libc::ECANCELED);
+    assert!(!event.is_more());
+    assert_eq!(driver.counters().operations, 0);
+}
+
+fn running_out_of_descriptors_ends_accepting(driver: Driver) {
+    // The limit belongs to the process, and a driver to the process that made it.
+    let backend = driver.backend();
+    drop(driver);
+    in_child(|| {
+        let choice = backend.name().parse().unwrap();
+        let mut driver = crate::support::driver(choice).ok_or("no driver in the child")?;
+        let (listener, address) = listener();
+        let _clients = [
+            TcpStream::connect(address).unwrap(),
+            TcpStream::connect(address).unwrap(),
+        ];
+        // All numbers that are free below the limit, so that the next descriptor is one too many.
+        let next = raw(&std::fs::File::open("/dev/null").unwrap());
+        let mut before = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) };
+        let limit = |count| {
+            let limit = libc::rlimit {
+                rlim_cur: count,
+                ..before
+            };
+            assert_eq!(
+                unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
+                0
+            );
+        };
+        limit(next as libc::rlim_t);
+        for multishot in [true, false] {
+            let token = driver
+                .submit(Op::Accept {
+                    fd: raw(&listener),
+                    multishot,
+                })
+                .unwrap();
+            let event = event_of(&mut driver, token);
+            if event.result != -libc::EMFILE || event.is_more() {
+                return Err(format!("expected a final EMFILE, got {event:?}"));
+            }
+        }
+        if driver.counters().operations != 0 || !all_events(&mut driver).is_empty() {
+            return Err("the driver goes on by itself".to_owned());
+        }
+        // With descriptors to be had again, the same connections are accepted.
+        limit(before.rlim_cur);
+        let token = driver
+            .submit(Op::Accept {
+                fd: raw(&listener),
+                multishot: true,
+            })
+            .unwrap();
+        let event = event_of(&mut driver, token);
+        if event.result < 0 {
+            Err(format!("expected a connection, got {event:?}"))
+        } else {
+            Ok(())
+        }
+    });
+}
+
+fn tcp_socket(flags: i32) -> OwnedFd {
+    own(unsafe {
+        libc::socket(
+            libc::AF_INET,
+            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags,
+            0,
+        )
+    })
+}
+
+fn a_connection_is_made_or_refused(mut driver: Driver) {
+    let (listener, address) = listener();
+    let socket = tcp_socket(libc::SOCK_NONBLOCK);
+    let (result, op) = finish(
+        &mut driver,
+        Op::Connect {
+            fd: raw(&socket),
+            addr: address.into(),
+        },
+    );
+    assert_eq!(result, 0);
+    assert!(matches!(op, Op::Connect { addr, .. } if addr.to_ip() == Some(address)));
+    let socket = TcpStream::from(socket);
+    assert_eq!(socket.peer_addr().unwrap(), address);
+    drop(listener);
+    let socket = tcp_socket(libc::SOCK_NONBLOCK);
+    let (result, _) = finish(
+        &mut driver,
+        Op::Connect {
+            fd: raw(&socket),
+            addr: address.into(),
+        },
+    );
+    assert_eq!(result, -libc::ECONNREFUSED);
+}
+
+fn a_unix_socket_is_connected(mut driver: Driver) {
+    let name = format!(
+        "\0ringloop-driver-{}-{}",
+        std::process::id(),
+        driver.backend()
+    );
+    let address = SocketAddress::unix(name.as_bytes()).unwrap();
+    let socket =
+        || own(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0) });
+    let (result, _) = finish(
+        &mut driver,
+        Op::Connect {
+            fd: raw(&socket()),
+            addr: address,
+        },
+    );
+    assert_eq!(result, -libc::ECONNREFUSED);
+    let bound =
+        <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(
+            &name[1..],
+        )
+        .unwrap();
+    let _listener = UnixListener::bind_addr(&bound).unwrap();
+    let (result, _) = finish(
+        &mut driver,
+        Op::Connect {
+            fd: raw(&socket()),
+            addr: address,
+        },
+    );
+    assert_eq!(result, 0);
+}
+
+fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
+    let (here, mut there) = UnixStream::pair().unwrap();
+    let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
+    let reading = driver
+        .submit(Op::Read {
+            fd: raw(&here),
+            buffer: Vec::with_capacity(8),
+            offset: None,
+        })
+        .unwrap();
+    let (listener, address) = listener();
+    listener.set_nonblocking(false).unwrap();
+    let accepting = driver
+        .submit(Op::Accept {
+            fd: raw(&listener),
+            multishot: true,
+        })
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.write_all(b"x").unwrap();
+    let first = all_events(&mut driver);
+    assert_eq!(first.len(), 1);
+    there.write_all(b"y").unwrap();
+    let second = all_events(&mut driver);
+    assert_eq!(second.len(), 1);
+    let mut tokens = [first[0].token, second[0].token];
+    tokens.sort_by_key(|token| token.index());
+    assert_eq!(tokens, [receiving, reading]);
+    let socket = tcp_socket(0);
+    let connecting = driver
+        .submit(Op::Connect {
+            fd: raw(&socket),
+            addr: address.into(),
+        })
+        .unwrap();
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
+        for event in all_events(&mut driver) {
+            if event.token == accepting {
+                drop(own(event.result));
+            } else {
+                assert_eq!((event.token, event.result), (connecting, 0));
+            }
+            seen.push(event.token);
+        }
+    }
+    let flags = unsafe { libc::fcntl(raw(&socket), libc::F_GETFL) };
+    assert_eq!(
+        flags & libc::O_NONBLOCK,
+        0,
+        "the socket's mode is the user's"
+    );
+}
+
+fn bytes_are_received_and_sent(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let token = driver.submit(receive(raw(&here), 64)).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.write_all(b"hello").unwrap();
+    let event = event_of(&mut driver, token);
+    assert_eq!(event.io_result().unwrap(), 5);
+    let Some(Op::Recv { mut buffer, .. }) = driver.take(token) else {
+        panic!("no buffer")
+    };
+    assert_eq!(buffer, b"hello");
+    // A buffer that holds something is appended to.
+    there.write_all(b", you").unwrap();
+    buffer.reserve(32);
+    let (result, op) = finish(
+        &mut driver,
+        Op::Recv {
+            fd: raw(&here),
+            buffer,
+            flags: 0,
+        },
+    );
+    assert_eq!(result, 5);
+    assert!(matches!(op, Op::Recv { buffer, .. } if buffer == b"hello, you"));
+    let (result, op) = finish(
+        &mut driver,
+        Op::Send {
+            fd: raw(&here),
+            buffer: b"--echo".to_vec(),
+            start: 2,
+            flags: 0,
+        },
+    );
+    assert_eq!(result, 4);
+    assert!(matches!(op, Op::Send { buffer, .. } if buffer == b"--echo"));
+    let mut answer = [0; 16];
+    assert_eq!(there.read(&mut answer).unwrap(), 4);
+    assert_eq!(&answer[..4], b"echo");
+}
+
+fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let large: Vec<u8> = (0..4_000_000_u32)
+        .map(|number| (number % 251) as u8)
+        .collect();
+    let mut buffer = large.clone();
+    let mut start = 0;
+    let mut received = Vec::new();
+    while start < large.len() {
+        let token = driver
+            .submit(Op::Send {
+                fd: raw(&here),
+                buffer,
+                start,
+                flags: 0,
+            })
+            .unwrap();
+        let mut events = Vec::new();
+        while events.is_empty() {
+            poll(&mut driver, Some(QUIET), &mut events);
+            let _ = there.read_to_end(&mut received);
+        }
+        assert_eq!(events[0].token, token);
+        let sent = events[0].io_result().unwrap() as usize;
+        assert!(sent > 0 && start + sent <= large.len());
+        start += sent;
+        let Some(Op::Send { buffer: same, .. }) = driver.take(token) else {
+            panic!("no buffer")
+        };
+        buffer = same;
+    }
+    drop(here);
+    let _ = there.read_to_end(&mut received);
+    assert!(
+        received == large,
+        "{} of {} bytes, or wrong ones",
+        received.len(),
+        large.len()
+    );
+}
+
+fn sends_in_one_direction_keep_their_order(mut driver: Driver) {
+    let (here, mut there) = pair();
+    // Each waits for the one before: upper layers keep one send in flight per socket (DESIGN.md section 8).
+    let mut expected = Vec::new();
+    for number in 0..100_u8 {
+        let chunk = vec![number; 100];
+        let (result, _) = finish(&mut driver, send(raw(&here), &chunk));
+        assert_eq!(result, 100);
+        expected.extend(chunk);
+    }
+    drop(here);
+    let mut received = Vec::new();
+    there.read_to_end(&mut received).unwrap();
+    assert_eq!(received, expected);
+}
+
+fn the_end_of_a_stream_is_zero(mut driver: Driver) {
+    let (here, there) = pair();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(event_of(&mut driver, token).result, 0);
+    // The other direction is open.
+    assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, 1);
+}
+
+fn datagrams_carry_addresses(mut driver: Driver) {
+    let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let there = UdpSocket::bind("127.0.0.1:0").unwrap();
+    here.set_nonblocking(true).unwrap();
+    let message = Message {
+        buffer: Vec::with_capacity(100),
+        ..Message::default()
+    };
+    let token = driver
+        .submit(Op::RecvMsg {
+            fd: raw(&here),
+            message,
+            flags: 0,
+        })
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let message = Message {
+        buffer: b"datagram".to_vec(),
+        addr: Some(here.local_addr().unwrap().into()),
+        ..Message::default()
+    };
+    let sending = driver
+        .submit(Op::SendMsg {
+            fd: raw(&there),
+            message,
+            flags: 0,
+        })
+        .unwrap();
+    let mut results = Vec::new();
+    let mut received = None;
+    while results.len() < 2 {
+        let mut events = Vec::new();
+        poll(&mut driver, Some(PATIENCE), &mut events);
+        for event in events {
+            results.push((event.token, event.result));
+            received = received.or_else(|| driver.take(token));
+        }
+    }
+    assert!(
+        results.contains(&(token, 8)) && results.contains(&(sending, 8)),
+        "{results:?}"
+    );
+    let Some(Op::RecvMsg { message, .. }) = received else {
+        panic!("no message")
+    };
+    assert_eq!(message.buffer, b"datagram");
+    assert_eq!(
+        message.addr.unwrap().to_ip(),
+        Some(there.local_addr().unwrap())
+    );
+    assert_eq!(message.flags & libc::MSG_TRUNC, 0);
+}
+
+fn messages_carry_descriptors(mut driver: Driver) {
+    let (here, there) = pair();
+    let (file, mut other_end) = pipe();
+    let descriptors = vec![OwnedFd::from(file)];
+    let message = Message {
+        buffer: b"take this".to_vec(),
+        descriptors,
+        ..Message::default()
+    };
+    let (result, _) = finish(
+        &mut driver,
+        Op::SendMsg {
+            fd: raw(&here),
+            message,
+            flags: 0,
+        },
+    );
+    assert_eq!(result, 9);
+    let message = Message {
+        buffer: Vec::with_capacity(32),
+        descriptors_max: 4,
+        ..Message::default()
+    };
+    let (result, op) = finish(
+        &mut driver,
+        Op::RecvMsg {
+            fd: raw(&there),
+            message,
+            flags: 0,
+        },
+    );
+    assert_eq!(result, 9);
+    let Op::RecvMsg { mut message, .. } = op else {
+        panic!("no message")
+    };
+    assert_eq!(message.buffer, b"take this");
+    assert_eq!(message.descriptors.len(), 1);
+    let received = message.descriptors.pop().unwrap();
+    assert_ne!(
+        unsafe { libc::fcntl(raw(&received), libc::F_GETFD) } & libc::FD_CLOEXEC,
+        0
+    );
+    other_end.write_all(b"through").unwrap();
+    drop(other_end);
+    let mut text = String::new();
+    std::fs::File::from(received)
+        .read_to_string(&mut text)
+        .unwrap();
+    assert_eq!(text, "through");
+}
+
+fn a_truncated_datagram_says_so(mut driver: Driver) {
+    let (here, there) = UnixDatagram::pair().unwrap();
+    there.send(b"longer than the buffer").unwrap();
+    let message = Message {
+        buffer: Vec::with_capacity(6),
+        ..Message::default()
+    };
+    let room = message.buffer.capacity();
+    let (result, op) = finish(
+        &mut driver,
+        Op::RecvMsg {
+            fd: raw(&here),
+            message,
+            flags: libc::MSG_TRUNC,
+        },
+    );
+    assert_eq!(result, 22);
+    let Op::RecvMsg { message, .. } = op else {
+        panic!("no message")
+    };
+    assert_eq!(message.buffer, b"longer than the buffer"[..room]);
+    assert_ne!(message.flags & libc::MSG_TRUNC, 0);
+}
+
+fn a_peer_that_is_gone_is_a_broken_pipe(mut driver: Driver) {
+    let (here, there) = pair();
+    drop(there);
+    assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, -libc::EPIPE);
+    let message = Message {
+        buffer: b"x".to_vec(),
+        ..Message::default()
+    };
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::SendMsg {
+                fd: raw(&here),
+                message,
+                flags: 0
+            }
+        )
+        .0,
+        -libc::EPIPE
+    );
+    assert_eq!(finish(&mut driver, receive(raw(&here), 8)).0, 0);
+}
+
+fn pipes_are_read_and_written(mut driver: Driver) {
+    for nonblocking in [true, false] {
+        let (reader, writer) = pipe();
+        if nonblocking {
+            for fd in [raw(&reader), raw(&writer)] {
+                assert_eq!(
+                    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) },
+                    0
+                );
+            }
+        }
+        let read = || Op::Read {
+            fd: raw(&reader),
+            buffer: Vec::with_capacity(16),
+            offset: None,
+        };
+        let token = driver.submit(read()).unwrap();
+        assert_eq!(all_events(&mut driver), []);
+        let write = Op::Write {
+            fd: raw(&writer),
+            buffer: b"..abc".to_vec(),
+            start: 2,
+            offset: None,
+        };
+        let writing = driver.submit(write).unwrap();
+        let mut seen = Vec::new();
+        let mut buffer = None;
+        while seen.len() < 2 {
+            let mut events = Vec::new();
+            poll(&mut driver, Some(PATIENCE), &mut events);
+            for event in events {
+                seen.push((event.token, event.result));
+                if event.token == token {
+                    buffer = driver.take(token);
+                }
+            }
+        }
+        assert!(
+            seen.contains(&(token, 3)) && seen.contains(&(writing, 3)),
+            "{seen:?}"
+        );
+        assert!(matches!(buffer, Some(Op::Read { buffer, .. }) if buffer == b"abc"));
+        drop(writer);
+        assert_eq!(finish(&mut driver, read()).0, 0);
+    }
+}
+
+fn files_are_opened_written_read_and_described(mut driver: Driver) {
+    let path = std::env::temp_dir().join(format!(
+        "ringloop-driver-{}-{}",
+        std::process::id(),
+        driver.backend()
+    ));
+    let name = CString::new(path.to_str().unwrap()).unwrap();
+    let open = |flags| Op::OpenAt {
+        directory: libc::AT_FDCWD,
+        path: name.clone(),
+        flags,
+        mode: 0o600,
+    };
+    let (result, _) = finish(&mut driver, open(libc::O_RDWR));
+    assert_eq!(result, -libc::ENOENT);
+    let (result, _) = finish(
+        &mut driver,
+        open(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL),
+    );
+    let file = own(result);
+    let fd = raw(&file);
+    let write = Op::Write {
+        fd,
+        buffer: b"0123456789".to_vec(),
+        start: 0,
+        offset: Some(5),
+    };
+    assert_eq!(finish(&mut driver, write).0, 10);
+    let write = Op::Write {
+        fd,
+        buffer: b"head".to_vec(),
+        start: 0,
+        offset: None,
+    };
+    assert_eq!(finish(&mut driver, write).0, 4);
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::Fsync {
+                fd,
+                data_only: true
+            }
+        )
+        .0,
+        0
+    );
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::Fsync {
+                fd,
+                data_only: false
+            }
+        )
+        .0,
+        0
+    );
+    let read = |offset| Op::Read {
+        fd,
+        buffer: Vec::with_capacity(64),
+        offset,
+    };
+    let (result, op) = finish(&mut driver, read(Some(7)));
+    assert_eq!(result, 8);
+    assert!(matches!(op, Op::Read { buffer, .. } if buffer == b"23456789"));
+    let (result, op) = finish(&mut driver, read(None));
+    assert_eq!(result, 11);
+    assert!(matches!(op, Op::Read { buffer, .. } if buffer == b"\x000123456789"));
+    assert_eq!(finish(&mut driver, read(Some(100))).0, 0);
+    let status = Box::<FileStatus>::default();
+    let (path_of, mask) = (name.clone(), libc::STATX_SIZE);
+    let (result, op) = finish(
+        &mut driver,
+        Op::Statx {
+            directory: libc::AT_FDCWD,
+            path: path_of,
+            flags: 0,
+            mask,
+            status,
+        },
+    );
+    assert_eq!(result, 0);
+    assert!(matches!(op, Op::Statx { status, .. } if status.0.stx_size == 15));
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::Close {
+                fd: std::os::fd::IntoRawFd::into_raw_fd(file)
+            }
+        )
+        .0,
+        0
+    );
+    assert_eq!(
+        unsafe { libc::fcntl(fd, libc::F_GETFD) } | 1,
+        -1,
+        "the file is still open"
+    );
+    std::fs::remove_file(path).unwrap();
+}
+
+fn bad_descriptors_are_results(mut driver: Driver) {
+    let (pipe, _writer) = pipe();
+    for fd in [-1, 900_000] {
+        assert_eq!(finish(&mut driver, receive(fd, 8)).0, -libc::EBADF);
+        assert_eq!(
+            finish(
+                &mut driver,
+                Op::Accept {
+                    fd,
+                    multishot: true
+                }
+            )
+            .0,
+            -libc::EBADF
+        );
+        assert_eq!(
+            finish(
+                &mut driver,
+                Op::Read {
+                    fd,
+                    buffer: Vec::with_capacity(1),
+                    offset: None
+                }
+            )
+            .0,
+            -libc::EBADF
+        );
+    }
+    assert_eq!(
+        finish(&mut driver, receive(raw(&pipe), 8)).0,
+        -libc::ENOTSOCK
+    );
+    let (here, _there) = pair();
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::Accept {
+                fd: raw(&here),
+                multishot: false
+            }
+        )
+        .0,
+        -libc::EINVAL
+    );
+}
+
+fn mistakes_are_refused(mut driver: Driver) {
+    let error = driver.submit(receive(0, 0)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(driver.counters().operations, 0);
+}
+
+fn cancelling_ends_an_operation(mut driver: Driver) {
+    let (here, mut there) = pair();
+    // Before the kernel has heard of it, and after.
+    for flushed in [false, true] {
+        let token = driver.submit(receive(raw(&here), 8)).unwrap();
+        if flushed {
+            driver.flush().unwrap();
+        }
+        driver.cancel(token);
+        driver.cancel(token);
+        let event = event_of(&mut driver, token);
+        assert_eq!(event.result, -libc::ECANCELED);
+        assert_eq!(
+            event.io_result().unwrap_err().raw_os_error(),
+            Some(libc::ECANCELED)
+        );
+        assert!(
+            matches!(driver.take(token), Some(Op::Recv { buffer, .. }) if buffer.capacity() == 8)
+        );
+        driver.cancel(token);
+        assert_eq!(all_events(&mut driver), []);
+    }
+    there.write_all(b"kept").unwrap();
+    assert_eq!(finish(&mut driver, receive(raw(&here), 8)).0, 4);
+}
+
+fn cancelling_loses_to_what_has_happened(mut driver: Driver) {
+    // Whoever wins, there is one last event, and no byte is lost.
+    for round in 0..200_u8 {
+        let (mut here, mut there) = pair();
+        let token = driver.submit(receive(raw(&here), 8)).unwrap();
+        driver.flush().unwrap();
+        there.write_all(&[round]).unwrap();
+        if round % 2 == 0 {
+            driver.flush().unwrap();
+        }
+        driver.cancel(token);
+        let event = event_of(&mut driver, token);
+        let mut byte = [0];
+        match driver.take(token) {
+            Some(Op::Recv { buffer, .. }) if event.result == 1 => assert_eq!(buffer, [round]),
+            Some(Op::Recv { .. }) => {
+                assert_eq!(event.result, -libc::ECANCELED);
+                here.read_exact(&mut byte).unwrap();
+                assert_eq!(byte, [round]);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(driver.counters().operations, 0);
+    }
+}
+
+fn cancelling_by_descriptor_leaves_the_watch(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let (elsewhere, _peer) = pair();
+    let watch = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    fill(raw(&here));
+    let tokens = [
+        driver.submit(receive(raw(&here), 8)).unwrap(),
+        driver.submit(send(raw(&here), b"x")).unwrap(),
+    ];
+    let other = driver.submit(receive(raw(&elsewhere), 8)).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    driver.cancel_fd(raw(&here));
+    let mut events = all_events(&mut driver);
+    events.retain(|event| !event.is_watch());
+    events.sort_by_key(|event| event.token.index());
+    assert_eq!(
+        events.iter().map(|event| event.token).collect::<Vec<_>>(),
+        tokens
+    );
+    assert!(events.iter().all(|event| event.result == -libc::ECANCELED));
+    there.write_all(b"x").unwrap();
+    assert!(event_of(&mut driver, watch).readiness().is_readable());
+    driver.cancel(other);
+    assert_eq!(event_of(&mut driver, other).result, -libc::ECANCELED);
+}
+
+fn a_discarded_operation_is_never_heard_of_again(mut driver: Driver) {
+    let (here, mut there) = pair();
+    for flushed in [false, true] {
+        let token = driver.submit(receive(raw(&here), 8)).unwrap();
+        if flushed {
+            driver.flush().unwrap();
+        }
+        driver.discard(token);
+        assert_eq!(all_events(&mut driver), []);
+        assert!(driver.take(token).is_none());
+        assert_eq!(driver.counters().operations, 0);
+    }
+    there.write_all(b"x").unwrap();
+    // Also one that has happened, but was not reported.
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    driver.flush().unwrap();
+    driver.discard(token);
+    assert_eq!(all_events(&mut driver), []);
+}
+
+fn a_discarded_accept_closes_what_it_gets(mut driver: Driver) {
+    let (listener, address) = listener();
+    let token = driver
+        .submit(Op::Accept {
+            fd: raw(&listener),
+            multishot: true,
+        })
+        .unwrap();
+    driver.flush().unwrap();
+    let mut client = TcpStream::connect(address).unwrap();
+    driver.flush().unwrap();
+    driver.discard(token);
+    assert_eq!(all_events(&mut driver), []);
+    // Accepted and closed, or never accepted and reset with the listener: in no case left open.
+    drop(listener);
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    match client.read(&mut [0]) {
+        Ok(count) => assert_eq!(count, 0),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
+
+fn resources_can_be_taken_once_and_until_the_next_poll(mut driver: Driver) {
+    let (here, mut there) = pair();
+    there.write_all(b"xy").unwrap();
+    let token = driver.submit(receive(raw(&here), 1)).unwrap();
+    assert!(
+        driver.take(token).is_none(),
+        "nothing to take before the last event"
+    );
+    event_of(&mut driver, token);
+    assert!(driver.take(token).is_some());
+    assert!(driver.take(token).is_none());
+    let late = driver.submit(receive(raw(&here), 1)).unwrap();
+    event_of(&mut driver, late);
+    poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+    assert!(driver.take(late).is_none());
+}
+
+fn a_watch_and_operations_share_a_descriptor(mut driver: Driver) {
+    for mode in [Mode::Edge, Mode::Level, Mode::OneShot] {
+        let (here, mut there) = pair();
+        let watch = driver.watch(raw(&here), Interest::READ, mode).unwrap();
+        fill(raw(&here));
+        let sending = driver.submit(send(raw(&here), b"last")).unwrap();
+        assert_eq!(all_events(&mut driver), []);
+        there.write_all(b"ping").unwrap();
+        let event = event_of(&mut driver, watch);
+        assert!(event.readiness().is_readable() && !event.readiness().is_writable());
+        let mut buffer = vec![0; 1 << 20];
+        while there.read(&mut buffer).is_ok() {}
+        assert_eq!(event_of(&mut driver, sending).result, 4);
+        let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
+        assert_eq!(event_of(&mut driver, receiving).result, 4);
+        driver.unwatch(watch).unwrap();
+        let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
+        assert_eq!(all_events(&mut driver), []);
+        there.write_all(b"pong").unwrap();
+        assert_eq!(event_of(&mut driver, receiving).result, 4);
+    }
+}
+
+fn closing_under_an_operation_reaches_the_peer(mut driver: Driver) {
+    for _ in 0..20 {
+        let (listener, address) = listener();
+        let mut client = TcpStream::connect(address).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let token = driver.submit(receive(raw(&server), 8)).unwrap();
+        assert_eq!(driver.peek(), ringloop_driver::Peek::Ready);
+        poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+        driver.cancel_fd(raw(&server));
+        driver.flush().unwrap();
+        drop(server);
+        // At once: without another call to the driver.
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+    }
+}
+
+fn closing_under_a_watch_reaches_the_peer(mut driver: Driver) {
+    for mode in [Mode::Edge, Mode::Level, Mode::OneShot] {
+        for polled in [false, true] {
+            let (listener, address) = listener();
+            let mut client = TcpStream::connect(address).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            let watch = driver.watch(raw(&server), Interest::READ, mode).unwrap();
+            if polled {
+                poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+            }
+            driver.unwatch(watch).unwrap();
+            driver.flush().unwrap();
+            drop(server);
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        }
+    }
+    assert_eq!(all_events(&mut driver), []);
+}
+
+fn a_direction_is_shut_down(mut driver: Driver) {
+    let (here, mut there) = pair();
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::Shutdown {
+                fd: raw(&here),
+                how: libc::SHUT_WR
+            }
+        )
+        .0,
+        0
+    );
+    assert_eq!(there.read(&mut [0]).unwrap(), 0);
+    let (unconnected, _) = listener();
+    let result = finish(
+        &mut driver,
+        Op::Shutdown {
+            fd: unconnected.as_raw_fd(),
+            how: 77,
+        },
+    )
+    .0;
+    assert_eq!(result, -libc::EINVAL);
+}
+
+fn a_dropped_driver_lets_go_of_everything(mut driver: Driver) {
+    let (listener, address) = listener();
+    let mut client = TcpStream::connect(address).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    driver.submit(receive(raw(&server), 1 << 16)).unwrap();
+    driver
+        .submit(Op::Accept {
+            fd: raw(&listener),
+            multishot: true,
+        })
+        .unwrap();
+    driver
+        .watch(raw(&server), Interest::READ, Mode::Edge)
+        .unwrap();
+    poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+    driver.submit(receive(raw(&server), 1 << 16)).unwrap();
+    drop(driver);
+    drop(server);
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    drop(listener);
+    assert_eq!(errno(TcpStream::connect(address)), libc::ECONNREFUSED);
+}

@@ -1,0 +1,131 @@
+//! `io_uring` refused, in a process of its own each time.
+
+use std::io::Write;
+
+use ringloop_driver::{BackendChoice, BackendKind, Config, Driver, Interest, Mode};
+
+use crate::support::{event_of, in_child, pair, raw};
+
+/// Makes `io_uring_setup(2)` fail with `errno` in this process from here on.
+fn refuse_io_uring(errno: i32) {
+    // The number of a system call is the first word of seccomp_data (seccomp(2)).
+    let statement = |code: u32, jump_true, jump_false, k| libc::sock_filter {
+        code: code as u16,
+        jt: jump_true,
+        jf: jump_false,
+        k,
+    };
+    let filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_io_uring_setup as u32,
+        ),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            0,
+            libc::SECCOMP_RET_ERRNO | errno as u32,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast_mut(),
+    };
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(
+            libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program
+            ),
+            0
+        );
+    }
+}
+
+fn falls_back(errno: i32, name: &str) {
+    in_child(|| {
+        refuse_io_uring(errno);
+        let mut driver = Driver::new(&Config::default()).map_err(|error| error.to_string())?;
+        let reason = driver.backend_reason().to_owned();
+        if driver.backend() != BackendKind::Epoll
+            || !reason.starts_with("epoll: ")
+            || !reason.contains(name)
+        {
+            return Err(format!("{} because {reason:?}", driver.backend()));
+        }
+        let (here, mut there) = pair();
+        there.write_all(b"x").map_err(|error| error.to_string())?;
+        let watch = driver
+            .watch(raw(&here), Interest::READ, Mode::Edge)
+            .map_err(|error| error.to_string())?;
+        if event_of(&mut driver, watch).readiness().is_readable() {
+            Ok(())
+        } else {
+            Err("not readable".to_owned())
+        }
+    });
+}
+
+#[test]
+fn a_filter_that_says_eperm_leads_to_epoll() {
+    falls_back(libc::EPERM, "EPERM");
+}
+
+#[test]
+fn a_filter_that_says_enosys_leads_to_epoll() {
+    falls_back(libc::ENOSYS, "ENOSYS");
+}
+
+#[test]
+fn too_little_memory_leads_to_epoll() {
+    falls_back(libc::ENOMEM, "ENOMEM");
+}
+
+#[test]
+fn forced_io_uring_that_is_refused_is_an_error_that_says_what_to_do() {
+    in_child(|| {
+        refuse_io_uring(libc::EPERM);
+        match Driver::new(&Config::with_backend(BackendChoice::IoUring)) {
+            Ok(driver) => Err(format!("got {}", driver.backend())),
+            Err(error) => {
+                let text = error.to_string();
+                let complete = ["io_uring", "EPERM", "epoll", "RINGLOOP_BACKEND"]
+                    .iter()
+                    .all(|word| text.contains(word));
+                if complete && error.kind() == std::io::ErrorKind::PermissionDenied {
+                    Ok(())
+                } else {
+                    Err(text)
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn forced_epoll_says_who_forced_it() {
+    let driver = Driver::new(&Config::with_backend(BackendChoice::Epoll)).unwrap();
+    assert_eq!(driver.backend(), BackendKind::Epoll);
+    assert_eq!(
+        driver.backend_reason(),
+        "epoll: forced by the configuration"
+    );
+}
+
+#[test]
+fn io_uring_says_what_was_granted() {
+    if let Some(driver) = crate::support::driver(BackendChoice::IoUring) {
+        assert_eq!(driver.backend(), BackendKind::IoUring);
+        let reason = driver.backend_reason();
+        assert!(
+            reason.starts_with("io_uring: kernel ") && reason.contains("TASKRUN"),
+            "{reason}"
+        );
+    }
+}
