@@ -9,6 +9,9 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
+/// A window that no test can wait for.
+const FOR_EVER: Duration = Duration::from_secs(3_600);
+
 /// A window that outlasts the delays of these tests.
 const LONG: Duration = Duration::from_millis(20);
 
@@ -107,8 +110,14 @@ fn a_wake_from_another_thread_ends_a_turn() {
 }
 
 #[test]
-fn a_wake_is_a_hit_of_the_polling_that_it_ends() {
-    on_each_backend(BusyPoll::Fixed(LONG), |reactor| {
+fn a_wake_ends_polling_at_once() {
+    on_each_backend(BusyPoll::Fixed(FOR_EVER), |reactor| {
+        if reactor.backend() == BackendKind::Epoll {
+            println!(
+                "skipped on epoll: its system calls may swallow the wake until the window ends"
+            );
+            return;
+        }
         let waker = reactor.waker();
         let thread = thread::spawn(move || {
             thread::sleep(Duration::from_millis(5));
@@ -117,22 +126,18 @@ fn a_wake_is_a_hit_of_the_polling_that_it_ends() {
         reactor.turn(None, &mut Vec::new()).unwrap();
         thread.join().unwrap();
         let counters = reactor.counters();
-        // epoll's system calls may swallow a wake; then the turn ends without knowing why.
-        if reactor.backend() == BackendKind::IoUring {
-            assert_eq!((counters.waits, counters.spin_hits), (1, 1), "{counters:?}");
-            assert_eq!(
-                (counters.wasted_ns, counters.blocked_ns),
-                (0, 0),
-                "{counters:?}"
-            );
-        }
-        assert_eq!((counters.turns, counters.spins), (1, 1), "{counters:?}");
+        assert_eq!((counters.turns, counters.spin_hits), (1, 1), "{counters:?}");
+        assert_eq!(
+            (counters.wasted_ns, counters.blocked_ns),
+            (0, 0),
+            "{counters:?}"
+        );
     });
 }
 
 #[test]
 fn no_wake_is_lost_while_the_reactor_polls() {
-    const ROUNDS: u32 = 2_000;
+    const ROUNDS: u32 = 500;
     on_each_backend(BusyPoll::Fixed(Duration::from_micros(30)), |reactor| {
         let (request, requests) = std::sync::mpsc::channel::<u32>();
         let waker = reactor.waker();
