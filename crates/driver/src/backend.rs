@@ -8,6 +8,7 @@ use crate::config::{BackendChoice, BackendKind, Config};
 use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
 use crate::op::Op;
+use crate::scripted::Scripted;
 use crate::token::Token;
 use crate::uring::Uring;
 use crate::waker::Waker;
@@ -17,6 +18,7 @@ use crate::{Counters, Peek};
 pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
+    Scripted(Box<Scripted>),
 }
 
 /// Makes the backend that is asked for, and says in a line why it is this one.
@@ -53,6 +55,7 @@ macro_rules! each {
         match $backend {
             Backend::Uring($name) => $call,
             Backend::Epoll($name) => $call,
+            Backend::Scripted($name) => $call,
         }
     };
 }
@@ -62,6 +65,7 @@ impl Backend {
         match self {
             Backend::Uring(_) => BackendKind::IoUring,
             Backend::Epoll(_) => BackendKind::Epoll,
+            Backend::Scripted(_) => BackendKind::Scripted,
         }
     }
 

@@ -24,14 +24,17 @@ pub struct Config {
     /// while busy, and it lets go of a descriptor some time after [`flush`](crate::Driver::flush), not during it.
     /// `io_uring` only.
     pub sq_poll: bool,
-    /// Who chose the backend, for messages.
-    pub(crate) forced_by: ForcedBy,
+    /// Who chose `backend`, for the reason that users see.
+    pub forced_by: ForcedBy,
 }
 
 /// Who chose a backend.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum ForcedBy {
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Hash)]
+pub enum ForcedBy {
+    /// The program.
+    #[default]
     Configuration,
+    /// [`BACKEND_VARIABLE`].
     Environment,
 }
 

@@ -441,7 +441,6 @@ impl Epoll {
             let count = match waited {
                 Ok(count) => count,
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {
-                    self.waker.clear();
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 Err(error) => return Err(error),

@@ -70,7 +70,8 @@ pub enum Mode {
     OneShot,
 }
 
-/// What a descriptor is ready for: the bits of `poll(2)`.
+/// What a descriptor is ready for: the bits of `poll(2)`. An [edge](Mode::Edge) event tells at least what is new; what
+/// was reported before and is still so may be missing.
 #[derive(Clone, Copy, Eq, PartialEq, Hash)]
 pub struct Readiness(u32);
 

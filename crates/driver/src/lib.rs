@@ -39,6 +39,7 @@ mod config;
 mod epoll;
 mod event;
 mod op;
+mod scripted;
 mod sys;
 mod table;
 mod token;
@@ -51,13 +52,18 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-pub use config::{BACKEND_VARIABLE, BackendChoice, BackendKind, Config, UnknownBackend};
+pub use config::{BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, UnknownBackend};
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{FileStatus, Message, Op, SocketAddress};
+pub use scripted::{Script, Step};
 pub use token::Token;
 pub use waker::Waker;
 
 use backend::Backend;
+use scripted::Scripted;
+
+/// The longest that one poll waits: some thirty years, which every kernel can count.
+const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
 
 /// What a driver knows without a system call about the next poll.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
@@ -117,6 +123,20 @@ impl Driver {
         Ok(Driver {
             backend,
             reason,
+            waker,
+            forks,
+        })
+    }
+
+    /// Makes a driver that does what a script says, for tests of what is built on the driver. Descriptors are only
+    /// numbers to it. Fails only for want of a descriptor for the [`Waker`].
+    pub fn scripted(script: Script) -> io::Result<Driver> {
+        let forks = sys::fork_generation();
+        let waker = Waker::new()?;
+        let backend = Backend::Scripted(Box::new(Scripted::new(script, waker.clone())));
+        Ok(Driver {
+            backend,
+            reason: "scripted: asked for by a test".to_owned(),
             waker,
             forks,
         })
@@ -234,10 +254,12 @@ impl Driver {
     /// Waits for events and appends them; for at most `timeout`, for ever if `None`, not at all if zero. Returns with
     /// none when the time is over or a [`Waker`] was used.
     ///
-    /// Fails with [`io::ErrorKind::Interrupted`] if a signal handler ran; `events` may have grown all the same.
+    /// Fails with [`io::ErrorKind::Interrupted`] if a signal handler ran; `events` may have grown all the same. A poll
+    /// that fails takes no notice of wakes: they end the next one.
     pub fn poll(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
         self.check_process()?;
-        self.backend.poll(timeout, events)
+        self.backend
+            .poll(timeout.map(|timeout| timeout.min(TIMEOUT_MAX)), events)
     }
 
     /// What is known about the next poll, without a system call.

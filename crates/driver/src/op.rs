@@ -541,6 +541,15 @@ impl Operation {
         unsafe { sys::connect(*fd, addr.as_ptr(), addr.length()) }
     }
 
+    /// Does the kernel's part for a script: gives what is received or read a content.
+    pub(crate) fn fill_with_zeros(&mut self, result: i32) {
+        if let Op::Recv { buffer, .. } | Op::Read { buffer, .. } = &mut self.op {
+            let filled = buffer.len();
+            buffer.resize(filled + usize::try_from(result).unwrap_or(0), 0);
+            buffer.truncate(filled);
+        }
+    }
+
     /// Gives the user's part what the kernel has written, after the last completion.
     pub(crate) fn settle(&mut self, result: i32) {
         let Ok(count) = usize::try_from(result) else {

@@ -66,15 +66,26 @@ pub(crate) struct Table {
     /// Operations whose final event has been reported; freed at the next poll if nobody takes them.
     finished: Vec<Token>,
     pub(crate) counters: Counters,
+    /// Whether descriptors are the kernel's; those of a script are only numbers.
+    real: bool,
 }
 
 impl Table {
     pub(crate) fn new() -> Table {
         Table {
+            real: true,
             slots: Slots::new(),
             descriptors: Vec::new(),
             finished: Vec::new(),
             counters: Counters::default(),
+        }
+    }
+
+    /// A table whose descriptors need not exist.
+    pub(crate) fn for_script() -> Table {
+        Table {
+            real: false,
+            ..Table::new()
         }
     }
 
@@ -83,7 +94,9 @@ impl Table {
         let index = usize::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
         if index >= self.descriptors.len() {
             // Only numbers that the kernel has given out may cost memory.
-            sys::check_open(fd)?;
+            if self.real {
+                sys::check_open(fd)?;
+            }
             self.descriptors.resize_with(index + 1, Descriptor::default);
         }
         Ok(&mut self.descriptors[index])
@@ -272,6 +285,7 @@ impl Table {
         more: bool,
         events: &mut Vec<Event>,
     ) {
+        let real = self.real;
         let Some(submitted) = self.operation(token) else {
             self.counters.stale_events += 1;
             return;
@@ -280,7 +294,7 @@ impl Table {
         let carries_descriptor = submitted.parked.as_mut().is_some_and(|parked| {
             matches!(parked.get_mut().op, Op::Accept { .. } | Op::OpenAt { .. })
         });
-        if discarded && carries_descriptor && result >= 0 {
+        if discarded && carries_descriptor && real && result >= 0 {
             sys::close_orphan(result);
         }
         if !more {

@@ -1,14 +1,13 @@
-//! Waiting, waking, threads, forks and signals.
+//! Waiting, waking, threads and signals.
 
 use std::io::Write;
-use std::os::fd::AsRawFd;
-use std::sync::mpsc;
+use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendKind, Driver, Event, Interest, Mode, Op, Peek};
+use ringloop_driver::{BackendKind, Driver, Event, Interest, Mode, Op, Peek, Waker};
 
-use crate::support::{PATIENCE, all_events, event_of, in_child, on_both_backends, pair, poll, raw};
+use crate::support::{PATIENCE, all_events, event_of, on_both_backends, pair, poll, raw};
 
 on_both_backends!(
     a_poll_waits_as_long_as_it_is_told,
@@ -18,12 +17,11 @@ on_both_backends!(
     peeking_and_polling_while_idle_make_no_system_call,
     a_peek_sees_what_is_coming,
     a_signal_interrupts_a_poll,
+    a_wake_outlives_a_poll_that_is_interrupted,
     a_driver_moves_between_threads,
     a_driver_is_filled_in_one_thread_and_polled_in_another,
     moving_with_operations_in_flight_loses_nothing,
     a_driver_may_be_dropped_in_another_thread,
-    a_child_leaves_its_parents_driver_alone,
-    a_child_makes_a_driver_of_its_own,
 );
 
 fn a_poll_waits_as_long_as_it_is_told(mut driver: Driver) {
@@ -35,15 +33,19 @@ fn a_poll_waits_as_long_as_it_is_told(mut driver: Driver) {
         assert_eq!(events, []);
     }
     driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
-    // A wait beyond what the kernel can count is as good as for ever.
-    let (here, mut there) = pair();
-    there.write_all(b"x").unwrap();
-    driver
-        .watch(raw(&here), Interest::READ, Mode::Edge)
-        .unwrap();
-    let mut events = Vec::new();
-    driver.poll(Some(Duration::MAX), &mut events).unwrap();
-    assert_eq!(events.len(), 1);
+    // Longer than the kernel can count is as good as for ever.
+    let waker = driver.waker();
+    let thread = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(30));
+        waker.wake();
+    });
+    let start = Instant::now();
+    driver.poll(Some(Duration::MAX), &mut Vec::new()).unwrap();
+    assert!(
+        start.elapsed() >= Duration::from_millis(20),
+        "came back by itself"
+    );
+    thread.join().unwrap();
 }
 
 fn a_wake_from_another_thread_ends_a_poll(mut driver: Driver) {
@@ -185,6 +187,43 @@ fn a_signal_interrupts_a_poll(mut driver: Driver) {
     }
 }
 
+fn a_wake_outlives_a_poll_that_is_interrupted(mut driver: Driver) {
+    static WAKER: OnceLock<Mutex<Option<Waker>>> = OnceLock::new();
+    extern "C" fn wake(_: libc::c_int) {
+        if let Some(waker) = WAKER.get().and_then(|waker| waker.try_lock().ok()) {
+            if let Some(waker) = waker.as_ref() {
+                waker.wake();
+            }
+        }
+    }
+    // One at a time: the handler belongs to the process.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap();
+    *WAKER.get_or_init(|| Mutex::new(None)).lock().unwrap() = Some(driver.waker());
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = wake as *const () as usize;
+    assert_eq!(
+        unsafe { libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()) },
+        0
+    );
+    let poller = unsafe { libc::pthread_self() };
+    let thread = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(30));
+        unsafe { libc::pthread_kill(poller, libc::SIGUSR2) };
+    });
+    // Either the signal or the wake ends it. If the signal, the wake is still to be noticed, or its message would
+    // lie in an inbox that nobody looks into.
+    if driver.poll(None, &mut Vec::new()).is_err() {
+        assert_eq!(driver.peek(), Peek::Ready);
+        driver.poll(None, &mut Vec::new()).unwrap();
+    }
+    // What the wake wrote to its eventfd may still come, and ends nothing.
+    assert_eq!(all_events(&mut driver), []);
+    assert_ne!(driver.peek(), Peek::Ready);
+    thread.join().unwrap();
+    drop(alone);
+}
+
 fn a_driver_moves_between_threads(mut driver: Driver) {
     let (here, mut there) = pair();
     let (level, mut level_peer) = pair();
@@ -305,79 +344,4 @@ fn a_driver_may_be_dropped_in_another_thread(mut driver: Driver) {
     there.write_all(&[7; 1 << 14]).unwrap();
     let fresh = vec![0_u8; 1 << 16];
     assert!(fresh.iter().all(|byte| *byte == 0));
-}
-
-fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
-    let (here, mut there) = pair();
-    let watch = driver
-        .watch(raw(&here), Interest::READ, Mode::Edge)
-        .unwrap();
-    let (receiving, mut sending) = pair();
-    let receive = Op::Recv {
-        fd: raw(&receiving),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let operation = driver.submit(receive).unwrap();
-    assert_eq!(all_events(&mut driver), []);
-    let (other, _peer) = pair();
-    let number = other.as_raw_fd();
-    // The child has a copy of the driver; dropping that must not touch the parent's either.
-    let mut copy = Some(unsafe { std::ptr::read(&raw const driver) });
-    in_child(|| {
-        let mut driver = copy.take().ok_or("no driver")?;
-        let refused = |result: std::io::Result<()>| match result {
-            Err(error)
-                if error.kind() == std::io::ErrorKind::Other
-                    && error.to_string().contains("fork") =>
-            {
-                Ok(())
-            }
-            other => Err(format!("expected to hear of the fork, got {other:?}")),
-        };
-        refused(driver.watch(number, Interest::READ, Mode::Edge).map(drop))?;
-        refused(driver.rewatch(watch, Interest::READ, Mode::Edge))?;
-        refused(
-            driver
-                .submit(Op::Fsync {
-                    fd: number,
-                    data_only: true,
-                })
-                .map(drop),
-        )?;
-        refused(driver.poll(Some(Duration::ZERO), &mut Vec::new()))?;
-        driver.unwatch(watch).map_err(|error| error.to_string())?;
-        driver.cancel(operation);
-        driver.cancel_fd(raw(&receiving));
-        driver.discard(operation);
-        driver.flush().map_err(|error| error.to_string())?;
-        drop(driver);
-        Ok(())
-    });
-    std::mem::forget(copy);
-    there.write_all(b"x").unwrap();
-    assert!(event_of(&mut driver, watch).readiness().is_readable());
-    sending.write_all(b"x").unwrap();
-    assert_eq!(event_of(&mut driver, operation).result, 1);
-}
-
-fn a_child_makes_a_driver_of_its_own(mut driver: Driver) {
-    let (here, mut there) = pair();
-    driver
-        .watch(raw(&here), Interest::READ, Mode::Edge)
-        .unwrap();
-    assert_eq!(all_events(&mut driver), []);
-    let choice = driver.backend().name().parse().unwrap();
-    in_child(|| {
-        let mut driver = crate::support::driver(choice).ok_or("no driver in the child")?;
-        let watch = driver
-            .watch(raw(&here), Interest::READ, Mode::Edge)
-            .map_err(|error| error.to_string())?;
-        there.write_all(b"x").map_err(|error| error.to_string())?;
-        if event_of(&mut driver, watch).readiness().is_readable() {
-            Ok(())
-        } else {
-            Err("not readable".to_owned())
-        }
-    });
 }

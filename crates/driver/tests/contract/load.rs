@@ -182,3 +182,31 @@ fn slots_are_reused_under_a_storm_of_late_completions(mut driver: Driver) {
         assert!(driver.counters().stale_events > 0);
     }
 }
+
+#[test]
+fn a_submission_thread_of_the_kernels_serves_watches_and_operations() {
+    let mut config = Config::with_backend(BackendChoice::IoUring);
+    config.sq_poll = true;
+    let Some(mut driver) = driver_with(&config) else {
+        return;
+    };
+    watch_many(&mut driver, 50);
+    let (here, mut there) = pair();
+    let receive = Op::Recv {
+        fd: raw(&here),
+        buffer: Vec::with_capacity(8),
+        flags: 0,
+    };
+    let token = driver.submit(receive).unwrap();
+    there.write_all(b"x").unwrap();
+    assert_eq!(event_of(&mut driver, token).result, 1);
+    let receive = Op::Recv {
+        fd: raw(&here),
+        buffer: Vec::with_capacity(8),
+        flags: 0,
+    };
+    let token = driver.submit(receive).unwrap();
+    driver.flush().unwrap();
+    driver.cancel(token);
+    assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+}

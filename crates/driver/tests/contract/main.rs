@@ -10,6 +10,10 @@
 mod lifecycle;
 mod load;
 mod operations;
-mod refusal;
+mod scripted;
+#[allow(
+    dead_code,
+    reason = "shared with the tests of processes, which use the rest"
+)]
 mod support;
 mod watches;

@@ -10,14 +10,13 @@ use std::time::Duration;
 use ringloop_driver::{Driver, FileStatus, Interest, Message, Mode, Op, SocketAddress};
 
 use crate::support::{
-    PATIENCE, QUIET, all_events, errno, event_of, fill, finish, in_child, listener,
-    on_both_backends, pair, pipe, poll, raw,
+    PATIENCE, QUIET, all_events, errno, event_of, fill, finish, listener, on_both_backends, pair,
+    pipe, poll, raw,
 };
 
 on_both_backends!(
     one_connection_is_accepted,
     connections_are_accepted_until_cancelled,
-    running_out_of_descriptors_ends_accepting,
     a_connection_is_made_or_refused,
     a_unix_socket_is_connected,
     a_blocking_socket_does_not_block_the_loop,
@@ -126,68 +125,6 @@ fn connections_are_accepted_until_cancelled(mut driver: Driver) {
     assert_eq!(event.result, -libc::ECANCELED);
     assert!(!event.is_more());
     assert_eq!(driver.counters().operations, 0);
-}
-
-fn running_out_of_descriptors_ends_accepting(driver: Driver) {
-    // The limit belongs to the process, and a driver to the process that made it.
-    let backend = driver.backend();
-    drop(driver);
-    in_child(|| {
-        let choice = backend.name().parse().unwrap();
-        let mut driver = crate::support::driver(choice).ok_or("no driver in the child")?;
-        let (listener, address) = listener();
-        let _clients = [
-            TcpStream::connect(address).unwrap(),
-            TcpStream::connect(address).unwrap(),
-        ];
-        // All numbers that are free below the limit, so that the next descriptor is one too many.
-        let next = raw(&std::fs::File::open("/dev/null").unwrap());
-        let mut before = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) };
-        let limit = |count| {
-            let limit = libc::rlimit {
-                rlim_cur: count,
-                ..before
-            };
-            assert_eq!(
-                unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
-                0
-            );
-        };
-        limit(next as libc::rlim_t);
-        for multishot in [true, false] {
-            let token = driver
-                .submit(Op::Accept {
-                    fd: raw(&listener),
-                    multishot,
-                })
-                .unwrap();
-            let event = event_of(&mut driver, token);
-            if event.result != -libc::EMFILE || event.is_more() {
-                return Err(format!("expected a final EMFILE, got {event:?}"));
-            }
-        }
-        if driver.counters().operations != 0 || !all_events(&mut driver).is_empty() {
-            return Err("the driver goes on by itself".to_owned());
-        }
-        // With descriptors to be had again, the same connections are accepted.
-        limit(before.rlim_cur);
-        let token = driver
-            .submit(Op::Accept {
-                fd: raw(&listener),
-                multishot: true,
-            })
-            .unwrap();
-        let event = event_of(&mut driver, token);
-        if event.result < 0 {
-            Err(format!("expected a connection, got {event:?}"))
-        } else {
-            Ok(())
-        }
-    });
 }
 
 fn tcp_socket(flags: i32) -> OwnedFd {
@@ -404,9 +341,8 @@ fn sends_in_one_direction_keep_their_order(mut driver: Driver) {
         assert_eq!(result, 100);
         expected.extend(chunk);
     }
-    drop(here);
-    let mut received = Vec::new();
-    there.read_to_end(&mut received).unwrap();
+    let mut received = vec![0; expected.len()];
+    there.read_exact(&mut received).unwrap();
     assert_eq!(received, expected);
 }
 

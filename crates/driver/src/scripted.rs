@@ -1,0 +1,403 @@
+//! A backend that does what a test says, faults included: the kernel is a [`Script`].
+//!
+//! The bookkeeping is the real one: armings, tokens and resources go through the same table as on the other backends,
+//! so that a test can say "a completion of an earlier arming comes late" and see what a user of the driver sees. Time
+//! does not pass: a poll takes one turn of the script and notes for how long it would have waited.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::event::{Event, Interest, Mode, Readiness};
+use crate::op::Op;
+use crate::table::{Owner, Table};
+use crate::token::Token;
+use crate::waker::Waker;
+use crate::{Counters, Peek};
+
+/// Something that the scripted kernel does.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Step {
+    /// A watched descriptor is ready.
+    Ready(RawFd, Readiness),
+    /// The oldest operation on a descriptor comes to this result; a negative one is `-errno`. A multishot operation
+    /// goes on unless the result is negative. What is received or read is zeroes.
+    Complete(RawFd, i32),
+    /// A completion comes for the latest arming that a descriptor's watch or operation no longer has.
+    Late(RawFd),
+    /// The completion queue overflows: every multishot request in the kernel ends, and is to be queued anew.
+    Overflow,
+    /// The kernel takes at most this many of the queued requests in this turn.
+    Accept(usize),
+    /// Somebody uses the waker while the poll waits.
+    Wake,
+    /// A signal ends the wait, after what else happens in this turn.
+    Interrupt,
+    /// The poll fails with this errno.
+    Fail(i32),
+}
+
+/// What the scripted kernel does, poll by poll, and what it was asked for.
+///
+/// Clones share one script, so that a test keeps one while the driver has another.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    turns: VecDeque<Vec<Step>>,
+    watch_refusals: VecDeque<i32>,
+    timeouts: Vec<Option<Duration>>,
+}
+
+impl Script {
+    /// An empty script: nothing ever happens.
+    pub fn new() -> Script {
+        Script::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a turn: what happens during the next poll that has none yet.
+    pub fn turn(&self, steps: impl IntoIterator<Item = Step>) -> &Script {
+        self.lock().turns.push_back(steps.into_iter().collect());
+        self
+    }
+
+    /// Makes the next `watch` or `rewatch` that has no refusal yet fail with an errno.
+    pub fn refuse_watch(&self, errno: i32) -> &Script {
+        self.lock().watch_refusals.push_back(errno);
+        self
+    }
+
+    /// For how long each poll so far would have waited: its timeout, or zero if it had something to report at once.
+    pub fn timeouts(&self) -> Vec<Option<Duration>> {
+        self.lock().timeouts.clone()
+    }
+
+    /// Whether every turn has been played.
+    pub fn is_over(&self) -> bool {
+        self.lock().turns.is_empty()
+    }
+}
+
+/// A request on its way to the kernel or in it.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    fd: Option<RawFd>,
+    user_data: u64,
+}
+
+pub(crate) struct Scripted {
+    script: Script,
+    table: Table,
+    waker: Waker,
+    queued: VecDeque<Request>,
+    accepted: Vec<Request>,
+    /// Armings that are over for us, though the kernel may not know yet; the latest last.
+    removed: Vec<Request>,
+    /// Level watches that have fired.
+    rearm: Vec<Token>,
+    /// What happened to requests that the kernel does not have yet.
+    early: Vec<Step>,
+    /// Operations that were cancelled.
+    cancelled: Vec<Token>,
+}
+
+impl Scripted {
+    pub(crate) fn new(script: Script, waker: Waker) -> Scripted {
+        Scripted {
+            script,
+            table: Table::for_script(),
+            waker,
+            queued: VecDeque::new(),
+            accepted: Vec::new(),
+            removed: Vec::new(),
+            rearm: Vec::new(),
+            early: Vec::new(),
+            cancelled: Vec::new(),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.table.counters
+    }
+
+    fn check_refusal(&self) -> io::Result<()> {
+        let refusal = self.script.lock().watch_refusals.pop_front();
+        refusal.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+    }
+
+    pub(crate) fn watch(&mut self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Token> {
+        self.check_refusal()?;
+        let token = self.table.insert_watch(fd, interest, mode)?;
+        self.arm(token, Some(fd));
+        Ok(token)
+    }
+
+    pub(crate) fn rewatch(
+        &mut self,
+        token: Token,
+        interest: Interest,
+        mode: Mode,
+    ) -> io::Result<()> {
+        self.check_refusal()?;
+        let before = self.table.renew_watch(token, interest, mode)?;
+        self.disarm(self.table.user_data(token));
+        self.arm(token, Some(before.fd));
+        Ok(())
+    }
+
+    pub(crate) fn unwatch(&mut self, token: Token) {
+        if self.table.watch(token).is_some() {
+            self.disarm(self.table.user_data(token));
+            self.table.remove_watch(token);
+        }
+    }
+
+    fn arm(&mut self, token: Token, fd: Option<RawFd>) {
+        let user_data = self.table.next_sequence(token);
+        self.queued.push_back(Request { fd, user_data });
+    }
+
+    /// Takes a request away from the kernel; it may still speak of it.
+    fn disarm(&mut self, user_data: u64) {
+        let is_meant = |request: &Request| request.user_data == user_data;
+        self.removed
+            .extend(self.accepted.iter().copied().filter(is_meant));
+        self.removed
+            .extend(self.queued.iter().copied().filter(is_meant));
+        self.accepted.retain(|request| !is_meant(request));
+        self.queued.retain(|request| !is_meant(request));
+    }
+
+    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+        let fd = op.fd();
+        let token = self.table.insert_operation(op)?;
+        self.arm(token, fd);
+        Ok(token)
+    }
+
+    pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
+        self.table.take(token)
+    }
+
+    pub(crate) fn cancel(&mut self, token: Token) {
+        if self.table.operation(token).is_some() {
+            self.cancelled.push(token);
+        }
+    }
+
+    pub(crate) fn cancel_fd(&mut self, fd: RawFd) {
+        for token in self.table.operations_of(fd) {
+            self.cancel(token);
+        }
+    }
+
+    pub(crate) fn discard(&mut self, token: Token) {
+        self.cancel(token);
+        self.table.discard(token);
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the backends have one interface")]
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.accepted.extend(self.queued.drain(..));
+        Ok(())
+    }
+
+    pub(crate) fn peek(&self) -> Peek {
+        let idle = self.queued.is_empty()
+            && self.rearm.is_empty()
+            && self.cancelled.is_empty()
+            && !self.waker.is_notified()
+            && self.script.is_over();
+        if idle { Peek::Empty } else { Peek::Ready }
+    }
+
+    pub(crate) fn poll(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        self.table.reclaim();
+        for token in std::mem::take(&mut self.rearm) {
+            if let Some(watch) = self
+                .table
+                .watch_mut(token)
+                .filter(|watch| !watch.armed && watch.mode == Mode::Level)
+            {
+                watch.armed = true;
+                let fd = watch.fd;
+                self.arm(token, Some(fd));
+            }
+        }
+        let turn = self.script.lock().turns.pop_front();
+        let (over, turn) = (turn.is_none(), turn.unwrap_or_default());
+        let room = turn.iter().find_map(|step| match step {
+            Step::Accept(count) => Some(*count),
+            _ => None,
+        });
+        let count = room.unwrap_or(usize::MAX).min(self.queued.len());
+        if count < self.queued.len() {
+            self.table.counters.short_submits += 1;
+        }
+        self.accepted.extend(self.queued.drain(..count));
+
+        let before = events.len();
+        for token in std::mem::take(&mut self.cancelled) {
+            if self.table.operation(token).is_some() {
+                self.disarm(self.table.user_data(token));
+                self.table
+                    .report_completion(token, -libc::ECANCELED, false, events);
+            }
+        }
+        let waits = events.len() == before && !self.waker.is_notified();
+        self.script
+            .lock()
+            .timeouts
+            .push(if waits { timeout } else { Some(Duration::ZERO) });
+        let mut outcome = Ok(());
+        let early = std::mem::take(&mut self.early);
+        for step in early.into_iter().chain(turn) {
+            match step {
+                Step::Ready(fd, readiness) => self.ready(fd, readiness, events),
+                Step::Complete(fd, result) => self.complete(fd, result, events),
+                Step::Late(fd) => self.late(fd, events),
+                Step::Overflow => self.overflow(),
+                Step::Wake => self.waker.wake(),
+                Step::Interrupt => outcome = Err(io::ErrorKind::Interrupted.into()),
+                Step::Fail(errno) => outcome = Err(io::Error::from_raw_os_error(errno)),
+                Step::Accept(_) => {}
+            }
+        }
+        let woken = self.waker.is_notified();
+        if outcome.is_ok() {
+            self.waker.clear();
+        }
+        if over && waits && timeout.is_none() && events.len() == before && !woken {
+            return Err(io::Error::other(
+                "the script is over, and this poll would wait for ever",
+            ));
+        }
+        outcome
+    }
+
+    fn ready(&mut self, fd: RawFd, readiness: Readiness, events: &mut Vec<Event>) {
+        let Some((token, watch)) = self.table.watch_of(fd) else {
+            return;
+        };
+        let user_data = self.table.user_data(token);
+        if !self
+            .accepted
+            .iter()
+            .any(|request| request.user_data == user_data)
+        {
+            // The kernel finds it ready once it hears of it.
+            if watch.armed {
+                self.early.push(Step::Ready(fd, readiness));
+            }
+            return;
+        }
+        if watch.mode != Mode::Edge {
+            self.accepted
+                .retain(|request| request.user_data != user_data);
+            if let Some(watch) = self.table.watch_mut(token) {
+                watch.armed = false;
+            }
+            if watch.mode == Mode::Level {
+                self.rearm.push(token);
+            }
+        }
+        self.table.report_readiness(token, readiness, events);
+    }
+
+    fn complete(&mut self, fd: RawFd, result: i32, events: &mut Vec<Event>) {
+        let Some(token) = self.table.operations_of(fd).first().copied() else {
+            return;
+        };
+        let user_data = self.table.user_data(token);
+        if !self
+            .accepted
+            .iter()
+            .any(|request| request.user_data == user_data)
+        {
+            self.early.push(Step::Complete(fd, result));
+            return;
+        }
+        if let Some(parked) = self
+            .table
+            .operation(token)
+            .and_then(|submitted| submitted.parked.as_mut())
+        {
+            parked.get_mut().fill_with_zeros(result);
+        }
+        let more = result >= 0
+            && self
+                .table
+                .operation(token)
+                .is_some_and(|submitted| submitted.multishot);
+        if !more {
+            self.accepted
+                .retain(|request| request.user_data != user_data);
+        }
+        self.table.report_completion(token, result, more, events);
+    }
+
+    fn late(&mut self, fd: RawFd, events: &mut Vec<Event>) {
+        let Some(index) = self
+            .removed
+            .iter()
+            .rposition(|request| request.fd == Some(fd))
+        else {
+            return;
+        };
+        let request = self.removed.remove(index);
+        match self.table.by_user_data(request.user_data) {
+            None => self.table.counters.stale_events += 1,
+            // Only a bug in the table leads here, and the user is shown it.
+            Some((token, Owner::Watch(_))) => {
+                self.table
+                    .report_readiness(token, Readiness::READABLE, events);
+            }
+            Some((token, Owner::Operation)) => {
+                self.table.report_completion(token, 0, false, events);
+            }
+        }
+    }
+
+    fn overflow(&mut self) {
+        self.table.counters.overflows += 1;
+        for request in std::mem::take(&mut self.accepted) {
+            let ended = match self.table.by_user_data(request.user_data) {
+                Some((token, Owner::Watch(watch))) if watch.mode == Mode::Edge => Some(token),
+                Some((token, Owner::Operation)) => {
+                    let multishot = self
+                        .table
+                        .operation(token)
+                        .is_some_and(|submitted| submitted.multishot);
+                    multishot.then_some(token)
+                }
+                _ => None,
+            };
+            let Some(token) = ended else {
+                self.accepted.push(request);
+                continue;
+            };
+            self.table.counters.rearms += 1;
+            self.removed.push(request);
+            self.arm(token, request.fd);
+        }
+    }
+
+    /// There are no kernel objects to let go of.
+    pub(crate) fn abandon(&mut self) {
+        self.accepted.clear();
+    }
+}

@@ -1,0 +1,195 @@
+//! What the kernel does rarely, on the scripted backend: late completions, overflow, short submits, failures.
+
+use std::io;
+use std::time::Duration;
+
+use ringloop_driver::{
+    BackendKind, Driver, Event, Interest, Mode, Op, Peek, Readiness, Script, Step,
+};
+
+/// Descriptors of the script: only numbers.
+const ONE: i32 = 10;
+const TWO: i32 = 11;
+
+fn scripted() -> (Script, Driver) {
+    let script = Script::new();
+    let driver = Driver::scripted(script.clone()).unwrap();
+    assert_eq!(driver.backend(), BackendKind::Scripted);
+    (script, driver)
+}
+
+/// The events of one poll that does not wait.
+fn events(driver: &mut Driver) -> Vec<Event> {
+    let mut events = Vec::new();
+    driver.poll(Some(Duration::ZERO), &mut events).unwrap();
+    events
+}
+
+fn receive(fd: i32) -> Op {
+    Op::Recv {
+        fd,
+        buffer: Vec::with_capacity(8),
+        flags: 0,
+    }
+}
+
+#[test]
+fn a_late_completion_misses_the_slots_next_owner() {
+    let (script, mut driver) = scripted();
+    let first = driver.watch(ONE, Interest::READ, Mode::Edge).unwrap();
+    assert_eq!(events(&mut driver), []);
+    driver.unwatch(first).unwrap();
+    let second = driver.watch(TWO, Interest::READ, Mode::Edge).unwrap();
+    assert_eq!(first.index(), second.index());
+    script.turn([Step::Late(ONE)]);
+    assert_eq!(events(&mut driver), []);
+    assert_eq!(driver.counters().stale_events, 1);
+    script.turn([Step::Ready(TWO, Readiness::READABLE)]);
+    assert_eq!(events(&mut driver)[0].token, second);
+}
+
+#[test]
+fn a_late_completion_misses_the_same_watch_armed_anew() {
+    let (script, mut driver) = scripted();
+    let token = driver.watch(ONE, Interest::READ, Mode::OneShot).unwrap();
+    assert_eq!(events(&mut driver), []);
+    driver
+        .rewatch(token, Interest::WRITE, Mode::OneShot)
+        .unwrap();
+    script
+        .turn([Step::Late(ONE)])
+        .turn([Step::Ready(ONE, Readiness::WRITABLE)]);
+    assert_eq!(events(&mut driver), []);
+    let events = events(&mut driver);
+    assert_eq!(events.len(), 1);
+    assert!(events[0].token == token && events[0].readiness().is_writable());
+}
+
+#[test]
+fn an_overflow_ends_no_watch_and_no_accept() {
+    let (script, mut driver) = scripted();
+    let watch = driver.watch(ONE, Interest::READ, Mode::Edge).unwrap();
+    let accept = driver
+        .submit(Op::Accept {
+            fd: TWO,
+            multishot: true,
+        })
+        .unwrap();
+    script.turn([Step::Overflow]);
+    assert_eq!(events(&mut driver), []);
+    assert_eq!(driver.peek(), Peek::Ready, "armings wait to be submitted");
+    script.turn([Step::Late(ONE), Step::Late(TWO)]);
+    assert_eq!(events(&mut driver), []);
+    script.turn([
+        Step::Ready(ONE, Readiness::READABLE),
+        Step::Complete(TWO, 77),
+    ]);
+    let events = events(&mut driver);
+    assert_eq!(
+        events.iter().map(|event| event.token).collect::<Vec<_>>(),
+        [watch, accept]
+    );
+    assert!(events[1].is_more() && events[1].result == 77);
+    assert_eq!(
+        (driver.counters().overflows, driver.counters().rearms),
+        (1, 2)
+    );
+}
+
+#[test]
+fn what_a_short_submit_leaves_behind_goes_along_later() {
+    let (script, mut driver) = scripted();
+    let tokens = [ONE, TWO].map(|fd| driver.watch(fd, Interest::READ, Mode::Edge).unwrap());
+    let ready = [
+        Step::Ready(ONE, Readiness::READABLE),
+        Step::Ready(TWO, Readiness::READABLE),
+    ];
+    script.turn([Step::Accept(1)].into_iter().chain(ready));
+    assert_eq!(
+        events(&mut driver)
+            .iter()
+            .map(|event| event.token)
+            .collect::<Vec<_>>(),
+        [tokens[0]]
+    );
+    assert_eq!(driver.counters().short_submits, 1);
+    assert_eq!(
+        events(&mut driver)
+            .iter()
+            .map(|event| event.token)
+            .collect::<Vec<_>>(),
+        [tokens[1]]
+    );
+}
+
+#[test]
+fn an_interrupted_poll_keeps_its_events() {
+    let (script, mut driver) = scripted();
+    let token = driver.watch(ONE, Interest::READ, Mode::Level).unwrap();
+    script.turn([Step::Ready(ONE, Readiness::READABLE), Step::Interrupt]);
+    let mut events = Vec::new();
+    let error = driver.poll(None, &mut events).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].token, token);
+}
+
+#[test]
+fn a_failure_is_reported_once() {
+    let (script, mut driver) = scripted();
+    script.turn([Step::Fail(libc::ENOMEM)]);
+    let error = driver
+        .poll(Some(Duration::ZERO), &mut Vec::new())
+        .unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+    assert_eq!(events(&mut driver), []);
+    script.refuse_watch(libc::ENOSPC);
+    assert_eq!(
+        driver
+            .watch(ONE, Interest::READ, Mode::Edge)
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::ENOSPC)
+    );
+    assert!(driver.watch(ONE, Interest::READ, Mode::Edge).is_ok());
+}
+
+#[test]
+fn an_operation_finishes_is_cancelled_or_is_discarded() {
+    let (script, mut driver) = scripted();
+    let token = driver.submit(receive(ONE)).unwrap();
+    script.turn([Step::Complete(ONE, 3)]);
+    assert_eq!(events(&mut driver)[0].io_result().unwrap(), 3);
+    assert!(matches!(driver.take(token), Some(Op::Recv { buffer, .. }) if buffer == [0; 3]));
+    let token = driver.submit(receive(ONE)).unwrap();
+    driver.cancel(token);
+    assert_eq!(events(&mut driver)[0].result, -libc::ECANCELED);
+    let token = driver.submit(receive(ONE)).unwrap();
+    driver.discard(token);
+    assert_eq!(events(&mut driver), []);
+    script.turn([Step::Late(ONE)]);
+    assert_eq!(events(&mut driver), []);
+    assert_eq!(driver.counters().operations, 0);
+}
+
+#[test]
+fn a_wake_ends_a_wait_and_timeouts_are_noted() {
+    let (script, mut driver) = scripted();
+    script.turn([Step::Wake]);
+    driver.poll(None, &mut Vec::new()).unwrap();
+    driver.waker().wake();
+    driver.poll(None, &mut Vec::new()).unwrap();
+    driver
+        .poll(Some(Duration::from_millis(5)), &mut Vec::new())
+        .unwrap();
+    let error = driver.poll(None, &mut Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("for ever"), "{error}");
+    assert!(script.is_over());
+    let noted = [
+        None,
+        Some(Duration::ZERO),
+        Some(Duration::from_millis(5)),
+        None,
+    ];
+    assert_eq!(script.timeouts(), noted);
+}

@@ -1,0 +1,153 @@
+//! A driver and fork(2), and a driver at the limit of its process.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use ringloop_driver::{Driver, Interest, Mode, Op};
+
+use crate::support::{all_events, event_of, in_child, listener, on_both_backends, pair, raw};
+
+on_both_backends!(
+    a_child_leaves_its_parents_driver_alone,
+    a_child_makes_a_driver_of_its_own,
+    running_out_of_descriptors_ends_accepting,
+);
+
+fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let watch = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    let (receiving, mut sending) = pair();
+    let receive = Op::Recv {
+        fd: raw(&receiving),
+        buffer: Vec::with_capacity(8),
+        flags: 0,
+    };
+    let operation = driver.submit(receive).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let (other, _peer) = pair();
+    let number = other.as_raw_fd();
+    // The child has a copy of the driver; dropping that must not touch the parent's either.
+    let mut copy = Some(unsafe { std::ptr::read(&raw const driver) });
+    in_child(|| {
+        let mut driver = copy.take().ok_or("no driver")?;
+        let refused = |result: std::io::Result<()>| match result {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::Other
+                    && error.to_string().contains("fork") =>
+            {
+                Ok(())
+            }
+            other => Err(format!("expected to hear of the fork, got {other:?}")),
+        };
+        refused(driver.watch(number, Interest::READ, Mode::Edge).map(drop))?;
+        refused(driver.rewatch(watch, Interest::READ, Mode::Edge))?;
+        refused(
+            driver
+                .submit(Op::Fsync {
+                    fd: number,
+                    data_only: true,
+                })
+                .map(drop),
+        )?;
+        refused(driver.poll(Some(Duration::ZERO), &mut Vec::new()))?;
+        driver.unwatch(watch).map_err(|error| error.to_string())?;
+        driver.cancel(operation);
+        driver.cancel_fd(raw(&receiving));
+        driver.discard(operation);
+        driver.flush().map_err(|error| error.to_string())?;
+        drop(driver);
+        Ok(())
+    });
+    std::mem::forget(copy);
+    there.write_all(b"x").unwrap();
+    assert!(event_of(&mut driver, watch).readiness().is_readable());
+    sending.write_all(b"x").unwrap();
+    assert_eq!(event_of(&mut driver, operation).result, 1);
+}
+
+fn a_child_makes_a_driver_of_its_own(mut driver: Driver) {
+    let (here, mut there) = pair();
+    driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let choice = driver.backend().name().parse().unwrap();
+    in_child(|| {
+        let mut driver = crate::support::driver(choice).ok_or("no driver in the child")?;
+        let watch = driver
+            .watch(raw(&here), Interest::READ, Mode::Edge)
+            .map_err(|error| error.to_string())?;
+        there.write_all(b"x").map_err(|error| error.to_string())?;
+        if event_of(&mut driver, watch).readiness().is_readable() {
+            Ok(())
+        } else {
+            Err("not readable".to_owned())
+        }
+    });
+}
+
+fn running_out_of_descriptors_ends_accepting(driver: Driver) {
+    // The limit belongs to the process, and a driver to the process that made it.
+    let backend = driver.backend();
+    drop(driver);
+    in_child(|| {
+        let choice = backend.name().parse().unwrap();
+        let mut driver = crate::support::driver(choice).ok_or("no driver in the child")?;
+        let (listener, address) = listener();
+        let _clients = [
+            TcpStream::connect(address).unwrap(),
+            TcpStream::connect(address).unwrap(),
+        ];
+        // All numbers that are free below the limit, so that the next descriptor is one too many.
+        let next = raw(&std::fs::File::open("/dev/null").unwrap());
+        let mut before = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) };
+        let limit = |count| {
+            let limit = libc::rlimit {
+                rlim_cur: count,
+                ..before
+            };
+            assert_eq!(
+                unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
+                0
+            );
+        };
+        limit(next as libc::rlim_t);
+        for multishot in [true, false] {
+            let token = driver
+                .submit(Op::Accept {
+                    fd: raw(&listener),
+                    multishot,
+                })
+                .unwrap();
+            let event = event_of(&mut driver, token);
+            if event.result != -libc::EMFILE || event.is_more() {
+                return Err(format!("expected a final EMFILE, got {event:?}"));
+            }
+        }
+        if driver.counters().operations != 0 || !all_events(&mut driver).is_empty() {
+            return Err("the driver goes on by itself".to_owned());
+        }
+        // With descriptors to be had again, the same connections are accepted.
+        limit(before.rlim_cur);
+        let token = driver
+            .submit(Op::Accept {
+                fd: raw(&listener),
+                multishot: true,
+            })
+            .unwrap();
+        let event = event_of(&mut driver, token);
+        if event.result < 0 {
+            Err(format!("expected a connection, got {event:?}"))
+        } else {
+            Ok(())
+        }
+    });
+}

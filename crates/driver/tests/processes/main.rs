@@ -1,0 +1,19 @@
+//! What takes a process of its own: forks, refusals and limits.
+//!
+//! Apart from the other tests, whose sockets a child would inherit and keep open.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "tests call libc with pointers to their own variables"
+)]
+
+mod children;
+mod refusal;
+#[path = "../contract/support.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "shared with the contract's tests, which use the rest"
+)]
+mod support;
