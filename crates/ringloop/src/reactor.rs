@@ -188,7 +188,8 @@ impl Reactor {
     /// must be noticed write to a watched descriptor or use a [`Waker`], as Python's do.
     ///
     /// # Errors
-    /// `Interrupted` when a signal ended the wait, and those of [`Driver::poll`].
+    /// `Interrupted` when a signal ended the wait, or work that the kernel had for this thread, such
+    /// as the rest of an `io_uring` that was closed; and those of [`Driver::poll`].
     pub fn turn(&mut self, deadline_ns: Option<u64>, events: &mut Vec<Event>) -> io::Result<()> {
         self.turns += 1;
         let start_ns = clock::now_ns();

@@ -1,9 +1,9 @@
 //! What an event loop may rely on when it waits with a [`Reactor`], on each backend that this
 //! machine grants.
 
-use ringloop::driver::{BackendChoice, BackendKind, Interest, Mode};
+use ringloop::driver::{BackendChoice, BackendKind, Event, Interest, Mode};
 use ringloop::{BusyPoll, Config, Reactor, clock};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -15,24 +15,44 @@ const FOR_EVER: Duration = Duration::from_secs(3_600);
 /// A window that outlasts the delays of these tests.
 const LONG: Duration = Duration::from_millis(20);
 
-/// Runs a test body on epoll, and on `io_uring` unless the kernel or the container refuses it.
-fn on_each_backend(busy_poll: BusyPoll, body: impl Fn(&mut Reactor)) {
+/// A turn as a loop makes it: an interruption is no error.
+fn turn(reactor: &mut Reactor, deadline_ns: Option<u64>, events: &mut Vec<Event>) {
+    match reactor.turn(deadline_ns, events) {
+        Err(error) if error.kind() == ErrorKind::Interrupted => turn(reactor, deadline_ns, events),
+        result => result.expect("the wait works"),
+    }
+}
+
+/// The same for a look without a wait.
+fn poll_now(reactor: &mut Reactor, events: &mut Vec<Event>) {
+    match reactor.poll_now(events) {
+        Err(error) if error.kind() == ErrorKind::Interrupted => poll_now(reactor, events),
+        result => result.expect("the look works"),
+    }
+}
+
+/// Runs a test body on epoll, and on `io_uring` unless the kernel or the container refuses it. Each
+/// has a thread of its own: a thread that has closed an `io_uring` is interrupted later, when the
+/// kernel has it clean up, and tests that count turns would count that.
+fn on_each_backend(busy_poll: BusyPoll, body: impl Fn(&mut Reactor) + Sync) {
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
         let driver = ringloop::driver::Config::with_backend(backend);
-        match Reactor::new(&Config { driver, busy_poll }) {
-            Ok(mut reactor) => {
-                println!("on {backend}");
-                body(&mut reactor);
-            }
+        let run = || match Reactor::new(&Config { driver, busy_poll }) {
+            Ok(mut reactor) => body(&mut reactor),
             Err(error) if backend == BackendChoice::IoUring => {
                 println!("skipped on io_uring, which is refused here: {error}");
             }
             Err(error) => panic!("{backend}: {error}"),
-        }
+        };
+        let outcome = thread::scope(|scope| scope.spawn(run).join());
+        assert!(
+            outcome.is_ok(),
+            "failed on {backend}, busy polling {busy_poll}"
+        );
     }
 }
 
-fn on_each_backend_and_way_to_wait(body: impl Fn(&mut Reactor)) {
+fn on_each_backend_and_way_to_wait(body: impl Fn(&mut Reactor) + Sync) {
     let short = BusyPoll::Fixed(Duration::from_micros(20));
     for busy_poll in [
         BusyPoll::Off,
@@ -40,7 +60,6 @@ fn on_each_backend_and_way_to_wait(body: impl Fn(&mut Reactor)) {
         short,
         BusyPoll::Fixed(LONG),
     ] {
-        println!("busy polling: {busy_poll}");
         on_each_backend(busy_poll, &body);
     }
 }
@@ -51,7 +70,7 @@ fn a_turn_ends_at_its_deadline_and_not_before() {
         let mut events = Vec::new();
         let deadline_ns = clock::now_ns() + 3_000_000;
         while clock::now_ns() < deadline_ns {
-            reactor.turn(Some(deadline_ns), &mut events).unwrap();
+            turn(reactor, Some(deadline_ns), &mut events);
         }
         assert!(events.is_empty());
         // After polling in vain it may come back once, to have the inbox looked at.
@@ -63,7 +82,7 @@ fn a_turn_ends_at_its_deadline_and_not_before() {
 #[test]
 fn a_deadline_in_the_past_is_no_wait() {
     on_each_backend_and_way_to_wait(|reactor| {
-        reactor.turn(Some(0), &mut Vec::new()).unwrap();
+        turn(reactor, Some(0), &mut Vec::new());
         assert_eq!((reactor.counters().turns, reactor.counters().waits), (1, 0));
     });
 }
@@ -75,13 +94,13 @@ fn a_wake_before_a_turn_ends_that_turn_only() {
         reactor.waker().wake();
         reactor.waker().wake();
         // Would not return without the wake.
-        reactor.turn(None, &mut events).unwrap();
+        turn(reactor, None, &mut events);
         let deadline_ns = clock::now_ns() + 1_000_000;
         let deadline = Some(deadline_ns);
-        reactor.turn(deadline, &mut events).unwrap();
+        turn(reactor, deadline, &mut events);
         if reactor.backend() == BackendKind::Epoll && reactor.counters().wasted_ns > 0 {
             // It came back early to have the inbox looked at, as it may after polling in vain.
-            reactor.turn(deadline, &mut events).unwrap();
+            turn(reactor, deadline, &mut events);
         }
         assert!(clock::now_ns() >= deadline_ns, "one wake ended two turns");
         assert!(events.is_empty());
@@ -102,7 +121,7 @@ fn a_wake_from_another_thread_ends_a_turn() {
                 waker.wake();
             });
             let mut events = Vec::new();
-            reactor.turn(None, &mut events).unwrap();
+            turn(reactor, None, &mut events);
             thread.join().unwrap();
             assert!(events.is_empty());
         }
@@ -123,7 +142,7 @@ fn a_wake_ends_polling_at_once() {
             thread::sleep(Duration::from_millis(5));
             waker.wake();
         });
-        reactor.turn(None, &mut Vec::new()).unwrap();
+        turn(reactor, None, &mut Vec::new());
         thread.join().unwrap();
         let counters = reactor.counters();
         assert_eq!((counters.turns, counters.spin_hits), (1, 1), "{counters:?}");
@@ -158,7 +177,7 @@ fn no_wake_is_lost_while_the_reactor_polls() {
             request.send(round).unwrap();
             while answered.load(std::sync::atomic::Ordering::Acquire) < round {
                 // A lost wake would leave this waiting for ever.
-                reactor.turn(None, &mut events).unwrap();
+                turn(reactor, None, &mut events);
             }
         }
         drop(request);
@@ -182,14 +201,14 @@ fn events_arrive_however_it_waits() {
                 sender.write_all(b"hello").unwrap();
             });
             while events.is_empty() {
-                reactor.turn(None, &mut events).unwrap();
+                turn(reactor, None, &mut events);
             }
             thread.join().unwrap();
             assert!(events.drain(..).all(|event| event.token == token));
         }
         near.write_all(b"hello").unwrap();
         while events.is_empty() {
-            reactor.poll_now(&mut events).unwrap();
+            poll_now(reactor, &mut events);
         }
         reactor.driver().unwatch(token).unwrap();
     });
@@ -200,7 +219,7 @@ fn polling_for_nothing_returns_at_once_and_is_no_turn() {
     on_each_backend_and_way_to_wait(|reactor| {
         let mut events = Vec::new();
         for _ in 0..100 {
-            reactor.poll_now(&mut events).unwrap();
+            poll_now(reactor, &mut events);
         }
         assert!(events.is_empty());
         assert_eq!(
@@ -218,15 +237,19 @@ fn the_way_to_wait_can_be_changed() {
     reactor.set_busy_poll(BusyPoll::Fixed(Duration::from_micros(70)));
     assert_eq!(reactor.busy_poll().to_string(), "70");
     assert_eq!(reactor.counters().window_ns, 70_000);
-    reactor
-        .turn(Some(clock::now_ns() + 200_000), &mut Vec::new())
-        .unwrap();
+    turn(
+        &mut reactor,
+        Some(clock::now_ns() + 200_000),
+        &mut Vec::new(),
+    );
     let before = reactor.counters();
     assert_eq!((before.spins, before.spin_hits), (1, 0));
     reactor.set_busy_poll(BusyPoll::Off);
-    reactor
-        .turn(Some(clock::now_ns() + 200_000), &mut Vec::new())
-        .unwrap();
+    turn(
+        &mut reactor,
+        Some(clock::now_ns() + 200_000),
+        &mut Vec::new(),
+    );
     let after = reactor.counters();
     assert_eq!((after.spins, after.spun_ns), (before.spins, before.spun_ns));
 }
