@@ -1,6 +1,7 @@
 """What the test modules share: loops by arm, sockets, recording protocols, child processes."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import os
@@ -256,23 +257,25 @@ def run_child(source, arm, *arguments, env=None, python_flags=(), **options):
     Return the subprocess.CompletedProcess, with text output.
     """
     with start_child(source, arm, *arguments, env=env, python_flags=python_flags, **options) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=PATIENCE_S * 2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+@contextlib.contextmanager
 def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
-    """Like `run_child`, but return the running subprocess.Popen."""
+    """Like `run_child`, but a context with the running subprocess.Popen; it is killed if it outlives the context."""
     preamble = f"import asyncio, os, signal, sys, support\nnew_loop = support.loop_factory({arm!r})\n"
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), **(env or {})}
     environment = {name: value for name, value in environment.items() if value is not None}
     command = [sys.executable, *python_flags, "-c", preamble + textwrap.dedent(source), *arguments]
-    return subprocess.Popen(
+    with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 class BackgroundThread(threading.Thread):
