@@ -69,11 +69,12 @@ def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
     compare = _COMPARISONS[operation]
     if compare in (operator.lt, operator.gt):
         return compare(left._when, right._when)
-    equal = (left._when, left._callback, left._args, left._cancelled) == (
-        right._when,  # type: ignore[attr-defined]
-        right._callback,  # type: ignore[attr-defined]
-        right._args,
-        right._cancelled,
+    # In asyncio's order, and no further than needed: comparing callbacks may run the user's code.
+    equal = (
+        left._when == right._when  # type: ignore[attr-defined]
+        and left._callback == right._callback  # type: ignore[attr-defined]
+        and left._args == right._args
+        and left._cancelled == right._cancelled
     )
     if compare is operator.eq:
         return equal

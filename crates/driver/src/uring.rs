@@ -180,7 +180,6 @@ fn describe(setup: &Setup, ring: &IoUring) -> String {
 /// Operations without which the backend is no use, each since Linux 5.11 or earlier.
 const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::PollAdd::CODE, "POLL_ADD"),
-    (opcode::PollRemove::CODE, "POLL_REMOVE"),
     (opcode::AsyncCancel::CODE, "ASYNC_CANCEL"),
     (opcode::Accept::CODE, "ACCEPT"),
     (opcode::Connect::CODE, "CONNECT"),
@@ -349,8 +348,10 @@ impl Uring {
         if !watch.armed {
             return;
         }
-        // A request that has just completed is not found, which is as good.
-        let entry = opcode::PollRemove::new(self.table.user_data(token))
+        // A request that has just completed is not found, which is as good. POLL_REMOVE would not do: the kernel answers
+        // EALREADY, and leaves the poll armed and the file open, where an arrival is just being processed
+        // (io_poll_disarm in io_uring/poll.c); a cancel marks the request, and whoever processes it ends it.
+        let entry = opcode::AsyncCancel::new(self.table.user_data(token))
             .build()
             .flags(squeue::Flags::SKIP_SUCCESS)
             .user_data(IGNORED);
@@ -451,7 +452,7 @@ impl Uring {
         self.description = description;
         self.owner = 0;
         self.table.counters.rings_rebuilt += 1;
-        // What is queued for watches speaks of requests that the old ring had.
+        // Every watch is armed anew. A cancel of a request that the old ring had finds nothing here, and is no harm.
         self.queued.retain(is_operation_or_cancel);
         self.arm_everything();
         Ok(())
@@ -607,7 +608,7 @@ impl Uring {
 
     /// Queues the removal of every request for a watch.
     fn disarm_everything(&mut self) {
-        let entry = opcode::PollRemove::new(WAKER)
+        let entry = opcode::AsyncCancel::new(WAKER)
             .build()
             .flags(squeue::Flags::SKIP_SUCCESS)
             .user_data(IGNORED);
@@ -713,9 +714,12 @@ impl Uring {
 
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.settle_in()?;
-        // Completions stay in the queue for poll; only where the kernel refuses for want of room are they looked at.
+        // One enter runs at least twenty pieces of task work, in order, so that after this many everything that was
+        // pending has had its turn. Without a bound a busy ring would never be done.
+        let live = self.table.counters.watches + self.table.counters.operations;
+        let mut runs_left = 8 + live / 16;
         let mut refusals = 0;
-        while self.must_enter() && refusals < 100 {
+        while self.must_enter() && runs_left > 0 && refusals < 100 {
             self.fill();
             if let Err(error) = self.enter(false, None) {
                 match error.raw_os_error() {
@@ -729,9 +733,12 @@ impl Uring {
                 }
             }
             let submission = self.ring.submission();
-            if self.queued.is_empty() && submission.cq_overflow() && !submission.taskrun() {
-                // The completion queue is full: only poll can make room.
-                break;
+            if self.queued.is_empty() && submission.is_empty() {
+                runs_left -= 1;
+                if submission.cq_overflow() && !submission.taskrun() {
+                    // The completion queue is full: only poll can make room.
+                    break;
+                }
             }
         }
         Ok(())
@@ -853,10 +860,9 @@ impl Drop for Uring {
     }
 }
 
-/// Whether a queued entry is about operations rather than watches.
+/// Whether a queued entry is more than the arming of a watch.
 fn is_operation_or_cancel(entry: &squeue::Entry) -> bool {
-    let code = entry.get_opcode();
-    code != u32::from(opcode::PollAdd::CODE) && code != u32::from(opcode::PollRemove::CODE)
+    entry.get_opcode() != u32::from(opcode::PollAdd::CODE)
 }
 
 /// How a wait in the kernel ended.

@@ -14,6 +14,8 @@ use pyo3::types::PyBytes;
 
 /// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
 pub(crate) const COPIES_AFTER_KEPT: u8 = 32;
+/// Pieces handed to one sendmsg(2).
+pub(crate) const PIECES_PER_SEND: usize = 256;
 /// Below this, a copy of the right size costs less than what handing out the large buffer risks.
 const IN_PLACE_MIN: usize = 16 * 1024;
 
@@ -257,35 +259,30 @@ unsafe fn receive(fd: RawFd, memory: *mut u8, capacity: usize) -> io::Result<usi
 
 /// send(2): the number of bytes that the socket took, 0 where it is full.
 pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the slice is valid for reading.
-    let sent = unsafe {
-        libc::send(
-            fd,
-            bytes.as_ptr().cast(),
-            bytes.len(),
-            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-        )
-    };
-    match count(sent) {
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-            ) =>
-        {
-            Ok(0)
+    loop {
+        // SAFETY: the slice is valid for reading.
+        let sent = unsafe {
+            libc::send(
+                fd,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
+        match count(sent) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
         }
-        other => other,
     }
 }
 
-/// sendmsg(2) of several pieces.
+/// sendmsg(2) of up to `PIECES_PER_SEND` pieces.
 pub(crate) fn send_pieces<'a>(
     fd: RawFd,
     chunks: impl Iterator<Item = &'a Chunk>,
 ) -> io::Result<usize> {
-    const PIECES_MAX: usize = 64;
-    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; PIECES_MAX];
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; PIECES_PER_SEND];
     let mut used = 0;
     for (piece, chunk) in pieces.iter_mut().zip(chunks) {
         let bytes = chunk.rest();
@@ -299,8 +296,20 @@ pub(crate) fn send_pieces<'a>(
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.as_mut_ptr().cast();
     message.msg_iovlen = used as _;
-    // SAFETY: the first `used` pieces are initialised and point into chunks that live for the call.
-    count(unsafe { libc::sendmsg(fd, &raw const message, libc::MSG_NOSIGNAL) })
+    loop {
+        // SAFETY: the first `used` pieces are initialised and point into chunks that live for the call.
+        let sent = unsafe {
+            libc::sendmsg(
+                fd,
+                &raw const message,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
+        match count(sent) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
 }
 
 /// shutdown(2) of the sending side.

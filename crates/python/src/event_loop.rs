@@ -18,7 +18,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop::timers::{TimerKey, Timers};
@@ -29,7 +29,7 @@ use crate::buffers::Received;
 use crate::handle::{Call, HandleRef};
 use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, guard};
-use crate::transport::SocketTransport;
+use crate::transport::{self, SocketTransport};
 use crate::watches::{Readiness, Watches};
 
 /// What a turn runs, in order of arrival.
@@ -78,14 +78,18 @@ pub(crate) struct Loop {
 impl Loop {
     #[new]
     #[pyo3(signature = (*, backend=None, busy_poll=None))]
-    fn new(backend: Option<&str>, busy_poll: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Self> {
+    fn new(
+        backend: Option<&str>,
+        busy_poll: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+    ) -> PyResult<Self> {
         let mut config = Config::from_env().map_err(|error| support::os_error(py, &error))?;
         if let Some(name) = backend {
-            config.driver.backend = name
-                .parse()
-                .map_err(|error: ringloop_driver::UnknownBackend| {
-                    PyValueError::new_err(error.to_string())
-                })?;
+            config.driver.backend =
+                name.parse()
+                    .map_err(|error: ringloop_driver::UnknownBackend| {
+                        PyValueError::new_err(error.to_string())
+                    })?;
         }
         if let Some(policy) = busy_poll {
             config.busy_poll = parse_busy_poll(policy)?;
@@ -266,11 +270,17 @@ impl Loop {
     }
 
     /// Queues the start of reading, to run after the transport's `connection_made`.
-    fn _start_reading(&self, py: Python<'_>, transport: &Bound<'_, SocketTransport>) {
+    fn _start_reading(
+        &self,
+        py: Python<'_>,
+        transport: &Bound<'_, SocketTransport>,
+    ) -> PyResult<()> {
+        transport::take_read_context(transport)?;
         self.queue
             .get_mut(py)
             .ready
             .push_back(Ready::StartReading(transport.clone().unbind()));
+        Ok(())
     }
 
     #[pyo3(signature = (fd, callback, *args))]
@@ -341,11 +351,7 @@ impl Loop {
     }
 
     /// The handles that watch `fd`, as (reader or None, writer or None); None where nothing does.
-    fn _watched(
-        &self,
-        py: Python<'_>,
-        fd: i32,
-    ) -> Option<(Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+    fn _watched(&self, py: Python<'_>, fd: i32) -> Option<(Option<Py<PyAny>>, Option<Py<PyAny>>)> {
         self.watches.get(py).handles(py, fd)
     }
 
@@ -392,7 +398,10 @@ impl Loop {
 
     #[getter(_task_factory)]
     fn get_task_factory_slot(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.task_factory.get(py).as_ref().map(|it| it.clone_ref(py))
+        self.task_factory
+            .get(py)
+            .as_ref()
+            .map(|it| it.clone_ref(py))
     }
 
     #[setter(_task_factory)]
@@ -765,7 +774,7 @@ unsafe fn schedule_at<'py>(
     }
 }
 
-/// A number of seconds as a float; other types add themselves to the clock as they would in Python.
+/// A number of seconds as a float.
 ///
 /// # Safety
 /// The GIL is held and `value` is alive.
@@ -778,6 +787,22 @@ unsafe fn seconds(py: Python<'_>, value: *mut ffi::PyObject) -> PyResult<f64> {
             return Err(PyErr::fetch(py));
         }
         Ok(number)
+    }
+}
+
+/// The time `delay` from now. What is no plain number adds itself to the clock, or refuses to, as it would in Python.
+///
+/// # Safety
+/// The GIL is held and `delay` is alive.
+#[inline]
+unsafe fn time_after(py: Python<'_>, delay: *mut ffi::PyObject) -> PyResult<f64> {
+    // SAFETY: as the function asks.
+    unsafe {
+        if ffi::PyFloat_CheckExact(delay) != 0 || ffi::PyLong_CheckExact(delay) != 0 {
+            return Ok(seconds_now() + seconds(py, delay)?);
+        }
+        let delay = Bound::from_borrowed_ptr(py, delay);
+        PyFloat::new(py, seconds_now()).add(delay)?.extract()
     }
 }
 
@@ -812,7 +837,14 @@ unsafe extern "C" fn call_soon_threadsafe(
     guard(|py| {
         // SAFETY: as in `call_soon`.
         unsafe {
-            let parsed = parse("call_soon_threadsafe", None, arguments, positional, names, py)?;
+            let parsed = parse(
+                "call_soon_threadsafe",
+                None,
+                arguments,
+                positional,
+                names,
+                py,
+            )?;
             let handle = schedule_soon(py, this, &parsed.call, "call_soon_threadsafe_debug")?;
             let object = Bound::from_borrowed_ptr(py, this);
             let owner = object.cast_unchecked::<Loop>().get();
@@ -834,12 +866,19 @@ unsafe extern "C" fn call_later(
     guard(|py| {
         // SAFETY: as in `call_soon`.
         unsafe {
-            let parsed = parse("call_later", Some("delay"), arguments, positional, names, py)?;
+            let parsed = parse(
+                "call_later",
+                Some("delay"),
+                arguments,
+                positional,
+                names,
+                py,
+            )?;
             if parsed.time == ffi::Py_None() {
                 return Err(PyTypeError::new_err("delay must not be None"));
             }
-            let delay_s = seconds(py, parsed.time)?;
-            schedule_at(py, this, seconds_now() + delay_s, &parsed.call)
+            let when_s = time_after(py, parsed.time)?;
+            schedule_at(py, this, when_s, &parsed.call)
         }
     })
 }
@@ -900,7 +939,10 @@ fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
         }));
         // SAFETY: the GIL is held and the definition lives for ever.
         let descriptor = unsafe {
-            Bound::from_owned_ptr_or_err(py, ffi::PyDescr_NewMethod(class.as_type_ptr(), definition))?
+            Bound::from_owned_ptr_or_err(
+                py,
+                ffi::PyDescr_NewMethod(class.as_type_ptr(), definition),
+            )?
         };
         class.setattr(name.to_string_lossy().as_ref(), descriptor)?;
     }
@@ -912,4 +954,3 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Loop>()?;
     add_methods(&module.py().get_type::<Loop>())
 }
-

@@ -384,10 +384,8 @@ unsafe fn drop_call(this: *mut Handle) {
     unsafe {
         let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
         let count = std::mem::replace(&mut (*this).argument_count, 0) as usize;
-        let arguments = std::mem::replace(
-            &mut (*this).arguments,
-            [ptr::null_mut(); INLINE_ARGUMENTS],
-        );
+        let arguments =
+            std::mem::replace(&mut (*this).arguments, [ptr::null_mut(); INLINE_ARGUMENTS]);
         (*this).spilled = false;
         ffi::Py_XDECREF(callback);
         for argument in &arguments[..count] {
@@ -484,7 +482,9 @@ unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     guard(|py| {
         // SAFETY: called by the interpreter with a live handle.
         let handle = unsafe { Bound::from_borrowed_ptr(py, object) };
-        support::python(py)?.getattr("handle_repr")?.call1((handle,))
+        support::python(py)?
+            .getattr("handle_repr")?
+            .call1((handle,))
     })
 }
 

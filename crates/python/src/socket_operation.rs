@@ -139,15 +139,15 @@ fn resume<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Step<'py
     // SAFETY: called from slots with the GIL and a live object; no Python code runs while the reference is used.
     let phase = unsafe { operation(object).phase };
     match phase {
-        Phase::Created => {
-            match attempt(py, object) {
-                Some(outcome) => {
-                    finish(py, object);
-                    outcome.map(Step::Return)
-                }
-                None => begin_waiting(py, object).map(Step::Yield).inspect_err(|_| finish(py, object)),
+        Phase::Created => match attempt(py, object) {
+            Some(outcome) => {
+                finish(py, object);
+                outcome.map(Step::Return)
             }
-        }
+            None => begin_waiting(py, object)
+                .map(Step::Yield)
+                .inspect_err(|_| finish(py, object)),
+        },
         Phase::Waiting => {
             // SAFETY: as above.
             let outcome = unsafe { operation(object).outcome.take() };

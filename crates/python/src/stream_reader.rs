@@ -57,8 +57,10 @@ impl StreamFeed {
             return Ok(());
         }
         let buffer = reader.getattr(intern!(py, "_buffer"))?;
-        let (true, Ok(buffer)) = (reader.get_type().is(class), buffer.cast_exact::<PyByteArray>())
-        else {
+        let (true, Ok(buffer)) = (
+            reader.get_type().is(class),
+            buffer.cast_exact::<PyByteArray>(),
+        ) else {
             return protocol
                 .call_method1(intern!(py, "data_received"), (PyBytes::new(py, bytes),))
                 .map(drop);
@@ -70,10 +72,7 @@ impl StreamFeed {
         let waiter = reader.getattr(intern!(py, "_waiter"))?;
         if !waiter.is_none() {
             reader.setattr(intern!(py, "_waiter"), py.None())?;
-            if !waiter
-                .call_method0(intern!(py, "cancelled"))?
-                .is_truthy()?
-            {
+            if !waiter.call_method0(intern!(py, "cancelled"))?.is_truthy()? {
                 waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
             }
         }

@@ -6,8 +6,8 @@
 use std::any::Any;
 use std::cell::{Ref, RefCell, RefMut};
 use std::io;
-use std::ptr::NonNull;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 
 use pyo3::exceptions::{
     PyKeyboardInterrupt, PyRuntimeError, PySystemError, PySystemExit, PyValueError,

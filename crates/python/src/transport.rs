@@ -30,8 +30,6 @@ use crate::watches::{self, Readiness};
 const LOST_WRITES_BEFORE_WARNING: u32 = 5;
 /// asyncio's default high-water mark, in bytes.
 const HIGH_WATER_DEFAULT: usize = 64 * 1024;
-/// Pieces handed to one sendmsg(2).
-const PIECES_PER_SEND: usize = 64;
 
 /// How the protocol takes what arrives.
 enum Receiver {
@@ -146,10 +144,7 @@ impl SocketTransport {
     ) -> PyResult<Py<PyAny>> {
         let extra = self.state.get(py).extra.clone_ref(py);
         let found = extra.bind(py).get_item(name)?;
-        Ok(found.map_or_else(
-            || default.unwrap_or_else(|| py.None()),
-            Bound::unbind,
-        ))
+        Ok(found.map_or_else(|| default.unwrap_or_else(|| py.None()), Bound::unbind))
     }
 
     /// Replaces the protocol; what arrives next goes to it.
@@ -216,11 +211,7 @@ impl SocketTransport {
             (event_loop, state.token.is_some() && state.readable)
         };
         event_loop.get().check_closed()?;
-        let previous = {
-            let context = copy_context(py)?;
-            slf.get().state.get_mut(py).read_context.replace(context)
-        };
-        drop(previous);
+        take_read_context(slf)?;
         if slf.get().state.get(py).token.is_none() {
             // Paused before reading had begun: it begins now.
             start_reading(slf)?;
@@ -247,7 +238,9 @@ impl SocketTransport {
         let (fd, direct) = {
             let mut state = slf.get().state.get_mut(py);
             if state.eof {
-                return Err(PyRuntimeError::new_err("Cannot call write() after write_eof()"));
+                return Err(PyRuntimeError::new_err(
+                    "Cannot call write() after write_eof()",
+                ));
             }
             if state.empty_waiter.is_some() {
                 return Err(PyRuntimeError::new_err(
@@ -261,7 +254,11 @@ impl SocketTransport {
                 state.lost += 1;
                 let warn = state.lost > LOST_WRITES_BEFORE_WARNING;
                 drop(state);
-                return if warn { warn_of_lost_writes(py) } else { Ok(()) };
+                return if warn {
+                    warn_of_lost_writes(py)
+                } else {
+                    Ok(())
+                };
             }
             (state.fd, state.buffer.is_empty())
         };
@@ -315,7 +312,11 @@ impl SocketTransport {
                 state.lost += 1;
                 let warn = state.lost > LOST_WRITES_BEFORE_WARNING;
                 drop(state);
-                return if warn { warn_of_lost_writes(py) } else { Ok(()) };
+                return if warn {
+                    warn_of_lost_writes(py)
+                } else {
+                    Ok(())
+                };
             }
             let was_empty = state.buffer.is_empty();
             state.buffer.append(&mut chunks);
@@ -435,7 +436,9 @@ impl SocketTransport {
             return Err(PyRuntimeError::new_err("Empty waiter is already set"));
         }
         let event_loop = this.event_loop(py)?;
-        let waiter = event_loop.bind(py).call_method0(intern!(py, "create_future"))?;
+        let waiter = event_loop
+            .bind(py)
+            .call_method0(intern!(py, "create_future"))?;
         if this.state.get(py).buffer.is_empty() {
             waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
         }
@@ -483,7 +486,11 @@ impl SocketTransport {
 
     #[getter(_loop)]
     fn get_loop(&self, py: Python<'_>) -> Option<Py<Loop>> {
-        self.state.get(py).event_loop.as_ref().map(|it| it.clone_ref(py))
+        self.state
+            .get(py)
+            .event_loop
+            .as_ref()
+            .map(|it| it.clone_ref(py))
     }
 
     #[getter(_sock)]
@@ -603,6 +610,33 @@ impl State {
         !self.closing && !self.paused
     }
 
+    /// Sends what is buffered until the socket is full: it reports room only when it was full before. Pieces that are
+    /// sent go to `done`, to be dropped when nothing is borrowed.
+    fn send_buffered(&mut self, done: &mut Vec<Chunk>) -> std::io::Result<()> {
+        while !self.buffer.is_empty() {
+            let pieces = || self.buffer.iter().take(buffers::PIECES_PER_SEND);
+            let offered: usize = pieces().map(Chunk::len).sum();
+            let sent = match buffers::send_pieces(self.fd, pieces()) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                other => other?,
+            };
+            self.buffer_len -= sent;
+            let mut rest = sent;
+            while let Some(first) = self.buffer.front_mut() {
+                if first.len() > rest {
+                    first.advance(rest);
+                    break;
+                }
+                rest -= first.len();
+                done.extend(self.buffer.pop_front());
+            }
+            if sent < offered {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
     fn wants_data(&self) -> bool {
         self.started && self.is_reading() && self.lost == 0 && !self.end_received
     }
@@ -645,6 +679,20 @@ fn receiver_for(protocol: &Bound<'_, PyAny>) -> PyResult<Receiver> {
     Ok(StreamFeed::for_protocol(protocol)?.map_or(Receiver::Data, Receiver::Stream))
 }
 
+/// Takes the context that arriving data is delivered in, where reading is asked for; it begins later.
+pub(crate) fn take_read_context(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let context = copy_context(py)?;
+    let previous = transport
+        .get()
+        .state
+        .get_mut(py)
+        .read_context
+        .replace(context);
+    drop(previous);
+    Ok(())
+}
+
 /// Begins to watch the socket, after `connection_made` (or earlier, when a write blocks before that).
 pub(crate) fn start_reading(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
@@ -656,9 +704,6 @@ pub(crate) fn start_reading(transport: &Bound<'_, SocketTransport>) -> PyResult<
         }
         state.started = true;
     }
-    let context = copy_context(py)?;
-    let previous = this.state.get_mut(py).read_context.replace(context);
-    drop(previous);
     list(transport)?;
     if this.state.get(py).readable {
         queue_read(transport, this.event_loop(py)?.get());
@@ -690,7 +735,10 @@ fn delist(transport: &Bound<'_, SocketTransport>) {
     let py = transport.py();
     let (token, event_loop) = {
         let mut state = transport.get().state.get_mut(py);
-        (state.token.take(), state.event_loop.as_ref().map(|it| it.clone_ref(py)))
+        (
+            state.token.take(),
+            state.event_loop.as_ref().map(|it| it.clone_ref(py)),
+        )
     };
     if let (Some(token), Some(event_loop)) = (token, event_loop) {
         watches::delist_transport(py, event_loop.get(), token);
@@ -703,7 +751,11 @@ fn update_hold(transport: &Bound<'_, SocketTransport>) {
     let (token, event_loop, hold) = {
         let state = transport.get().state.get(py);
         let hold = (state.is_reading() && !state.end_received) || !state.buffer.is_empty();
-        (state.token, state.event_loop.as_ref().map(|it| it.clone_ref(py)), hold)
+        (
+            state.token,
+            state.event_loop.as_ref().map(|it| it.clone_ref(py)),
+            hold,
+        )
     };
     if let (Some(token), Some(event_loop)) = (token, event_loop) {
         watches::hold_transport(py, event_loop.get(), token, hold);
@@ -725,7 +777,10 @@ fn queue_read(transport: &Bound<'_, SocketTransport>, event_loop: &Loop) {
 }
 
 /// Serves what the socket reported.
-pub(crate) fn on_ready(transport: &Bound<'_, SocketTransport>, readiness: Readiness) -> PyResult<()> {
+pub(crate) fn on_ready(
+    transport: &Bound<'_, SocketTransport>,
+    readiness: Readiness,
+) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
     let (read, context) = {
@@ -733,7 +788,10 @@ pub(crate) fn on_ready(transport: &Bound<'_, SocketTransport>, readiness: Readin
         state.readable |= readiness.readable;
         state.ending |= readiness.ending;
         let read = state.readable && state.wants_data();
-        (read, read.then(|| state.read_context.clone_ref_opt(py)).flatten())
+        (
+            read,
+            read.then(|| state.read_context.clone_ref_opt(py)).flatten(),
+        )
     };
     if let Some(context) = context.as_ref().filter(|_| read) {
         in_context(py, context, || read_once(transport))?;
@@ -823,7 +881,11 @@ fn settle(
             let mut state = transport.get().state.get_mut(py);
             let more = count == capacity || state.ending;
             state.readable = more;
-            let outcome = if more { Outcome::Filled } else { Outcome::Drained };
+            let outcome = if more {
+                Outcome::Filled
+            } else {
+                Outcome::Drained
+            };
             Ok((outcome, Some(count)))
         }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -832,7 +894,9 @@ fn settle(
             state.ending = false;
             Ok((Outcome::Drained, None))
         }
-        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok((Outcome::Filled, None)),
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+            Ok((Outcome::Filled, None))
+        }
         Err(error) => {
             let error = support::os_error(py, &error);
             fatal_error(transport, error, "Fatal read error on socket transport")?;
@@ -868,7 +932,11 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
             Ok(()) => Ok(outcome),
             Err(error) if support::ends_the_loop(py, &error) => Err(error),
             Err(error) => {
-                fatal_error(transport, error, "Fatal error: protocol.data_received() call failed.")?;
+                fatal_error(
+                    transport,
+                    error,
+                    "Fatal error: protocol.data_received() call failed.",
+                )?;
                 Ok(Outcome::Drained)
             }
         };
@@ -880,7 +948,11 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
         copy
     };
     let data = received.take(py, count, copy)?;
-    let result = call_method1(protocol.bind(py), intern!(py, "data_received"), data.object());
+    let result = call_method1(
+        protocol.bind(py),
+        intern!(py, "data_received"),
+        data.object(),
+    );
     if data.was_kept() {
         this.state.get_mut(py).copies_left = buffers::COPIES_AFTER_KEPT;
     }
@@ -890,7 +962,11 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
         Ok(()) => Ok(outcome),
         Err(error) if support::ends_the_loop(py, &error) => Err(error),
         Err(error) => {
-            fatal_error(transport, error, "Fatal error: protocol.data_received() call failed.")?;
+            fatal_error(
+                transport,
+                error,
+                "Fatal error: protocol.data_received() call failed.",
+            )?;
             Ok(Outcome::Drained)
         }
     }
@@ -912,7 +988,9 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
         .call_method1(intern!(py, "get_buffer"), (-1,))
         .and_then(|buffer| {
             if buffer.len()? == 0 {
-                return Err(PyRuntimeError::new_err("get_buffer() returned an empty buffer"));
+                return Err(PyRuntimeError::new_err(
+                    "get_buffer() returned an empty buffer",
+                ));
             }
             Ok(buffer)
         });
@@ -920,7 +998,11 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
         Ok(buffer) => buffer,
         Err(error) if support::ends_the_loop(py, &error) => return Err(error),
         Err(error) => {
-            fatal_error(transport, error, "Fatal error: protocol.get_buffer() call failed.")?;
+            fatal_error(
+                transport,
+                error,
+                "Fatal error: protocol.get_buffer() call failed.",
+            )?;
             return Ok(Outcome::Drained);
         }
     };
@@ -948,7 +1030,11 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
         Ok(_) => Ok(outcome),
         Err(error) if support::ends_the_loop(py, &error) => Err(error),
         Err(error) => {
-            fatal_error(transport, error, "Fatal error: protocol.buffer_updated() call failed.")?;
+            fatal_error(
+                transport,
+                error,
+                "Fatal error: protocol.buffer_updated() call failed.",
+            )?;
             Ok(Outcome::Drained)
         }
     }
@@ -981,9 +1067,7 @@ fn on_end(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
         return Ok(());
     };
-    let keep_open = protocol
-        .bind(py)
-        .call_method0(intern!(py, "eof_received"));
+    let keep_open = protocol.bind(py).call_method0(intern!(py, "eof_received"));
     match keep_open {
         Ok(answer) => {
             if answer.is_truthy()? {
@@ -1007,34 +1091,10 @@ fn on_end(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
 fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (result, dropped) = {
-        let mut state = this.state.get_mut(py);
-        let result = buffers::send_pieces(state.fd, state.buffer.iter().take(PIECES_PER_SEND));
-        let mut dropped = Vec::new();
-        if let Ok(mut sent) = result {
-            state.buffer_len -= sent;
-            while sent > 0 {
-                let Some(first) = state.buffer.front_mut() else {
-                    break;
-                };
-                if first.len() > sent {
-                    first.advance(sent);
-                    break;
-                }
-                sent -= first.len();
-                dropped.extend(state.buffer.pop_front());
-            }
-        }
-        (result, dropped)
-    };
-    drop(dropped);
+    let mut sent = Vec::new();
+    let result = this.state.get_mut(py).send_buffered(&mut sent);
+    drop(sent);
     if let Err(error) = result {
-        if matches!(
-            error.kind(),
-            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
-        ) {
-            return Ok(());
-        }
         let (dropped, waiter) = {
             let mut state = this.state.get_mut(py);
             state.buffer_len = 0;
@@ -1064,7 +1124,12 @@ fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         if finish {
             state.lost += 1;
         }
-        (state.empty_waiter.clone_ref_opt(py), finish, state.eof, state.fd)
+        (
+            state.empty_waiter.clone_ref_opt(py),
+            finish,
+            state.eof,
+            state.fd,
+        )
     };
     update_hold(transport);
     if let Some(waiter) = waiter {
@@ -1102,7 +1167,12 @@ fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> PyResult<()>
 fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let context = copy_context(py)?;
-    let previous = transport.get().state.get_mut(py).write_context.replace(context);
+    let previous = transport
+        .get()
+        .state
+        .get_mut(py)
+        .write_context
+        .replace(context);
     drop(previous);
     list(transport)?;
     update_hold(transport);
@@ -1197,7 +1267,10 @@ fn log_if_debug(transport: &Bound<'_, SocketTransport>, text: &str) -> PyResult<
     let py = transport.py();
     let debug = {
         let state = transport.get().state.get(py);
-        state.event_loop.as_ref().is_some_and(|it| it.get().is_debug())
+        state
+            .event_loop
+            .as_ref()
+            .is_some_and(|it| it.get().is_debug())
     };
     if debug {
         support::python(py)?
@@ -1206,4 +1279,3 @@ fn log_if_debug(transport: &Bound<'_, SocketTransport>, text: &str) -> PyResult<
     }
     Ok(())
 }
-

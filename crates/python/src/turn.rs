@@ -39,7 +39,11 @@ pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
     result
 }
 
-fn turn(event_loop: &Bound<'_, Loop>, events: &mut Vec<Event>, busy_turns: &mut u32) -> PyResult<()> {
+fn turn(
+    event_loop: &Bound<'_, Loop>,
+    events: &mut Vec<Event>,
+    busy_turns: &mut u32,
+) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
     let (busy, deadline_ns) = {
@@ -113,7 +117,9 @@ fn wait(
 ) -> PyResult<()> {
     let Some(mut reactor) = this.reactor.get_mut(py).take() else {
         this.check_closed()?;
-        return Err(PyRuntimeError::new_err("This event loop is already running"));
+        return Err(PyRuntimeError::new_err(
+            "This event loop is already running",
+        ));
     };
     let mut result = Ok(());
     if reactor.driver_ref().peek() == Peek::Ready {

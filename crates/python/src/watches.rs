@@ -240,7 +240,13 @@ pub(crate) fn add<'py>(
         // SAFETY: `new` gives an owned reference.
         unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
     };
-    insert(event_loop, descriptor(file)?, &handle, for_writing, Mode::Level)?;
+    insert(
+        event_loop,
+        descriptor(file)?,
+        &handle,
+        for_writing,
+        Mode::Level,
+    )?;
     Ok(handle)
 }
 
