@@ -22,8 +22,26 @@
 //!   watch with `EEXIST`. An operation's errors are its result.
 //! - `EAGAIN`, `EBUSY` and `ETIME` are the driver's business and never the user's; `EINTR` is the user's.
 //! - A driver may move between threads; it works in the thread that polls it. With operations in flight on `io_uring`
-//!   it cannot, and says so.
+//!   it cannot, and says so; there the files of its watches are held a moment longer, by the ring that stays behind.
 //! - In a child after fork(2) the driver does nothing and says so: the kernel objects are the parent's.
+//!
+//! ```
+//! use std::io::Write;
+//! use std::os::fd::AsRawFd;
+//! use std::os::unix::net::UnixStream;
+//! use ringloop_driver::{Config, Driver, Interest, Mode};
+//!
+//! let mut driver = Driver::new(&Config::from_env()?)?;
+//! let (here, mut there) = UnixStream::pair()?;
+//! let watch = driver.watch(here.as_raw_fd(), Interest::READ, Mode::Edge)?;
+//! there.write_all(b"hello")?;
+//! let mut events = Vec::new();
+//! while events.is_empty() {
+//!     driver.poll(None, &mut events)?;
+//! }
+//! assert!(events[0].token == watch && events[0].readiness().is_readable());
+//! # Ok::<(), std::io::Error>(())
+//! ```
 //!
 //! # The backends
 //!

@@ -559,8 +559,9 @@ impl Uring {
         }
     }
 
-    /// Submits all that is queued and, if `wait`, waits for a completion. Entries that the kernel won't take for
-    /// want of memory or of room stay queued. Returns how the wait ended.
+    /// Submits what is queued, until events come or all is submitted, and then waits for a completion if `wait`. The
+    /// rest stays queued, and so do entries that the kernel won't take for want of memory or of room. Returns how the
+    /// wait ended.
     fn enter_all(
         &mut self,
         wait: bool,
@@ -571,8 +572,7 @@ impl Uring {
         let mut refusals = 0;
         loop {
             let all = self.fill();
-            // Whoever has events in hand must not wait for more.
-            let wait_now = wait && all && events.len() == before;
+            let wait_now = wait && all;
             match self.enter(wait_now, timeout) {
                 Ok(()) => {
                     if all && (!wait_now || self.ring.submission().is_empty()) {
@@ -603,6 +603,11 @@ impl Uring {
                 },
             }
             self.reap(events);
+            // Whoever has events in hand must not wait for more; nor go on submitting, because with a full completion
+            // queue each enter may end as many multishot requests as it takes, and the queue never runs dry.
+            if events.len() > before {
+                return Ok(Ended::Returned);
+            }
         }
     }
 

@@ -101,6 +101,9 @@ impl Drop for Workers {
         let mut queue = self.shared.lock();
         queue.closed = true;
         queue.jobs.clear();
+        for (_, parked, result) in queue.done.drain(..) {
+            discard(parked, result);
+        }
         self.shared.changed.notify_all();
     }
 }
