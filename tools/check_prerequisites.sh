@@ -31,7 +31,7 @@ check_python() {
     if ! findings=$("$python" "$repository/tools/probe_python.py"); then
         while read -r problem; do report "$python: $problem"; done <<<"$findings"
     elif venv_findings=$("$venv/bin/python" "$repository/tools/probe_python.py" 2>/dev/null) && [ "$findings" != "$venv_findings" ]; then
-        report "a folder of its own for this Python: $venv is made from ${venv_findings##* }, and $python is ${findings##* }; name one with: VENV=.venv-${findings%% *}"
+        report "a folder for $python: $venv is made from ${venv_findings##* }; name another one with: VENV=.venv-${findings%% *}"
     fi
 }
 
