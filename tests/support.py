@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import inspect
 import os
 import socket
@@ -12,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -90,6 +92,20 @@ def capture_contexts(loop):
     contexts = []
     loop.set_exception_handler(lambda _loop, context: contexts.append(context))
     return contexts
+
+
+@contextlib.contextmanager
+def resource_warnings():
+    """Record ResourceWarnings, also those of a final garbage collection, and yield the list of their texts.
+
+    In a cycle of garbage the socket may be finalised before its transport, and then has a warning of its own.
+    """
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+        gc.collect()
+    texts.extend(str(warning.message) for warning in caught if warning.category is ResourceWarning)
 
 
 def open_descriptors():

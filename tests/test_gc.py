@@ -1,0 +1,507 @@
+"""Garbage: cycles are collected, references come back, nothing leaks."""
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import socket
+import sys
+import weakref
+
+import pytest
+
+from support import (
+    HOST,
+    BufferedRecorder,
+    Recorder,
+    attach,
+    finish,
+    open_descriptors,
+    resource_warnings,
+    skip_unless,
+    tcp_pair,
+    turns,
+    until,
+)
+
+
+class Thing:
+    """Something that weak references can follow, and that can hold on to others."""
+
+    def method(self, *_arguments):
+        pass
+
+
+@contextlib.contextmanager
+def collector_off():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def run_turns(loop, count=1):
+    for _ in range(count):
+        loop.stop()
+        loop.run_forever()
+
+
+def noop(*_arguments):
+    pass
+
+
+# What takes part in garbage collection
+
+
+def test_everything_that_holds_objects_is_tracked_by_the_collector(loop):
+    async def main():
+        protocol = Recorder()
+        transport, peer = await attach(loop, protocol)
+        objects = [loop, loop.call_soon(noop), loop.call_later(1, noop), loop.call_soon_threadsafe(noop), transport]
+        untracked = [thing for thing in objects if not gc.is_tracked(thing)]
+        objects[2].cancel()
+        peer.close()
+        await until(lambda: protocol.lost)
+        return untracked
+
+    assert loop.run_until_complete(main()) == []
+
+
+def test_a_cycle_through_the_loop(loop_factory):
+    loop = loop_factory()
+    thing = Thing()
+    thing.loop, loop.thing = loop, thing
+    loop.set_exception_handler(thing.method)
+    loop.call_soon(thing.method, loop)
+    loop.call_later(3600, thing.method, loop)
+    run_turns(loop)
+    loop.call_soon(thing.method, loop)
+    reference, loop_reference = weakref.ref(thing), weakref.ref(loop)
+    loop.close()
+    del thing, loop
+    gc.collect()
+    assert reference() is None and loop_reference() is None
+
+
+def test_a_cycle_through_an_unclosed_loop(loop_factory):
+    loop = loop_factory()
+    thing = Thing()
+    thing.loop = loop
+    first, second = socket.socketpair()
+    with first, second:
+        loop.call_soon(thing.method, loop)
+        loop.call_later(3600, thing.method, loop)
+        loop.add_reader(first, thing.method, loop)
+        reference = weakref.ref(thing)
+        with pytest.warns(ResourceWarning, match="^unclosed event loop"):
+            del thing, loop
+            gc.collect()
+        assert reference() is None
+
+
+def test_a_cycle_through_a_task_factory(loop_factory):
+    loop = loop_factory()
+    thing = Thing()
+    thing.loop = loop
+    loop.set_task_factory(lambda loop, coroutine, thing=thing, **options: asyncio.Task(coroutine, loop=loop, **options))
+    reference = weakref.ref(thing)
+    loop.close()
+    del thing, loop
+    gc.collect()
+    assert reference() is None
+
+
+@pytest.mark.parametrize("schedule", ["call_soon", "call_later", "call_soon_threadsafe"])
+def test_a_cycle_through_a_handle(new_loop, schedule):
+    loop = new_loop()
+    thing = Thing()
+    arguments = (3600,) if schedule == "call_later" else ()
+    thing.handle = getattr(loop, schedule)(*arguments, thing.method, thing)
+    reference = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert reference() is not None, "the loop will call it"
+    loop.close()
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_cycle_through_a_handle_that_ran(loop):
+    thing = Thing()
+    thing.handles = [loop.call_soon(thing.method, thing), loop.call_later(0, thing.method, thing)]
+    reference = weakref.ref(thing)
+    del thing
+    run_turns(loop, 2)
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_cancelled_handle_breaks_the_cycle_by_itself(loop):
+    with collector_off():
+        thing = Thing()
+        thing.handle = loop.call_later(3600, thing.method, thing)
+        reference = weakref.ref(thing)
+        thing.handle.cancel()
+        del thing
+        assert reference() is None
+
+
+def test_a_cycle_through_a_context(loop):
+    variable = contextvars.ContextVar("variable")
+    context = contextvars.copy_context()
+    thing = Thing()
+    context.run(variable.set, thing)
+    thing.handle = loop.call_soon(noop, context=context)
+    reference = weakref.ref(thing)
+    del thing, context
+    run_turns(loop)
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_cycle_through_a_watched_descriptor(new_loop):
+    loop = new_loop()
+    thing = Thing()
+    thing.loop = loop
+    first, second = socket.socketpair()
+    with first, second:
+        loop.add_reader(first, thing.method, thing)
+        loop.add_writer(first, thing.method, thing)
+        run_turns(loop, 2)
+        reference = weakref.ref(thing)
+        del thing
+        gc.collect()
+        assert reference() is not None
+        loop.remove_reader(first)
+        loop.remove_writer(first)
+        run_turns(loop)
+        gc.collect()
+        assert reference() is None
+
+
+# Connections
+
+
+def needs_acyclic_transports(arm):
+    if arm == "asyncio":
+        skip_unless("close" in vars(asyncio.selector_events._SelectorSocketTransport), "transports that are free of cycles")
+
+
+@pytest.mark.parametrize("kind", [Recorder, BufferedRecorder], ids=["Protocol", "BufferedProtocol"])
+def test_a_finished_connection_needs_no_collector(loop, arm, kind):
+    needs_acyclic_transports(arm)
+
+    async def main():
+        protocol = kind()
+        transport, peer = await attach(loop, protocol)
+        references = weakref.ref(protocol), weakref.ref(transport)
+        with peer:
+            peer.send(b"x")
+            transport.write(b"y")
+            await until(lambda: protocol.data)
+            transport.close()
+            await until(lambda: protocol.lost)
+        protocol.transport = None
+        del protocol, transport
+        await turns(3)
+        return [reference() for reference in references]
+
+    with collector_off():
+        assert loop.run_until_complete(main()) == [None, None]
+
+
+def test_a_finished_server_connection_needs_no_collector(loop, arm):
+    needs_acyclic_transports(arm)
+    references = []
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport):
+            references.extend([weakref.ref(self), weakref.ref(transport)])
+            self.transport = transport
+
+    async def main():
+        server = await loop.create_server(Protocol, HOST, 0)
+        with socket.create_connection(server.sockets[0].getsockname()):
+            await until(lambda: references)
+        await until(lambda: references[0]() is None)
+        await turns(3)
+        server.close()
+        await server.wait_closed()
+        return [reference() for reference in references]
+
+    with collector_off():
+        assert loop.run_until_complete(main()) == [None, None]
+
+
+def test_a_connection_abandoned_with_its_closed_loop_is_collected(loop_factory):
+    loop = loop_factory()
+
+    async def main():
+        protocol = Recorder()
+        transport, peer = await attach(loop, protocol)
+        transport.write(bytes(8 << 20))
+        peer.close()
+        return weakref.ref(protocol), weakref.ref(transport)
+
+    references = loop.run_until_complete(main())
+    loop.close()
+    with resource_warnings() as texts:
+        del loop
+    assert any(text.startswith("unclosed transport <") for text in texts)
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_an_unclosed_transport_warns_with_its_text(loop_factory):
+    loop = loop_factory()
+    ours, peer = tcp_pair()
+    transport, _ = loop.run_until_complete(loop.create_connection(asyncio.Protocol, sock=ours))
+    loop.close()
+    text = repr(transport)
+    with peer, resource_warnings() as texts:
+        del transport, loop
+    assert f"unclosed transport {text}" in texts
+
+
+def test_a_live_connection_that_nobody_holds_is_not_collected(loop):
+    async def main():
+        received = []
+
+        class Protocol(asyncio.Protocol):
+            def data_received(self, data):
+                received.append(data)
+
+        async def connect():
+            _, peer = await attach(loop, Protocol())
+            return peer
+
+        peer = await connect()
+        for _ in range(3):
+            gc.collect()
+            await asyncio.sleep(0.001)
+        peer.send(b"still here")
+        await until(lambda: received)
+        peer.close()
+        await asyncio.sleep(0.01)
+        return received
+
+    assert loop.run_until_complete(main()) == [b"still here"]
+
+
+def test_a_paused_connection_that_nobody_holds_is_collected_with_a_warning(loop):
+    """As in asyncio: what is not watched is held by nobody."""
+
+    async def connect():
+        transport, peer = await attach(loop, asyncio.Protocol())
+        await turns(2)
+        transport.pause_reading()
+        await turns(2)
+        return weakref.ref(transport), peer
+
+    reference, peer = loop.run_until_complete(connect())
+    with resource_warnings() as texts:
+        run_turns(loop, 2)
+    assert any(text.startswith("unclosed transport <") for text in texts)
+    assert reference() is None
+    peer.setblocking(True)
+    peer.settimeout(20)
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+# References come back
+
+
+def test_reference_counts_of_callbacks_and_arguments_return(loop):
+    callback, argument, context = Thing().method, object(), contextvars.copy_context()
+    things = (callback, callback.__self__, argument, context)
+    before = [sys.getrefcount(thing) for thing in things]
+    for _ in range(100):
+        loop.call_soon(callback, argument, context=context)
+        loop.call_later(0, callback, argument, context=context)
+        loop.call_soon_threadsafe(callback, argument, context=context)
+        loop.call_later(3600, callback, argument, context=context).cancel()
+        run_turns(loop)
+    run_turns(loop, 3)
+    assert [sys.getrefcount(thing) for thing in things] == before
+
+
+def test_reference_counts_return_after_exceptions(loop):
+    loop.set_exception_handler(noop)
+    error, argument = ZeroDivisionError("shared"), object()
+
+    def fail(_argument):
+        raise error.with_traceback(None)
+
+    for _ in range(2):
+        run_failing(loop, fail, argument)
+    gc.collect()
+    before = sys.getrefcount(error), sys.getrefcount(argument), sys.getrefcount(fail)
+    for _ in range(50):
+        run_failing(loop, fail, argument)
+    gc.collect()
+    assert (sys.getrefcount(error), sys.getrefcount(argument), sys.getrefcount(fail)) == before
+
+
+def run_failing(loop, fail, argument):
+    loop.call_soon(fail, argument)
+    loop.call_later(0, fail, argument)
+    run_turns(loop, 2)
+
+
+@pytest.mark.parametrize("kind", [Recorder, BufferedRecorder], ids=["Protocol", "BufferedProtocol"])
+def test_the_reference_count_of_a_protocol_does_not_grow_with_traffic(loop, kind):
+    async def main():
+        protocol = kind()
+        transport, peer = await attach(loop, protocol)
+        buffer = getattr(protocol, "buffer", None)
+        payload = b"payload"
+        with peer:
+            counts = []
+            for number in range(1, 101):
+                peer.send(b"x")
+                transport.write(payload)
+                await until(lambda number=number: len(protocol.data) == number)
+                if number in (50, 100):
+                    await turns(2)
+                    counts.append([sys.getrefcount(thing) for thing in (protocol, transport, buffer, payload)])
+            transport.close()
+            await until(lambda: protocol.lost)
+        return counts
+
+    first, second = loop.run_until_complete(main())
+    if kind is Recorder:
+        first[2] = second[2] = 0  # None is everybody's.
+    assert first == second
+
+
+def test_the_reference_count_of_the_loop_returns(loop):
+    async def session():
+        protocol = Recorder()
+        transport, peer = await attach(loop, protocol)
+        peer.close()
+        await until(lambda: protocol.lost)
+        await asyncio.sleep(0.001)
+
+    for _ in range(2):
+        loop.run_until_complete(session())
+    gc.collect()
+    before = sys.getrefcount(loop)
+    for _ in range(20):
+        loop.run_until_complete(session())
+    gc.collect()
+    assert sys.getrefcount(loop) <= before
+
+
+# Leaks
+
+
+def count_objects():
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.parametrize("style", ["protocol", "streams", "sockets"])
+def test_five_hundred_connections_leave_nothing_behind(loop, style):
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            self.transport.write(data)
+
+    async def by_protocol(address):
+        protocol = Recorder()
+        transport, _ = await loop.create_connection(lambda: protocol, *address)
+        transport.write(b"x" * 100)
+        while len(protocol.data) < 100:
+            await asyncio.sleep(0)
+        transport.close()
+        while not protocol.lost:
+            await asyncio.sleep(0)
+
+    async def by_streams(address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x" * 100)
+        await reader.readexactly(100)
+        writer.close()
+        await writer.wait_closed()
+
+    async def by_sockets(address):
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            await loop.sock_sendall(sock, b"x" * 100)
+            received = 0
+            while received < 100:
+                received += len(await loop.sock_recv(sock, 100))
+
+    connect = {"protocol": by_protocol, "streams": by_streams, "sockets": by_sockets}[style]
+
+    async def cycles(count):
+        server = await loop.create_server(Echo, HOST, 0)
+        for _ in range(count):
+            await connect(server.sockets[0].getsockname())
+        server.close()
+        await server.wait_closed()
+        await asyncio.sleep(0.01)
+
+    loop.run_until_complete(cycles(20))
+    descriptors, objects = open_descriptors(), count_objects()
+    loop.run_until_complete(cycles(500))
+    assert count_objects() - objects < 100
+    assert open_descriptors() == descriptors
+
+
+def test_a_hundred_thousand_callbacks_and_timers_leave_nothing_behind(loop):
+    def round_of(count):
+        for _ in range(count):
+            loop.call_soon(noop, 1)
+            loop.call_later(0, noop, 2)
+            loop.call_later(3600, noop, 3).cancel()
+        run_turns(loop, 3)
+
+    round_of(1000)
+    objects, blocks = count_objects(), sys.getallocatedblocks()
+    for _ in range(10):
+        round_of(10_000)
+    assert count_objects() - objects < 50
+    assert sys.getallocatedblocks() - blocks < 5000, "free lists may keep some"
+
+
+def test_failing_connections_leave_nothing_behind(loop):
+    async def attempt(port):
+        with pytest.raises(ConnectionRefusedError):
+            await loop.create_connection(Recorder, HOST, port)
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            with pytest.raises(ConnectionRefusedError):
+                await loop.sock_connect(sock, (HOST, port))
+
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+    for _ in range(5):
+        loop.run_until_complete(attempt(port))
+    descriptors, objects = open_descriptors(), count_objects()
+    for _ in range(50):
+        loop.run_until_complete(attempt(port))
+    assert count_objects() - objects < 50
+    assert open_descriptors() == descriptors
+
+
+def test_loops_leave_nothing_behind(loop_factory):
+    def use():
+        loop = loop_factory()
+        loop.run_until_complete(asyncio.sleep(0.0001))
+        loop.call_later(3600, noop)
+        loop.call_soon(noop)
+        finish(loop)
+
+    for _ in range(3):
+        use()
+    descriptors, objects = open_descriptors(), count_objects()
+    for _ in range(20):
+        use()
+    assert count_objects() - objects < 50
+    assert open_descriptors() == descriptors
