@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
 import threading
 import weakref
@@ -21,10 +22,25 @@ from . import _core
 from ._transports import SocketTransport
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Coroutine
 
 _T = TypeVar("_T")
+
+
+_NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+
+
+def _is_literal(host: object) -> bool:
+    """True for a numeric IPv4 or IPv6 address, which no resolver needs to be asked about."""
+    if not isinstance(host, str):
+        return False
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
 
 
 class _SelectorView:
@@ -117,6 +133,27 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             return
         super().close()
         self._release()
+
+    async def getaddrinfo(
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]:
+        """Resolves a name, in the default executor; an address literal is answered at once, without a thread."""
+        if _is_literal(host) and (port is None or isinstance(port, int)) and not self._debug:
+            return socket.getaddrinfo(host, port, family, type, proto, flags)
+        return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)
+
+    async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
+        """Finds the name of an address, in the default executor; without a thread if numbers are asked for."""
+        if flags & _NUMERIC == _NUMERIC:
+            return socket.getnameinfo(sockaddr, flags)
+        return await super().getnameinfo(sockaddr, flags)
 
     def _make_socket_transport(
         self,

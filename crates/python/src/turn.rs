@@ -133,9 +133,12 @@ fn wait(
     this.watches.get_mut(py).drop_orphans(reactor.driver());
     drop(this.reactor.replace(py, Some(reactor)));
     match result {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => py.check_signals(),
-        Err(error) => Err(support::os_error(py, &error)),
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+            Err(support::os_error(py, &error))
+        }
+        // A signal may end the wait by its byte on the wakeup descriptor as well as by EINTR. Its handler runs here, where
+        // what it raises leaves the loop, and not in the callback that reads that byte.
+        _ => py.check_signals(),
     }
 }
 

@@ -365,6 +365,9 @@ pub(crate) fn take_out(
                 watches.callbacks[fd as usize] = None;
                 watches.set_source(token, Source::Nobody);
                 end_watch(py, this, &mut watches, token);
+                // The owner is likely to close the descriptor next, and its peer is to hear of that at once.
+                drop(watches);
+                flush(py, this)?;
             }
         }
         removed
