@@ -10,7 +10,7 @@ from bench.results import CellResult
 
 CPU = SERVER_CPU.key
 NOISE = 0.02
-"""Two runs of the same loop differ by so much in the median of a few rounds: a cell within it is a tie."""
+"""A smaller difference is a tie, in however many rounds it shows: the layout of a process in memory alone can make it."""
 
 Cells = dict[str, CellResult]
 Finding = tuple[str, Ratio]

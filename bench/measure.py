@@ -47,6 +47,8 @@ class Scale:
     window_s: float
     warm_up_s: float
     waiting_s: float
+    messages: int = 0
+    """If not 0, the window of an echo cell ends after so many messages per connection, however long they take."""
 
     def sample_s(self, cell: Cell) -> float:
         """About how long one sample takes."""
@@ -247,6 +249,20 @@ def sample_micro(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> di
         return run(command, arm.child_environment(), scale.sample_s(cell))
 
 
+def check_plausible(result: dict[str, Any], cell: Cell, window_s: float) -> None:
+    """Raise SampleFailed if the figures of a load can't stand for what the cell is about."""
+    if cell.idle:
+        return
+    if result["messages"] == 0:
+        raise SampleFailed(f"no message came back within {window_s} s")
+    # Little's law: all connections wait for an echo all the time, or the echoes stopped for a part of the window.
+    if not cell.interval_us and result["in_flight_average"] < cell.connections / 2:
+        raise SampleFailed(
+            f"stalled: {result['messages']} messages in {window_s} s on {cell.connections} connections account for"
+            f" {result['in_flight_average']:.1f} of them"
+        )
+
+
 def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
     """Load an echo server in one process from another."""
     check_descriptors(cell.connections)
@@ -260,10 +276,13 @@ def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dic
         load += ["--duration", str(window_s), "--warm-up", str(scale.warm_up_s)]
         if cell.idle:
             load.append("--idle")
+        elif scale.messages:
+            load += ["--messages", str(scale.messages * cell.connections)]
         if cell.interval_us:
             load += ["--interval-us", str(cell.interval_us)]
         try:
             result = run(load, None, scale.sample_s(cell), placement.other)
+            check_plausible(result, cell, window_s)
         except SampleFailed as failure:
             raise SampleFailed(f"{failure}{server.last_words()}") from None
     figures = {
@@ -276,8 +295,6 @@ def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dic
     }
     if cell.idle:
         return figures
-    if result["messages"] == 0:
-        raise SampleFailed(f"no message came back within {window_s} s{server.last_words()}")
     figures["server_cpu_us"] = result["server_cpu_ns"] / result["messages"] / 1000
     figures["first_echo_us_p50"] = result["first_echo_ns_p50"] / 1000
     for name in ("average", "p50", "p95", "p99", "max"):

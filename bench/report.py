@@ -82,7 +82,8 @@ def print_cell(result: CellResult) -> None:
     for arm in result.samples:
         value = result.median(arm, first.key)
         if value is None:
-            say(f"  {arm:{ARM_WIDTH}}failed: {result.failures.get(arm, 'not measured')}")
+            reasons = result.failures.get(arm)
+            say(f"  {arm:{ARM_WIDTH}}" + (f"failed in {reasons[0]}" if reasons else "not measured"))
             continue
         row = f"  {arm:{ARM_WIDTH}}{show(value):>{VALUE_WIDTH}}"
         if with_ratio:
@@ -94,8 +95,8 @@ def print_cell(result: CellResult) -> None:
             other = result.median(arm, metric.key)
             row += f"{'' if other is None else show(other):>{VALUE_WIDTH}}"
         say(row.rstrip())
-        if arm in result.failures:
-            say(f"  {'':{ARM_WIDTH}}failed later: {result.failures[arm]}")
+        for reason in result.failures.get(arm, []):
+            say(f"  {'':{ARM_WIDTH}}failed in {reason}")
 
 
 def print_summary(results: Results) -> None:
@@ -113,7 +114,7 @@ def print_summary(results: Results) -> None:
         row = f"  {result.cell.name:26}"
         for arm in arms:
             advantage = result.advantage(arm, CONTROL, result.cell.metrics[0].key)
-            text = show(advantage.median) if advantage else "failed" if arm in result.failures else ""
+            text = show(advantage.median) if advantage else "failed" if result.failures.get(arm) else ""
             row += f"{text:>{width}}"
         say(row.rstrip())
 

@@ -24,7 +24,8 @@ class CellResult:
 
     cell: Cell
     samples: dict[str, list[dict[str, float] | None]]
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    """What went wrong, by arm."""
     orders: list[list[str]] = field(default_factory=list)
     """The order of the arms within each round."""
 
