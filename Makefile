@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-bench bench lint format clean prerequisites
+.PHONY: help build test test-rust test-python test-bench bench lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -57,13 +57,18 @@ bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop a
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
 
-lint: build ## rustfmt, clippy, ruff, mypy, stubtest; changes nothing
+lint: lint-rust lint-python ## rustfmt, clippy, ruff, mypy, stubtest; changes nothing
+	@echo 'lint: clean'
+
+lint-rust: prerequisites $(VENV)/.tools-installed
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
 		{ echo 'missing: rustfmt and clippy; install them with: rustup component add rustfmt clippy' >&2; exit 1; }
 	$(say) rustfmt
 	@cargo fmt --all --check
 	$(say) clippy
 	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+
+lint-python: build
 	$(say) ruff
 	@$(VENV)/bin/ruff check --quiet
 	@$(VENV)/bin/ruff format --quiet --diff
@@ -71,7 +76,6 @@ lint: build ## rustfmt, clippy, ruff, mypy, stubtest; changes nothing
 	@$(VENV)/bin/mypy
 	$(say) stubtest
 	@$(VENV)/bin/stubtest ringloop
-	@echo 'lint: clean'
 
 format: $(VENV)/.tools-installed ## let rustfmt and ruff rewrite what lint would complain of
 	@cargo fmt --all
