@@ -130,6 +130,38 @@ fn a_tiny_ring_accepts_many_connections() {
 }
 
 #[test]
+fn a_tiny_ring_cancels_an_accept_that_the_kernel_has_ended() {
+    let Some(mut driver) = tiny_ring() else {
+        return;
+    };
+    let (listener, address) = listener();
+    let token = driver
+        .submit(Op::Accept {
+            fd: raw(&listener),
+            multishot: true,
+        })
+        .unwrap();
+    driver.flush().unwrap();
+    let _clients: Vec<_> = (0..20)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    // The completion queue is full, which ends the request in the kernel; the driver is to queue it anew, and the
+    // cancel, which speaks of the one that has ended, must hold for that too.
+    driver.flush().unwrap();
+    driver.cancel(token);
+    let mut events = Vec::new();
+    while events.last().is_none_or(ringloop_driver::Event::is_more) {
+        events.clear();
+        poll(&mut driver, Some(PATIENCE), &mut events);
+        for event in events.iter().filter(|event| event.result >= 0) {
+            drop(unsafe { OwnedFd::from_raw_fd(event.result) });
+        }
+    }
+    assert_eq!(events.last().unwrap().result, -libc::ECANCELED);
+    assert_eq!(driver.counters().operations, 0);
+}
+
+#[test]
 fn a_tiny_ring_finishes_many_operations() {
     let Some(mut driver) = tiny_ring() else {
         return;

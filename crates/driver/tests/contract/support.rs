@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, Token};
 
@@ -77,7 +77,8 @@ pub(crate) fn pair() -> (UnixStream, UnixStream) {
 /// Polls until an event of `token` comes, and returns it. Others are dropped.
 pub(crate) fn event_of(driver: &mut Driver, token: Token) -> Event {
     let mut events = Vec::new();
-    for _ in 0..1000 {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
         poll(driver, Some(PATIENCE), &mut events);
         if let Some(event) = events.iter().find(|event| event.token == token) {
             return *event;
@@ -98,12 +99,16 @@ pub(crate) fn all_events(driver: &mut Driver) -> Vec<Event> {
     }
 }
 
-/// Polls; a signal is no failure.
+/// Polls; a signal is no failure. With [`PATIENCE`], nothing at all is one.
 pub(crate) fn poll(driver: &mut Driver, timeout: Option<Duration>, events: &mut Vec<Event>) {
+    let (start, before) = (Instant::now(), events.len());
     match driver.poll(timeout, events) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
         result => result.unwrap(),
     }
+    let in_vain =
+        timeout == Some(PATIENCE) && events.len() == before && start.elapsed() >= PATIENCE;
+    assert!(!in_vain, "nothing came");
 }
 
 /// A pipe: its reading and its writing end.
