@@ -1,6 +1,6 @@
 """ringloop: an asyncio event loop on io_uring, with epoll where io_uring is refused.
 
-    import asyncio, ringloop
+Two ways to run a program on it:
 
     ringloop.run(main())                                            # any supported Python
     asyncio.run(main(), loop_factory=ringloop.new_event_loop)       # Python 3.12 and later

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import functools
 import signal
 import socket
 import sys
@@ -16,13 +18,14 @@ import threading
 import weakref
 from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar
 
 from . import _core
-from ._transports import SocketTransport
+from ._transports import SocketTransport, attach
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+    from socket import _GetAddrInfoResult
 
 _T = TypeVar("_T")
 
@@ -41,6 +44,17 @@ def _is_literal(host: object) -> bool:
             continue
         return True
     return False
+
+
+_STREAM_NONBLOCKING = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+
+
+def _is_ipv4(host: object) -> TypeGuard[str]:
+    """True for a numeric IPv4 address in its usual notation."""
+    try:
+        return type(host) is str and bool(socket.inet_pton(socket.AF_INET, host))
+    except (OSError, ValueError):
+        return False
 
 
 class _SelectorView:
@@ -68,6 +82,21 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
     microseconds to poll before sleeping. Both default to the environment: RINGLOOP_BACKEND, RINGLOOP_BUSY_POLL.
     Raises ValueError for an unknown value, OSError if a backend that was asked for by name is refused.
     """
+
+    if TYPE_CHECKING:
+        # asyncio's own, which typeshed leaves out because they are private.
+        _csock: socket.socket
+        _current_handle: asyncio.Handle | None
+
+        def _make_self_pipe(self) -> None: ...
+        def _check_callback(self, callback: object, method: str) -> None: ...
+        def _check_closed(self) -> None: ...
+        def _check_running(self) -> None: ...
+        def _check_thread(self) -> None: ...
+        def _set_coroutine_origin_tracking(self, enabled: bool) -> None: ...
+        def _asyncgen_firstiter_hook(self, agen: AsyncGenerator[Any, Any]) -> None: ...
+        def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None: ...
+        def _ensure_fd_no_transport(self, fd: socket.socket | int) -> None: ...
 
     def __init__(self, *, backend: str | None = None, busy_poll: str | int | None = None) -> None:
         # Not asyncio's selector loop's: that would make a selector.
@@ -101,7 +130,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             sys.set_asyncgen_hooks(*agen_hooks)
 
     @contextlib.contextmanager
-    def _signals_wake_the_loop(self) -> Any:
+    def _signals_wake_the_loop(self) -> Iterator[None]:
         """Lets a signal end a wait in the kernel even if it arrives just before the wait begins."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -143,7 +172,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         type: int = 0,
         proto: int = 0,
         flags: int = 0,
-    ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]:
+    ) -> _GetAddrInfoResult:
         """Resolves a name, in the default executor; an address literal is answered at once, without a thread."""
         if _is_literal(host) and (port is None or isinstance(port, int)) and not self._debug:
             return socket.getaddrinfo(host, port, family, type, proto, flags)
@@ -165,7 +194,52 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         server: asyncio.Server | None = None,
     ) -> SocketTransport:
         self._ensure_fd_no_transport(sock)
-        return SocketTransport(self, sock, protocol, waiter, extra, server)
+        transport = SocketTransport(self, sock, protocol, extra, server)
+        if server is not None:
+            attach(server, transport)
+        transport._begin(waiter)
+        return transport
+
+    async def create_connection(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int | None = None,
+        **options: Any,
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connects a stream; see `asyncio.loop.create_connection`.
+
+        The plain case, an IPv4 address and no options, takes a short way: asyncio's spends more time on resolving what is
+        resolved, and on waiting for a connection that stands, than the kernel spends on connecting.
+        """
+        if options or self._debug or not _is_ipv4(host) or type(port) is not int:
+            return await super().create_connection(protocol_factory, host, port, **options)
+        address = (host, port)
+        sock = socket.socket(socket.AF_INET, _STREAM_NONBLOCKING)
+        try:
+            error = sock.connect_ex(address)
+            if error == errno.EINPROGRESS:
+                # Over loopback it has connected by now; asking again says so.
+                error = sock.connect_ex(address)
+            if error in (errno.EINPROGRESS, errno.EALREADY, errno.EINTR):
+                waiter = self.create_future()
+                handle = self._add_writer(sock.fileno(), self._sock_connect_cb, waiter, sock, address)
+                waiter.add_done_callback(functools.partial(self._sock_write_done, sock.fileno(), handle=handle))
+                await waiter
+            elif error not in (0, errno.EISCONN):
+                raise OSError(error, f"Connect call failed {address}")
+            protocol = protocol_factory()
+            waiter = self.create_future()
+            transport = self._make_socket_transport(sock, protocol, waiter, extra={"peername": address})
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            await waiter
+        except BaseException:
+            transport.close()
+            raise
+        return transport, protocol
 
 
 def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = None) -> EventLoop:
@@ -183,5 +257,3 @@ def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
         raise RuntimeError("ringloop.run() cannot be called from a running event loop")
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
-
-

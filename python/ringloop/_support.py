@@ -8,49 +8,64 @@ from __future__ import annotations
 import asyncio
 import operator
 import time
-from asyncio import base_events, events, format_helpers
+from asyncio import base_events, events, format_helpers, futures, selector_events
 from asyncio.log import logger
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import traceback
     from collections.abc import Callable
     from contextvars import Context
 
     from ._loop import EventLoop
 
+    # With what typeshed leaves out of asyncio's handles because it is private.
+    class _Handle(asyncio.Handle):
+        _callback: Callable[..., object] | None
+        _loop: EventLoop
+        _source_traceback: traceback.StackSummary
+
+    class _TimerHandle(_Handle, asyncio.TimerHandle):
+        _scheduled: bool
+        _when: float
+else:
+    _Handle = asyncio.Handle
+    _TimerHandle = asyncio.TimerHandle
+
 __all__ = ["logger"]
 
-_SELECTOR_TRANSPORT = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+_SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
 
 
-def handle_repr(handle: asyncio.Handle) -> str:
+def handle_repr(handle: _Handle) -> str:
     """The text of a handle, as `asyncio.Handle.__repr__` makes it."""
     info = [handle.__class__.__name__]
     if handle._cancelled:
         info.append("cancelled")
-    if isinstance(handle, asyncio.TimerHandle):
+    if isinstance(handle, _TimerHandle):
         info.append(f"when={handle.when()}")
-    if (callback := handle._callback) is not None:  # type: ignore[attr-defined]
+    if (callback := handle._callback) is not None:
         info.append(_callback_source(handle, callback))
     return f"<{' '.join(info)}>"
 
 
-def _callback_source(handle: asyncio.Handle, callback: object) -> str:
+def _callback_source(handle: _Handle, callback: object) -> str:
     arguments = handle._args
     if hasattr(events.Handle, "_repr_info") and "debug" in _SOURCE_PARAMETERS:
-        debug = handle._loop.get_debug()  # type: ignore[attr-defined]
-        return cast(str, format_helpers._format_callback_source(callback, arguments, debug=debug))  # type: ignore[attr-defined]
-    return cast(str, format_helpers._format_callback_source(callback, arguments))  # type: ignore[attr-defined]
+        debug = handle._loop.get_debug()
+        return _FORMAT_SOURCE(callback, arguments, debug=debug)
+    return _FORMAT_SOURCE(callback, arguments)
 
 
-_SOURCE_PARAMETERS = format_helpers._format_callback_source.__code__.co_varnames  # type: ignore[attr-defined]
+# Its parameters depend on the running Python's version, down to the last figure.
+_FORMAT_SOURCE: Callable[..., str] = format_helpers._format_callback_source
+_SOURCE_PARAMETERS = format_helpers._format_callback_source.__code__.co_varnames
 
 
-def report_callback_error(handle: asyncio.Handle, exception: BaseException) -> None:
+def report_callback_error(handle: _Handle, exception: BaseException) -> None:
     """Tells the loop's exception handler about a callback that raised, as `asyncio.Handle._run` does."""
-    source = _callback_source(handle, handle._callback)  # type: ignore[attr-defined]
-    loop: EventLoop = handle._loop  # type: ignore[attr-defined]
-    loop.call_exception_handler(
+    source = _callback_source(handle, handle._callback)
+    handle._loop.call_exception_handler(
         {
             "message": f"Exception in callback {source}",
             "exception": exception,
@@ -64,15 +79,15 @@ _COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt,
 
 def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
     """Compares two timer handles by time, in the order of C's Py_LT to Py_GE."""
-    if not isinstance(right, asyncio.TimerHandle):
+    if not isinstance(right, _TimerHandle):
         return NotImplemented
     compare = _COMPARISONS[operation]
     if compare in (operator.lt, operator.gt):
         return compare(left._when, right._when)
     # In asyncio's order, and no further than needed: comparing callbacks may run the user's code.
     equal = (
-        left._when == right._when  # type: ignore[attr-defined]
-        and left._callback == right._callback  # type: ignore[attr-defined]
+        left._when == right._when
+        and left._callback == right._callback
         and left._args == right._args
         and left._cancelled == right._cancelled
     )
@@ -81,13 +96,16 @@ def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
     if compare is operator.ne:
         return not equal
     strict = operator.lt if compare is operator.le else operator.gt
-    return strict(left._when, right._when) or equal  # type: ignore[attr-defined]
+    return strict(left._when, right._when) or equal
+
+
+wake_waiter = futures._set_result_unless_cancelled  # type: ignore[attr-defined]
 
 
 def make_handle(loop: EventLoop, callback: Callable[..., object], arguments: tuple[Any, ...]) -> asyncio.Handle:
     """asyncio's own handle for a descriptor's callback, in debug mode."""
-    handle = asyncio.Handle(callback, arguments, loop, None)
-    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    handle = _Handle(callback, arguments, loop, None)
+    del handle._source_traceback[-1]
     return handle
 
 
@@ -99,10 +117,10 @@ def call_soon_debug(
     when: None,
 ) -> asyncio.Handle:
     """`call_soon` in debug mode: asyncio's checks, and its handle with the traceback of its creation."""
-    loop._check_thread()  # type: ignore[attr-defined]
-    loop._check_callback(callback, "call_soon")  # type: ignore[attr-defined]
-    handle = asyncio.Handle(callback, arguments, loop, context)
-    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    loop._check_thread()
+    loop._check_callback(callback, "call_soon")
+    handle = _Handle(callback, arguments, loop, context)
+    del handle._source_traceback[-1]
     loop._add_callback(handle)
     return handle
 
@@ -115,9 +133,9 @@ def call_soon_threadsafe_debug(
     when: None,
 ) -> asyncio.Handle:
     """`call_soon_threadsafe` in debug mode."""
-    loop._check_callback(callback, "call_soon_threadsafe")  # type: ignore[attr-defined]
-    handle = asyncio.Handle(callback, arguments, loop, context)
-    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    loop._check_callback(callback, "call_soon_threadsafe")
+    handle = _Handle(callback, arguments, loop, context)
+    del handle._source_traceback[-1]
     loop._add_callback(handle)
     return handle
 
@@ -130,12 +148,12 @@ def call_at_debug(
     when: float,
 ) -> asyncio.TimerHandle:
     """`call_at` in debug mode."""
-    loop._check_thread()  # type: ignore[attr-defined]
-    loop._check_callback(callback, "call_at")  # type: ignore[attr-defined]
-    handle = asyncio.TimerHandle(when, callback, arguments, loop, context)
-    del handle._source_traceback[-1]  # type: ignore[attr-defined]
+    loop._check_thread()
+    loop._check_callback(callback, "call_at")
+    handle = _TimerHandle(when, callback, arguments, loop, context)
+    del handle._source_traceback[-1]
     loop._add_timer(handle, when)
-    handle._scheduled = True  # type: ignore[attr-defined]
+    handle._scheduled = True
     return handle
 
 
