@@ -39,7 +39,9 @@ def io_uring_refusal():
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "ringloop_only: the body is about ringloop itself, stock asyncio has no such feature")
+    config.addinivalue_line(
+        "markers", "ringloop_only: the body is about ringloop itself, stock asyncio has no such feature"
+    )
 
 
 def pytest_generate_tests(metafunc):

@@ -46,15 +46,14 @@ def test_new_loops_take_debug_mode_from_the_environment(arm, environment, flags,
     # -E hides PYTHONPATH too, so the child gets its path by hand.
     child = run_child_with_path(
         """
-        if %r == "asyncio":
+        if sys.argv[1] == "asyncio":
             loop = asyncio.SelectorEventLoop()
         else:
             import ringloop
             loop = ringloop.new_event_loop()
         print(loop.get_debug())
         loop.close()
-        """
-        % arm,
+        """,
         arm,
         environment,
         flags,
@@ -64,8 +63,12 @@ def test_new_loops_take_debug_mode_from_the_environment(arm, environment, flags,
 
 def run_child_with_path(source, arm, environment, flags):
     lines = f"import sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\nimport asyncio\n" + textwrap.dedent(source)
-    variables = {name: value for name, value in {**os.environ, "PYTHONDEVMODE": None, **environment}.items() if value is not None}
-    return subprocess.run([sys.executable, *flags, "-c", lines], env=variables, capture_output=True, text=True, timeout=40)
+    variables = {
+        name: value for name, value in {**os.environ, "PYTHONDEVMODE": None, **environment}.items() if value is not None
+    }
+    return subprocess.run(
+        [sys.executable, *flags, "-c", lines, arm], env=variables, capture_output=True, text=True, timeout=40
+    )
 
 
 def test_set_debug_and_get_debug(loop):
@@ -123,7 +126,9 @@ def test_a_slow_task_step_is_logged_as_the_task(loop, caplog):
     loop.run_until_complete(loop.create_task(main(), name="slow task"))
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(messages) == 1
-    assert messages[0].startswith("Executing <Task finished name='slow task' coro=<test_a_slow_task_step_is_logged_as_the_task")
+    assert messages[0].startswith(
+        "Executing <Task finished name='slow task' coro=<test_a_slow_task_step_is_logged_as_the_task"
+    )
 
 
 def test_a_slow_callback_that_cancels_itself_is_logged_with_its_name(loop, caplog):

@@ -104,7 +104,9 @@ def test_connecting_to_and_listening_on_literals_needs_no_thread(loop):
 
     async def main():
         server = await loop.create_server(asyncio.Protocol, HOST, 0)
-        transport, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname(), local_addr=(HOST, 0))
+        transport, _ = await loop.create_connection(
+            asyncio.Protocol, *server.sockets[0].getsockname(), local_addr=(HOST, 0)
+        )
         transport.close()
         server.close()
         await server.wait_closed()

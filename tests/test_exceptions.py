@@ -154,7 +154,9 @@ def test_a_default_handler_that_fails_is_logged(loop, caplog):
 
 
 def test_a_handler_runs_in_the_context_of_the_failed_task(loop):
-    skip_unless("thing" in asyncio.BaseEventLoop.call_exception_handler.__code__.co_varnames, "handler in the task's context")
+    skip_unless(
+        "thing" in asyncio.BaseEventLoop.call_exception_handler.__code__.co_varnames, "handler in the task's context"
+    )
     import contextvars
 
     variable = contextvars.ContextVar("variable", default="outside")
@@ -590,7 +592,7 @@ def test_a_protocol_may_replace_itself_anywhere(loop, where):
         _, peer = await attach(loop, protocol)
         with peer:
             peer.send(b"x")
-            await until(lambda: where == "eof_received" and protocol.data or successors)
+            await until(lambda: (where == "eof_received" and protocol.data) or successors)
             peer.shutdown(socket.SHUT_WR)
             await until(lambda: successors and successors[0].lost)
         assert not protocol.lost

@@ -186,17 +186,18 @@ def test_a_cycle_through_a_watched_descriptor(new_loop):
 
 def needs_acyclic_transports(arm):
     if arm == "asyncio":
-        skip_unless("close" in vars(asyncio.selector_events._SelectorSocketTransport), "transports that are free of cycles")
+        skip_unless(
+            "close" in vars(asyncio.selector_events._SelectorSocketTransport), "transports that are free of cycles"
+        )
 
 
 @pytest.mark.parametrize("kind", [Recorder, BufferedRecorder], ids=["Protocol", "BufferedProtocol"])
 def test_a_finished_connection_needs_no_collector(loop, arm, kind):
     needs_acyclic_transports(arm)
 
-    async def main():
+    async def session():
         protocol = kind()
         transport, peer = await attach(loop, protocol)
-        references = weakref.ref(protocol), weakref.ref(transport)
         with peer:
             peer.send(b"x")
             transport.write(b"y")
@@ -204,7 +205,10 @@ def test_a_finished_connection_needs_no_collector(loop, arm, kind):
             transport.close()
             await until(lambda: protocol.lost)
         protocol.transport = None
-        del protocol, transport
+        return weakref.ref(protocol), weakref.ref(transport)
+
+    async def main():
+        references = await session()
         await turns(3)
         return [reference() for reference in references]
 
@@ -236,19 +240,22 @@ def test_a_finished_server_connection_needs_no_collector(loop, arm):
 
 
 def test_a_connection_abandoned_with_its_closed_loop_is_collected(loop_factory):
-    loop = loop_factory()
+    def session():
+        loop = loop_factory()
 
-    async def main():
-        protocol = Recorder()
-        transport, peer = await attach(loop, protocol)
-        transport.write(bytes(8 << 20))
-        peer.close()
-        return weakref.ref(protocol), weakref.ref(transport)
+        async def main():
+            protocol = Recorder()
+            transport, peer = await attach(loop, protocol)
+            transport.write(bytes(8 << 20))
+            peer.close()
+            return weakref.ref(protocol), weakref.ref(transport)
 
-    references = loop.run_until_complete(main())
-    loop.close()
+        references = loop.run_until_complete(main())
+        loop.close()
+        return references
+
     with resource_warnings() as texts:
-        del loop
+        references = session()
     assert any(text.startswith("unclosed transport <") for text in texts)
     assert [reference() for reference in references] == [None, None]
 

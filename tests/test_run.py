@@ -174,7 +174,9 @@ def test_run_until_complete_rejects_other_things(loop_factory):
 
 def test_run_until_complete_rejects_another_loops_future(new_loop):
     first, second = new_loop(), new_loop()
-    with pytest.raises(ValueError, match="^The future belongs to a different loop than the one specified as the loop argument$"):
+    with pytest.raises(
+        ValueError, match="^The future belongs to a different loop than the one specified as the loop argument$"
+    ):
         first.run_until_complete(second.create_future())
 
 

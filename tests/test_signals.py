@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -18,13 +19,26 @@ async def coroutine_function():
     pass
 
 
-def interrupted(arm, source, number=signal.SIGINT, env=None):
-    """Run source in a child, send it the signal once it has printed "ready", and return (exit code, stdout, stderr)."""
+def interrupted(arm, source, number=signal.SIGINT, env=None, asleep=False):
+    """Run source in a child, send it the signal once it has printed "ready", and return (exit code, stdout, stderr).
+
+    With `asleep` the signal waits until the child sleeps in the kernel.
+    """
     with start_child(source, arm, env=env) as process:
         assert process.stdout.readline() == "ready\n", process.stderr.read()
+        deadline = time.monotonic() + PATIENCE_S
+        while asleep and state_of(process.pid) != "S":
+            assert time.monotonic() < deadline, "the child never slept"
+            time.sleep(0.001)
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
     return process.returncode, stdout, stderr
+
+
+def state_of(pid):
+    """The state letter of a process, proc_pid_stat(5)."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 SPINNING = {"RINGLOOP_BUSY_POLL": "1000000"}
@@ -37,7 +51,11 @@ SPINNING = {"RINGLOOP_BUSY_POLL": "1000000"}
 @pytest.mark.parametrize("env", [{}, SPINNING], ids=["asleep", "polling"])
 @pytest.mark.parametrize(
     "body",
-    ["await asyncio.sleep(3600)", "await loop.create_future()", "loop.add_reader(os.pipe()[0], print); await asyncio.Event().wait()"],
+    [
+        "await asyncio.sleep(3600)",
+        "await loop.create_future()",
+        "loop.add_reader(os.pipe()[0], print); await asyncio.Event().wait()",
+    ],
     ids=["timer", "nothing", "descriptor"],
 )
 def test_an_interrupt_ends_a_runner_as_under_asyncio(arm, body, env):
@@ -220,7 +238,9 @@ def test_an_exception_from_a_python_signal_handler_leaves_the_loop(arm):
         def handler(number, frame):
             raise LookupError("from the handler")
         signal.signal(signal.SIGUSR1, handler)
-        loop.call_later(0.02, lambda: print("ready", flush=True))
+        import threading
+        # From another thread: the signal must not find the loop in a callback, whose exceptions are reported instead.
+        threading.Timer(0.1, print, ["ready"], {"flush": True}).start()
         try:
             loop.run_forever()
         except LookupError as error:
@@ -228,6 +248,8 @@ def test_an_exception_from_a_python_signal_handler_leaves_the_loop(arm):
         loop.close()
         """,
         number=signal.SIGUSR1,
+        env={"RINGLOOP_BUSY_POLL": "off"},
+        asleep=True,
     )
     assert (code, stdout) == (0, "from the handler False\n")
 
@@ -293,7 +315,10 @@ pytestmark = pytest.mark.usefixtures("signals_restored")
 
 def test_a_handler_gets_its_arguments_in_the_loop(loop):
     trace = []
-    assert loop.add_signal_handler(signal.SIGUSR1, lambda *arguments: (trace.append(arguments), loop.stop()), 1, "two") is None
+    assert (
+        loop.add_signal_handler(signal.SIGUSR1, lambda *arguments: (trace.append(arguments), loop.stop()), 1, "two")
+        is None
+    )
     loop.call_soon(os.kill, os.getpid(), signal.SIGUSR1)
     loop.run_forever()
     assert loop.remove_signal_handler(signal.SIGUSR1) is True

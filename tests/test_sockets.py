@@ -272,7 +272,9 @@ def test_a_closed_descriptor_is_an_error(loop, method):
     with pytest.raises(OSError) as caught:
         getattr(loop, method)(fd, noop)
     assert caught.value.errno == errno.EBADF
-    with pytest.raises(ValueError, match="^Invalid file object: <socket.socket \\[closed\\]|^Invalid file descriptor: -1$"):
+    with pytest.raises(
+        ValueError, match="^Invalid file object: <socket.socket \\[closed\\]|^Invalid file descriptor: -1$"
+    ):
         getattr(loop, method)(first, noop)
 
 

@@ -6,7 +6,18 @@ import socket
 
 import pytest
 
-from support import HOST, capture_contexts, receive_all, receive_exactly, refused_port, reset, skip_unless, tcp_pair, turns, until
+from support import (
+    HOST,
+    capture_contexts,
+    receive_all,
+    receive_exactly,
+    refused_port,
+    reset,
+    skip_unless,
+    tcp_pair,
+    turns,
+    until,
+)
 
 
 @contextlib.asynccontextmanager
@@ -144,7 +155,10 @@ def test_readuntil_beyond_the_limit(loop):
             peer.send(b"x" * 15 + b"\n")
             with pytest.raises(asyncio.LimitOverrunError) as found:
                 await reader.readuntil(b"\n")
-            assert (str(found.value), found.value.consumed) == ("Separator is found, but chunk is longer than limit", 15)
+            assert (str(found.value), found.value.consumed) == (
+                "Separator is found, but chunk is longer than limit",
+                15,
+            )
             assert await reader.readexactly(16) == b"x" * 15 + b"\n"
             peer.send(b"y" * 15)
             with pytest.raises(asyncio.LimitOverrunError) as missing:
@@ -204,7 +218,9 @@ def test_a_slow_reader_holds_the_sender_back(loop):
 async def test_only_one_coroutine_may_read(loop, reader, writer, peer):
     pending = asyncio.ensure_future(reader.read(1))
     await turns(2)
-    with pytest.raises(RuntimeError, match="^read\\(\\) called while another coroutine is already waiting for incoming data$"):
+    with pytest.raises(
+        RuntimeError, match="^read\\(\\) called while another coroutine is already waiting for incoming data$"
+    ):
         await reader.read(1)
     peer.send(b"x")
     assert await pending == b"x"
@@ -321,7 +337,9 @@ def test_a_subclassed_reader_is_fed_through_its_own_methods(loop):
         await writer.wait_closed()
         return reader.fed
 
-    assert loop.run_until_complete(main()) == [b"one", b"two", "eof", "eof"], "at the end of the data and at the end of the connection"
+    assert loop.run_until_complete(main()) == [b"one", b"two", "eof", "eof"], (
+        "at the end of the data and at the end of the connection"
+    )
 
 
 def test_a_subclassed_protocol_is_called_through_its_own_methods(loop):

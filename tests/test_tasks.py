@@ -6,7 +6,6 @@ import contextvars
 import functools
 import gc
 import inspect
-import inspect
 import threading
 import time
 import weakref
@@ -116,7 +115,10 @@ def test_create_task_rejects_what_is_no_coroutine(loop_factory):
 
 
 def test_eager_start(loop):
-    skip_unless(has_parameter(asyncio.Task, "eager_start") and not has_parameter(asyncio.BaseEventLoop.create_task, "name"), "create_task(eager_start=)")
+    skip_unless(
+        has_parameter(asyncio.Task, "eager_start") and not has_parameter(asyncio.BaseEventLoop.create_task, "name"),
+        "create_task(eager_start=)",
+    )
     trace = []
 
     async def step():
@@ -634,7 +636,9 @@ def test_add_reader_runs_in_the_context_of_its_registration(loop):
 
     def register():
         VARIABLE.set("registered")
-        loop.add_reader(reader, lambda: (seen.append(VARIABLE.get()), VARIABLE.set("changed"), reader.recv(1), loop.stop()))
+        loop.add_reader(
+            reader, lambda: (seen.append(VARIABLE.get()), VARIABLE.set("changed"), reader.recv(1), loop.stop())
+        )
 
     with reader, writer:
         contextvars.copy_context().run(register)

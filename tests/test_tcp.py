@@ -581,7 +581,13 @@ def refuse_by_name(loop, monkeypatch, *hosts):
 
     async def getaddrinfo(host, port, **options):
         return [
-            (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
+            (
+                socket.AF_INET6 if ":" in address else socket.AF_INET,
+                socket.SOCK_STREAM,
+                socket.IPPROTO_TCP,
+                "",
+                (address, port),
+            )
             for address in hosts
         ]
 
@@ -1293,7 +1299,9 @@ def test_a_view_with_gaps(loop):
     assert [context["message"] for context in contexts] == ["Fatal write error on socket transport"]
 
 
-@pytest.mark.parametrize("bad", ["text", 5, None, [b"x"], array.array("b", [1])], ids=["str", "int", "None", "list", "array"])
+@pytest.mark.parametrize(
+    "bad", ["text", 5, None, [b"x"], array.array("b", [1])], ids=["str", "int", "None", "list", "array"]
+)
 def test_what_cannot_be_written(loop_factory, bad):
     def body(loop):
         async def main():
@@ -1467,7 +1475,9 @@ def test_write_after_write_eof(loop):
             transport.write_eof()
             with pytest.raises(RuntimeError, match="^Cannot call write\\(\\) after write_eof\\(\\)$"):
                 transport.write(b"x")
-            if "Cannot call writelines" in str(asyncio.selector_events._SelectorSocketTransport.writelines.__code__.co_consts):
+            if "Cannot call writelines" in str(
+                asyncio.selector_events._SelectorSocketTransport.writelines.__code__.co_consts
+            ):
                 with pytest.raises(RuntimeError, match="^Cannot call writelines\\(\\) after write_eof\\(\\)$"):
                     transport.writelines([b"x"])
         await until(lambda: protocol.lost)
@@ -1626,7 +1636,14 @@ def test_write_buffer_limits(loop):
         transport, peer = await attach(loop, Recorder())
         with peer:
             limits = [transport.get_write_buffer_limits()]
-            for options in ({"high": 1000}, {"low": 100}, {"high": 10, "low": 10}, {"high": 0}, {"high": 5, "low": 0}, {}):
+            for options in (
+                {"high": 1000},
+                {"low": 100},
+                {"high": 10, "low": 10},
+                {"high": 0},
+                {"high": 5, "low": 0},
+                {},
+            ):
                 assert transport.set_write_buffer_limits(**options) is None
                 limits.append(transport.get_write_buffer_limits())
             transport.set_write_buffer_limits(50, 20)
@@ -1640,7 +1657,9 @@ def test_write_buffer_limits(loop):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{"high": 1, "low": 2}, {"high": -1}, {"low": -1}, {"high": 5, "low": -1}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{"high": 1, "low": 2}, {"high": -1}, {"low": -1}, {"high": 5, "low": -1}], ids=repr
+)
 def test_wrong_write_buffer_limits(loop_factory, options):
     def body(loop):
         async def main():
