@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
 
@@ -45,13 +46,21 @@ fn a_tiny_ring_whose_readers_leave_everything_gives_all_their_turn() {
         return;
     };
     let mut pairs: Vec<_> = (0..300).map(|_| pair()).collect();
+    let watch = |driver: &mut Driver, (here, _): &(UnixStream, UnixStream)| {
+        driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap()
+    };
+    // A third is armed and then ready all at once, so that completions overflow; the others are queued behind. Each
+    // arming finds data and no room in the completion queue, and is queued anew: a poll that submitted until nothing
+    // is left would never come back.
+    let mut missing: HashSet<Token> = pairs[..100]
+        .iter()
+        .map(|pair| watch(&mut driver, pair))
+        .collect();
+    driver.flush().unwrap();
     for (_, there) in &mut pairs {
         there.write_all(b"left behind").unwrap();
     }
-    // Each arming finds data, and each full completion queue ends the requests that found none free: a poll that
-    // submitted until nothing is left would never come back.
-    let watch = |(here, _): &(_, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap();
-    let mut missing: HashSet<Token> = pairs.iter().map(watch).collect();
+    missing.extend(pairs[100..].iter().map(|pair| watch(&mut driver, pair)));
     let mut events = Vec::new();
     while !missing.is_empty() {
         events.clear();

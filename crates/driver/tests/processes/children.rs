@@ -13,6 +13,7 @@ on_both_backends!(
     a_child_leaves_its_parents_driver_alone,
     a_child_makes_a_driver_of_its_own,
     running_out_of_descriptors_ends_accepting,
+    a_registration_that_outlived_its_descriptor_is_taken_over,
 );
 
 fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
@@ -148,6 +149,37 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
             Err(format!("expected a connection, got {event:?}"))
         } else {
             Ok(())
+        }
+    });
+}
+
+fn a_registration_that_outlived_its_descriptor_is_taken_over(driver: Driver) {
+    // In a child, which has no other threads: nobody else may get the number while it is free.
+    let backend = driver.backend();
+    drop(driver);
+    in_child(|| {
+        let choice = backend.name().parse().unwrap();
+        let mut driver = crate::support::driver(choice).ok_or("no driver in the child")?;
+        let (here, mut there) = pair();
+        let number = raw(&here);
+        let duplicate = here.try_clone().map_err(|error| error.to_string())?;
+        let stale = driver
+            .watch(number, Interest::READ, Mode::Edge)
+            .map_err(|error| error.to_string())?;
+        driver.flush().map_err(|error| error.to_string())?;
+        // Closed before the watch was dropped: epoll can no longer be told to forget it, and the duplicate keeps the
+        // file, so that the same file under the same number is still in the set.
+        drop(here);
+        driver.unwatch(stale).map_err(|error| error.to_string())?;
+        assert_eq!(unsafe { libc::dup2(raw(&duplicate), number) }, number);
+        let watch = driver
+            .watch(number, Interest::READ, Mode::Edge)
+            .map_err(|error| error.to_string())?;
+        there.write_all(b"x").map_err(|error| error.to_string())?;
+        if event_of(&mut driver, watch).readiness().is_readable() {
+            Ok(())
+        } else {
+            Err("not readable".to_owned())
         }
     });
 }
