@@ -312,6 +312,21 @@ pub(crate) fn send_pieces<'a>(
     }
 }
 
+/// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`. Sockets that are not TCP have no such delay.
+pub(crate) fn disable_nagle(fd: RawFd) {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is an int that lives for the call. Failure (no TCP) is as good as success.
+    unsafe {
+        libc::setsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_NODELAY,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        );
+    }
+}
+
 /// shutdown(2) of the sending side.
 pub(crate) fn shut_down_writing(fd: RawFd) -> io::Result<()> {
     // SAFETY: a system call on a descriptor number.

@@ -29,8 +29,8 @@ use crate::buffers::Received;
 use crate::handle::{Call, HandleRef};
 use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, guard};
-use crate::transport::{self, SocketTransport};
-use crate::watches::{Readiness, Watches};
+use crate::transport::SocketTransport;
+use crate::watches::{self, Readiness, Watches};
 
 /// What a turn runs, in order of arrival.
 pub(crate) enum Ready {
@@ -269,18 +269,9 @@ impl Loop {
         self.clear(py);
     }
 
-    /// Queues the start of reading, to run after the transport's `connection_made`.
-    fn _start_reading(
-        &self,
-        py: Python<'_>,
-        transport: &Bound<'_, SocketTransport>,
-    ) -> PyResult<()> {
-        transport::take_read_context(transport)?;
-        self.queue
-            .get_mut(py)
-            .ready
-            .push_back(Ready::StartReading(transport.clone().unbind()));
-        Ok(())
+    /// Raises RuntimeError if a transport has this descriptor, ValueError if it is none.
+    fn _ensure_fd_no_transport(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<()> {
+        watches::ensure_no_transport(slf, fd, watches::file_number(fd)?)
     }
 
     #[pyo3(signature = (fd, callback, *args))]
@@ -290,7 +281,7 @@ impl Loop {
         callback: &Bound<'py, PyAny>,
         args: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        crate::watches::add(slf, fd, callback, args, false)
+        watches::add(slf, fd, callback, args, false)
     }
 
     #[pyo3(signature = (fd, callback, *args))]
@@ -300,15 +291,15 @@ impl Loop {
         callback: &Bound<'py, PyAny>,
         args: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        crate::watches::add(slf, fd, callback, args, true)
+        watches::add(slf, fd, callback, args, true)
     }
 
     fn _remove_reader(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
-        crate::watches::remove(slf, fd, false)
+        watches::remove(slf, fd, false)
     }
 
     fn _remove_writer(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
-        crate::watches::remove(slf, fd, true)
+        watches::remove(slf, fd, true)
     }
 
     /// Receives up to `n` bytes from a socket: an awaitable of bytes, empty at the end of the stream.

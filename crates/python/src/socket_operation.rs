@@ -16,7 +16,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyTuple, PyType};
 use ringloop_driver::Mode;
 
 use crate::buffers::{self, Received};
@@ -254,7 +254,7 @@ fn begin_waiting<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<B
             operation.kind,
         )
     };
-    check_no_transport(&event_loop, &sock, fd)?;
+    watches::ensure_no_transport(&event_loop, sock.bind(py), fd)?;
     let future = event_loop.call_method0(intern!(py, "create_future"))?;
     let call = Call {
         callback: object,
@@ -285,22 +285,6 @@ fn begin_waiting<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<B
     }
     future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
     Ok(future)
-}
-
-/// asyncio's `_ensure_fd_no_transport`, asked in full only where some transport has this descriptor.
-fn check_no_transport(event_loop: &Bound<'_, Loop>, sock: &Py<PyAny>, fd: RawFd) -> PyResult<()> {
-    let py = event_loop.py();
-    let references = event_loop
-        .getattr(intern!(py, "_transports"))?
-        .getattr(intern!(py, "data"))?;
-    if let Ok(references) = references.cast_exact::<PyDict>() {
-        if !references.contains(fd)? {
-            return Ok(());
-        }
-    }
-    event_loop
-        .call_method1(intern!(py, "_ensure_fd_no_transport"), (sock,))
-        .map(drop)
 }
 
 /// The socket is ready: tries again, and wakes the task if that settled it.

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -50,6 +50,8 @@ struct State {
     protocol_connected: bool,
     server: Option<Py<PyAny>>,
     extra: Py<PyDict>,
+    /// Whether the loop knows that this transport has the descriptor.
+    entered: bool,
     token: Option<Token>,
     /// The context that protocol callbacks for arriving data run in; taken when reading (re)starts.
     read_context: Option<Py<PyAny>>,
@@ -86,18 +88,15 @@ pub(crate) struct SocketTransport {
 #[pymethods]
 impl SocketTransport {
     #[new]
-    #[pyo3(signature = (event_loop, sock, protocol, waiter=None, extra=None, server=None))]
+    #[pyo3(signature = (event_loop, sock, protocol, extra=None, server=None))]
     fn new(
         event_loop: &Bound<'_, Loop>,
         sock: &Bound<'_, PyAny>,
         protocol: &Bound<'_, PyAny>,
-        waiter: Option<&Bound<'_, PyAny>>,
         extra: Option<&Bound<'_, PyDict>>,
         server: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let py = event_loop.py();
-        // The waiter is the subclass's business.
-        let _ = waiter;
         let extra = match extra {
             Some(extra) => extra.copy()?,
             None => PyDict::new(py),
@@ -112,6 +111,7 @@ impl SocketTransport {
                 protocol_connected: true,
                 server,
                 extra: extra.unbind(),
+                entered: false,
                 token: None,
                 read_context: None,
                 write_context: None,
@@ -132,6 +132,63 @@ impl SocketTransport {
                 copies_left: 1,
             }),
         })
+    }
+
+    /// Sets the connection up and queues its beginning: `connection_made`, then reading, then the waiter's wake.
+    #[pyo3(signature = (waiter=None))]
+    fn _begin(slf: &Bound<'_, Self>, waiter: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (event_loop, sock, protocol, extra, fd) = {
+            let state = this.state.get(py);
+            let (Some(event_loop), Some(sock), Some(protocol)) =
+                (&state.event_loop, &state.sock, &state.protocol)
+            else {
+                return Err(PyRuntimeError::new_err("the transport is closed"));
+            };
+            (
+                event_loop.clone_ref(py).into_bound(py),
+                sock.clone_ref(py).into_bound(py),
+                protocol.clone_ref(py).into_bound(py),
+                state.extra.clone_ref(py).into_bound(py),
+                state.fd,
+            )
+        };
+        static TRANSPORT_SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let wrapper = support::class(py, &TRANSPORT_SOCKET, "asyncio.trsock", "TransportSocket")?;
+        extra.set_item(intern!(py, "socket"), wrapper.call1((&sock,))?)?;
+        extra.set_item(
+            intern!(py, "sockname"),
+            or_none_if_os_error(sock.call_method0(intern!(py, "getsockname")), py)?,
+        )?;
+        if !extra.contains(intern!(py, "peername"))? {
+            extra.set_item(
+                intern!(py, "peername"),
+                or_none_if_os_error(sock.call_method0(intern!(py, "getpeername")), py)?,
+            )?;
+        }
+        buffers::disable_nagle(fd);
+        event_loop
+            .get()
+            .watches
+            .get_mut(py)
+            .enter_transport(fd, slf.as_any());
+        this.state.get_mut(py).entered = true;
+        let call_soon = intern!(py, "call_soon");
+        let connection_made = protocol.getattr(intern!(py, "connection_made"))?;
+        event_loop.call_method1(call_soon, (connection_made, slf))?;
+        take_read_context(slf)?;
+        event_loop
+            .get()
+            .queue
+            .get_mut(py)
+            .ready
+            .push_back(Ready::StartReading(slf.clone().unbind()));
+        if let Some(waiter) = waiter {
+            let wake = support::python(py)?.getattr(intern!(py, "wake_waiter"))?;
+            event_loop.call_method1(call_soon, (wake, waiter, py.None()))?;
+        }
+        Ok(())
     }
 
     /// Information on the connection: "socket", "sockname", "peername", or what the caller added.
@@ -458,6 +515,7 @@ impl SocketTransport {
     ) -> PyResult<(Option<Py<PyAny>>, Option<Py<PyAny>>, Option<Py<PyAny>>)> {
         let py = slf.py();
         delist(slf);
+        slf.get().leave(py);
         let (event_loop, dropped, result) = {
             let mut state = slf.get().state.get_mut(py);
             state.closing = true;
@@ -573,6 +631,7 @@ impl SocketTransport {
     fn __clear__(slf: &Bound<'_, Self>) {
         let py = slf.py();
         delist(slf);
+        slf.get().leave(py);
         let dropped = {
             let mut state = slf.get().state.get_mut(py);
             (
@@ -594,6 +653,7 @@ impl SocketTransport {
 impl Drop for SocketTransport {
     fn drop(&mut self) {
         Python::attach(|py| {
+            self.leave(py);
             let (token, event_loop) = {
                 let mut state = self.state.get_mut(py);
                 (state.token.take(), state.event_loop.take())
@@ -643,6 +703,21 @@ impl State {
 }
 
 impl SocketTransport {
+    /// Frees the descriptor's number for other uses of the loop.
+    fn leave(&self, py: Python<'_>) {
+        let (entered, event_loop, fd) = {
+            let mut state = self.state.get_mut(py);
+            (
+                std::mem::take(&mut state.entered),
+                state.event_loop.clone_ref_opt(py),
+                state.fd,
+            )
+        };
+        if let (true, Some(event_loop)) = (entered, event_loop) {
+            event_loop.get().watches.get_mut(py).leave_transport(fd);
+        }
+    }
+
     fn event_loop(&self, py: Python<'_>) -> PyResult<Py<Loop>> {
         self.state
             .get(py)
@@ -650,6 +725,17 @@ impl SocketTransport {
             .as_ref()
             .map(|it| it.clone_ref(py))
             .ok_or_else(|| PyRuntimeError::new_err("the transport is closed"))
+    }
+}
+
+/// What asyncio records of an address that can't be had: None.
+fn or_none_if_os_error<'py>(
+    result: PyResult<Bound<'py, PyAny>>,
+    py: Python<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match result {
+        Err(error) if error.is_instance_of::<PyOSError>(py) => Ok(py.None().into_bound(py)),
+        other => other,
     }
 }
 

@@ -5,10 +5,11 @@
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
-use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyInt, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit, ffi};
 use ringloop_driver::{Event, Interest, Mode, Token};
 
@@ -46,6 +47,9 @@ struct Listed {
 // SAFETY: only touched under the GIL.
 unsafe impl Send for Listed {}
 
+// SAFETY: as for `Listed`; the pointers in `transports` are only followed under the GIL.
+unsafe impl Send for Watches {}
+
 #[derive(Default)]
 enum Source {
     #[default]
@@ -59,6 +63,8 @@ enum Source {
 pub(crate) struct Watches {
     callbacks: Vec<Option<Box<Callbacks>>>,
     sources: Vec<Source>,
+    /// The transport that has a descriptor, borrowed: it takes itself out before it goes.
+    transports: Vec<Option<NonNull<ffi::PyObject>>>,
     /// Watches that ended while the reactor was away; dropped when it is back.
     orphans: Vec<Token>,
 }
@@ -82,6 +88,27 @@ impl Watches {
             self.sources.resize_with(index + 1, Source::default);
         }
         std::mem::replace(&mut self.sources[index], source)
+    }
+
+    pub(crate) fn enter_transport(&mut self, fd: RawFd, transport: &Bound<'_, PyAny>) {
+        let index = fd as usize;
+        if self.transports.len() <= index {
+            self.transports.resize(index + 1, None);
+        }
+        self.transports[index] = NonNull::new(transport.as_ptr());
+    }
+
+    pub(crate) fn leave_transport(&mut self, fd: RawFd) {
+        if let Some(entry) = self.transports.get_mut(fd as usize) {
+            *entry = None;
+        }
+    }
+
+    /// The transport that has this descriptor.
+    pub(crate) fn transport<'py>(&self, py: Python<'py>, fd: RawFd) -> Option<Bound<'py, PyAny>> {
+        let entry = self.transports.get(usize::try_from(fd).ok()?)?;
+        // SAFETY: a transport takes itself out before it goes, so the pointer is live; the GIL is held.
+        entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
     }
 
     pub(crate) fn handles(
@@ -177,13 +204,15 @@ impl Listed {
     }
 }
 
-/// The descriptor of a file object, as the selectors module finds it.
-fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+/// The number of a file object, as the selectors module finds it.
+pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let py = file.py();
-    let number = if file.is_instance_of::<PyInt>() {
-        file.extract::<i64>()?
-    } else {
-        let invalid = |error: PyErr| {
+    if file.is_instance_of::<PyInt>() {
+        return file.extract();
+    }
+    file.call_method0(intern!(py, "fileno"))
+        .and_then(|number| number.extract())
+        .map_err(|error| {
             if error.is_instance_of::<PyAttributeError>(py)
                 || error.is_instance_of::<PyTypeError>(py)
                 || error.is_instance_of::<PyValueError>(py)
@@ -195,17 +224,47 @@ fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
             } else {
                 error
             }
-        };
-        file.call_method0(intern!(py, "fileno"))
-            .and_then(|number| number.extract::<i64>())
-            .map_err(invalid)?
-    };
-    match RawFd::try_from(number) {
-        Ok(fd) if fd >= 0 => Ok(fd),
-        _ => Err(PyValueError::new_err(format!(
+        })
+}
+
+/// The descriptor of a file object; ValueError where it has none.
+fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    match file_number(file)? {
+        number if number < 0 => Err(PyValueError::new_err(format!(
             "Invalid file descriptor: {number}"
         ))),
+        fd => Ok(fd),
     }
+}
+
+/// asyncio's `_ensure_fd_no_transport`: a descriptor that a transport has is not to be watched besides.
+pub(crate) fn ensure_no_transport(
+    event_loop: &Bound<'_, Loop>,
+    file: &Bound<'_, PyAny>,
+    fd: RawFd,
+) -> PyResult<()> {
+    let py = event_loop.py();
+    let transport = event_loop.get().watches.get(py).transport(py, fd);
+    if let Some(transport) = transport {
+        if !transport
+            .call_method0(intern!(py, "is_closing"))?
+            .is_truthy()?
+        {
+            return Err(PyRuntimeError::new_err(format!(
+                "File descriptor {} is used by transport {}",
+                file.repr()?,
+                transport.repr()?
+            )));
+        }
+    }
+    // asyncio's own transports (UDP, pipes) are entered by themselves.
+    static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let others = event_loop.getattr(intern!(py, "_transports"))?;
+    if others.getattr(intern!(py, "data"))?.is_truthy()? {
+        support::class(py, &BASE, "asyncio", "SelectorEventLoop")?
+            .call_method1(intern!(py, "_ensure_fd_no_transport"), (event_loop, file))?;
+    }
+    Ok(())
 }
 
 /// Watches `file` with a callback; returns the callback's handle. Replaces (and cancels) the one there was.
