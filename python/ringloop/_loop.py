@@ -18,7 +18,7 @@ import threading
 import weakref
 from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 from . import _core
 from ._transports import SocketTransport, attach
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from socket import _GetAddrInfoResult
 
 _T = TypeVar("_T")
+_ProtocolT = TypeVar("_ProtocolT", bound=asyncio.BaseProtocol)
 
 
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
@@ -97,6 +98,12 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         def _asyncgen_firstiter_hook(self, agen: AsyncGenerator[Any, Any]) -> None: ...
         def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None: ...
         def _ensure_fd_no_transport(self, fd: socket.socket | int) -> None: ...
+        def _sock_connect_cb(
+            self, fut: asyncio.Future[None], sock: socket.socket, address: tuple[str, int]
+        ) -> None: ...
+        def _sock_write_done(
+            self, fd: int, fut: asyncio.Future[None], handle: asyncio.Handle | None = None
+        ) -> None: ...
 
     def __init__(self, *, backend: str | None = None, busy_poll: str | int | None = None) -> None:
         # Not asyncio's selector loop's: that would make a selector.
@@ -202,18 +209,18 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
 
     async def create_connection(
         self,
-        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        protocol_factory: Callable[[], _ProtocolT],
         host: str | None = None,
         port: int | None = None,
         **options: Any,
-    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+    ) -> tuple[asyncio.Transport, _ProtocolT]:
         """Connects a stream; see `asyncio.loop.create_connection`.
 
         The plain case, an IPv4 address and no options, takes a short way: asyncio's spends more time on resolving what is
         resolved, and on waiting for a connection that stands, than the kernel spends on connecting.
         """
         if options or self._debug or not _is_ipv4(host) or type(port) is not int:
-            return await super().create_connection(protocol_factory, host, port, **options)
+            return await super().create_connection(protocol_factory, cast(Any, host), cast(Any, port), **options)
         address = (host, port)
         sock = socket.socket(socket.AF_INET, _STREAM_NONBLOCKING)
         try:
@@ -239,7 +246,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         except BaseException:
             transport.close()
             raise
-        return transport, protocol
+        return cast("asyncio.Transport", transport), protocol
 
 
 def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = None) -> EventLoop:
