@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from ._loop import EventLoop
+    from ._transports import SocketTransport
 
     # With what typeshed leaves out of asyncio's handles because it is private.
     class _Handle(asyncio.Handle):
@@ -175,6 +176,18 @@ def log_slow_transport(loop: EventLoop, transport: object, duration: float) -> N
     """Logs a transport whose protocol held the loop up, in debug mode."""
     if duration >= loop.slow_callback_duration:
         logger.warning("Executing %s took %.3f seconds", transport, duration)
+
+
+def report_transport_error(loop: EventLoop, transport: SocketTransport, exception: BaseException) -> None:
+    """Tells the loop's exception handler about an error in a transport's own step."""
+    loop.call_exception_handler(
+        {
+            "message": f"Exception in callback {transport!r}",
+            "exception": exception,
+            "transport": transport,
+            "protocol": transport._protocol,
+        }
+    )
 
 
 def write_type_error(data: object) -> TypeError:

@@ -55,8 +55,10 @@ class SocketTransport(_core.SocketTransport):
     def __del__(self) -> None:
         if self._sock is None:
             return
-        warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self, stacklevel=1)
-        self._disconnect()
+        try:
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self, stacklevel=1)
+        finally:
+            self._disconnect()
 
     def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
         loop = self._loop

@@ -97,23 +97,17 @@ impl Received {
         }
     }
 
-    /// Ends a delivery. An object that the protocol kept is its own from now on.
-    pub(crate) fn put_back(&mut self, py: Python<'_>, delivery: Delivery) {
-        if delivery.was_kept() && matches!(delivery, Delivery::InPlace(_)) {
-            if let Ok(mut fresh) = Self::new(py) {
-                std::mem::swap(self, &mut fresh);
-                // `fresh` now holds the object that was kept, and gives up our reference to it.
-            }
-        }
+    /// Ends a delivery. An object that the protocol kept is the protocol's from now on, and None is left.
+    pub(crate) fn put_back(self, delivery: Delivery) -> Option<Self> {
+        let kept = matches!(delivery, Delivery::InPlace(_)) && delivery.was_kept();
+        (!kept).then_some(self)
     }
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
-        Python::attach(|_py| {
-            // SAFETY: the GIL is held and this reference is ours.
-            unsafe { ffi::Py_DECREF(self.object.as_ptr().cast()) };
-        });
+        // SAFETY: every user of this module holds the GIL, and this reference is ours.
+        unsafe { ffi::Py_DECREF(self.object.as_ptr().cast()) };
     }
 }
 

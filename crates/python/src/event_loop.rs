@@ -77,10 +77,12 @@ pub(crate) struct Loop {
 #[pymethods]
 impl Loop {
     #[new]
-    #[pyo3(signature = (*, backend=None, busy_poll=None))]
+    #[pyo3(signature = (*_args, backend=None, busy_poll=None, **_options))]
     fn new(
+        _args: &Bound<'_, PyTuple>,
         backend: Option<&str>,
         busy_poll: Option<&Bound<'_, PyAny>>,
+        _options: Option<&Bound<'_, PyDict>>,
         py: Python<'_>,
     ) -> PyResult<Self> {
         let mut config = Config::from_env().map_err(|error| support::os_error(py, &error))?;
@@ -507,6 +509,18 @@ impl Drop for Loop {
 }
 
 impl Queue {
+    /// Queues an expired timer.
+    pub(crate) fn expire(&mut self, ready: Ready) {
+        match &ready {
+            Ready::Handle(handle) => handle.set_timer(None),
+            Ready::Foreign(handle) => {
+                self.foreign_timers.remove(&(handle.as_ptr() as usize));
+            }
+            Ready::Transport(..) | Ready::StartReading(_) => {}
+        }
+        self.ready.push_back(ready);
+    }
+
     fn discard(mut self, py: Python<'_>) {
         for ready in self.ready.drain(..).chain(self.timers.drain()) {
             ready.discard(py);

@@ -47,7 +47,7 @@ pub(crate) struct Handle {
     spilled: bool,
     cancelled: bool,
     /// Runs in progress. While there are any, `cancel` leaves callback and arguments to the end of the run.
-    running: u8,
+    running: u32,
 }
 
 /// The memory of a `TimerHandle`.
@@ -321,6 +321,8 @@ fn report(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
     if error.is_instance_of::<PySystemExit>(py) || error.is_instance_of::<PyKeyboardInterrupt>(py) {
         return Err(error);
     }
+    // The exception handler may keep it.
+    handle.track();
     // SAFETY: the handle is alive; the caller of `run` owns a reference.
     let object = unsafe { Bound::from_borrowed_ptr(py, handle.as_ptr()) };
     support::python(py)?

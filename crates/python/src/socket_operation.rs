@@ -11,12 +11,14 @@ use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::RawFd;
 use std::ptr;
 
-use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration, PyTypeError};
+use pyo3::exceptions::{
+    PyRuntimeError, PyRuntimeWarning, PyStopIteration, PyTypeError, PyValueError,
+};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyMemoryView, PyTuple, PyType};
 use ringloop_driver::Mode;
 
 use crate::buffers::{self, Received};
@@ -51,6 +53,8 @@ impl Kind {
 enum Phase {
     /// Not awaited yet.
     Created,
+    /// In its first step. Code of the user's that runs meanwhile must not step it again.
+    Running,
     /// The future was handed to the task.
     Waiting,
     /// Returned, raised or closed.
@@ -63,6 +67,7 @@ struct Operation {
     argument: Py<PyAny>,
     kind: Kind,
     phase: Phase,
+    /// The watched descriptor, -1 before the first attempt. The socket may be closed meanwhile, and the number be another's.
     fd: RawFd,
     sent: usize,
     future: Option<Py<PyAny>>,
@@ -93,7 +98,6 @@ pub(crate) fn new<'py>(
     if event_loop.get().is_debug() || !sock.get_type().is(class) {
         return Ok(None);
     }
-    let fd = sock.call_method0(intern!(py, "fileno"))?.extract()?;
     // SAFETY: the GIL is held; every field is written before the object is tracked and can be seen.
     unsafe {
         let object = ffi::PyType_GenericAlloc(CLASS, 0);
@@ -108,7 +112,7 @@ pub(crate) fn new<'py>(
             argument: argument.clone().unbind(),
             kind,
             phase: Phase::Created,
-            fd,
+            fd: -1,
             sent: 0,
             future: None,
             handle: None,
@@ -139,15 +143,20 @@ fn resume<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Step<'py
     // SAFETY: called from slots with the GIL and a live object; no Python code runs while the reference is used.
     let phase = unsafe { operation(object).phase };
     match phase {
-        Phase::Created => match attempt(py, object) {
-            Some(outcome) => {
-                finish(py, object);
-                outcome.map(Step::Return)
+        Phase::Created => {
+            // SAFETY: as above.
+            unsafe { operation(object).phase = Phase::Running };
+            match attempt(py, object) {
+                Some(outcome) => {
+                    finish(py, object);
+                    outcome.map(Step::Return)
+                }
+                None => begin_waiting(py, object)
+                    .map(Step::Yield)
+                    .inspect_err(|_| finish(py, object)),
             }
-            None => begin_waiting(py, object)
-                .map(Step::Yield)
-                .inspect_err(|_| finish(py, object)),
-        },
+        }
+        Phase::Running => Err(PyValueError::new_err("coroutine already executing")),
         Phase::Waiting => {
             // SAFETY: as above.
             let outcome = unsafe { operation(object).outcome.take() };
@@ -166,7 +175,7 @@ fn resume<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Step<'py
 /// Tries the system call; None if the socket isn't ready.
 fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyAny>>> {
     // SAFETY: as in `resume`.
-    let (event_loop, sock, argument, kind, fd, sent) = unsafe {
+    let (event_loop, sock, argument, kind, known_fd, sent) = unsafe {
         let operation = operation(object);
         (
             operation.event_loop.clone_ref(py),
@@ -177,6 +186,19 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             operation.sent,
         )
     };
+    let fd: RawFd = match sock
+        .bind(py)
+        .call_method0(intern!(py, "fileno"))
+        .and_then(|number| number.extract())
+    {
+        Ok(fd) => fd,
+        Err(error) => return Some(Err(error)),
+    };
+    if fd < 0 || (known_fd >= 0 && fd != known_fd) {
+        return Some(Err(support::errno_error(py, libc::EBADF)));
+    }
+    // SAFETY: as in `resume`.
+    unsafe { operation(object).fd = fd };
     let would_block = |error: &std::io::Error| {
         matches!(
             error.kind(),
@@ -255,6 +277,14 @@ fn begin_waiting<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<B
         )
     };
     watches::ensure_no_transport(&event_loop, sock.bind(py), fd)?;
+    // As under asyncio, what is being sent can't be resized meanwhile.
+    let argument = if kind == Kind::SendAll {
+        // SAFETY: as in `resume`.
+        let data = unsafe { operation(object).argument.clone_ref(py) };
+        Some(PyMemoryView::from(data.bind(py))?.into_any())
+    } else {
+        None
+    };
     let future = event_loop.call_method0(intern!(py, "create_future"))?;
     let call = Call {
         callback: object,
@@ -276,13 +306,15 @@ fn begin_waiting<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<B
         kind == Kind::SendAll,
         Mode::OneShot,
     )?;
-    {
+    let previous = {
         // SAFETY: as in `resume`.
         let operation = unsafe { operation(object) };
         operation.future = Some(future.clone().unbind());
         operation.handle = Some(handle.unbind());
         operation.phase = Phase::Waiting;
-    }
+        argument.map(|view| std::mem::replace(&mut operation.argument, view.unbind()))
+    };
+    drop(previous);
     future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
     Ok(future)
 }
@@ -302,41 +334,49 @@ fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         return Ok(());
     }
     let outcome = match attempt(py, object) {
-        None => {
-            // SAFETY: as in `resume`.
-            let (event_loop, handle, fd, kind) = unsafe {
-                let operation = operation(object);
-                (
-                    operation.event_loop.clone_ref(py),
-                    operation.handle.as_ref().map(|it| it.clone_ref(py)),
-                    operation.fd,
-                    operation.kind,
-                )
-            };
-            return match handle {
-                Some(handle) => watches::insert(
-                    event_loop.bind(py),
-                    fd,
-                    handle.bind(py),
-                    kind == Kind::SendAll,
-                    Mode::OneShot,
-                ),
-                None => Ok(()),
-            };
-        }
         Some(outcome) => outcome,
+        None => match watch_again(py, object) {
+            Ok(()) => return Ok(()),
+            Err(error) => Err(error),
+        },
     };
     if let Err(error) = &outcome {
         if support::ends_the_loop(py, error) {
             return outcome.map(drop);
         }
     }
-    stop_watching(py, object)?;
+    // A watch that can't be ended ended with its loop.
+    drop(stop_watching(py, object));
     // SAFETY: as in `resume`.
-    unsafe { operation(object).outcome = Some(outcome) };
+    let previous = unsafe { operation(object).outcome.replace(outcome) };
+    drop(previous);
     future
         .call_method1(intern!(py, "set_result"), (py.None(),))
         .map(drop)
+}
+
+/// Watches on after a look that found the socket not ready.
+fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: as in `resume`.
+    let (event_loop, handle, fd, kind) = unsafe {
+        let operation = operation(object);
+        (
+            operation.event_loop.clone_ref(py),
+            operation.handle.as_ref().map(|it| it.clone_ref(py)),
+            operation.fd,
+            operation.kind,
+        )
+    };
+    let Some(handle) = handle else {
+        return Ok(());
+    };
+    watches::insert(
+        event_loop.bind(py),
+        fd,
+        handle.bind(py),
+        kind == Kind::SendAll,
+        Mode::OneShot,
+    )
 }
 
 /// Takes the watch back, if it is still ours.
@@ -490,16 +530,12 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
         if !(*this).weak_references.is_null() {
             ffi::PyObject_ClearWeakRefs(object);
         }
-        Python::attach(|py| {
-            let pending = PyErr::take(py);
-            if operation(object).phase == Phase::Created {
-                warn_never_awaited(py, operation(object).kind);
-            }
-            ManuallyDrop::drop(&mut (*this).operation);
-            if let Some(pending) = pending {
-                pending.restore(py);
-            }
-        });
+        let pending = PendingException::take();
+        if operation(object).phase == Phase::Created {
+            warn_never_awaited(operation(object).kind);
+        }
+        ManuallyDrop::take(&mut (*this).operation).release();
+        pending.restore();
         let class = ffi::Py_TYPE(object);
         ffi::PyObject_GC_Del(object.cast());
         ffi::Py_DECREF(class.cast());
@@ -507,16 +543,74 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
 }
 
 /// What an asyncio coroutine says when nobody awaits it.
+///
+/// # Safety
+/// The GIL is held and no exception is set.
 #[cold]
-fn warn_never_awaited(py: Python<'_>, kind: Kind) {
-    let text = format!("coroutine 'EventLoop.{}' was never awaited\0", kind.name());
-    let Ok(text) = std::ffi::CStr::from_bytes_with_nul(text.as_bytes()) else {
-        return;
+unsafe fn warn_never_awaited(kind: Kind) {
+    let text = match kind {
+        Kind::Receive { .. } => c"coroutine 'EventLoop.sock_recv' was never awaited",
+        Kind::ReceiveInto => c"coroutine 'EventLoop.sock_recv_into' was never awaited",
+        Kind::SendAll => c"coroutine 'EventLoop.sock_sendall' was never awaited",
     };
-    let category = py.get_type::<PyRuntimeWarning>();
-    if let Err(error) = PyErr::warn(py, &category, text, 1) {
-        // Warnings are errors here, and there is nobody to raise it to.
-        error.write_unraisable(py, None);
+    // SAFETY: as the function asks. Where warnings are errors, there is nobody to raise it to.
+    unsafe {
+        if ffi::PyErr_WarnEx(ffi::PyExc_RuntimeWarning, text.as_ptr(), 1) != 0 {
+            ffi::PyErr_WriteUnraisable(ptr::null_mut());
+        }
+    }
+}
+
+/// An exception that is on its way while an object is destroyed.
+struct PendingException([*mut ffi::PyObject; 3]);
+
+impl PendingException {
+    /// # Safety
+    /// The GIL is held.
+    unsafe fn take() -> Self {
+        let mut parts = [ptr::null_mut(); 3];
+        let [kind, value, traceback] = &mut parts;
+        // SAFETY: as the function asks. The newer call that takes one object is not in Python 3.11.
+        #[allow(deprecated)]
+        unsafe {
+            ffi::PyErr_Fetch(kind, value, traceback);
+        }
+        Self(parts)
+    }
+
+    /// # Safety
+    /// The GIL is held.
+    unsafe fn restore(self) {
+        let [kind, value, traceback] = self.0;
+        // SAFETY: as the function asks; the references go back to where they came from.
+        #[allow(deprecated)]
+        unsafe {
+            ffi::PyErr_Restore(kind, value, traceback);
+        }
+    }
+}
+
+impl Operation {
+    /// Drops every reference at once. `Py`'s own drop would put it off where no call from Python into Rust is under way.
+    ///
+    /// # Safety
+    /// The GIL is held.
+    unsafe fn release(self) {
+        let outcome = match self.outcome {
+            Some(Ok(value)) => Some(value),
+            Some(Err(error)) => {
+                // SAFETY: the GIL is held.
+                let py = unsafe { Python::assume_attached() };
+                Some(error.into_value(py).into_any())
+            }
+            None => None,
+        };
+        let required = [self.event_loop.into_any(), self.sock, self.argument];
+        let optional = [self.future, self.handle, outcome];
+        for object in required.into_iter().chain(optional.into_iter().flatten()) {
+            // SAFETY: the GIL is held, and the reference is this operation's own.
+            unsafe { ffi::Py_DECREF(object.into_ptr()) };
+        }
     }
 }
 
@@ -557,16 +651,12 @@ unsafe extern "C" fn traverse(
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     // SAFETY: called by the collector for an unreachable object.
     unsafe {
-        let dropped = {
-            let operation = operation(object);
-            operation.phase = Phase::Finished;
-            (
-                operation.future.take(),
-                operation.handle.take(),
-                operation.outcome.take(),
-            )
-        };
-        Python::attach(|_py| drop(dropped));
+        let operation = operation(object);
+        operation.phase = Phase::Finished;
+        let dropped = [operation.future.take(), operation.handle.take()];
+        for reference in dropped.into_iter().flatten() {
+            ffi::Py_DECREF(reference.into_ptr());
+        }
         0
     }
 }

@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyString, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::support;
@@ -57,10 +57,15 @@ impl StreamFeed {
             return Ok(());
         }
         let buffer = reader.getattr(intern!(py, "_buffer"))?;
-        let (true, Ok(buffer)) = (
-            reader.get_type().is(class),
-            buffer.cast_exact::<PyByteArray>(),
-        ) else {
+        let plain = reader.get_type().is(class)
+            && is_method(&reader, intern!(py, "feed_data"), &FEED_DATA, class)?
+            && is_method(
+                protocol,
+                intern!(py, "data_received"),
+                &DATA_RECEIVED,
+                &protocol.get_type(),
+            )?;
+        let (true, Ok(buffer)) = (plain, buffer.cast_exact::<PyByteArray>()) else {
             return protocol
                 .call_method1(intern!(py, "data_received"), (PyBytes::new(py, bytes),))
                 .map(drop);
@@ -86,6 +91,32 @@ impl StreamFeed {
             reader.setattr(intern!(py, "_paused"), true)?;
         }
         Ok(())
+    }
+}
+
+// Of CPython's C API (Include/cpython/classobject.h), in every version; PyO3 doesn't declare them.
+unsafe extern "C" {
+    static mut PyMethod_Type: ffi::PyTypeObject;
+    fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
+}
+
+static FEED_DATA: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static DATA_RECEIVED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Whether `object.name` is what the class had when it was first looked at, and not something put in its place.
+fn is_method(
+    object: &Bound<'_, PyAny>,
+    name: &Bound<'_, PyString>,
+    original: &PyOnceLock<Py<PyAny>>,
+    class: &Bound<'_, PyType>,
+) -> PyResult<bool> {
+    let py = object.py();
+    let original = original.get_or_try_init(py, || class.getattr(name).map(Bound::unbind))?;
+    let method = object.getattr(name)?;
+    // SAFETY: the type check comes first, and the function is borrowed from the method.
+    unsafe {
+        Ok(ffi::Py_TYPE(method.as_ptr()) == &raw mut PyMethod_Type
+            && PyMethod_Function(method.as_ptr()) == original.as_ptr())
     }
 }
 

@@ -16,7 +16,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyString, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::Token;
 
@@ -269,7 +269,7 @@ impl SocketTransport {
         };
         event_loop.get().check_closed()?;
         take_read_context(slf)?;
-        if slf.get().state.get(py).token.is_none() {
+        if !slf.get().state.get(py).started {
             // Paused before reading had begun: it begins now.
             start_reading(slf)?;
         } else if requeue {
@@ -292,8 +292,8 @@ impl SocketTransport {
                 .map(PyErr::from_value)
                 .unwrap_or_else(|error| error));
         }
-        let (fd, direct) = {
-            let mut state = slf.get().state.get_mut(py);
+        let (fd, direct, lost) = {
+            let state = slf.get().state.get(py);
             if state.eof {
                 return Err(PyRuntimeError::new_err(
                     "Cannot call write() after write_eof()",
@@ -304,21 +304,14 @@ impl SocketTransport {
                     "unable to write; sendfile is in progress",
                 ));
             }
-            if state.lost > 0 {
-                if buffers::is_empty(data)? {
-                    return Ok(());
-                }
-                state.lost += 1;
-                let warn = state.lost > LOST_WRITES_BEFORE_WARNING;
-                drop(state);
-                return if warn {
-                    warn_of_lost_writes(py)
-                } else {
-                    Ok(())
-                };
-            }
-            (state.fd, state.buffer.is_empty())
+            (state.fd, state.buffer.is_empty(), state.lost > 0)
         };
+        if lost {
+            if buffers::is_empty(data)? {
+                return Ok(());
+            }
+            return count_lost_write(slf);
+        }
         let outcome = buffers::with_bytes(data, |bytes| {
             if bytes.is_empty() {
                 return Ok(None);
@@ -366,14 +359,8 @@ impl SocketTransport {
         {
             let mut state = slf.get().state.get_mut(py);
             if state.lost > 0 {
-                state.lost += 1;
-                let warn = state.lost > LOST_WRITES_BEFORE_WARNING;
                 drop(state);
-                return if warn {
-                    warn_of_lost_writes(py)
-                } else {
-                    Ok(())
-                };
+                return count_lost_write(slf);
             }
             let was_empty = state.buffer.is_empty();
             state.buffer.append(&mut chunks);
@@ -535,8 +522,9 @@ impl SocketTransport {
             (state.event_loop.take(), dropped, result)
         };
         if let Some(event_loop) = event_loop {
-            // The kernel must let go of the socket before it is closed, or the peer would not hear of it.
-            watches::flush(py, event_loop.get())?;
+            // The kernel must let go of the socket before it is closed, or the peer would not hear of it. Where that fails,
+            // it does so at the next turn; the socket must be closed all the same.
+            drop(watches::flush(py, event_loop.get()));
         }
         drop(dropped);
         Ok(result)
@@ -654,13 +642,7 @@ impl Drop for SocketTransport {
     fn drop(&mut self) {
         Python::attach(|py| {
             self.leave(py);
-            let (token, event_loop) = {
-                let mut state = self.state.get_mut(py);
-                (state.token.take(), state.event_loop.take())
-            };
-            if let (Some(token), Some(event_loop)) = (token, event_loop) {
-                watches::delist_transport(py, event_loop.get(), token);
-            }
+            self.delist(py);
         });
     }
 }
@@ -703,6 +685,18 @@ impl State {
 }
 
 impl SocketTransport {
+    /// Takes the transport off the loop's table of events.
+    fn delist(&self, py: Python<'_>) {
+        let (token, event_loop) = {
+            let state = self.state.get(py);
+            (state.token, state.event_loop.clone_ref_opt(py))
+        };
+        if let (Some(token), Some(event_loop)) = (token, event_loop) {
+            watches::delist_transport(py, event_loop.get(), token);
+            self.state.get_mut(py).token = None;
+        }
+    }
+
     /// Frees the descriptor's number for other uses of the loop.
     fn leave(&self, py: Python<'_>) {
         let (entered, event_loop, fd) = {
@@ -818,17 +812,7 @@ fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
 }
 
 fn delist(transport: &Bound<'_, SocketTransport>) {
-    let py = transport.py();
-    let (token, event_loop) = {
-        let mut state = transport.get().state.get_mut(py);
-        (
-            state.token.take(),
-            state.event_loop.as_ref().map(|it| it.clone_ref(py)),
-        )
-    };
-    if let (Some(token), Some(event_loop)) = (token, event_loop) {
-        watches::delist_transport(py, event_loop.get(), token);
-    }
+    transport.get().delist(transport.py());
 }
 
 /// The loop keeps the transport alive while it reads or has something to send.
@@ -1042,8 +1026,9 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
     if data.was_kept() {
         this.state.get_mut(py).copies_left = buffers::COPIES_AFTER_KEPT;
     }
-    received.put_back(py, data);
-    event_loop.get().return_receive_buffer(py, received);
+    if let Some(received) = received.put_back(data) {
+        event_loop.get().return_receive_buffer(py, received);
+    }
     match result {
         Ok(()) => Ok(outcome),
         Err(error) if support::ends_the_loop(py, &error) => Err(error),
@@ -1129,7 +1114,7 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
 /// `object.name(argument)`, without a tuple and without a bound method.
 fn call_method1(
     object: &Bound<'_, PyAny>,
-    name: &Bound<'_, pyo3::types::PyString>,
+    name: &Bound<'_, PyString>,
     argument: *mut ffi::PyObject,
 ) -> PyResult<()> {
     let py = object.py();
@@ -1191,12 +1176,10 @@ fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         };
         drop(dropped);
         let error = support::os_error(py, &error);
-        let value = error.value(py).clone();
+        let value = error.value(py).clone().into_any();
         fatal_error(transport, error, "Fatal write error on socket transport")?;
         if let Some(waiter) = waiter {
-            waiter
-                .bind(py)
-                .call_method1(intern!(py, "set_exception"), (value,))?;
+            settle_waiter(waiter.bind(py), intern!(py, "set_exception"), value)?;
         }
         return Ok(());
     }
@@ -1219,9 +1202,8 @@ fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     };
     update_hold(transport);
     if let Some(waiter) = waiter {
-        waiter
-            .bind(py)
-            .call_method1(intern!(py, "set_result"), (py.None(),))?;
+        let none = py.None().into_bound(py);
+        settle_waiter(waiter.bind(py), intern!(py, "set_result"), none)?;
     }
     if closing {
         transport
@@ -1232,6 +1214,21 @@ fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     } else {
         Ok(())
     }
+}
+
+/// Ends the wait for an empty buffer, unless whoever waited has gone.
+fn settle_waiter<'py>(
+    waiter: &Bound<'py, PyAny>,
+    method: &Bound<'py, PyString>,
+    value: Bound<'py, PyAny>,
+) -> PyResult<()> {
+    if waiter
+        .call_method0(intern!(waiter.py(), "done"))?
+        .is_truthy()?
+    {
+        return Ok(());
+    }
+    waiter.call_method1(method, (value,)).map(drop)
 }
 
 /// Buffers what the socket did not take.
@@ -1341,8 +1338,18 @@ fn schedule_connection_lost(
         .map(drop)
 }
 
+/// A write after the connection was lost: counted, and from the fifth on logged, as asyncio does.
 #[cold]
-fn warn_of_lost_writes(py: Python<'_>) -> PyResult<()> {
+fn count_lost_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let lost = {
+        let mut state = transport.get().state.get_mut(py);
+        state.lost += 1;
+        state.lost
+    };
+    if lost <= LOST_WRITES_BEFORE_WARNING {
+        return Ok(());
+    }
     support::python(py)?
         .getattr(intern!(py, "logger"))?
         .call_method1(intern!(py, "warning"), ("socket.send() raised exception.",))

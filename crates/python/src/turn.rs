@@ -11,7 +11,7 @@ use ringloop_driver::{Event, Peek};
 
 use crate::event_loop::{Loop, Ready};
 use crate::support;
-use crate::transport;
+use crate::transport::{self, SocketTransport};
 
 /// While callbacks are ready, turns that look at the kernel every time before the loop begins to look less often.
 /// Programs and tests that count on `sleep(0)` to let I/O in need a few turns, not many.
@@ -51,13 +51,14 @@ fn turn(
         let busy = !queue.ready.is_empty() || this.stopping.load(Relaxed);
         (busy, queue.timers.next_deadline_ns())
     };
-    if busy {
+    let collected = if busy {
         *busy_turns += 1;
-        look(py, this, events, *busy_turns)?;
+        look(py, this, events, *busy_turns)
     } else {
         *busy_turns = 0;
-        wait(py, this, events, deadline_ns)?;
-    }
+        wait(py, this, events, deadline_ns)
+    };
+    // Whatever happens next, no event may be lost: a transport's is not reported twice.
     let count = {
         let mut queue = this.queue.get_mut(py);
         if !events.is_empty() {
@@ -69,14 +70,18 @@ fn turn(
         if deadline_ns.is_some() {
             let now_ns = clock::now_ns();
             while let Some(ready) = queue.timers.pop_expired(now_ns) {
-                if let Ready::Handle(handle) = &ready {
-                    handle.set_timer(None);
-                }
-                queue.ready.push_back(ready);
+                queue.expire(ready);
             }
         }
         queue.ready.len()
     };
+    collected?;
+    if !busy || is_due(*busy_turns) {
+        // A signal may end the wait by its byte on the wakeup descriptor as well as by EINTR. Its handler runs here, where
+        // what it raises leaves the loop, and not in the callback that reads that byte. And callbacks that are all native
+        // never reach the interpreter's own check.
+        py.check_signals()?;
+    }
     // What these callbacks queue runs in the next turn, after the kernel was looked at.
     for _ in 0..count {
         let Some(ready) = this.queue.get_mut(py).ready.pop_front() else {
@@ -87,25 +92,24 @@ fn turn(
     Ok(())
 }
 
+/// Whether this turn in a row with callbacks ready makes the system calls.
+fn is_due(busy_turns: u32) -> bool {
+    busy_turns <= EAGER_TURNS || busy_turns.is_multiple_of(TURNS_PER_POLL)
+}
+
 /// Collects events without waiting, while callbacks are ready.
 fn look(py: Python<'_>, this: &Loop, events: &mut Vec<Event>, busy_turns: u32) -> PyResult<()> {
-    let due = busy_turns <= EAGER_TURNS || busy_turns.is_multiple_of(TURNS_PER_POLL);
-    let result = this.with_reactor(py, |reactor| {
+    this.with_reactor(py, |reactor| {
         match reactor.driver_ref().peek() {
             Peek::Empty => return Ok(()),
-            Peek::Unknown if !due => return Ok(()),
+            Peek::Unknown if !is_due(busy_turns) => return Ok(()),
             Peek::Unknown | Peek::Ready => {}
         }
         match reactor.poll_now(events) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             other => other,
         }
-    });
-    if due {
-        // Callbacks that are all native never reach the interpreter's own check.
-        py.check_signals()?;
-    }
-    result
+    })
 }
 
 /// Waits for events, a wake from another thread, or the next timer, with the GIL released.
@@ -136,9 +140,7 @@ fn wait(
         Err(error) if error.kind() != io::ErrorKind::Interrupted => {
             Err(support::os_error(py, &error))
         }
-        // A signal may end the wait by its byte on the wakeup descriptor as well as by EINTR. Its handler runs here, where
-        // what it raises leaves the loop, and not in the callback that reads that byte.
-        _ => py.check_signals(),
+        _ => Ok(()),
     }
 }
 
@@ -166,9 +168,37 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: Ready) -> PyResult<()> {
             Ok(())
         }
         Ready::Transport(transport, readiness) => {
-            transport::on_ready(transport.bind(py), readiness)
+            let transport = transport.bind(py);
+            let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
+            let result = transport::on_ready(transport, readiness);
+            if let Some(begin_ns) = begin_ns {
+                let duration_s = (clock::now_ns() - begin_ns) as f64 * 1e-9;
+                support::python(py)?
+                    .getattr(intern!(py, "log_slow_transport"))?
+                    .call1((event_loop, transport, duration_s))?;
+            }
+            report(event_loop, transport, result)
         }
-        Ready::StartReading(transport) => transport::start_reading(transport.bind(py)),
+        Ready::StartReading(transport) => {
+            let transport = transport.bind(py);
+            report(event_loop, transport, transport::start_reading(transport))
+        }
+    }
+}
+
+/// Hands a transport's error to the loop's exception handler, as asyncio does with that of any callback.
+fn report(
+    event_loop: &Bound<'_, Loop>,
+    transport: &Bound<'_, SocketTransport>,
+    result: PyResult<()>,
+) -> PyResult<()> {
+    let py = event_loop.py();
+    match result {
+        Err(error) if !support::ends_the_loop(py, &error) => support::python(py)?
+            .getattr(intern!(py, "report_transport_error"))?
+            .call1((event_loop, transport, error.into_value(py)))
+            .map(drop),
+        other => other,
     }
 }
 

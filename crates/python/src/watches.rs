@@ -62,7 +62,8 @@ enum Source {
 #[derive(Default)]
 pub(crate) struct Watches {
     callbacks: Vec<Option<Box<Callbacks>>>,
-    sources: Vec<Source>,
+    /// By token index, with the token: an index is used again.
+    sources: Vec<(Option<Token>, Source)>,
     /// The transport that has a descriptor, borrowed: it takes itself out before it goes.
     transports: Vec<Option<NonNull<ffi::PyObject>>>,
     /// Watches that ended while the reactor was away; dropped when it is back.
@@ -78,6 +79,16 @@ impl Watches {
         self.callbacks[index].get_or_insert_default()
     }
 
+    /// Drops the entry that a failed attempt to watch has left.
+    fn forget_if_unused(&mut self, fd: RawFd) {
+        if self
+            .callbacks(fd)
+            .is_some_and(|it| it.token.is_none() && it.reader.is_none() && it.writer.is_none())
+        {
+            self.callbacks[fd as usize] = None;
+        }
+    }
+
     fn callbacks(&self, fd: RawFd) -> Option<&Callbacks> {
         self.callbacks.get(fd as usize)?.as_deref()
     }
@@ -85,9 +96,17 @@ impl Watches {
     fn set_source(&mut self, token: Token, source: Source) -> Source {
         let index = token.index() as usize;
         if self.sources.len() <= index {
-            self.sources.resize_with(index + 1, Source::default);
+            self.sources
+                .resize_with(index + 1, || (None, Source::Nobody));
         }
-        std::mem::replace(&mut self.sources[index], source)
+        std::mem::replace(&mut self.sources[index], (Some(token), source)).1
+    }
+
+    fn source(&self, token: Token) -> Option<&Source> {
+        match self.sources.get(token.index() as usize) {
+            Some((Some(known), source)) if *known == token => Some(source),
+            _ => None,
+        }
     }
 
     pub(crate) fn enter_transport(&mut self, fd: RawFd, transport: &Bound<'_, PyAny>) {
@@ -137,7 +156,7 @@ impl Watches {
             writable: ready.is_writable() || ready.is_read_closed() || ready.is_error(),
             ending: ready.is_read_closed() || ready.is_error(),
         };
-        match self.sources.get(event.token.index() as usize) {
+        match self.source(event.token) {
             Some(Source::Transport(listed)) => {
                 // SAFETY: the transport takes itself off this list before it goes, so the pointer is a live
                 // `SocketTransport`; the GIL is held.
@@ -171,7 +190,7 @@ impl Watches {
             visit.call(&callbacks.reader)?;
             visit.call(&callbacks.writer)?;
         }
-        for source in &self.sources {
+        for (_, source) in &self.sources {
             if let Source::Transport(listed) = source {
                 if listed.strong {
                     visit.call(support::borrow_pointer(&listed.transport))?;
@@ -185,7 +204,7 @@ impl Watches {
 impl Drop for Watches {
     fn drop(&mut self) {
         let sources = std::mem::take(&mut self.sources);
-        for source in sources {
+        for (_, source) in sources {
             if let Source::Transport(listed) = source {
                 listed.release();
             }
@@ -196,10 +215,8 @@ impl Drop for Watches {
 impl Listed {
     fn release(self) {
         if self.strong {
-            Python::attach(|py| {
-                // SAFETY: a strong entry owns one reference.
-                drop(unsafe { Bound::from_owned_ptr(py, self.transport.as_ptr()) });
-            });
+            // SAFETY: a strong entry owns one reference; the table is only touched under the GIL.
+            unsafe { ffi::Py_DECREF(self.transport.as_ptr()) };
         }
     }
 }
@@ -322,7 +339,7 @@ pub(crate) fn insert(
 ) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
-    let previous = {
+    let (token, interest, mode) = {
         let mut watches = this.watches.get_mut(py);
         let callbacks = watches.callbacks_mut(fd);
         let (own, other) = if for_writing {
@@ -340,23 +357,25 @@ pub(crate) fn insert(
         } else {
             mode
         };
-        let token = callbacks.token;
-        let watched = this.with_reactor(py, |reactor| {
-            let driver = reactor.driver();
-            match token {
-                Some(token) => driver.rewatch(token, interest, mode).map(|()| token),
-                None => driver.watch(fd, interest, mode),
-            }
-        });
-        let token = match watched {
-            Ok(token) => token,
-            Err(error) => {
-                if token.is_none() {
-                    watches.callbacks[fd as usize] = None;
-                }
-                return Err(error);
-            }
-        };
+        (callbacks.token, interest, mode)
+    };
+    // Nothing is borrowed here: making an exception may run the collector, and that may run anything.
+    let watched = this.with_reactor(py, |reactor| {
+        let driver = reactor.driver();
+        match token {
+            Some(token) => driver.rewatch(token, interest, mode).map(|()| token),
+            None => driver.watch(fd, interest, mode),
+        }
+    });
+    let token = match watched {
+        Ok(token) => token,
+        Err(error) => {
+            this.watches.get_mut(py).forget_if_unused(fd);
+            return Err(error);
+        }
+    };
+    let previous = {
+        let mut watches = this.watches.get_mut(py);
         let callbacks = watches.callbacks_mut(fd);
         callbacks.token = Some(token);
         callbacks.level = mode == Mode::Level;
@@ -395,41 +414,59 @@ pub(crate) fn take_out(
 ) -> PyResult<bool> {
     let py = event_loop.py();
     let this = event_loop.get();
-    let removed = {
-        let mut watches = this.watches.get_mut(py);
-        if watches.callbacks(fd).is_none() {
+    let remaining = {
+        let watches = this.watches.get(py);
+        let Some(callbacks) = watches.callbacks(fd) else {
+            return Ok(false);
+        };
+        let (slot, other, interest) = if for_writing {
+            (&callbacks.writer, &callbacks.reader, Interest::READ)
+        } else {
+            (&callbacks.reader, &callbacks.writer, Interest::WRITE)
+        };
+        if slot.is_none() {
             return Ok(false);
         }
-        let callbacks = watches.callbacks_mut(fd);
-        let (slot, other, interest) = if for_writing {
-            (&mut callbacks.writer, &callbacks.reader, Interest::READ)
+        let mode = if callbacks.level {
+            Mode::Level
         } else {
-            (&mut callbacks.reader, &callbacks.writer, Interest::WRITE)
+            Mode::OneShot
         };
-        let Some(removed) = slot.take() else {
-            return Ok(false);
+        callbacks
+            .token
+            .filter(|_| other.is_some())
+            .map(|token| (token, interest, mode))
+    };
+    if let Some((token, interest, mode)) = remaining {
+        this.with_reactor(py, |reactor| {
+            reactor.driver().rewatch(token, interest, mode)
+        })?;
+    }
+    let removed = {
+        let mut watches = this.watches.get_mut(py);
+        let callbacks = watches.callbacks_mut(fd);
+        let slot = if for_writing {
+            &mut callbacks.writer
+        } else {
+            &mut callbacks.reader
         };
-        let other_remains = other.is_some();
-        if let Some(token) = callbacks.token {
-            if other_remains {
-                let mode = if callbacks.level {
-                    Mode::Level
-                } else {
-                    Mode::OneShot
-                };
-                this.with_reactor(py, |reactor| {
-                    reactor.driver().rewatch(token, interest, mode)
-                })?;
-            } else {
-                watches.callbacks[fd as usize] = None;
+        let removed = slot.take();
+        let token = callbacks.token;
+        if remaining.is_none() {
+            watches.callbacks[fd as usize] = None;
+            if let Some(token) = token {
                 watches.set_source(token, Source::Nobody);
                 end_watch(py, this, &mut watches, token);
-                // The owner is likely to close the descriptor next, and its peer is to hear of that at once.
-                drop(watches);
-                flush(py, this)?;
             }
         }
         removed
+    };
+    if remaining.is_none() {
+        // The owner is likely to close the descriptor next, and its peer is to hear of that at once.
+        flush(py, this)?;
+    }
+    let Some(removed) = removed else {
+        return Ok(false);
     };
     cancel(removed.bind(py))?;
     Ok(true)
@@ -513,7 +550,9 @@ pub(crate) fn hold_transport(py: Python<'_>, this: &Loop, token: Token, hold: bo
     let released = {
         let mut watches = this.watches.get_mut(py);
         match watches.sources.get_mut(token.index() as usize) {
-            Some(Source::Transport(listed)) if listed.strong != hold => {
+            Some((known, Source::Transport(listed)))
+                if *known == Some(token) && listed.strong != hold =>
+            {
                 listed.strong = hold;
                 // SAFETY: the pointer is live (see `dispatch`); one reference is taken, or handed to `released`.
                 unsafe {
