@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context
-from typing import Any, Final, TypeVar, TypeVarTuple, final
+from typing import Any, Final, Self, TypeVar, TypeVarTuple, final
 
 from typing_extensions import disjoint_base
 
@@ -89,7 +89,10 @@ class Loop:
     _stopping: bool
     _thread_id: int | None
     _task_factory: Callable[..., asyncio.Future[Any]] | None
-    def __new__(cls, *, backend: str | None = None, busy_poll: str | int | None = None) -> Loop: ...
+    # Other arguments are those of a subclass's __init__.
+    def __new__(
+        cls, *_args: Any, backend: str | None = None, busy_poll: str | int | None = None, **_options: Any
+    ) -> Self: ...
     @property
     def backend(self) -> str: ...
     @property

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from asyncio import base_events, constants, futures, trsock
+from asyncio import base_events, constants
 from asyncio.log import logger
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from . import _core
-
-if TYPE_CHECKING:
-    import socket
-
-    from ._loop import EventLoop
 
 # Servers learned which transports they have in Python 3.13; before, they only counted.
 _SERVER_TAKES_TRANSPORT = "transport" in inspect.signature(base_events.Server._attach).parameters  # type: ignore[attr-defined]
