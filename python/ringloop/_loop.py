@@ -112,7 +112,12 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         self._unix_server_sockets: dict[socket.socket, int] = {}
         self._transports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._selector = _SelectorView(self)
-        self._make_self_pipe()
+        try:
+            self._make_self_pipe()
+        except BaseException:
+            self._closed = True
+            self._release()
+            raise
 
     def run_forever(self) -> None:
         """Runs until stop() is called."""

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use crate::config::{BackendChoice, BackendKind, Config};
+use crate::config::{BackendChoice, BackendKind, Config, Refused};
 use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
 use crate::op::Op;
@@ -31,13 +31,14 @@ pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, Str
                 let reason = uring.description().to_owned();
                 Ok((Backend::Uring(Box::new(uring)), reason))
             }
-            Err(error) => Err(io::Error::new(
-                error.kind(),
-                format!(
+            Err(error) => {
+                let errno = Refused::of(&error).and_then(Refused::errno);
+                let text = format!(
                     "io_uring is forced by {}, but {error}: allow it, or use epoll (RINGLOOP_BACKEND=epoll or auto)",
                     config.forced_by()
-                ),
-            )),
+                );
+                Err(io::Error::new(error.kind(), Refused::new(errno, text)))
+            }
         },
         BackendChoice::Auto => match Uring::new(config, waker.clone()) {
             Ok(uring) => {

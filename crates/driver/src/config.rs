@@ -185,6 +185,37 @@ impl fmt::Display for BackendKind {
     }
 }
 
+/// Why the kernel refuses a backend: the error inside the [`std::io::Error`] of [`crate::Driver::new`].
+#[derive(Clone, Debug)]
+pub struct Refused {
+    errno: Option<i32>,
+    text: String,
+}
+
+impl Refused {
+    pub(crate) fn new(errno: Option<i32>, text: String) -> Self {
+        Self { errno, text }
+    }
+
+    /// The refusal inside an error, if it is one.
+    pub fn of(error: &std::io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+
+    /// What the system call failed with, as in errno(3).
+    pub fn errno(&self) -> Option<i32> {
+        self.errno
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -70,7 +70,9 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-pub use config::{BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, UnknownBackend};
+pub use config::{
+    BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, UnknownBackend,
+};
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{FileStatus, Message, Op, SocketAddress};
 pub use scripted::{Script, Step};

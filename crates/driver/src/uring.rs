@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
-use crate::config::Config;
+use crate::config::{Config, Refused};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, Operation, spare};
 use crate::sys::{self, FileKind};
@@ -159,7 +159,8 @@ fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
             continue;
         }
         let text = refusal(&refused);
-        return Err(io::Error::new(refused.kind(), text));
+        let errno = refused.raw_os_error();
+        return Err(io::Error::new(refused.kind(), Refused::new(errno, text)));
     }
 }
 

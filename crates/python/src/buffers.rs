@@ -77,11 +77,9 @@ impl Received {
     }
 
     /// The first `count` bytes received, as an object for a protocol. Give it back with `put_back`.
-    pub(crate) fn take(&mut self, py: Python<'_>, count: usize, copy: bool) -> PyResult<Delivery> {
+    pub(crate) fn take(&mut self, py: Python<'_>, count: usize, copy: bool) -> Delivery {
         if copy || count < IN_PLACE_MIN {
-            return Ok(Delivery::Copied(
-                PyBytes::new(py, self.bytes(count)).into_any().unbind(),
-            ));
+            return Delivery::Copied(PyBytes::new(py, self.bytes(count)).into_any().unbind());
         }
         // SAFETY: only we refer to the object, so it may still change: it gets its length and the final NUL that every
         // bytes object has, and forgets the hash of what it held before.
@@ -93,12 +91,12 @@ impl Received {
                 (*object).ob_shash = -1;
             }
             *self.memory().add(count) = 0;
-            Ok(Delivery::InPlace(object.cast()))
+            Delivery::InPlace(object.cast())
         }
     }
 
     /// Ends a delivery. An object that the protocol kept is the protocol's from now on, and None is left.
-    pub(crate) fn put_back(self, delivery: Delivery) -> Option<Self> {
+    pub(crate) fn put_back(self, delivery: &Delivery) -> Option<Self> {
         let kept = matches!(delivery, Delivery::InPlace(_)) && delivery.was_kept();
         (!kept).then_some(self)
     }

@@ -344,7 +344,7 @@ impl Loop {
     }
 
     /// The handles that watch `fd`, as (reader or None, writer or None); None where nothing does.
-    fn _watched(&self, py: Python<'_>, fd: i32) -> Option<(Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+    fn _watched(&self, py: Python<'_>, fd: i32) -> Option<watches::Handles> {
         self.watches.get(py).handles(py, fd)
     }
 
@@ -788,6 +788,8 @@ unsafe fn seconds(py: Python<'_>, value: *mut ffi::PyObject) -> PyResult<f64> {
     // SAFETY: as the function asks.
     unsafe {
         let number = ffi::PyFloat_AsDouble(value);
+        // The exact value that says that there may be an error.
+        #[allow(clippy::float_cmp)]
         if number == -1.0 && !ffi::PyErr_Occurred().is_null() {
             return Err(PyErr::fetch(py));
         }

@@ -11,9 +11,7 @@ use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::RawFd;
 use std::ptr;
 
-use pyo3::exceptions::{
-    PyRuntimeError, PyRuntimeWarning, PyStopIteration, PyTypeError, PyValueError,
-};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -129,7 +127,7 @@ pub(crate) fn new<'py>(
 /// The GIL is held and `object` is a live `OperationObject`. The reference must not be held while Python code runs.
 unsafe fn operation<'a>(object: *mut ffi::PyObject) -> &'a mut Operation {
     // SAFETY: as the function asks.
-    unsafe { &mut *(*object.cast::<OperationObject>()).operation }
+    unsafe { &mut (*object.cast::<OperationObject>()).operation }
 }
 
 /// What a resumed operation gives to whoever drives it.
@@ -139,7 +137,7 @@ enum Step<'py> {
 }
 
 /// Starts the operation, or ends it after its future is done.
-fn resume<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Step<'py>> {
+fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     // SAFETY: called from slots with the GIL and a live object; no Python code runs while the reference is used.
     let phase = unsafe { operation(object).phase };
     match phase {
@@ -207,18 +205,15 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
     };
     match kind {
         Kind::Receive { count_max } => {
-            let result = event_loop
-                .get()
-                .receive_buffer(py)
-                .and_then(|mut received| {
-                    let result = received.receive_up_to(fd, count_max.min(Received::CAPACITY));
-                    let bytes = match result {
-                        Ok(count) => Ok(PyBytes::new(py, received.bytes(count))),
-                        Err(error) => Err(error),
-                    };
-                    event_loop.get().return_receive_buffer(py, received);
-                    Ok(bytes)
-                });
+            let result = event_loop.get().receive_buffer(py).map(|mut received| {
+                let result = received.receive_up_to(fd, count_max.min(Received::CAPACITY));
+                let bytes = match result {
+                    Ok(count) => Ok(PyBytes::new(py, received.bytes(count))),
+                    Err(error) => Err(error),
+                };
+                event_loop.get().return_receive_buffer(py, received);
+                bytes
+            });
             match result {
                 Ok(Ok(bytes)) => Some(Ok(bytes.into_any().unbind())),
                 Ok(Err(error)) if would_block(&error) => None,
@@ -265,7 +260,7 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
 }
 
 /// Makes the future that the task waits for, and watches the socket.
-fn begin_waiting<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
+fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'_, PyAny>> {
     // SAFETY: as in `resume`.
     let (event_loop, sock, fd, kind) = unsafe {
         let operation = operation(object);
@@ -441,7 +436,7 @@ unsafe extern "C" fn send(
 }
 
 /// The result of a step for callers without `am_send`: a return is `StopIteration`.
-fn step_or_stop<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
+fn step_or_stop(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'_, PyAny>> {
     match resume(py, object)? {
         Step::Yield(future) => Ok(future),
         Step::Return(value) => Err(PyStopIteration::new_err((value,))),

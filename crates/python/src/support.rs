@@ -10,12 +10,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use pyo3::exceptions::{
-    PyKeyboardInterrupt, PyRuntimeError, PySystemError, PySystemExit, PyValueError,
+    PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit, PyValueError,
 };
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
+use ringloop_driver::Refused;
 
 /// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
 /// may come back; coming back anyway is a panic, which reaches Python as an exception, and never a data race.
@@ -97,6 +98,13 @@ pub(crate) unsafe fn tuple_from_borrowed(items: &[*mut ffi::PyObject]) -> *mut f
 /// Python's exception for an error of the operating system: the `OSError` subclass that belongs to its errno, with
 /// errno and text, as CPython raises it.
 pub(crate) fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
+    if let Some(refused) = Refused::of(error) {
+        let text = refused.to_string();
+        return match refused.errno() {
+            Some(code) => PyOSError::new_err((code, text)),
+            None => PyOSError::new_err(text),
+        };
+    }
     match error.raw_os_error() {
         Some(code) => errno_error(py, code),
         None if error.kind() == io::ErrorKind::InvalidInput => {
@@ -122,7 +130,7 @@ pub(crate) fn ends_the_loop(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 /// `ringloop._support`: the Python half of what happens rarely.
-pub(crate) fn python<'py>(py: Python<'py>) -> PyResult<&'py Bound<'py, PyModule>> {
+pub(crate) fn python(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE
         .get_or_try_init(py, || py.import("ringloop._support").map(Bound::unbind))

@@ -31,6 +31,9 @@ const LOST_WRITES_BEFORE_WARNING: u32 = 5;
 /// asyncio's default high-water mark, in bytes.
 const HIGH_WATER_DEFAULT: usize = 64 * 1024;
 
+/// Socket, server, and the future that waits for an empty buffer.
+type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>, Option<Py<PyAny>>);
+
 /// How the protocol takes what arrives.
 enum Receiver {
     /// `data_received(bytes)`.
@@ -41,6 +44,8 @@ enum Receiver {
     Stream(StreamFeed),
 }
 
+/// The flags are asyncio's, each with its own life.
+#[allow(clippy::struct_excessive_bools)]
 struct State {
     event_loop: Option<Py<Loop>>,
     sock: Option<Py<PyAny>>,
@@ -289,8 +294,7 @@ impl SocketTransport {
             return Err(support::python(py)?
                 .getattr(intern!(py, "write_type_error"))?
                 .call1((data,))
-                .map(PyErr::from_value)
-                .unwrap_or_else(|error| error));
+                .map_or_else(|error| error, PyErr::from_value));
         }
         let (fd, direct, lost) = {
             let state = slf.get().state.get(py);
@@ -497,9 +501,7 @@ impl SocketTransport {
 
     /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock, server,
     /// `empty_waiter`).
-    fn _detach(
-        slf: &Bound<'_, Self>,
-    ) -> PyResult<(Option<Py<PyAny>>, Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+    fn _detach(slf: &Bound<'_, Self>) -> Detached {
         let py = slf.py();
         delist(slf);
         slf.get().leave(py);
@@ -527,7 +529,7 @@ impl SocketTransport {
             drop(watches::flush(py, event_loop.get()));
         }
         drop(dropped);
-        Ok(result)
+        result
     }
 
     #[getter(_loop)]
@@ -1017,7 +1019,7 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
         state.copies_left = state.copies_left.saturating_sub(1);
         copy
     };
-    let data = received.take(py, count, copy)?;
+    let data = received.take(py, count, copy);
     let result = call_method1(
         protocol.bind(py),
         intern!(py, "data_received"),
@@ -1026,7 +1028,7 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
     if data.was_kept() {
         this.state.get_mut(py).copies_left = buffers::COPIES_AFTER_KEPT;
     }
-    if let Some(received) = received.put_back(data) {
+    if let Some(received) = received.put_back(&data) {
         event_loop.get().return_receive_buffer(py, received);
     }
     match result {
@@ -1077,18 +1079,15 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
             return Ok(Outcome::Drained);
         }
     };
-    let (result, capacity) = match buffers::receive_into(fd, &buffer) {
-        Ok(done) => done,
-        Err(_) => {
-            // No writable buffer: the socket module says so in its own words.
-            let error = sock
-                .bind(py)
-                .call_method1(intern!(py, "recv_into"), (&buffer,))
-                .err()
-                .unwrap_or_else(|| PyTypeError::new_err("the buffer is not writable"));
-            fatal_error(transport, error, "Fatal read error on socket transport")?;
-            return Ok(Outcome::Drained);
-        }
+    let Ok((result, capacity)) = buffers::receive_into(fd, &buffer) else {
+        // No writable buffer: the socket module says so in its own words.
+        let error = sock
+            .bind(py)
+            .call_method1(intern!(py, "recv_into"), (&buffer,))
+            .err()
+            .unwrap_or_else(|| PyTypeError::new_err("the buffer is not writable"));
+        fatal_error(transport, error, "Fatal read error on socket transport")?;
+        return Ok(Outcome::Drained);
     };
     let (outcome, count) = settle(transport, result, capacity)?;
     let Some(count) = count else {

@@ -27,6 +27,9 @@ pub(crate) struct Readiness {
     pub(crate) ending: bool,
 }
 
+/// The reader's and the writer's handle of a descriptor.
+pub(crate) type Handles = (Option<Py<PyAny>>, Option<Py<PyAny>>);
+
 /// The callbacks of one descriptor.
 #[derive(Default)]
 struct Callbacks {
@@ -130,11 +133,7 @@ impl Watches {
         entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
     }
 
-    pub(crate) fn handles(
-        &self,
-        py: Python<'_>,
-        fd: RawFd,
-    ) -> Option<(Option<Py<PyAny>>, Option<Py<PyAny>>)> {
+    pub(crate) fn handles(&self, py: Python<'_>, fd: RawFd) -> Option<Handles> {
         let callbacks = self.callbacks(fd)?;
         let copy = |handle: &Option<Py<PyAny>>| handle.as_ref().map(|it| it.clone_ref(py));
         Some((copy(&callbacks.reader), copy(&callbacks.writer)))
@@ -300,7 +299,10 @@ pub(crate) fn add<'py>(
             .getattr(intern!(py, "make_handle"))?
             .call1((event_loop, callback, arguments))?
     } else {
-        let items: Vec<_> = arguments.iter_borrowed().map(|it| it.as_ptr()).collect();
+        let items: Vec<_> = arguments
+            .iter_borrowed()
+            .map(pyo3::Borrowed::as_ptr)
+            .collect();
         let call = Call {
             callback: callback.as_ptr(),
             arguments: &items,
@@ -360,14 +362,14 @@ pub(crate) fn insert(
         (callbacks.token, interest, mode)
     };
     // Nothing is borrowed here: making an exception may run the collector, and that may run anything.
-    let watched = this.with_reactor(py, |reactor| {
+    let outcome = this.with_reactor(py, |reactor| {
         let driver = reactor.driver();
         match token {
             Some(token) => driver.rewatch(token, interest, mode).map(|()| token),
             None => driver.watch(fd, interest, mode),
         }
     });
-    let token = match watched {
+    let token = match outcome {
         Ok(token) => token,
         Err(error) => {
             this.watches.get_mut(py).forget_if_unused(fd);
@@ -499,15 +501,12 @@ pub(crate) fn take_out_if(
 /// Ends a watch now, or, while the reactor is away, as soon as it is back.
 fn end_watch(py: Python<'_>, this: &Loop, watches: &mut Watches, token: Token) {
     let mut slot = this.reactor.get_mut(py);
-    match slot.as_deref_mut() {
-        Some(reactor) => {
-            // A descriptor that was closed first is gone from the kernel's set already.
-            let _ = reactor.driver().unwatch(token);
-        }
-        None => {
-            watches.orphans.push(token);
-            this.wake(py);
-        }
+    if let Some(reactor) = slot.as_deref_mut() {
+        // A descriptor that was closed first is gone from the kernel's set already.
+        let _ = reactor.driver().unwatch(token);
+    } else {
+        watches.orphans.push(token);
+        this.wake(py);
     }
 }
 
