@@ -15,6 +15,8 @@
 //!
 //! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
 
+#![deny(unsafe_code)]
+
 mod buffers;
 mod event_loop;
 mod handle;
