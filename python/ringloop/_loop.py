@@ -21,7 +21,7 @@ from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 from . import _core
-from ._transports import SocketTransport, attach
+from ._transports import SocketTransport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -206,9 +206,9 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         server: asyncio.Server | None = None,
     ) -> SocketTransport:
         self._ensure_fd_no_transport(sock)
-        transport = SocketTransport(self, sock, protocol, extra, server)
+        transport = SocketTransport(self, sock, protocol, extra)
         if server is not None:
-            attach(server, transport)
+            transport._attach(server)
         transport._begin(waiter)
         return transport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from asyncio import base_events, constants
+from asyncio import base_events, constants, transports
 from asyncio.log import logger
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,6 @@ from . import _core
 
 # Servers learned which transports they have in Python 3.13; before, they only counted.
 _SERVER_TAKES_TRANSPORT = "transport" in inspect.signature(base_events.Server._attach).parameters  # type: ignore[attr-defined]
-
-
-def attach(server: Any, transport: SocketTransport) -> None:
-    """Tells a server that it has a transport."""
-    server._attach(*([transport] if _SERVER_TAKES_TRANSPORT else []))
 
 
 class SocketTransport(_core.SocketTransport):
@@ -30,8 +25,9 @@ class SocketTransport(_core.SocketTransport):
     max_size = 256 * 1024
 
     if not TYPE_CHECKING:  # Of instances; stubtest would compare it with the class's own.
-        # asyncio.Transport has a layout of its own, so that a native class can't also derive from it.
-        __class__ = property(lambda self: asyncio.Transport)
+        # asyncio's classes have a layout of their own, so that a native class can't also derive from them. This one is a
+        # Transport, and what `loop.sendfile` asks for.
+        __class__ = property(lambda self: transports._FlowControlMixin)
 
     def __repr__(self) -> str:
         info = [type(self).__name__]
@@ -54,6 +50,11 @@ class SocketTransport(_core.SocketTransport):
             warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self, stacklevel=1)
         finally:
             self._disconnect()
+
+    def _attach(self, server: Any) -> None:
+        """Counts this transport as one of the server's, until it is closed."""
+        server._attach(*([self] if _SERVER_TAKES_TRANSPORT else []))
+        self._server = server
 
     def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
         loop = self._loop

@@ -228,6 +228,48 @@ impl Drop for View {
     }
 }
 
+/// From here on `sock_recv` receives straight into the `bytes` that it returns: its size is known by habit, and a copy
+/// would cost more than the object.
+pub(crate) const DIRECT_MIN: usize = 32 * 1024;
+
+/// Room for a little more than `habit` bytes. Not for much more: glibc maps and unmaps what is over 128 KB at each use.
+pub(crate) fn with_slack(habit: usize) -> usize {
+    (habit + habit / 16 + 4096).min(Received::CAPACITY)
+}
+
+// Of CPython's C API (Include/cpython/bytesobject.h), in every version; PyO3 doesn't declare it.
+unsafe extern "C" {
+    fn _PyBytes_Resize(object: *mut *mut ffi::PyObject, size: ffi::Py_ssize_t) -> libc::c_int;
+}
+
+/// Receives up to `capacity` bytes into a new `bytes` object; what recv(2) said otherwise. `Err` when memory runs out.
+pub(crate) fn receive_bytes(
+    py: Python<'_>,
+    fd: RawFd,
+    capacity: usize,
+) -> PyResult<io::Result<(Py<PyAny>, usize)>> {
+    // SAFETY: the GIL is held; the new object has room for `capacity` bytes, nobody else refers to it until it is
+    // returned, and resizing leaves null (with an exception set) or an object of the new length.
+    unsafe {
+        let mut object =
+            ffi::PyBytes_FromStringAndSize(std::ptr::null(), capacity as ffi::Py_ssize_t);
+        if object.is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        let memory = ffi::PyBytes_AsString(object).cast::<u8>();
+        match receive(fd, memory, capacity) {
+            Ok(count) => {
+                _PyBytes_Resize(&raw mut object, count as ffi::Py_ssize_t);
+                Bound::from_owned_ptr_or_err(py, object).map(|bytes| Ok((bytes.unbind(), count)))
+            }
+            Err(error) => {
+                ffi::Py_DECREF(object);
+                Ok(Err(error))
+            }
+        }
+    }
+}
+
 /// Receives into a writable bytes-like object. `Err` if it isn't one; otherwise what recv(2) said, and the capacity.
 pub(crate) fn receive_into(
     fd: RawFd,

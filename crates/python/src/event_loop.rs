@@ -11,7 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -23,7 +23,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop::timers::{TimerKey, Timers};
 use ringloop::{BusyPoll, Config, Reactor};
-use ringloop_driver::{Event, Waker};
+use ringloop_driver::{Event, ForcedBy, Waker};
 
 use crate::buffers::Received;
 use crate::handle::{Call, HandleRef};
@@ -70,6 +70,8 @@ pub(crate) struct Loop {
     /// `threading.get_ident()` of the running thread, or 0.
     thread_id: AtomicU64,
     task_factory: GilCell<Option<Py<PyAny>>>,
+    /// Bytes that the last `sock_recv` received: the next is likely to find as many.
+    pub(crate) sock_recv_habit: AtomicUsize,
     /// Absent while a delivery from it is under way.
     receive_buffer: GilCell<Option<Received>>,
 }
@@ -93,6 +95,9 @@ impl Loop {
                         PyValueError::new_err(error.to_string())
                     })?;
         }
+        if backend.is_some() {
+            config.driver.forced_by = ForcedBy::Configuration;
+        }
         if let Some(policy) = busy_poll {
             config.busy_poll = parse_busy_poll(policy)?;
         }
@@ -111,10 +116,12 @@ impl Loop {
             reactor: GilCell::new(Some(Box::new(reactor))),
             waiting: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
+            // Open once it is initialised: asyncio's `__init__` says so.
+            closed: AtomicBool::new(true),
             debug: AtomicBool::new(false),
             thread_id: AtomicU64::new(0),
             task_factory: GilCell::new(None),
+            sock_recv_habit: AtomicUsize::new(0),
             receive_buffer: GilCell::new(None),
         })
     }

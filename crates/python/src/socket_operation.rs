@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::RawFd;
 use std::ptr;
+use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -173,7 +174,7 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
 /// Tries the system call; None if the socket isn't ready.
 fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyAny>>> {
     // SAFETY: as in `resume`.
-    let (event_loop, sock, argument, kind, known_fd, sent) = unsafe {
+    let (event_loop, sock, argument, kind, known_fd, sent, is_ready) = unsafe {
         let operation = operation(object);
         (
             operation.event_loop.clone_ref(py),
@@ -182,6 +183,7 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             operation.kind,
             operation.fd,
             operation.sent,
+            operation.phase == Phase::Waiting,
         )
     };
     let fd: RawFd = match sock
@@ -204,23 +206,13 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
         )
     };
     match kind {
-        Kind::Receive { count_max } => {
-            let result = event_loop.get().receive_buffer(py).map(|mut received| {
-                let result = received.receive_up_to(fd, count_max.min(Received::CAPACITY));
-                let bytes = match result {
-                    Ok(count) => Ok(PyBytes::new(py, received.bytes(count))),
-                    Err(error) => Err(error),
-                };
-                event_loop.get().return_receive_buffer(py, received);
-                bytes
-            });
-            match result {
-                Ok(Ok(bytes)) => Some(Ok(bytes.into_any().unbind())),
-                Ok(Err(error)) if would_block(&error) => None,
-                Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
-                Err(error) => Some(Err(error)),
-            }
-        }
+        Kind::Receive { count_max } => match receive(py, event_loop.get(), fd, count_max, is_ready)
+        {
+            Ok(Ok(bytes)) => Some(Ok(bytes)),
+            Ok(Err(error)) if would_block(&error) => None,
+            Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
+            Err(error) => Some(Err(error)),
+        },
         Kind::ReceiveInto => match buffers::receive_into(fd, &argument) {
             Ok((Ok(count), _)) => Some(count.into_pyobject(py).map_or_else(
                 |never| match never {},
@@ -257,6 +249,41 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             }
         }
     }
+}
+
+/// recv(2) into a `bytes` object: by way of the loop's buffer, or straight into the object where the socket is known to be
+/// ready and much is expected.
+fn receive(
+    py: Python<'_>,
+    event_loop: &Loop,
+    fd: RawFd,
+    count_max: usize,
+    is_ready: bool,
+) -> PyResult<std::io::Result<Py<PyAny>>> {
+    let habit = event_loop.sock_recv_habit.load(Relaxed);
+    let capacity = buffers::with_slack(habit).min(count_max);
+    let result = if is_ready && habit >= buffers::DIRECT_MIN {
+        buffers::receive_bytes(py, fd, capacity)?
+    } else {
+        let mut received = event_loop.receive_buffer(py)?;
+        let result = received.receive_up_to(fd, count_max.min(Received::CAPACITY));
+        let result = result.map(|count| {
+            let bytes = PyBytes::new(py, received.bytes(count));
+            (bytes.into_any().unbind(), count)
+        });
+        event_loop.return_receive_buffer(py, received);
+        result
+    };
+    if let Ok((_, count)) = &result {
+        // What fills its room is likely to be followed by more.
+        let next = if *count == capacity {
+            count * 2
+        } else {
+            *count
+        };
+        event_loop.sock_recv_habit.store(next, Relaxed);
+    }
+    Ok(result.map(|(bytes, _)| bytes))
 }
 
 /// Makes the future that the task waits for, and watches the socket.

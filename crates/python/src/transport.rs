@@ -93,13 +93,12 @@ pub(crate) struct SocketTransport {
 #[pymethods]
 impl SocketTransport {
     #[new]
-    #[pyo3(signature = (event_loop, sock, protocol, extra=None, server=None))]
+    #[pyo3(signature = (event_loop, sock, protocol, extra=None))]
     fn new(
         event_loop: &Bound<'_, Loop>,
         sock: &Bound<'_, PyAny>,
         protocol: &Bound<'_, PyAny>,
         extra: Option<&Bound<'_, PyDict>>,
-        server: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let py = event_loop.py();
         let extra = match extra {
@@ -114,7 +113,7 @@ impl SocketTransport {
                 receiver: receiver_for(protocol)?,
                 protocol: Some(protocol.clone().unbind()),
                 protocol_connected: true,
-                server,
+                server: None,
                 extra: extra.unbind(),
                 entered: false,
                 token: None,
@@ -564,6 +563,17 @@ impl SocketTransport {
     #[getter(_server)]
     fn get_server(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.state.get(py).server.clone_ref_opt(py)
+    }
+
+    #[setter(_server)]
+    fn set_server(&self, py: Python<'_>, server: Option<Py<PyAny>>) {
+        let previous = std::mem::replace(&mut self.state.get_mut(py).server, server);
+        drop(previous);
+    }
+
+    #[getter(_protocol_paused)]
+    fn get_protocol_paused(&self, py: Python<'_>) -> bool {
+        self.state.get(py).protocol_paused
     }
 
     #[getter(_extra)]
