@@ -281,7 +281,8 @@ def run_child(source, arm, *arguments, env=None, python_flags=(), **options):
 def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
     """Like `run_child`, but a context with the running subprocess.Popen; it is killed if it outlives the context."""
     preamble = f"import asyncio, os, signal, sys, support\nnew_loop = support.loop_factory({arm!r})\n"
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), **(env or {})}
+    path = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
     environment = {name: value for name, value in environment.items() if value is not None}
     command = [sys.executable, *python_flags, "-c", preamble + textwrap.dedent(source), *arguments]
     with subprocess.Popen(

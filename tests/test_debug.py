@@ -62,7 +62,7 @@ def test_new_loops_take_debug_mode_from_the_environment(arm, environment, flags,
 
 
 def run_child_with_path(source, arm, environment, flags):
-    lines = f"import sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\nimport asyncio\n" + textwrap.dedent(source)
+    lines = f"import sys\nsys.path[:] = {sys.path!r}\nimport asyncio\n" + textwrap.dedent(source)
     variables = {
         name: value for name, value in {**os.environ, "PYTHONDEVMODE": None, **environment}.items() if value is not None
     }

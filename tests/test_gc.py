@@ -239,8 +239,8 @@ def test_a_finished_server_connection_needs_no_collector(loop, arm):
         assert loop.run_until_complete(main()) == [None, None]
 
 
-@pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
-def test_a_connection_abandoned_with_its_closed_loop_is_collected(loop_factory, closing):
+@pytest.mark.parametrize("ending", ["open", "close", "abort"])
+def test_a_connection_abandoned_with_its_closed_loop_is_collected(loop_factory, ending):
     def session():
         loop = loop_factory()
 
@@ -248,13 +248,13 @@ def test_a_connection_abandoned_with_its_closed_loop_is_collected(loop_factory, 
             protocol = Recorder()
             transport, peer = await attach(loop, protocol)
             transport.write(bytes(8 << 20))
-            if closing:
-                transport.close()
-            return peer, weakref.ref(protocol), weakref.ref(transport)
+            return peer, protocol, transport
 
-        references = loop.run_until_complete(main())
+        peer, protocol, transport = loop.run_until_complete(main())
+        if ending != "open":
+            getattr(transport, ending)()
         loop.close()
-        return references
+        return peer, weakref.ref(protocol), weakref.ref(transport)
 
     with resource_warnings() as texts:
         peer, *references = session()

@@ -596,6 +596,23 @@ def test_a_cancelled_accept_loses_no_connection(loop):
     loop.run_until_complete(main())
 
 
+def test_an_accept_cancelled_as_the_client_comes_leaves_it_to_the_next(loop):
+    async def main():
+        with tcp_listener() as listener:
+            for _ in range(20):
+                task = loop.create_task(loop.sock_accept(listener))
+                await turns(2)
+                with socket.create_connection(listener.getsockname()) as client:
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                    accepted, address = await asyncio.wait_for(loop.sock_accept(listener), 20)
+                    assert address == client.getsockname()
+                    accepted.close()
+
+    loop.run_until_complete(main())
+
+
 def test_a_cancelled_sendall_stops_sending(loop, pair):
     first, second = pair
 

@@ -8,6 +8,7 @@ import pytest
 
 from support import (
     HOST,
+    Recorder,
     capture_contexts,
     receive_all,
     receive_exactly,
@@ -373,22 +374,42 @@ def test_a_subclassed_protocol_is_called_through_its_own_methods(loop):
     assert received == [b"one", "eof", None]
 
 
-def test_methods_replaced_on_a_live_reader_or_protocol_are_honoured(loop):
-    async def main():
-        async with stream(loop) as (reader, writer, peer):
-            fed, received = [], []
-            original = reader.feed_data
-            reader.feed_data = lambda data: (fed.append(bytes(data)), original(data))
-            peer.send(b"one")
-            assert await reader.read(10) == b"one"
-            del reader.feed_data
-            protocol = writer.transport.get_protocol()
-            protocol.data_received = lambda data: received.append(bytes(data))
-            peer.send(b"two")
-            await until(lambda: received)
-            return fed, received
+@streaming
+async def test_a_method_replaced_on_a_live_reader_is_honoured(loop, reader, writer, peer):
+    fed, original = [], reader.feed_data
+    peer.send(b"one")
+    assert await reader.read(10) == b"one"
+    reader.feed_data = lambda data: (fed.append(bytes(data)), original(data))
+    peer.send(b"two")
+    assert await reader.read(10) == b"two"
+    assert fed == [b"two"]
 
-    assert loop.run_until_complete(main()) == ([b"one"], [b"two"])
+
+@streaming
+async def test_a_method_replaced_on_a_live_protocol_is_honoured(loop, reader, writer, peer):
+    received = []
+    peer.send(b"one")
+    assert await reader.read(10) == b"one"
+    writer.transport.get_protocol().data_received = lambda data: received.append(bytes(data))
+    peer.send(b"two")
+    await until(lambda: received)
+    assert received == [b"two"]
+
+
+@streaming
+async def test_a_protocol_that_takes_a_stream_over_gets_the_rest(loop, reader, writer, peer):
+    """As proxies and upgrades do: some of the bytes by the reader, the others by a protocol of one's own."""
+    successor = Recorder()
+    peer.send(b"head\n")
+    assert await reader.readline() == b"head\n"
+    writer.transport.set_protocol(successor)
+    peer.send(b"body")
+    await until(lambda: successor.data == b"body")
+    peer.shutdown(socket.SHUT_WR)
+    await until(lambda: successor.lost)
+    assert not reader.at_eof()
+    writer.transport.set_protocol(asyncio.StreamReaderProtocol(reader, loop=loop))
+    writer._protocol.connection_lost(None)
 
 
 # Writing
