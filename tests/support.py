@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -285,6 +286,8 @@ def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
     environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
     environment = {name: value for name, value in environment.items() if value is not None}
     command = [sys.executable, *python_flags, "-c", preamble + textwrap.dedent(source), *arguments]
+    # Whoever runs the tests in the background has the interrupt ignored, which children inherit.
+    options.setdefault("preexec_fn", functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     ) as process:

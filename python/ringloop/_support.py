@@ -33,6 +33,8 @@ else:
     _Handle = asyncio.Handle
     _TimerHandle = asyncio.TimerHandle
 
+# Newer Pythons have a class for handles that other threads may cancel.
+_ThreadSafeHandle: type[_Handle] = getattr(events, "_ThreadSafeHandle", _Handle)
 __all__ = ["logger"]
 
 _SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
@@ -135,8 +137,9 @@ def call_soon_threadsafe_debug(
 ) -> asyncio.Handle:
     """`call_soon_threadsafe` in debug mode."""
     loop._check_callback(callback, "call_soon_threadsafe")
-    handle = _Handle(callback, arguments, loop, context)
-    del handle._source_traceback[-1]
+    handle = _ThreadSafeHandle(callback, arguments, loop, context)
+    # This function's frame, and that of the class's own __init__ where it has one.
+    del handle._source_traceback[-1 if _ThreadSafeHandle is _Handle else -2 :]
     loop._add_callback(handle)
     return handle
 

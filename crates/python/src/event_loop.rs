@@ -862,6 +862,9 @@ unsafe extern "C" fn call_soon_threadsafe(
             let handle = schedule_soon(py, this, &parsed.call, "call_soon_threadsafe_debug")?;
             let object = Bound::from_borrowed_ptr(py, this);
             let owner = object.cast_unchecked::<Loop>().get();
+            if let Some(native) = HandleRef::from_object(&handle) {
+                native.set_threadsafe();
+            }
             // The queue and this flag change under the GIL: a loop that isn't waiting yet sees the callback first.
             if owner.waiting.load(Relaxed) {
                 owner.wake(py);

@@ -46,6 +46,8 @@ pub(crate) struct Handle {
     argument_count: u8,
     spilled: bool,
     cancelled: bool,
+    /// Made by `call_soon_threadsafe`; newer asyncios have a class for that.
+    threadsafe: bool,
     /// Runs in progress. While there are any, `cancel` leaves callback and arguments to the end of the run.
     running: u32,
 }
@@ -141,6 +143,7 @@ impl HandleRef {
             (*this).event_loop = ffi::Py_NewRef(event_loop);
             (*this).weak_references = ptr::null_mut();
             (*this).cancelled = false;
+            (*this).threadsafe = false;
             (*this).running = 0;
             (*this).spilled = !spill.is_null();
             if spill.is_null() {
@@ -226,6 +229,13 @@ impl HandleRef {
                 (*self.0.as_ptr().cast::<TimerHandle>()).timer = key;
             }
         }
+    }
+
+    /// Marks a handle of `call_soon_threadsafe`.
+    #[inline]
+    pub(crate) fn set_threadsafe(self) {
+        // SAFETY: a `HandleRef` refers to a live handle.
+        unsafe { (*self.0.as_ptr()).threadsafe = true };
     }
 
     /// Tells the collector of a handle that somebody besides the queue holds.
@@ -626,8 +636,15 @@ unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *m
     guard(|py| {
         // SAFETY: called by the interpreter with a live handle.
         let is_timer = unsafe { ffi::Py_TYPE(object) == TIMER_HANDLE.class };
-        let name = if is_timer { "TimerHandle" } else { "Handle" };
-        py.import("asyncio.events")?.getattr(name)
+        // SAFETY: as above.
+        let threadsafe = unsafe { (*object.cast::<Handle>()).threadsafe };
+        let events = py.import("asyncio.events")?;
+        if threadsafe {
+            if let Some(class) = events.getattr_opt("_ThreadSafeHandle")? {
+                return Ok(class);
+            }
+        }
+        events.getattr(if is_timer { "TimerHandle" } else { "Handle" })
     })
 }
 
