@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import os
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ import threading
 import weakref
 from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast, cast
 
 from . import _core
 from ._transports import SocketTransport
@@ -211,6 +212,17 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             transport._attach(server)
         transport._begin(waiter)
         return transport
+
+    async def _sendfile_fallback(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
+        if type(transp) is SocketTransport and not offset:
+            # asyncio sends files by sendfile(2) here, which begins at the offset wherever the file stands.
+            try:
+                os.fstat(file.fileno())
+            except (AttributeError, OSError):
+                pass
+            else:
+                file.seek(0)
+        return cast("int", await super()._sendfile_fallback(transp, file, offset, count))  # type: ignore[misc]
 
     async def create_connection(
         self,
