@@ -19,7 +19,7 @@ import threading
 import weakref
 from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 from . import _core
 from ._transports import SocketTransport

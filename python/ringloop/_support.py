@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     class _TimerHandle(_Handle, asyncio.TimerHandle):
         _scheduled: bool
         _when: float
+
+    class _ThreadSafeHandle(_Handle): ...
+
 else:
     _Handle = asyncio.Handle
     _TimerHandle = asyncio.TimerHandle
-
-# Newer Pythons have a class for handles that other threads may cancel.
-_ThreadSafeHandle: type[_Handle] = getattr(events, "_ThreadSafeHandle", _Handle)
+    # Newer Pythons have a class for handles that other threads may cancel.
+    _ThreadSafeHandle = getattr(events, "_ThreadSafeHandle", asyncio.Handle)
 __all__ = ["logger"]
 
 _SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
@@ -139,7 +141,8 @@ def call_soon_threadsafe_debug(
     loop._check_callback(callback, "call_soon_threadsafe")
     handle = _ThreadSafeHandle(callback, arguments, loop, context)
     # This function's frame, and that of the class's own __init__ where it has one.
-    del handle._source_traceback[-1 if _ThreadSafeHandle is _Handle else -2 :]
+    own = "__init__" in vars(_ThreadSafeHandle) and _ThreadSafeHandle.__name__ != "Handle"
+    del handle._source_traceback[-2 if own else -1 :]
     loop._add_callback(handle)
     return handle
 

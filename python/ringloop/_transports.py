@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import warnings
 from asyncio import base_events, constants, transports
