@@ -465,7 +465,7 @@ impl Epoll {
                 remaining = Some(deadline - now);
             }
         }
-        self.waker.clear();
+        self.table.counters.wakes += self.waker.clear();
         Ok(())
     }
 

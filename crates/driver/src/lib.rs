@@ -104,6 +104,8 @@ pub struct Counters {
     pub system_calls: u64,
     /// Events reported.
     pub events: u64,
+    /// Wakes from other threads that a poll has noticed; those in quick succession count once.
+    pub wakes: u64,
     /// Watches that live now, armed or not.
     pub watches: u64,
     /// Operations that have not finished.

@@ -279,7 +279,7 @@ impl Scripted {
         }
         let woken = self.waker.is_notified();
         if outcome.is_ok() {
-            self.waker.clear();
+            self.table.counters.wakes += self.waker.clear();
         }
         if over && waits && timeout.is_none() && events.len() == before && !woken {
             return Err(io::Error::other(

@@ -796,7 +796,7 @@ impl Uring {
                 return Err(io::ErrorKind::Interrupted.into());
             }
         }
-        self.waker.clear();
+        self.table.counters.wakes += self.waker.clear();
         Ok(())
     }
 

@@ -75,12 +75,14 @@ impl Waker {
         self.shared.state.load(Ordering::Acquire) == NOTIFIED
     }
 
-    /// Takes the notice: whoever wakes from here on ends the next poll.
+    /// Takes the notice, if there is one, and returns how many that is: whoever wakes from here on ends the next poll.
     #[inline]
-    pub(crate) fn clear(&self) {
-        if self.is_notified() {
-            self.shared.state.swap(AWAKE, Ordering::AcqRel);
+    pub(crate) fn clear(&self) -> u64 {
+        if !self.is_notified() {
+            return 0;
         }
+        self.shared.state.swap(AWAKE, Ordering::AcqRel);
+        1
     }
 }
 

@@ -89,8 +89,6 @@ pub struct Reactor {
     driver: Driver,
     policy: Policy,
     turns: u64,
-    /// The last turn has polled in vain and returned: the next one goes to sleep at once.
-    sleep_next: bool,
 }
 
 impl Reactor {
@@ -106,7 +104,6 @@ impl Reactor {
             driver: Driver::new(&config.driver)?,
             policy: Policy::new(config.busy_poll, usable_cpus()),
             turns: 0,
-            sleep_next: false,
         })
     }
 
@@ -182,8 +179,7 @@ impl Reactor {
     /// Waits until events arrive, which are appended to `events`, until a [`Waker`] is used, or
     /// until the deadline, in nanoseconds of [`clock::now_ns`]; without one, for as long as it takes.
     ///
-    /// It may return early without an event, and does so after polling in vain on a backend whose
-    /// polls are system calls. So the caller looks at its clock and its inbox before each turn.
+    /// It may return early without an event, so the caller looks at its clock and its inbox before each turn.
     /// A signal whose handler runs in this thread ends the wait only while it sleeps: handlers that
     /// must be noticed write to a watched descriptor or use a [`Waker`], as Python's do.
     ///
@@ -198,11 +194,7 @@ impl Reactor {
         if remaining_ns == 0 {
             return self.poll_now(events);
         }
-        let window_ns = if std::mem::take(&mut self.sleep_next) {
-            0
-        } else {
-            self.policy.begin(start_ns).min(remaining_ns)
-        };
+        let window_ns = self.policy.begin(start_ns).min(remaining_ns);
         let events_before = events.len();
 
         let mut result = Ok(());
@@ -216,7 +208,6 @@ impl Reactor {
             polled_until_ns = clock::now_ns();
         }
         let mut end_ns = polled_until_ns;
-        self.sleep_next = matches!(spun, Spun::Unsure);
         if result.is_ok() && matches!(spun, Spun::Nothing) {
             let timeout = deadline_ns.map(|deadline| deadline.saturating_sub(polled_until_ns));
             result = self.driver.poll(timeout.map(Duration::from_nanos), events);
@@ -241,29 +232,32 @@ impl Reactor {
     /// Polls until something arrives or the given time comes.
     fn spin(&mut self, until_ns: u64, events: &mut Vec<Event>) -> io::Result<Spun> {
         let events_before = events.len();
+        let wakes_before = self.driver.counters().wakes;
         // What has been queued must reach the kernel now: looking at memory submits nothing.
         self.driver.flush()?;
-        let mut known = true;
         loop {
+            let mut unknown = false;
             for _ in 0..PEEKS_PER_CLOCK_READ {
                 match self.driver.peek() {
                     Peek::Ready => {
                         self.driver.poll(Some(Duration::ZERO), events)?;
                         return Ok(Spun::Arrived);
                     }
-                    Peek::Empty => {}
-                    Peek::Unknown => known = false,
+                    Peek::Empty => std::hint::spin_loop(),
+                    Peek::Unknown => {
+                        unknown = true;
+                        break;
+                    }
                 }
-                std::hint::spin_loop();
             }
-            if !known {
+            if unknown {
                 self.driver.poll(Some(Duration::ZERO), events)?;
-                if events.len() > events_before {
+                if events.len() > events_before || self.driver.counters().wakes > wakes_before {
                     return Ok(Spun::Arrived);
                 }
             }
             if clock::now_ns() >= until_ns {
-                return Ok(if known { Spun::Nothing } else { Spun::Unsure });
+                return Ok(Spun::Nothing);
             }
         }
     }
@@ -275,9 +269,6 @@ enum Spun {
     Arrived,
     /// Nothing: sleep.
     Nothing,
-    /// No event. But a wake that came during one of the system calls has ended that call and left
-    /// no trace, so the caller has to look at its inbox before it may sleep.
-    Unsure,
 }
 
 /// Where the number cannot be known, one is the answer that does no harm: no polling.

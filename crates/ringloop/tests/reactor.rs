@@ -131,12 +131,6 @@ fn a_wake_from_another_thread_ends_a_turn() {
 #[test]
 fn a_wake_ends_polling_at_once() {
     on_each_backend(BusyPoll::Fixed(FOR_EVER), |reactor| {
-        if reactor.backend() == BackendKind::Epoll {
-            println!(
-                "skipped on epoll: its system calls may swallow the wake until the window ends"
-            );
-            return;
-        }
         let waker = reactor.waker();
         let thread = thread::spawn(move || {
             thread::sleep(Duration::from_millis(5));
