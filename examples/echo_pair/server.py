@@ -6,6 +6,7 @@ Sends back every byte it receives, until the client ends its side of the connect
 """
 
 import argparse
+import signal
 import socket
 import sys
 import threading
@@ -29,12 +30,18 @@ def main() -> int:
         print(f"error: cannot listen on {arguments.host} port {arguments.port}: {error}", file=sys.stderr)
         return 1
     with listener:
+        ending = threading.Event()
+
+        def end(signal_number: int, frame: object) -> None:
+            # Ends accept(). KeyboardInterrupt would do so too, but it may also come in the middle of starting a thread.
+            ending.set()
+            listener.shutdown(socket.SHUT_RDWR)
+
+        signal.signal(signal.SIGINT, end)
         host, port = listener.getsockname()[:2]
-        try:
-            print(f"threaded echo server listens on {host} port {port}; Ctrl-C ends it", flush=True)
-            serve(listener)
-        except KeyboardInterrupt:
-            print("ended")
+        print(f"threaded echo server listens on {host} port {port}; Ctrl-C ends it", flush=True)
+        serve(listener, ending)
+        print("ended")
     return 0
 
 
@@ -51,12 +58,14 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family, backlog=BACKLOG)
 
 
-def serve(listener: socket.socket) -> None:
-    """Give each connection a thread, for ever."""
-    while True:
+def serve(listener: socket.socket, ending: threading.Event) -> None:
+    """Give each connection a thread, until it is time to end."""
+    while not ending.is_set():
         try:
             connection, _ = listener.accept()
         except OSError as error:
+            if ending.is_set():
+                return
             # Out of descriptors (EMFILE), or a client gone before it was accepted: neither is a reason to stop serving.
             print(f"error: cannot accept a connection: {error}", file=sys.stderr)
             time.sleep(0.1)
