@@ -6,7 +6,7 @@
 //! | `handle` | `Handle` and `TimerHandle` |
 //! | `turn` | one turn of the loop |
 //! | `watches` | who hears about which descriptor |
-//! | `transport` | `SocketTransport` |
+//! | `transport` | `SocketTransport`, with its reading and its writing |
 //! | `socket_operation` | `sock_recv`, `sock_recv_into`, `sock_sendall` |
 //! | `buffers` | bytes between sockets and Python objects |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |

@@ -8,26 +8,30 @@
 
 #![allow(unsafe_code)]
 
+mod reading;
+mod writing;
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyString, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::Token;
 
-use crate::buffers::{self, Chunk, Received};
+use crate::buffers::{self, Chunk};
 use crate::event_loop::{Loop, Ready};
 use crate::stream_reader::StreamFeed;
 use crate::support::{self, GilCell};
 use crate::watches::{self, Readiness};
 
-/// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.
-const LOST_WRITES_BEFORE_WARNING: u32 = 5;
+use self::reading::read_once;
+use self::writing::{begin_blocked_write, count_lost_write, enqueue, flush, maybe_pause_protocol};
+
 /// asyncio's default high-water mark, in bytes.
 const HIGH_WATER_DEFAULT: usize = 64 * 1024;
 
@@ -664,33 +668,6 @@ impl State {
         !self.closing && !self.paused
     }
 
-    /// Sends what is buffered until the socket is full: it reports room only when it was full before. Pieces that are
-    /// sent go to `done`, to be dropped when nothing is borrowed.
-    fn send_buffered(&mut self, done: &mut Vec<Chunk>) -> std::io::Result<()> {
-        while !self.buffer.is_empty() {
-            let pieces = || self.buffer.iter().take(buffers::PIECES_PER_SEND);
-            let offered: usize = pieces().map(Chunk::len).sum();
-            let sent = match buffers::send_pieces(self.fd, pieces()) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                other => other?,
-            };
-            self.buffer_len -= sent;
-            let mut rest = sent;
-            while let Some(first) = self.buffer.front_mut() {
-                if first.len() > rest {
-                    first.advance(rest);
-                    break;
-                }
-                rest -= first.len();
-                done.extend(self.buffer.pop_front());
-            }
-            if sent < offered {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
     fn wants_data(&self) -> bool {
         self.started && self.is_reading() && self.lost == 0 && !self.end_received
     }
@@ -913,413 +890,6 @@ fn in_context(
     result
 }
 
-fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    let this = transport.get();
-    let buffered = matches!(this.state.get(py).receiver, Receiver::Buffered);
-    let outcome = if buffered {
-        read_into_protocol(transport)
-    } else {
-        read_for_protocol(transport)
-    }?;
-    if let Outcome::Filled = outcome {
-        // The kernel reports arrivals, not remains: come back for those.
-        let event_loop = {
-            let state = this.state.get(py);
-            if !state.wants_data() {
-                return Ok(());
-            }
-            state.event_loop.as_ref().map(|it| it.clone_ref(py))
-        };
-        if let Some(event_loop) = event_loop {
-            queue_read(transport, event_loop.get());
-        }
-    }
-    Ok(())
-}
-
-/// How a read left the socket.
-enum Outcome {
-    /// Nothing more to read for now, or for ever.
-    Drained,
-    /// There may be more.
-    Filled,
-}
-
-/// Settles what a receive of `capacity` bytes found; Some(count) if data is to be delivered.
-fn settle(
-    transport: &Bound<'_, SocketTransport>,
-    result: std::io::Result<usize>,
-    capacity: usize,
-) -> PyResult<(Outcome, Option<usize>)> {
-    let py = transport.py();
-    match result {
-        Ok(0) => {
-            transport.get().state.get_mut(py).readable = false;
-            on_end(transport)?;
-            Ok((Outcome::Drained, None))
-        }
-        Ok(count) => {
-            let mut state = transport.get().state.get_mut(py);
-            let more = count == capacity || state.ending;
-            state.readable = more;
-            let outcome = if more {
-                Outcome::Filled
-            } else {
-                Outcome::Drained
-            };
-            Ok((outcome, Some(count)))
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-            let mut state = transport.get().state.get_mut(py);
-            state.readable = false;
-            state.ending = false;
-            Ok((Outcome::Drained, None))
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
-            Ok((Outcome::Filled, None))
-        }
-        Err(error) => {
-            let error = support::os_error(py, &error);
-            fatal_error(transport, error, "Fatal read error on socket transport")?;
-            Ok((Outcome::Drained, None))
-        }
-    }
-}
-
-/// Receives into the loop's buffer and delivers to `data_received`, or to the stream reader.
-fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
-    let py = transport.py();
-    let this = transport.get();
-    let event_loop = this.event_loop(py)?;
-    let mut received = event_loop.get().receive_buffer(py)?;
-    let (fd, protocol) = {
-        let state = this.state.get(py);
-        (state.fd, state.protocol.clone_ref_opt(py))
-    };
-    let result = received.receive(fd);
-    let (outcome, count) = settle(transport, result, Received::CAPACITY)?;
-    let (Some(count), Some(protocol)) = (count, protocol) else {
-        event_loop.get().return_receive_buffer(py, received);
-        return Ok(outcome);
-    };
-    let feed = match &this.state.get(py).receiver {
-        Receiver::Stream(feed) => Some(feed.clone_ref(py)),
-        _ => None,
-    };
-    if let Some(feed) = feed {
-        let result = feed.feed(py, received.bytes(count));
-        event_loop.get().return_receive_buffer(py, received);
-        return match result {
-            Ok(()) => Ok(outcome),
-            Err(error) if support::ends_the_loop(py, &error) => Err(error),
-            Err(error) => {
-                fatal_error(
-                    transport,
-                    error,
-                    "Fatal error: protocol.data_received() call failed.",
-                )?;
-                Ok(Outcome::Drained)
-            }
-        };
-    }
-    let copy = {
-        let mut state = this.state.get_mut(py);
-        let copy = state.copies_left > 0;
-        state.copies_left = state.copies_left.saturating_sub(1);
-        copy
-    };
-    let data = received.take(py, count, copy);
-    let result = call_method1(
-        protocol.bind(py),
-        intern!(py, "data_received"),
-        data.object(),
-    );
-    if data.was_kept() {
-        this.state.get_mut(py).copies_left = buffers::COPIES_AFTER_KEPT;
-    }
-    if let Some(received) = received.put_back(&data) {
-        event_loop.get().return_receive_buffer(py, received);
-    }
-    match result {
-        Ok(()) => Ok(outcome),
-        Err(error) if support::ends_the_loop(py, &error) => Err(error),
-        Err(error) => {
-            fatal_error(
-                transport,
-                error,
-                "Fatal error: protocol.data_received() call failed.",
-            )?;
-            Ok(Outcome::Drained)
-        }
-    }
-}
-
-/// Receives into the buffer that a `BufferedProtocol` offers.
-fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
-    let py = transport.py();
-    let this = transport.get();
-    let (fd, protocol, sock) = {
-        let state = this.state.get(py);
-        let (Some(protocol), Some(sock)) = (&state.protocol, &state.sock) else {
-            return Ok(Outcome::Drained);
-        };
-        (state.fd, protocol.clone_ref(py), sock.clone_ref(py))
-    };
-    let offered = protocol
-        .bind(py)
-        .call_method1(intern!(py, "get_buffer"), (-1,))
-        .and_then(|buffer| {
-            if buffer.len()? == 0 {
-                return Err(PyRuntimeError::new_err(
-                    "get_buffer() returned an empty buffer",
-                ));
-            }
-            Ok(buffer)
-        });
-    let buffer = match offered {
-        Ok(buffer) => buffer,
-        Err(error) if support::ends_the_loop(py, &error) => return Err(error),
-        Err(error) => {
-            fatal_error(
-                transport,
-                error,
-                "Fatal error: protocol.get_buffer() call failed.",
-            )?;
-            return Ok(Outcome::Drained);
-        }
-    };
-    let Ok((result, capacity)) = buffers::receive_into(fd, &buffer) else {
-        // No writable buffer: the socket module says so in its own words.
-        let error = sock
-            .bind(py)
-            .call_method1(intern!(py, "recv_into"), (&buffer,))
-            .err()
-            .unwrap_or_else(|| PyTypeError::new_err("the buffer is not writable"));
-        fatal_error(transport, error, "Fatal read error on socket transport")?;
-        return Ok(Outcome::Drained);
-    };
-    let (outcome, count) = settle(transport, result, capacity)?;
-    let Some(count) = count else {
-        return Ok(outcome);
-    };
-    match protocol
-        .bind(py)
-        .call_method1(intern!(py, "buffer_updated"), (count,))
-    {
-        Ok(_) => Ok(outcome),
-        Err(error) if support::ends_the_loop(py, &error) => Err(error),
-        Err(error) => {
-            fatal_error(
-                transport,
-                error,
-                "Fatal error: protocol.buffer_updated() call failed.",
-            )?;
-            Ok(Outcome::Drained)
-        }
-    }
-}
-
-/// `object.name(argument)`, without a tuple and without a bound method.
-fn call_method1(
-    object: &Bound<'_, PyAny>,
-    name: &Bound<'_, PyString>,
-    argument: *mut ffi::PyObject,
-) -> PyResult<()> {
-    let py = object.py();
-    let stack = [std::ptr::null_mut(), object.as_ptr(), argument];
-    // SAFETY: the GIL is held, the objects are alive, and the slot before the first argument is free for the callee.
-    unsafe {
-        let result = ffi::PyObject_VectorcallMethod(
-            name.as_ptr(),
-            stack.as_ptr().add(1),
-            2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
-            std::ptr::null_mut(),
-        );
-        Bound::from_owned_ptr_or_err(py, result).map(drop)
-    }
-}
-
-/// The peer has ended its side.
-fn on_end(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    log_if_debug(transport, "%r received EOF")?;
-    let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
-        return Ok(());
-    };
-    let keep_open = protocol.bind(py).call_method0(intern!(py, "eof_received"));
-    match keep_open {
-        Ok(answer) => {
-            if answer.is_truthy()? {
-                transport.get().state.get_mut(py).end_received = true;
-                update_hold(transport);
-                Ok(())
-            } else {
-                transport.call_method0(intern!(py, "close")).map(drop)
-            }
-        }
-        Err(error) if support::ends_the_loop(py, &error) => Err(error),
-        Err(error) => fatal_error(
-            transport,
-            error,
-            "Fatal error: protocol.eof_received() call failed.",
-        ),
-    }
-}
-
-/// Sends what is buffered, as far as the socket takes it.
-fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    let this = transport.get();
-    let mut sent = Vec::new();
-    let result = this.state.get_mut(py).send_buffered(&mut sent);
-    drop(sent);
-    if let Err(error) = result {
-        let (dropped, waiter) = {
-            let mut state = this.state.get_mut(py);
-            state.buffer_len = 0;
-            (
-                std::mem::take(&mut state.buffer),
-                state.empty_waiter.clone_ref_opt(py),
-            )
-        };
-        drop(dropped);
-        let error = support::os_error(py, &error);
-        let value = error.value(py).clone().into_any();
-        fatal_error(transport, error, "Fatal write error on socket transport")?;
-        if let Some(waiter) = waiter {
-            settle_waiter(waiter.bind(py), intern!(py, "set_exception"), value)?;
-        }
-        return Ok(());
-    }
-    maybe_resume_protocol(transport)?;
-    let (waiter, closing, eof, fd) = {
-        let mut state = this.state.get_mut(py);
-        if !state.buffer.is_empty() {
-            return Ok(());
-        }
-        let finish = state.closing && state.lost == 0;
-        if finish {
-            state.lost += 1;
-        }
-        (
-            state.empty_waiter.clone_ref_opt(py),
-            finish,
-            state.eof,
-            state.fd,
-        )
-    };
-    update_hold(transport);
-    if let Some(waiter) = waiter {
-        let none = py.None().into_bound(py);
-        settle_waiter(waiter.bind(py), intern!(py, "set_result"), none)?;
-    }
-    if closing {
-        transport
-            .call_method1(intern!(py, "_call_connection_lost"), (py.None(),))
-            .map(drop)
-    } else if eof {
-        buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
-    } else {
-        Ok(())
-    }
-}
-
-/// Ends the wait for an empty buffer, unless whoever waited has gone.
-fn settle_waiter<'py>(
-    waiter: &Bound<'py, PyAny>,
-    method: &Bound<'py, PyString>,
-    value: Bound<'py, PyAny>,
-) -> PyResult<()> {
-    if waiter
-        .call_method0(intern!(waiter.py(), "done"))?
-        .is_truthy()?
-    {
-        return Ok(());
-    }
-    waiter.call_method1(method, (value,)).map(drop)
-}
-
-/// Buffers what the socket did not take.
-fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> PyResult<()> {
-    let py = transport.py();
-    let first = {
-        let mut state = transport.get().state.get_mut(py);
-        state.buffer_len += chunk.len();
-        state.buffer.push_back(chunk);
-        state.buffer.len() == 1
-    };
-    if first {
-        begin_blocked_write(transport)?;
-    }
-    maybe_pause_protocol(transport)
-}
-
-/// The socket is full: the rest goes out when it reports room.
-fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    let context = copy_context(py)?;
-    let previous = transport
-        .get()
-        .state
-        .get_mut(py)
-        .write_context
-        .replace(context);
-    drop(previous);
-    list(transport)?;
-    update_hold(transport);
-    Ok(())
-}
-
-fn maybe_pause_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    {
-        let mut state = transport.get().state.get_mut(py);
-        if state.buffer_len <= state.high_water || state.protocol_paused {
-            return Ok(());
-        }
-        state.protocol_paused = true;
-    }
-    call_flow_control(transport, "pause_writing")
-}
-
-fn maybe_resume_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    {
-        let mut state = transport.get().state.get_mut(py);
-        if !state.protocol_paused || state.buffer_len > state.low_water {
-            return Ok(());
-        }
-        state.protocol_paused = false;
-    }
-    call_flow_control(transport, "resume_writing")
-}
-
-#[cold]
-fn call_flow_control(transport: &Bound<'_, SocketTransport>, method: &str) -> PyResult<()> {
-    let py = transport.py();
-    let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
-        return Ok(());
-    };
-    match protocol.bind(py).call_method0(method) {
-        Ok(_) => Ok(()),
-        Err(error) if support::ends_the_loop(py, &error) => Err(error),
-        Err(error) => {
-            let context = PyDict::new(py);
-            context.set_item("message", format!("protocol.{method}() failed"))?;
-            context.set_item("exception", error.into_value(py))?;
-            context.set_item("transport", transport)?;
-            context.set_item("protocol", protocol)?;
-            transport
-                .get()
-                .event_loop(py)?
-                .bind(py)
-                .call_method1(intern!(py, "call_exception_handler"), (context,))
-                .map(drop)
-        }
-    }
-}
-
 #[cold]
 fn fatal_error(
     transport: &Bound<'_, SocketTransport>,
@@ -1344,24 +914,6 @@ fn schedule_connection_lost(
     event_loop
         .bind(py)
         .call_method1(intern!(py, "call_soon"), (callback, exception))
-        .map(drop)
-}
-
-/// A write after the connection was lost: counted, and from the fifth on logged, as asyncio does.
-#[cold]
-fn count_lost_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    let lost = {
-        let mut state = transport.get().state.get_mut(py);
-        state.lost += 1;
-        state.lost
-    };
-    if lost <= LOST_WRITES_BEFORE_WARNING {
-        return Ok(());
-    }
-    support::python(py)?
-        .getattr(intern!(py, "logger"))?
-        .call_method1(intern!(py, "warning"), ("socket.send() raised exception.",))
         .map(drop)
 }
 

@@ -1,0 +1,270 @@
+//! How a stream transport reads: once for each time its socket is ready, into the loop's buffer or the protocol's own.
+
+#![allow(unsafe_code)]
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::{
+    CloneRefOption, Receiver, SocketTransport, fatal_error, log_if_debug, queue_read, update_hold,
+};
+use crate::buffers::{self, Received};
+use crate::support;
+
+/// Reads once; comes back in the next turn while there may be more.
+pub(super) fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    let buffered = matches!(this.state.get(py).receiver, Receiver::Buffered);
+    let outcome = if buffered {
+        read_into_protocol(transport)
+    } else {
+        read_for_protocol(transport)
+    }?;
+    if let Outcome::Filled = outcome {
+        // The kernel reports arrivals, not remains: come back for those.
+        let event_loop = {
+            let state = this.state.get(py);
+            if !state.wants_data() {
+                return Ok(());
+            }
+            state.event_loop.as_ref().map(|it| it.clone_ref(py))
+        };
+        if let Some(event_loop) = event_loop {
+            queue_read(transport, event_loop.get());
+        }
+    }
+    Ok(())
+}
+
+/// How a read left the socket.
+enum Outcome {
+    /// Nothing more to read for now, or for ever.
+    Drained,
+    /// There may be more.
+    Filled,
+}
+
+/// Settles what a receive of `capacity` bytes found; Some(count) if data is to be delivered.
+fn settle(
+    transport: &Bound<'_, SocketTransport>,
+    result: std::io::Result<usize>,
+    capacity: usize,
+) -> PyResult<(Outcome, Option<usize>)> {
+    let py = transport.py();
+    match result {
+        Ok(0) => {
+            transport.get().state.get_mut(py).readable = false;
+            on_end(transport)?;
+            Ok((Outcome::Drained, None))
+        }
+        Ok(count) => {
+            let mut state = transport.get().state.get_mut(py);
+            let more = count == capacity || state.ending;
+            state.readable = more;
+            let outcome = if more {
+                Outcome::Filled
+            } else {
+                Outcome::Drained
+            };
+            Ok((outcome, Some(count)))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            let mut state = transport.get().state.get_mut(py);
+            state.readable = false;
+            state.ending = false;
+            Ok((Outcome::Drained, None))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+            Ok((Outcome::Filled, None))
+        }
+        Err(error) => {
+            let error = support::os_error(py, &error);
+            fatal_error(transport, error, "Fatal read error on socket transport")?;
+            Ok((Outcome::Drained, None))
+        }
+    }
+}
+
+/// Receives into the loop's buffer and delivers to `data_received`, or to the stream reader.
+fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
+    let py = transport.py();
+    let this = transport.get();
+    let event_loop = this.event_loop(py)?;
+    let mut received = event_loop.get().receive_buffer(py)?;
+    let (fd, protocol) = {
+        let state = this.state.get(py);
+        (state.fd, state.protocol.clone_ref_opt(py))
+    };
+    let result = received.receive(fd);
+    let (outcome, count) = settle(transport, result, Received::CAPACITY)?;
+    let (Some(count), Some(protocol)) = (count, protocol) else {
+        event_loop.get().return_receive_buffer(py, received);
+        return Ok(outcome);
+    };
+    let feed = match &this.state.get(py).receiver {
+        Receiver::Stream(feed) => Some(feed.clone_ref(py)),
+        _ => None,
+    };
+    if let Some(feed) = feed {
+        let result = feed.feed(py, received.bytes(count));
+        event_loop.get().return_receive_buffer(py, received);
+        return match result {
+            Ok(()) => Ok(outcome),
+            Err(error) if support::ends_the_loop(py, &error) => Err(error),
+            Err(error) => {
+                fatal_error(
+                    transport,
+                    error,
+                    "Fatal error: protocol.data_received() call failed.",
+                )?;
+                Ok(Outcome::Drained)
+            }
+        };
+    }
+    let copy = {
+        let mut state = this.state.get_mut(py);
+        let copy = state.copies_left > 0;
+        state.copies_left = state.copies_left.saturating_sub(1);
+        copy
+    };
+    let data = received.take(py, count, copy);
+    let result = call_method1(
+        protocol.bind(py),
+        intern!(py, "data_received"),
+        data.object(),
+    );
+    if data.was_kept() {
+        this.state.get_mut(py).copies_left = buffers::COPIES_AFTER_KEPT;
+    }
+    if let Some(received) = received.put_back(&data) {
+        event_loop.get().return_receive_buffer(py, received);
+    }
+    match result {
+        Ok(()) => Ok(outcome),
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => {
+            fatal_error(
+                transport,
+                error,
+                "Fatal error: protocol.data_received() call failed.",
+            )?;
+            Ok(Outcome::Drained)
+        }
+    }
+}
+
+/// Receives into the buffer that a `BufferedProtocol` offers.
+fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
+    let py = transport.py();
+    let this = transport.get();
+    let (fd, protocol, sock) = {
+        let state = this.state.get(py);
+        let (Some(protocol), Some(sock)) = (&state.protocol, &state.sock) else {
+            return Ok(Outcome::Drained);
+        };
+        (state.fd, protocol.clone_ref(py), sock.clone_ref(py))
+    };
+    let offered = protocol
+        .bind(py)
+        .call_method1(intern!(py, "get_buffer"), (-1,))
+        .and_then(|buffer| {
+            if buffer.len()? == 0 {
+                return Err(PyRuntimeError::new_err(
+                    "get_buffer() returned an empty buffer",
+                ));
+            }
+            Ok(buffer)
+        });
+    let buffer = match offered {
+        Ok(buffer) => buffer,
+        Err(error) if support::ends_the_loop(py, &error) => return Err(error),
+        Err(error) => {
+            fatal_error(
+                transport,
+                error,
+                "Fatal error: protocol.get_buffer() call failed.",
+            )?;
+            return Ok(Outcome::Drained);
+        }
+    };
+    let Ok((result, capacity)) = buffers::receive_into(fd, &buffer) else {
+        // No writable buffer: the socket module says so in its own words.
+        let error = sock
+            .bind(py)
+            .call_method1(intern!(py, "recv_into"), (&buffer,))
+            .err()
+            .unwrap_or_else(|| PyTypeError::new_err("the buffer is not writable"));
+        fatal_error(transport, error, "Fatal read error on socket transport")?;
+        return Ok(Outcome::Drained);
+    };
+    let (outcome, count) = settle(transport, result, capacity)?;
+    let Some(count) = count else {
+        return Ok(outcome);
+    };
+    match protocol
+        .bind(py)
+        .call_method1(intern!(py, "buffer_updated"), (count,))
+    {
+        Ok(_) => Ok(outcome),
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => {
+            fatal_error(
+                transport,
+                error,
+                "Fatal error: protocol.buffer_updated() call failed.",
+            )?;
+            Ok(Outcome::Drained)
+        }
+    }
+}
+
+/// `object.name(argument)`, without a tuple and without a bound method.
+fn call_method1(
+    object: &Bound<'_, PyAny>,
+    name: &Bound<'_, PyString>,
+    argument: *mut ffi::PyObject,
+) -> PyResult<()> {
+    let py = object.py();
+    let stack = [std::ptr::null_mut(), object.as_ptr(), argument];
+    // SAFETY: the GIL is held, the objects are alive, and the slot before the first argument is free for the callee.
+    unsafe {
+        let result = ffi::PyObject_VectorcallMethod(
+            name.as_ptr(),
+            stack.as_ptr().add(1),
+            2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, result).map(drop)
+    }
+}
+
+/// The peer has ended its side.
+fn on_end(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    log_if_debug(transport, "%r received EOF")?;
+    let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
+        return Ok(());
+    };
+    let keep_open = protocol.bind(py).call_method0(intern!(py, "eof_received"));
+    match keep_open {
+        Ok(answer) => {
+            if answer.is_truthy()? {
+                transport.get().state.get_mut(py).end_received = true;
+                update_hold(transport);
+                Ok(())
+            } else {
+                transport.call_method0(intern!(py, "close")).map(drop)
+            }
+        }
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => fatal_error(
+            transport,
+            error,
+            "Fatal error: protocol.eof_received() call failed.",
+        ),
+    }
+}

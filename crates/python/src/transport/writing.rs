@@ -1,0 +1,211 @@
+//! How a stream transport writes: what the socket doesn't take at once is buffered, and flow control told.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::{CloneRefOption, SocketTransport, State, copy_context, fatal_error, list, update_hold};
+use crate::buffers::{self, Chunk};
+use crate::support;
+
+/// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.
+const LOST_WRITES_BEFORE_WARNING: u32 = 5;
+impl State {
+    /// Sends what is buffered until the socket is full: it reports room only when it was full before. Pieces that are
+    /// sent go to `done`, to be dropped when nothing is borrowed.
+    fn send_buffered(&mut self, done: &mut Vec<Chunk>) -> std::io::Result<()> {
+        while !self.buffer.is_empty() {
+            let pieces = || self.buffer.iter().take(buffers::PIECES_PER_SEND);
+            let offered: usize = pieces().map(Chunk::len).sum();
+            let sent = match buffers::send_pieces(self.fd, pieces()) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                other => other?,
+            };
+            self.buffer_len -= sent;
+            let mut rest = sent;
+            while let Some(first) = self.buffer.front_mut() {
+                if first.len() > rest {
+                    first.advance(rest);
+                    break;
+                }
+                rest -= first.len();
+                done.extend(self.buffer.pop_front());
+            }
+            if sent < offered {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends what is buffered, as far as the socket takes it.
+pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    let mut sent = Vec::new();
+    let result = this.state.get_mut(py).send_buffered(&mut sent);
+    drop(sent);
+    if let Err(error) = result {
+        let (dropped, waiter) = {
+            let mut state = this.state.get_mut(py);
+            state.buffer_len = 0;
+            (
+                std::mem::take(&mut state.buffer),
+                state.empty_waiter.clone_ref_opt(py),
+            )
+        };
+        drop(dropped);
+        let error = support::os_error(py, &error);
+        let value = error.value(py).clone().into_any();
+        fatal_error(transport, error, "Fatal write error on socket transport")?;
+        if let Some(waiter) = waiter {
+            settle_waiter(waiter.bind(py), intern!(py, "set_exception"), value)?;
+        }
+        return Ok(());
+    }
+    maybe_resume_protocol(transport)?;
+    let (waiter, closing, eof, fd) = {
+        let mut state = this.state.get_mut(py);
+        if !state.buffer.is_empty() {
+            return Ok(());
+        }
+        let finish = state.closing && state.lost == 0;
+        if finish {
+            state.lost += 1;
+        }
+        (
+            state.empty_waiter.clone_ref_opt(py),
+            finish,
+            state.eof,
+            state.fd,
+        )
+    };
+    update_hold(transport);
+    if let Some(waiter) = waiter {
+        let none = py.None().into_bound(py);
+        settle_waiter(waiter.bind(py), intern!(py, "set_result"), none)?;
+    }
+    if closing {
+        transport
+            .call_method1(intern!(py, "_call_connection_lost"), (py.None(),))
+            .map(drop)
+    } else if eof {
+        buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
+    } else {
+        Ok(())
+    }
+}
+
+/// Ends the wait for an empty buffer, unless whoever waited has gone.
+fn settle_waiter<'py>(
+    waiter: &Bound<'py, PyAny>,
+    method: &Bound<'py, PyString>,
+    value: Bound<'py, PyAny>,
+) -> PyResult<()> {
+    if waiter
+        .call_method0(intern!(waiter.py(), "done"))?
+        .is_truthy()?
+    {
+        return Ok(());
+    }
+    waiter.call_method1(method, (value,)).map(drop)
+}
+
+/// Buffers what the socket did not take.
+pub(super) fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> PyResult<()> {
+    let py = transport.py();
+    let first = {
+        let mut state = transport.get().state.get_mut(py);
+        state.buffer_len += chunk.len();
+        state.buffer.push_back(chunk);
+        state.buffer.len() == 1
+    };
+    if first {
+        begin_blocked_write(transport)?;
+    }
+    maybe_pause_protocol(transport)
+}
+
+/// The socket is full: the rest goes out when it reports room.
+pub(super) fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let context = copy_context(py)?;
+    let previous = transport
+        .get()
+        .state
+        .get_mut(py)
+        .write_context
+        .replace(context);
+    drop(previous);
+    list(transport)?;
+    update_hold(transport);
+    Ok(())
+}
+
+pub(super) fn maybe_pause_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    {
+        let mut state = transport.get().state.get_mut(py);
+        if state.buffer_len <= state.high_water || state.protocol_paused {
+            return Ok(());
+        }
+        state.protocol_paused = true;
+    }
+    call_flow_control(transport, "pause_writing")
+}
+
+fn maybe_resume_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    {
+        let mut state = transport.get().state.get_mut(py);
+        if !state.protocol_paused || state.buffer_len > state.low_water {
+            return Ok(());
+        }
+        state.protocol_paused = false;
+    }
+    call_flow_control(transport, "resume_writing")
+}
+
+#[cold]
+fn call_flow_control(transport: &Bound<'_, SocketTransport>, method: &str) -> PyResult<()> {
+    let py = transport.py();
+    let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
+        return Ok(());
+    };
+    match protocol.bind(py).call_method0(method) {
+        Ok(_) => Ok(()),
+        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) => {
+            let context = PyDict::new(py);
+            context.set_item("message", format!("protocol.{method}() failed"))?;
+            context.set_item("exception", error.into_value(py))?;
+            context.set_item("transport", transport)?;
+            context.set_item("protocol", protocol)?;
+            transport
+                .get()
+                .event_loop(py)?
+                .bind(py)
+                .call_method1(intern!(py, "call_exception_handler"), (context,))
+                .map(drop)
+        }
+    }
+}
+
+/// A write after the connection was lost: counted, and from the fifth on logged, as asyncio does.
+#[cold]
+pub(super) fn count_lost_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let lost = {
+        let mut state = transport.get().state.get_mut(py);
+        state.lost += 1;
+        state.lost
+    };
+    if lost <= LOST_WRITES_BEFORE_WARNING {
+        return Ok(());
+    }
+    support::python(py)?
+        .getattr(intern!(py, "logger"))?
+        .call_method1(intern!(py, "warning"), ("socket.send() raised exception.",))
+        .map(drop)
+}
