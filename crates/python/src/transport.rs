@@ -506,7 +506,7 @@ impl SocketTransport {
     /// `empty_waiter`).
     fn _detach(slf: &Bound<'_, Self>) -> Detached {
         let py = slf.py();
-        delist(slf);
+        slf.get().delist(py);
         slf.get().leave(py);
         let (event_loop, dropped, result) = {
             let mut state = slf.get().state.get_mut(py);
@@ -634,7 +634,7 @@ impl SocketTransport {
 
     fn __clear__(slf: &Bound<'_, Self>) {
         let py = slf.py();
-        delist(slf);
+        slf.get().delist(py);
         slf.get().leave(py);
         let dropped = {
             let mut state = slf.get().state.get_mut(py);
@@ -800,10 +800,6 @@ fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     Ok(())
 }
 
-fn delist(transport: &Bound<'_, SocketTransport>) {
-    transport.get().delist(transport.py());
-}
-
 /// The loop keeps the transport alive while it reads or has something to send.
 fn update_hold(transport: &Bound<'_, SocketTransport>) {
     let py = transport.py();
@@ -908,7 +904,7 @@ fn schedule_connection_lost(
     exception: Option<Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = transport.py();
-    delist(transport);
+    transport.get().delist(py);
     let event_loop = transport.get().event_loop(py)?;
     let callback = transport.getattr(intern!(py, "_call_connection_lost"))?;
     event_loop

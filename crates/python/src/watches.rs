@@ -150,10 +150,11 @@ impl Watches {
     /// Queues what the event stands for.
     pub(crate) fn dispatch(&self, py: Python<'_>, event: &Event, queue: &mut Queue) {
         let ready = event.readiness();
+        let ending = ready.is_read_closed() || ready.is_error();
         let readiness = Readiness {
-            readable: ready.is_readable() || ready.is_read_closed() || ready.is_error(),
-            writable: ready.is_writable() || ready.is_read_closed() || ready.is_error(),
-            ending: ready.is_read_closed() || ready.is_error(),
+            readable: ready.is_readable() || ending,
+            writable: ready.is_writable() || ending,
+            ending,
         };
         match self.source(event.token) {
             Some(Source::Transport(listed)) => {
@@ -170,7 +171,7 @@ impl Watches {
             Some(Source::Callbacks(fd)) => {
                 if let Some(callbacks) = self.callbacks(*fd) {
                     let both = [
-                        (ready.is_readable() || readiness.ending, &callbacks.reader),
+                        (readiness.readable, &callbacks.reader),
                         (ready.is_writable() || ready.is_error(), &callbacks.writer),
                     ];
                     for (fired, handle) in both {
