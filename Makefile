@@ -53,7 +53,7 @@ test-bench: build ## the benchmarks in small: a check that they run, not a measu
 	$(say) 'benchmarks in small'
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
 
-bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 5 minutes; FULL=1 runs every cell
+bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
 

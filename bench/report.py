@@ -68,6 +68,13 @@ def print_setting(results: Results, expected_s: float, cells: int) -> None:
     )
 
 
+def print_left_out(reasons: dict[str, str]) -> None:
+    """Which cells can't be measured here; those with the same reason share a line."""
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, text in reasons.items() if text == reason]
+        say(f"skipped: {', '.join(names)}: {reason}")
+
+
 def print_cell(result: CellResult) -> None:
     """The rows of one cell: the first figure with its ratios, then the others."""
     first, *others = result.cell.metrics
