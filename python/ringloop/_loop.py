@@ -21,7 +21,7 @@ from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
-from . import _core
+from . import _children, _core
 from ._transports import SocketTransport
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         def _sock_connect_cb(
             self, fut: asyncio.Future[None], sock: socket.socket, address: tuple[str, int]
         ) -> None: ...
+        def _child_watcher_callback(self, pid: int, returncode: int, transp: asyncio.SubprocessTransport) -> None: ...
         def _sock_write_done(
             self, fd: int, fut: asyncio.Future[None], handle: asyncio.Handle | None = None
         ) -> None: ...
@@ -113,6 +114,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         self._unix_server_sockets: dict[socket.socket, int] = {}
         self._transports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._selector = _SelectorView(self)
+        self._children: set[_children.Child] = set()
         try:
             self._make_self_pipe()
         except BaseException:
@@ -175,6 +177,9 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             return
         super().close()
         self._release()
+        for child in list(self._children):
+            child.outlive()
+        self._children.clear()
 
     async def getaddrinfo(
         self,
@@ -212,6 +217,22 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             transport._attach(server)
         transport._begin(waiter)
         return transport
+
+    async def _make_subprocess_transport(
+        self,
+        protocol: asyncio.BaseProtocol,
+        args: Any,
+        shell: bool,
+        stdin: Any,
+        stdout: Any,
+        stderr: Any,
+        bufsize: int,
+        extra: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> asyncio.SubprocessTransport:
+        return await _children.start(
+            self, protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, options=kwargs
+        )
 
     async def _sendfile_fallback(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
         if type(transp) is SocketTransport and not offset:
