@@ -22,6 +22,7 @@ from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 from . import _children, _core
+from ._names import find_literal
 from ._transports import SocketTransport
 
 if TYPE_CHECKING:
@@ -33,19 +34,6 @@ _ProtocolT = TypeVar("_ProtocolT", bound=asyncio.BaseProtocol)
 
 
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-
-
-def _is_literal(host: object) -> bool:
-    """True for a numeric IPv4 or IPv6 address, which no resolver needs to be asked about."""
-    if not isinstance(host, str):
-        return False
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except (OSError, ValueError):
-            continue
-        return True
-    return False
 
 
 _STREAM_NONBLOCKING = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
@@ -192,8 +180,10 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         flags: int = 0,
     ) -> _GetAddrInfoResult:
         """Resolves a name, in the default executor; an address literal is answered at once, without a thread."""
-        if _is_literal(host) and (port is None or isinstance(port, int)) and not self._debug:
-            return socket.getaddrinfo(host, port, family, type, proto, flags)
+        if not self._debug:
+            found = find_literal(host, port, family, type, proto, flags)
+            if found is not None:
+                return found
         return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)
 
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
