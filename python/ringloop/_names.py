@@ -5,10 +5,7 @@ from __future__ import annotations
 import builtins
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from socket import _GetAddrInfoResult
+from typing import Any
 
 _resolve = socket.getaddrinfo
 # As plain numbers, which compare faster, and as what the socket module answers.
@@ -29,7 +26,7 @@ def _is_plain(port: object, family: object, type: object, proto: object, flags: 
     return integers and type in (_STREAM, _DGRAM) and not flags and 0 <= port <= 65535  # type: ignore[operator]
 
 
-def find_literal(host: Any, port: Any, family: Any, type: Any, proto: Any, flags: Any) -> _GetAddrInfoResult | None:
+def find_literal(host: Any, port: Any, family: Any, type: Any, proto: Any, flags: Any) -> list[Any] | None:
     """Returns what `socket.getaddrinfo` returns for a numeric IPv4 or IPv6 address, or None for any other host.
 
     Nothing there can block. The usual request is answered here: the C library takes over a microsecond to parse it, to
