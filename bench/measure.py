@@ -184,7 +184,7 @@ def missing(need: str) -> str:
             importlib.metadata.version(need)
         except importlib.metadata.PackageNotFoundError:
             return (
-                f"{need} is not installed; install it with: {sys.executable} -m pip install -r bench/requirements.txt"
+                f"{need} is not installed; install it with: {sys.executable} -m pip install --group http"
             )
     return ""
 
