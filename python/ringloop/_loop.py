@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import functools
-import os
 import signal
 import socket
 import sys
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 from . import _children, _core
 from ._names import find_literal
-from ._transports import SocketTransport
+from ._transports import SocketTransport, send_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -91,6 +90,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             self, fut: asyncio.Future[None], sock: socket.socket, address: tuple[str, int]
         ) -> None: ...
         def _child_watcher_callback(self, pid: int, returncode: int, transp: asyncio.SubprocessTransport) -> None: ...
+        def _check_sendfile_params(self, sock: socket.socket, file: Any, offset: int, count: int | None) -> None: ...
         def _sock_write_done(
             self, fd: int, fut: asyncio.Future[None], handle: asyncio.Handle | None = None
         ) -> None: ...
@@ -224,16 +224,10 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             self, protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, options=kwargs
         )
 
-    async def _sendfile_fallback(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
-        if type(transp) is SocketTransport and not offset:
-            # asyncio sends files by sendfile(2) here, which begins at the offset wherever the file stands.
-            try:
-                os.fstat(file.fileno())
-            except (AttributeError, OSError):
-                pass
-            else:
-                file.seek(0)
-        return cast("int", await super()._sendfile_fallback(transp, file, offset, count))  # type: ignore[misc]
+    async def _sendfile_native(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
+        if issubclass(type(transp), SocketTransport):
+            return await send_file(self, transp, file, offset, count)
+        return cast("int", await super()._sendfile_native(transp, file, offset, count))  # type: ignore[misc]
 
     async def create_connection(
         self,

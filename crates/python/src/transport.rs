@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+mod file_sending;
 mod reading;
 mod writing;
 
@@ -29,6 +30,7 @@ use crate::stream_reader::StreamFeed;
 use crate::support::{self, GilCell};
 use crate::watches::{self, Readiness};
 
+use self::file_sending::FileSending;
 use self::reading::read_once;
 use self::writing::{begin_blocked_write, count_lost_write, enqueue, flush, maybe_pause_protocol};
 
@@ -85,6 +87,7 @@ struct State {
     high_water: usize,
     low_water: usize,
     empty_waiter: Option<Py<PyAny>>,
+    file: Option<FileSending>,
     /// Deliveries left for which received data is copied, because the protocol kept the last one.
     copies_left: u8,
 }
@@ -137,6 +140,7 @@ impl SocketTransport {
                 high_water: HIGH_WATER_DEFAULT,
                 low_water: HIGH_WATER_DEFAULT / 4,
                 empty_waiter: None,
+                file: None,
                 copies_left: 1,
             }),
         })
@@ -502,6 +506,22 @@ impl SocketTransport {
         drop(previous);
     }
 
+    /// Sends a file by sendfile(2), from `offset` on, `count` bytes or all. Returns None if that was all, else a future
+    /// that is done when it is. After that, or to give up, `_stop_sendfile` says how many bytes were sent.
+    #[pyo3(signature = (file, offset, count))]
+    fn _start_sendfile(
+        slf: &Bound<'_, Self>,
+        file: RawFd,
+        offset: i64,
+        count: Option<usize>,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        file_sending::start(slf, file, offset, count)
+    }
+
+    fn _stop_sendfile(slf: &Bound<'_, Self>) -> usize {
+        file_sending::stop(slf)
+    }
+
     /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock, server,
     /// `empty_waiter`).
     fn _detach(slf: &Bound<'_, Self>) -> Detached {
@@ -610,7 +630,7 @@ impl SocketTransport {
         let state = self.state.get(py);
         (
             state.started && state.is_reading() && !state.end_received,
-            !state.buffer.is_empty(),
+            state.is_sending(),
         )
     }
 
@@ -666,6 +686,11 @@ impl Drop for SocketTransport {
 impl State {
     fn is_reading(&self) -> bool {
         !self.closing && !self.paused
+    }
+
+    /// Whether something waits for room in the socket.
+    fn is_sending(&self) -> bool {
+        !self.buffer.is_empty() || self.file.as_ref().is_some_and(FileSending::is_under_way)
     }
 
     fn wants_data(&self) -> bool {
@@ -805,7 +830,7 @@ fn update_hold(transport: &Bound<'_, SocketTransport>) {
     let py = transport.py();
     let (token, event_loop, hold) = {
         let state = transport.get().state.get(py);
-        let hold = (state.is_reading() && !state.end_received) || !state.buffer.is_empty();
+        let hold = (state.is_reading() && !state.end_received) || state.is_sending();
         (
             state.token,
             state.event_loop.as_ref().map(|it| it.clone_ref(py)),
@@ -824,6 +849,11 @@ fn queue_read(transport: &Bound<'_, SocketTransport>, event_loop: &Loop) {
         writable: false,
         ending: false,
     };
+    queue_ready(transport, event_loop, readiness);
+}
+
+/// Serves the transport in the next turn, as if its socket had reported.
+fn queue_ready(transport: &Bound<'_, SocketTransport>, event_loop: &Loop, readiness: Readiness) {
     event_loop
         .queue
         .get_mut(transport.py())
@@ -854,8 +884,12 @@ pub(crate) fn on_ready(
     if readiness.writable {
         let context = {
             let state = this.state.get(py);
-            if state.buffer.is_empty() || state.lost > 0 {
+            if state.lost > 0 {
                 return Ok(());
+            }
+            if state.buffer.is_empty() {
+                drop(state);
+                return file_sending::step(transport);
             }
             state.write_context.clone_ref_opt(py)
         };
