@@ -183,9 +183,7 @@ def missing(need: str) -> str:
         try:
             importlib.metadata.version(need)
         except importlib.metadata.PackageNotFoundError:
-            return (
-                f"{need} is not installed; install it with: {sys.executable} -m pip install --group http"
-            )
+            return f"{need} is not installed; install it with: {sys.executable} -m pip install --group http"
     return ""
 
 
