@@ -414,7 +414,7 @@ def test_response_that_nobody_asked_for_is_found(load_program):
             connection.recv(65536)
 
     with server(serve) as port:
-        status, _, stderr = get(load_program, port, "--idle", "--duration", 0.2)
+        status, _, stderr = get(load_program, port, "--idle", "--duration", PATIENCE_S / 2)
     assert status == 1
     assert "wrong response: connection 0" in stderr
 

@@ -300,3 +300,13 @@ def test_unknown_names_are_refused():
         done = subprocess.run([sys.executable, str(RUN), *options], capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 2
         assert done.stderr.startswith("bench: ")
+
+
+def test_goals_that_were_not_measured_are_only_counted(capsys):
+    measured = goals.Verdict("a goal", "ringloop", "1.00 in somewhere", True)
+    others = [goals.Verdict(f"goal {number}", "ringloop", "", None) for number in range(2)]
+    report.print_verdicts([measured, *others])
+    text = capsys.readouterr().out
+    assert "yes               a goal\n" in text
+    assert "goal 1" not in text
+    assert "2 others not measured" in text
