@@ -17,7 +17,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -99,7 +98,7 @@ static void drop(struct connection *connection) {
 }
 
 #ifdef WITH_TLS
-/* Turns the outcome of SSL_read or SSL_write into that of recv(2) or send(2). */
+/* Turns the outcome of SSL_read into that of recv(2). */
 static ssize_t tls_result(const struct connection *connection, int result, size_t moved) {
     if (result > 0)
         return (ssize_t)moved;
@@ -111,23 +110,35 @@ static ssize_t tls_result(const struct connection *connection, int result, size_
 }
 #endif
 
-/* As send(2). */
-static ssize_t send_once(struct connection *connection, const unsigned char *data, size_t length) {
+/* What answers `length` bytes in the buffer (none: nothing but what a handshake has to say): they themselves, or their records. */
+static ssize_t seal(struct connection *connection, size_t length, unsigned char **sealed) {
 #ifdef WITH_TLS
     if (connection->tls) {
         size_t moved = 0;
-        int outcome = SSL_write_ex(connection->tls, data, length, &moved);
-        return tls_result(connection, outcome, moved);
+        if (length && SSL_write_ex(connection->tls, buffer, length, &moved) != 1)
+            return -1;
+        return BIO_get_mem_data(SSL_get_wbio(connection->tls), (char **)sealed);
     }
 #endif
-    return send(connection->descriptor, data, length, MSG_NOSIGNAL);
+    (void)connection;
+    *sealed = buffer;
+    return (ssize_t)length;
+}
+
+/* Forgets what has been sealed. */
+static void unseal(struct connection *connection) {
+#ifdef WITH_TLS
+    if (connection->tls)
+        (void)BIO_reset(SSL_get_wbio(connection->tls));
+#endif
+    (void)connection;
 }
 
 /* Returns what was sent, or -1 after a failure that ends the connection. */
-static ssize_t send_some(struct connection *connection, const unsigned char *data, size_t length) {
+static ssize_t send_some(int descriptor, const unsigned char *data, size_t length) {
     size_t sent = 0;
     while (sent < length) {
-        ssize_t result = send_once(connection, data + sent, length - sent);
+        ssize_t result = send(descriptor, data + sent, length - sent, MSG_NOSIGNAL);
         if (result >= 0)
             sent += (size_t)result;
         else if (errno == EAGAIN)
@@ -169,29 +180,29 @@ static bool has_more(const struct connection *connection) {
 
 static void echo_some(struct connection *connection) {
     do {
+        unsigned char *answer;
         ssize_t length = receive(connection);
-        if (length < 0 && (errno == EAGAIN || errno == EINTR))
-            return;
-        if (length <= 0) {
+        bool nothing = length < 0 && (errno == EAGAIN || errno == EINTR);
+        if (length <= 0 && !nothing) {
             drop(connection);
             return;
         }
-        if (discarding)
-            return;
-        ssize_t sent = send_some(connection, buffer, (size_t)length);
+        ssize_t answer_bytes = discarding ? 0 : seal(connection, nothing ? 0 : (size_t)length, &answer);
+        ssize_t sent = answer_bytes > 0 ? send_some(connection->descriptor, answer, (size_t)answer_bytes) : answer_bytes;
         if (sent < 0) {
             drop(connection);
             return;
         }
-        if (sent < length) {
-            connection->unsent_bytes = (size_t)(length - sent);
+        if (sent < answer_bytes) {
+            connection->unsent_bytes = (size_t)(answer_bytes - sent);
             connection->unsent_offset = 0;
             connection->unsent = malloc(connection->unsent_bytes);
             if (connection->unsent == NULL)
                 die("no memory");
-            memcpy(connection->unsent, buffer + sent, connection->unsent_bytes);
+            memcpy(connection->unsent, answer + sent, connection->unsent_bytes);
             watch(EPOLL_CTL_MOD, connection->descriptor, EPOLLOUT, connection);
         }
+        unseal(connection);
     } while (has_more(connection));
 }
 
@@ -208,7 +219,7 @@ static void echo_datagrams(int descriptor) {
 }
 
 static void flush(struct connection *connection) {
-    ssize_t sent = send_some(connection, connection->unsent + connection->unsent_offset,
+    ssize_t sent = send_some(connection->descriptor, connection->unsent + connection->unsent_offset,
                              connection->unsent_bytes - connection->unsent_offset);
     if (sent < 0) {
         drop(connection);
@@ -236,8 +247,11 @@ static void accept_one(int listener) {
 #ifdef WITH_TLS
     if (tls_context) {
         connection->tls = SSL_new(tls_context);
-        if (connection->tls == NULL || SSL_set_fd(connection->tls, descriptor) != 1)
+        BIO *in = BIO_new_socket(descriptor, BIO_NOCLOSE), *out = BIO_new(BIO_s_mem());
+        if (connection->tls == NULL || in == NULL || out == NULL)
             die("no memory");
+        /* All records of an answer are sent at once, from memory; left to itself, OpenSSL writes each to the socket. */
+        SSL_set_bio(connection->tls, in, out);
         SSL_set_accept_state(connection->tls);
     }
 #endif
@@ -307,12 +321,10 @@ static int serve_udp(void) {
 
 #ifdef WITH_TLS
 static int serve_tls(const char *certificate, const char *key) {
-    signal(SIGPIPE, SIG_IGN); /* OpenSSL writes by write(2), which knows no MSG_NOSIGNAL. */
     tls_context = SSL_CTX_new(TLS_server_method());
     if (tls_context == NULL || SSL_CTX_use_certificate_file(tls_context, certificate, SSL_FILETYPE_PEM) != 1 ||
         SSL_CTX_use_PrivateKey_file(tls_context, key, SSL_FILETYPE_PEM) != 1)
         die("the certificate or its key can't be used");
-    SSL_CTX_set_mode(tls_context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     /* Without these, each record takes two reads. */
     SSL_CTX_set_read_ahead(tls_context, 1);
     SSL_CTX_set_default_read_buffer_len(tls_context, BUFFER_BYTES);
