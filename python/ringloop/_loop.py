@@ -21,6 +21,7 @@ from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 from . import _children, _core
+from ._datagrams import DatagramTransport, can_be_native
 from ._names import find_literal
 from ._transports import SocketTransport, send_file
 
@@ -223,6 +224,19 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         return await _children.start(
             self, protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, options=kwargs
         )
+
+    def _make_datagram_transport(
+        self,
+        sock: socket.socket,
+        protocol: asyncio.BaseProtocol,
+        address: Any = None,
+        waiter: asyncio.Future[None] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> asyncio.DatagramTransport:
+        self._ensure_fd_no_transport(sock)
+        if not can_be_native(sock):
+            return cast("Any", super())._make_datagram_transport(sock, protocol, address, waiter, extra)  # type: ignore[no-any-return]
+        return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra)  # type: ignore[no-any-return]
 
     async def _sendfile_native(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
         if issubclass(type(transp), SocketTransport):

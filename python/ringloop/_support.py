@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
+    from ._datagrams import DatagramTransport
     from ._loop import EventLoop
     from ._transports import SocketTransport
 
@@ -39,6 +40,7 @@ else:
     _ThreadSafeHandle = getattr(events, "_ThreadSafeHandle", asyncio.Handle)
 __all__ = ["logger"]
 
+_DATAGRAM_TRANSPORT: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
 _SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
 
 
@@ -194,6 +196,16 @@ def report_transport_error(loop: EventLoop, transport: SocketTransport, exceptio
             "protocol": transport._protocol,
         }
     )
+
+
+def report_datagram_error(loop: EventLoop, transport: object, callback: str, exception: BaseException) -> None:
+    """Tells the loop's exception handler what left a callback of this name, as `asyncio.Handle._run` does."""
+    report_callback_error(_Handle(getattr(transport, callback), (), loop, None), exception)
+
+
+def refuse_datagram(transport: DatagramTransport, data: object, address: object) -> None:
+    """asyncio's answer to a datagram that can't be sent: of the wrong type, elsewhere than to the peer, or too late."""
+    _DATAGRAM_TRANSPORT.sendto(transport, data, address)
 
 
 def write_type_error(data: object) -> TypeError:

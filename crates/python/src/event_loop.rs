@@ -26,6 +26,7 @@ use ringloop::{BusyPoll, Config, Reactor};
 use ringloop_driver::{Event, ForcedBy, Waker};
 
 use crate::buffers::Received;
+use crate::datagram::{Batch, DatagramTransport};
 use crate::handle::{Call, HandleRef};
 use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, guard};
@@ -39,6 +40,8 @@ pub(crate) enum Ready {
     Foreign(Py<PyAny>),
     /// A stream transport whose socket reported something.
     Transport(Py<SocketTransport>, Readiness),
+    /// The same for a datagram transport.
+    Datagrams(Py<DatagramTransport>, Readiness),
     /// A stream transport whose `connection_made` has been called.
     StartReading(Py<SocketTransport>),
 }
@@ -74,6 +77,8 @@ pub(crate) struct Loop {
     pub(crate) sock_recv_habit: AtomicUsize,
     /// Absent while a delivery from it is under way.
     receive_buffer: GilCell<Option<Received>>,
+    /// The memory that datagrams are received into; absent while they are delivered.
+    pub(crate) batch: GilCell<Option<Batch>>,
 }
 
 #[pymethods]
@@ -123,6 +128,7 @@ impl Loop {
             task_factory: GilCell::new(None),
             sock_recv_habit: AtomicUsize::new(0),
             receive_buffer: GilCell::new(None),
+            batch: GilCell::new(None),
         })
     }
 
@@ -504,6 +510,7 @@ impl Loop {
         drop(self.reactor.replace(py, None));
         drop(self.waker.replace(py, None));
         drop(self.receive_buffer.replace(py, None));
+        drop(self.batch.replace(py, None));
         queue.discard(py);
         drop(watches);
     }
@@ -523,7 +530,7 @@ impl Queue {
             Ready::Foreign(handle) => {
                 self.foreign_timers.remove(&(handle.as_ptr() as usize));
             }
-            Ready::Transport(..) | Ready::StartReading(_) => {}
+            Ready::Transport(..) | Ready::Datagrams(..) | Ready::StartReading(_) => {}
         }
         self.ready.push_back(ready);
     }
@@ -559,6 +566,7 @@ impl Ready {
             Self::Handle(handle) => handle.traverse(visit),
             Self::Foreign(object) => visit.call(object),
             Self::Transport(transport, _) | Self::StartReading(transport) => visit.call(transport),
+            Self::Datagrams(transport, _) => visit.call(transport),
         }
     }
 }

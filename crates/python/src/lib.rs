@@ -6,6 +6,8 @@
 //! | `handle` | `Handle` and `TimerHandle` |
 //! | `turn` | one turn of the loop |
 //! | `watches` | who hears about which descriptor |
+//! | `datagram` | `DatagramTransport`, with the memory it receives into |
+//! | `addresses` | socket addresses between the kernel and Python |
 //! | `transport` | `SocketTransport`, with its reading and its writing |
 //! | `socket_operation` | `sock_recv`, `sock_recv_into`, `sock_sendall` |
 //! | `buffers` | bytes between sockets and Python objects |
@@ -17,7 +19,9 @@
 
 #![deny(unsafe_code)]
 
+mod addresses;
 mod buffers;
+mod datagram;
 mod event_loop;
 mod handle;
 mod native_type;
@@ -36,5 +40,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     handle::add_to(module)?;
     event_loop::add_to(module)?;
     socket_operation::add_to(module)?;
+    module.add_class::<datagram::DatagramTransport>()?;
     module.add_class::<transport::SocketTransport>()
 }

@@ -22,13 +22,13 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop_driver::Token;
+use ringloop_driver::{Interest, Mode, Token};
 
 use crate::buffers::{self, Chunk};
 use crate::event_loop::{Loop, Ready};
 use crate::stream_reader::StreamFeed;
 use crate::support::{self, GilCell};
-use crate::watches::{self, Readiness};
+use crate::watches::{self, Readiness, TransportKind};
 
 use self::file_sending::FileSending;
 use self::reading::read_once;
@@ -748,7 +748,7 @@ fn or_none_if_os_error<'py>(
 }
 
 /// `Option<Py<T>>::clone_ref`, which the borrow of the state makes wordy.
-trait CloneRefOption {
+pub(crate) trait CloneRefOption {
     fn clone_ref_opt(&self, py: Python<'_>) -> Self;
 }
 
@@ -758,7 +758,7 @@ impl<T> CloneRefOption for Option<Py<T>> {
     }
 }
 
-fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     // SAFETY: the GIL is held; the result is a new reference or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
 }
@@ -820,7 +820,13 @@ fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         }
         (event_loop.clone_ref(py), state.fd)
     };
-    let token = watches::list_transport(event_loop.get(), transport, fd)?;
+    let token = watches::list_transport(
+        event_loop.get(),
+        transport.as_any(),
+        TransportKind::Stream,
+        fd,
+        (Interest::READ | Interest::WRITE, Mode::Edge),
+    )?;
     this.state.get_mut(py).token = Some(token);
     Ok(())
 }
@@ -902,7 +908,7 @@ pub(crate) fn on_ready(
 }
 
 /// Runs `body` in a `contextvars.Context`.
-fn in_context(
+pub(crate) fn in_context(
     py: Python<'_>,
     context: &Py<PyAny>,
     body: impl FnOnce() -> PyResult<()>,

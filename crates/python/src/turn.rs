@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use ringloop::clock;
 use ringloop_driver::{Event, Peek};
 
+use crate::datagram;
 use crate::event_loop::{Loop, Ready};
 use crate::support;
 use crate::transport::{self, SocketTransport};
@@ -172,18 +173,39 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: Ready) -> PyResult<()> {
             let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
             let result = transport::on_ready(transport, readiness);
             if let Some(begin_ns) = begin_ns {
-                let duration_s = (clock::now_ns() - begin_ns) as f64 * 1e-9;
-                support::python(py)?
-                    .getattr(intern!(py, "log_slow_transport"))?
-                    .call1((event_loop, transport, duration_s))?;
+                log_slow(event_loop, transport.as_any(), begin_ns)?;
             }
             report(event_loop, transport, result)
+        }
+        Ready::Datagrams(transport, readiness) => {
+            let transport = transport.bind(py);
+            let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
+            let result = datagram::on_ready(transport, readiness);
+            if let Some(begin_ns) = begin_ns {
+                log_slow(event_loop, transport.as_any(), begin_ns)?;
+            }
+            result
         }
         Ready::StartReading(transport) => {
             let transport = transport.bind(py);
             report(event_loop, transport, transport::start_reading(transport))
         }
     }
+}
+
+/// Debug mode: logs a transport whose protocol took too long.
+#[cold]
+fn log_slow(
+    event_loop: &Bound<'_, Loop>,
+    transport: &Bound<'_, PyAny>,
+    begin_ns: u64,
+) -> PyResult<()> {
+    let py = event_loop.py();
+    let duration_s = (clock::now_ns() - begin_ns) as f64 * 1e-9;
+    support::python(py)?
+        .getattr(intern!(py, "log_slow_transport"))?
+        .call1((event_loop, transport, duration_s))
+        .map(drop)
 }
 
 /// Hands a transport's error to the loop's exception handler, as asyncio does with that of any callback.

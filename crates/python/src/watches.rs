@@ -13,6 +13,7 @@ use pyo3::types::{PyInt, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit, ffi};
 use ringloop_driver::{Event, Interest, Mode, Token};
 
+use crate::datagram::DatagramTransport;
 use crate::event_loop::{Loop, Queue, Ready};
 use crate::handle::{Call, HandleRef};
 use crate::support;
@@ -40,10 +41,18 @@ struct Callbacks {
     writer: Option<Py<PyAny>>,
 }
 
+/// The native type of a transport.
+#[derive(Copy, Clone)]
+pub(crate) enum TransportKind {
+    Stream,
+    Datagram,
+}
+
 /// A transport as the table holds it. The reference is counted only while the transport is reading or writing: one
 /// that is paused and that nobody else refers to may go, as under asyncio.
 struct Listed {
     transport: NonNull<ffi::PyObject>,
+    kind: TransportKind,
     strong: bool,
 }
 
@@ -158,15 +167,24 @@ impl Watches {
         };
         match self.source(event.token) {
             Some(Source::Transport(listed)) => {
-                // SAFETY: the transport takes itself off this list before it goes, so the pointer is a live
-                // `SocketTransport`; the GIL is held.
-                let transport = unsafe {
-                    Bound::from_borrowed_ptr(py, listed.transport.as_ptr())
-                        .cast_into_unchecked::<SocketTransport>()
+                // SAFETY: the transport takes itself off this list before it goes, so the pointer is live; the GIL is
+                // held. It was listed by its kind.
+                let ready = unsafe {
+                    let transport = Bound::from_borrowed_ptr(py, listed.transport.as_ptr());
+                    match listed.kind {
+                        TransportKind::Stream => Ready::Transport(
+                            transport.cast_into_unchecked::<SocketTransport>().unbind(),
+                            readiness,
+                        ),
+                        TransportKind::Datagram => Ready::Datagrams(
+                            transport
+                                .cast_into_unchecked::<DatagramTransport>()
+                                .unbind(),
+                            readiness,
+                        ),
+                    }
                 };
-                queue
-                    .ready
-                    .push_back(Ready::Transport(transport.unbind(), readiness));
+                queue.ready.push_back(ready);
             }
             Some(Source::Callbacks(fd)) => {
                 if let Some(callbacks) = self.callbacks(*fd) {
@@ -521,22 +539,21 @@ fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Watches a transport's socket for both directions, for the life of the connection.
+/// Watches a transport's socket. `transport` is of the native type that `kind` tells.
 pub(crate) fn list_transport(
     this: &Loop,
-    transport: &Bound<'_, SocketTransport>,
+    transport: &Bound<'_, PyAny>,
+    kind: TransportKind,
     fd: RawFd,
+    (interest, mode): (Interest, Mode),
 ) -> PyResult<Token> {
     let py = transport.py();
-    let token = this.with_reactor(py, |reactor| {
-        reactor
-            .driver()
-            .watch(fd, Interest::READ | Interest::WRITE, Mode::Edge)
-    })?;
+    let token = this.with_reactor(py, |reactor| reactor.driver().watch(fd, interest, mode))?;
     let pointer = transport.clone().into_ptr();
     let listed = Listed {
         // SAFETY: `into_ptr` never gives null.
         transport: unsafe { NonNull::new_unchecked(pointer) },
+        kind,
         strong: true,
     };
     this.watches
