@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-applications test-bench bench lint lint-rust lint-python format clean prerequisites
+.PHONY: help build test test-rust test-python test-applications test-bench conformance bench lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -56,6 +56,10 @@ test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, da
 test-bench: build ## the benchmarks in small: a check that they run, not a measurement
 	$(say) 'benchmarks in small'
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
+
+conformance: build ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
+	$(say) "CPython's tests of asyncio on $$($(python) -V)"
+	@$(python) tools/conformance.py $(ARGS)
 
 bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"

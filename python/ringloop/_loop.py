@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import selectors
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ import threading
 import weakref
 from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from . import _children, _core
 from ._datagrams import DatagramTransport, can_be_native
@@ -53,13 +54,14 @@ class _SelectorView:
     def __init__(self, loop: EventLoop) -> None:
         self._loop = weakref.ref(loop)
 
-    def get_key(self, fd: int) -> SelectorKey:
+    def get_key(self, fileobj: Any) -> SelectorKey:
+        fd = selectors._fileobj_to_fd(fileobj)  # type: ignore[attr-defined]
         loop = self._loop()
         handles = None if loop is None else loop._watched(fd)
         if handles is None:
-            raise KeyError(f"{fd!r} is not registered")
+            raise KeyError(f"{fileobj!r} is not registered")
         mask = (EVENT_READ if handles[0] else 0) | (EVENT_WRITE if handles[1] else 0)
-        return SelectorKey(fd, fd, mask, handles)
+        return SelectorKey(fileobj, fd, mask, handles)
 
     def close(self) -> None:
         pass
@@ -115,23 +117,37 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         """Runs until stop() is called."""
         self._check_closed()
         self._check_running()
-        self._set_coroutine_origin_tracking(self._debug)
-        agen_hooks = sys.get_asyncgen_hooks()
         try:
+            self._run_forever_setup()
+            with self._signals_wake_the_loop():
+                self._run()
+        finally:
+            self._run_forever_cleanup()
+
+    # From Python 3.13 on asyncio has these, for loops that drive themselves by `_run_once()`.
+    if not hasattr(base_events.BaseEventLoop, "_run_forever_setup"):
+        _old_agen_hooks: sys._asyncgen_hooks | None = None
+
+        def _run_forever_setup(self) -> None:
+            self._check_closed()
+            self._check_running()
+            self._set_coroutine_origin_tracking(self._debug)
+            self._old_agen_hooks = sys.get_asyncgen_hooks()
             self._thread_id = threading.get_ident()
             sys.set_asyncgen_hooks(
                 firstiter=self._asyncgen_firstiter_hook,
                 finalizer=self._asyncgen_finalizer_hook,
             )
             events._set_running_loop(self)
-            with self._signals_wake_the_loop():
-                self._run()
-        finally:
+
+        def _run_forever_cleanup(self) -> None:
             self._stopping = False
             self._thread_id = None
             events._set_running_loop(None)
             self._set_coroutine_origin_tracking(False)
-            sys.set_asyncgen_hooks(*agen_hooks)
+            if self._old_agen_hooks is not None:
+                sys.set_asyncgen_hooks(*self._old_agen_hooks)
+                self._old_agen_hooks = None
 
     @contextlib.contextmanager
     def _signals_wake_the_loop(self) -> Iterator[None]:
@@ -154,9 +170,6 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
                 current = signal.set_wakeup_fd(-1)
                 if current != self._csock.fileno():
                     signal.set_wakeup_fd(current)
-
-    def _run_once(self) -> NoReturn:
-        raise NotImplementedError("ringloop's turns are native; use run_forever() or run_until_complete()")
 
     def close(self) -> None:
         """Closes the loop: its queue, its timers, and the kernel's objects. It must not be running."""
@@ -255,7 +268,15 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         The plain case, an IPv4 address and no options, takes a short way: asyncio's spends more time on resolving what is
         resolved, and on waiting for a connection that stands, than the kernel spends on connecting.
         """
-        if options or self._debug or not _is_ipv4(host) or type(port) is not int:
+        if (
+            options
+            or self._debug
+            or not _is_ipv4(host)
+            or type(port) is not int
+            # Somebody has a way of connecting of their own.
+            or type(self).sock_connect is not _SOCK_CONNECT
+            or "sock_connect" in vars(self)
+        ):
             return await super().create_connection(protocol_factory, cast(Any, host), cast(Any, port), **options)
         address = (host, port)
         sock = socket.socket(socket.AF_INET, _STREAM_NONBLOCKING)
@@ -283,6 +304,9 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             transport.close()
             raise
         return cast("asyncio.Transport", transport), protocol
+
+
+_SOCK_CONNECT = EventLoop.sock_connect
 
 
 def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = None) -> EventLoop:

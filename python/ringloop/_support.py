@@ -175,15 +175,22 @@ def run_timed(loop: EventLoop, handle: asyncio.Handle) -> None:
         duration = time.monotonic() - begin
         if duration >= loop.slow_callback_duration:
             text = base_events._format_handle(handle)  # type: ignore[attr-defined]
-            logger.warning("Executing %s took %.3f seconds", text, duration)
+            _log_slow(text, duration)
     finally:
         loop._current_handle = None
+        # The traceback of a task's exception may hold this frame, and the frame would hold the task.
+        del handle
+
+
+def _log_slow(what: object, duration: float) -> None:
+    # By the name that asyncio's loop uses, which tests put their own in the place of.
+    base_events.logger.warning("Executing %s took %.3f seconds", what, duration)  # type: ignore[attr-defined]
 
 
 def log_slow_transport(loop: EventLoop, transport: object, duration: float) -> None:
     """Logs a transport whose protocol held the loop up, in debug mode."""
     if duration >= loop.slow_callback_duration:
-        logger.warning("Executing %s took %.3f seconds", transport, duration)
+        _log_slow(transport, duration)
 
 
 def report_transport_error(loop: EventLoop, transport: SocketTransport, exception: BaseException) -> None:

@@ -279,6 +279,11 @@ impl Loop {
         crate::turn::run(slf)
     }
 
+    /// Runs one turn, for programs that drive the loop themselves.
+    fn _run_once(slf: &Bound<'_, Self>) -> PyResult<()> {
+        crate::turn::run_once(slf)
+    }
+
     /// Drops the queue, the watches and the kernel's objects. The loop is closed already.
     fn _release(&self, py: Python<'_>) {
         self.clear(py);
@@ -599,8 +604,13 @@ fn asyncio_coroutine<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = event_loop.py();
-    support::class(py, &BASE, "asyncio", "SelectorEventLoop")?
-        .call_method1(method, (event_loop, sock, argument))
+    support::class(
+        py,
+        &BASE,
+        "asyncio.selector_events",
+        "BaseSelectorEventLoop",
+    )?
+    .call_method1(method, (event_loop, sock, argument))
 }
 
 /// Calls `callable` with `positional` arguments first and one keyword argument per name after.

@@ -23,18 +23,32 @@ const TURNS_PER_POLL: u32 = 16;
 
 /// Runs turns until the loop is told to stop, or until `SystemExit` or `KeyboardInterrupt` leaves a callback.
 pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
+    let mut busy_turns = 0;
+    with_events(event_loop, |events| {
+        loop {
+            turn(event_loop, events, &mut busy_turns)?;
+            if event_loop.get().stopping.load(Relaxed) {
+                return Ok(());
+            }
+        }
+    })
+}
+
+/// Runs one turn; it may wait.
+pub(crate) fn run_once(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
+    event_loop.get().check_closed()?;
+    with_events(event_loop, |events| turn(event_loop, events, &mut 0))
+}
+
+/// Lends the loop's room for events to `run`.
+fn with_events(
+    event_loop: &Bound<'_, Loop>,
+    run: impl FnOnce(&mut Vec<Event>) -> PyResult<()>,
+) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
     let mut events = this.events.replace(py, Vec::new());
-    let mut busy_turns = 0;
-    let result = loop {
-        if let Err(error) = turn(event_loop, &mut events, &mut busy_turns) {
-            break Err(error);
-        }
-        if this.stopping.load(Relaxed) {
-            break Ok(());
-        }
-    };
+    let result = run(&mut events);
     events.clear();
     drop(this.events.replace(py, events));
     result

@@ -296,8 +296,13 @@ pub(crate) fn ensure_no_transport(
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let others = event_loop.getattr(intern!(py, "_transports"))?;
     if others.getattr(intern!(py, "data"))?.is_truthy()? {
-        support::class(py, &BASE, "asyncio", "SelectorEventLoop")?
-            .call_method1(intern!(py, "_ensure_fd_no_transport"), (event_loop, file))?;
+        support::class(
+            py,
+            &BASE,
+            "asyncio.selector_events",
+            "BaseSelectorEventLoop",
+        )?
+        .call_method1(intern!(py, "_ensure_fd_no_transport"), (event_loop, file))?;
     }
     Ok(())
 }

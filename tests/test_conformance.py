@@ -1,0 +1,240 @@
+"""What CPython's own tests of asyncio (`make conformance`) have shown, and what they leave to us."""
+
+import asyncio
+import gc
+import inspect
+import logging
+import selectors
+import socket
+import sys
+import threading
+import weakref
+
+import pytest
+
+from support import HOST, Recorder, run_child, same_as_asyncio, tcp_pair, until
+
+# The whole interface
+
+
+def test_every_method_of_abstract_event_loop_is_there(loop):
+    missing = [
+        name
+        for name, value in vars(asyncio.AbstractEventLoop).items()
+        if inspect.isroutine(value)
+        and not name.startswith("__")
+        and getattr(type(loop), name) is getattr(asyncio.AbstractEventLoop, name)
+    ]
+    assert missing == []
+
+
+def test_every_public_name_of_asyncios_loop_is_there(loop):
+    names = {name for name in dir(asyncio.SelectorEventLoop) if not name.startswith("_")}
+    assert sorted(names - set(dir(loop))) == []
+
+
+def test_slow_callback_duration_and_the_state_of_a_new_loop(loop):
+    assert loop.slow_callback_duration == 0.1
+    assert (loop.is_running(), loop.is_closed(), loop.get_debug()) == (False, False, False)
+    assert (loop.get_task_factory(), loop.get_exception_handler()) == (None, None)
+
+
+# Put in the place of asyncio's own loop
+
+
+def test_ringloop_as_asyncios_selector_event_loop(arm):
+    """Whoever replaces the class in the module gets the same loop, and no endless recursion."""
+    child = run_child(
+        """
+        import socket
+        if sys.argv[1] != "asyncio":
+            import ringloop
+            asyncio.SelectorEventLoop = ringloop.EventLoop
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, ("127.0.0.1", 0))
+            first, second = socket.socketpair()
+            with first, second:
+                first.setblocking(False)
+                second.setblocking(False)
+                for debug in (False, True):
+                    loop.set_debug(debug)
+                    await loop.sock_sendall(first, b"data")
+                    print(await loop.sock_recv(second, 10))
+                    loop.add_reader(second, print)
+                    print(loop.remove_reader(second))
+            transport.close()
+
+        loop = asyncio.SelectorEventLoop()
+        loop.run_until_complete(main())
+        loop.close()
+        """,
+        arm,
+        arm,
+    )
+    assert (child.stdout, child.stderr) == ("b'data'\nTrue\n" * 2, "")
+
+
+@pytest.mark.parametrize("where", ["instance", "class", "base"])
+def test_create_connection_uses_the_sock_connect_that_others_put_in(loop, monkeypatch, where):
+    calls = []
+    original = loop.sock_connect
+
+    async def sock_connect(*arguments):
+        calls.append(arguments[-1])
+        await original(*arguments[-2:])
+
+    target = {"instance": loop, "class": type(loop), "base": asyncio.SelectorEventLoop}[where]
+    monkeypatch.setattr(target, "sock_connect", sock_connect)
+
+    async def main():
+        with socket.create_server((HOST, 0)) as listener:
+            transport, protocol = await loop.create_connection(Recorder, *listener.getsockname())
+            transport.close()
+            await until(lambda: protocol.lost)
+            assert calls == [listener.getsockname()]
+
+    loop.run_until_complete(main())
+
+
+def test_the_selector_knows_descriptors_by_number_and_by_file(loop):
+    first, second = tcp_pair()
+    with first, second:
+        for name in (first, first.fileno()):
+            with pytest.raises(KeyError, match="is not registered"):
+                loop._selector.get_key(name)
+        loop.add_writer(first, print)
+        for name in (first, first.fileno()):
+            assert loop._selector.get_key(name).events == selectors.EVENT_WRITE
+        loop.remove_writer(first)
+        with pytest.raises(ValueError, match="Invalid file object: 'nothing'"):
+            loop._selector.get_key("nothing")
+
+
+def test_slow_callbacks_are_logged_by_the_logger_of_asyncios_loop(loop, monkeypatch):
+    records = []
+
+    class Logger(logging.Logger):
+        def handle(self, record):
+            records.append(record.getMessage())
+
+    monkeypatch.setattr(asyncio.base_events, "logger", Logger("other"))
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert [text.startswith("Executing <Handle ") for text in records] == [True]
+
+
+# Debug mode
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_failed_task_that_nobody_keeps_goes_when_asyncios_goes(loop_factory, debug):
+    """Its exception's traceback refers to frames of the loop's; none of these may refer to the task."""
+
+    def body(loop):
+        loop.set_debug(debug)
+        events = []
+        loop.set_exception_handler(lambda _loop, context: events.append(context["message"]))
+
+        async def fail():
+            raise ZeroDivisionError
+
+        async def main():
+            task = weakref.ref(loop.create_task(fail()))
+            await asyncio.sleep(0)
+            events.append(task() is None)
+            gc.collect()
+
+        gc.disable()
+        try:
+            loop.run_until_complete(main())
+        finally:
+            gc.enable()
+        return events
+
+    events = same_as_asyncio(body, loop_factory)
+    if sys.version_info >= (3, 12):
+        assert events == ["Task exception was never retrieved", True]
+
+
+# Turn by turn
+
+
+def test_run_once_runs_a_turn(loop):
+    ran = []
+    loop.call_soon(lambda: (ran.append("first"), loop.call_soon(ran.append, "second")))
+    loop._run_once()
+    assert ran == ["first"]
+    loop._run_once()
+    assert ran == ["first", "second"]
+
+
+def test_run_once_waits_for_a_timer_and_for_another_thread(loop):
+    ran = []
+    loop.call_later(0.001, ran.append, "timer")
+    while not ran:
+        loop._run_once()
+    thread = threading.Thread(target=loop.call_soon_threadsafe, args=(ran.append, "thread"))
+    thread.start()
+    while len(ran) < 2:
+        loop._run_once()
+    thread.join()
+    assert ran == ["timer", "thread"]
+
+
+def test_run_once_on_a_closed_loop(new_loop):
+    loop = new_loop()
+    loop.close()
+    with pytest.raises((RuntimeError, AttributeError)):
+        loop._run_once()
+
+
+@pytest.mark.ringloop_only
+def test_run_once_within_a_callback(loop):
+    """A program that waits within a callback runs what is queued, and the rest of the outer turn follows."""
+    ran = []
+
+    def nested():
+        loop.call_soon(ran.append, "third")
+        loop._run_once()
+        ran.append("fourth")
+
+    loop.call_soon(ran.append, "first")
+    loop.call_soon(nested)
+    loop.call_soon(ran.append, "second")
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert ran == ["first", "second", "third", "fourth"]
+
+
+def test_a_loop_that_is_driven_by_its_program(loop):
+    if not hasattr(asyncio.SelectorEventLoop, "_run_forever_setup"):
+        pytest.skip("asyncio has _run_forever_setup() from Python 3.13 on")
+    ran = []
+    loop.call_soon(ran.append, 1)
+    loop._run_forever_setup()
+    try:
+        assert asyncio.get_running_loop() is loop
+        assert loop.is_running()
+        for _ in range(10):
+            loop.call_soon(lambda: None)  # so that no turn waits
+            loop._run_once()
+    finally:
+        loop._run_forever_cleanup()
+    assert asyncio._get_running_loop() is None
+    assert not loop.is_running()
+    assert ran == [1]
+
+
+def test_run_forever_uses_the_setup_and_the_cleanup_that_others_put_in(loop, monkeypatch):
+    if not hasattr(asyncio.SelectorEventLoop, "_run_forever_setup"):
+        pytest.skip("asyncio has _run_forever_setup() from Python 3.13 on")
+    calls = []
+    for name in ("_run_forever_setup", "_run_forever_cleanup"):
+        original = getattr(loop, name)
+        monkeypatch.setattr(loop, name, lambda name=name, original=original: (calls.append(name), original()))
+    loop.run_until_complete(asyncio.sleep(0))
+    assert calls == ["_run_forever_setup", "_run_forever_cleanup"]
