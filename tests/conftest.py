@@ -16,6 +16,8 @@ import pytest
 
 import support
 
+pytest.register_assert_rewrite("differential")
+
 
 def selected_arms():
     """The arms to run, in a fixed order with the control first."""

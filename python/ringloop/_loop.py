@@ -202,7 +202,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
 
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
         """Finds the name of an address, in the default executor; without a thread if numbers are asked for."""
-        if flags & _NUMERIC == _NUMERIC:
+        if isinstance(flags, int) and flags & _NUMERIC == _NUMERIC:
             return socket.getnameinfo(sockaddr, flags)
         return await super().getnameinfo(sockaddr, flags)
 

@@ -277,6 +277,10 @@ pub(crate) fn receive_into(
 ) -> PyResult<(io::Result<usize>, usize)> {
     let view = View::new(buffer, ffi::PyBUF_WRITABLE)?;
     let capacity = view.0.len as usize;
+    if capacity == 0 {
+        // As in the socket module, which asks nobody for nothing.
+        return Ok((Ok(0), 0));
+    }
     // SAFETY: the view is writable and `capacity` bytes long until it is released.
     let result = unsafe { receive(fd, view.0.buf.cast(), capacity) };
     Ok((result, capacity))

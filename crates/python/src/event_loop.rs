@@ -931,6 +931,11 @@ unsafe extern "C" fn call_at(
             if parsed.time == ffi::Py_None() {
                 return Err(PyTypeError::new_err("when cannot be None"));
             }
+            // Before the time is looked at: a closed loop says that it is closed, whatever it is given.
+            Bound::from_borrowed_ptr(py, this)
+                .cast_unchecked::<Loop>()
+                .get()
+                .check_closed()?;
             let when_s = seconds(py, parsed.time)?;
             schedule_at(py, this, when_s, &parsed.call)
         }

@@ -194,8 +194,11 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
         Ok(fd) => fd,
         Err(error) => return Some(Err(error)),
     };
-    if fd < 0 || (known_fd >= 0 && fd != known_fd) {
+    if known_fd >= 0 && fd != known_fd {
         return Some(Err(support::errno_error(py, libc::EBADF)));
+    }
+    if fd < 0 {
+        return Some(said_by_the_socket(sock.bind(py), kind, &argument));
     }
     // SAFETY: as in `resume`.
     unsafe { operation(object).fd = fd };
@@ -206,6 +209,8 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
         )
     };
     match kind {
+        // As in the socket module, which asks nobody for nothing.
+        Kind::Receive { count_max: 0 } => Some(Ok(PyBytes::new(py, b"").into_any().unbind())),
         Kind::Receive { count_max } => match receive(py, event_loop.get(), fd, count_max, is_ready)
         {
             Ok(Ok(bytes)) => Some(Ok(bytes)),
@@ -220,12 +225,8 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             )),
             Ok((Err(error), _)) if would_block(&error) => None,
             Ok((Err(error), _)) => Some(Err(support::os_error(py, &error))),
-            // No writable buffer: the socket module says so in its own words.
-            Err(_) => Some(
-                sock.bind(py)
-                    .call_method1(intern!(py, "recv_into"), (&argument,))
-                    .map(Bound::unbind),
-            ),
+            // No writable buffer.
+            Err(_) => Some(said_by_the_socket(sock.bind(py), kind, &argument)),
         },
         Kind::SendAll => {
             let result = buffers::with_bytes(&argument, |bytes| {
@@ -249,6 +250,21 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             }
         }
     }
+}
+
+/// What the socket module itself says, in its own words and order, to a closed socket or a wrong argument.
+fn said_by_the_socket(
+    sock: &Bound<'_, PyAny>,
+    kind: Kind,
+    argument: &Bound<'_, PyAny>,
+) -> PyResult<Py<PyAny>> {
+    let py = sock.py();
+    match kind {
+        Kind::Receive { count_max } => sock.call_method1(intern!(py, "recv"), (count_max,)),
+        Kind::ReceiveInto => sock.call_method1(intern!(py, "recv_into"), (argument,)),
+        Kind::SendAll => sock.call_method1(intern!(py, "send"), (argument,)),
+    }
+    .map(Bound::unbind)
 }
 
 /// recv(2) into a `bytes` object: by way of the loop's buffer, or straight into the object where the socket is known to be

@@ -5,7 +5,9 @@
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
-use pyo3::exceptions::{PyAttributeError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{
+    PyAttributeError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -161,8 +163,9 @@ impl Watches {
         let ready = event.readiness();
         let ending = ready.is_read_closed() || ready.is_error();
         let readiness = Readiness {
-            readable: ready.is_readable() || ending,
-            writable: ready.is_writable() || ending,
+            readable: ready.is_readable(),
+            // Not at the end of what the peer sends: there may be no room, and asyncio would wait for some.
+            writable: ready.is_writable(),
             ending,
         };
         match self.source(event.token) {
@@ -190,7 +193,7 @@ impl Watches {
                 if let Some(callbacks) = self.callbacks(*fd) {
                     let both = [
                         (readiness.readable, &callbacks.reader),
-                        (ready.is_writable() || ready.is_error(), &callbacks.writer),
+                        (readiness.writable, &callbacks.writer),
                     ];
                     for (fired, handle) in both {
                         if let (true, Some(handle)) = (fired, handle) {
@@ -239,11 +242,19 @@ impl Listed {
     }
 }
 
+/// Stands for every number that is too large for a descriptor: nothing is ever watched under it.
+const TOO_LARGE: RawFd = RawFd::MAX;
+
 /// The number of a file object, as the selectors module finds it.
 pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let py = file.py();
     if file.is_instance_of::<PyInt>() {
-        return file.extract();
+        return match file.extract::<RawFd>() {
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
+                Ok(if file.lt(0)? { -1 } else { TOO_LARGE })
+            }
+            number => number,
+        };
     }
     file.call_method0(intern!(py, "fileno"))
         .and_then(|number| number.extract())
@@ -265,9 +276,11 @@ pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
 /// The descriptor of a file object; ValueError where it has none.
 fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     match file_number(file)? {
-        number if number < 0 => Err(PyValueError::new_err(format!(
-            "Invalid file descriptor: {number}"
-        ))),
+        number if number < 0 => Err(PyValueError::new_err(if file.is_instance_of::<PyInt>() {
+            format!("Invalid file descriptor: {}", file.str()?)
+        } else {
+            format!("Invalid file descriptor: {number}")
+        })),
         fd => Ok(fd),
     }
 }
@@ -342,13 +355,13 @@ pub(crate) fn add<'py>(
         // SAFETY: `new` gives an owned reference.
         unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
     };
-    insert(
-        event_loop,
-        descriptor(file)?,
-        &handle,
-        for_writing,
-        Mode::Level,
-    )?;
+    let fd = descriptor(file)?;
+    if fd == TOO_LARGE {
+        return Err(PyOverflowError::new_err(
+            "Python int too large to convert to C int",
+        ));
+    }
+    insert(event_loop, fd, &handle, for_writing, Mode::Level)?;
     Ok(handle)
 }
 
