@@ -156,6 +156,8 @@ def make_certificate(path: Path, key: Path) -> None:
     new_path, new_key = (each.with_suffix(f".{os.getpid()}") for each in (path, key))
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", str(CERTIFICATE_DAYS), "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    # Not every TLS library takes a certificate for a server's own that may sign others.
+    command += ["-addext", "basicConstraints=critical,CA:FALSE"]
     command += ["-keyout", str(new_key), "-out", str(new_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

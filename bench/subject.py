@@ -739,11 +739,16 @@ def end_with_stdin() -> None:
 # --- the program ---
 
 
+def import_loop(specification: str) -> Callable[[], Loop]:
+    """Return the function that `module:function` names."""
+    module, _, function = specification.partition(":")
+    found: Callable[[], Loop] = getattr(importlib.import_module(module), function)
+    return found
+
+
 def new_loop(specification: str) -> Loop:
     """Call `module:function`."""
-    module, _, function = specification.partition(":")
-    created: Loop = getattr(importlib.import_module(module), function)()
-    return created
+    return import_loop(specification)()
 
 
 def probe(loop: Loop) -> dict[str, object]:
@@ -776,6 +781,7 @@ def main(arguments: list[str]) -> None:
             loop.close()
         case [specification, "echo", api, *transport]:
             end_with_stdin()
+            import_loop(specification)  # First, because rsloop must see a certificate being loaded.
             listener, more, port = prepare_echo(transport)
             with asyncio.Runner(loop_factory=lambda: new_loop(specification)) as runner:
                 runner.get_loop().call_soon(answer, {"port": port})
