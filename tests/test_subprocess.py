@@ -746,6 +746,46 @@ def test_with_pidfds_no_thread_waits(loop):
     loop.run_until_complete(main())
 
 
+@pytest.fixture
+def watcher_classes():
+    """asyncio's module with the child watchers, where the running Python has them; the policy's watcher is restored."""
+    from asyncio import unix_events
+
+    support.skip_unless(hasattr(unix_events, "SafeChildWatcher"), "child watchers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield unix_events
+        asyncio.set_child_watcher(None)
+
+
+def test_a_watcher_that_the_program_has_set_is_asked(loop, watcher_classes):
+    class Watcher(watcher_classes.SafeChildWatcher):
+        def add_child_handler(self, pid, callback, *args):
+            watched.append(pid)
+            super().add_child_handler(pid, callback, *args)
+
+    async def main():
+        process = await asyncio.create_subprocess_exec("cat", stdin=PIPE)
+        assert watched == [process.pid]
+        process.stdin.close()
+        assert await process.wait() == 0
+
+    watched = []
+    watcher = Watcher()
+    watcher.attach_loop(loop)
+    asyncio.set_child_watcher(watcher)
+    loop.run_until_complete(main())
+    watcher.close()
+
+
+def test_a_watcher_that_is_not_active_is_asked_early(loop, watcher_classes):
+    before = own_children()
+    asyncio.set_child_watcher(watcher_classes.SafeChildWatcher())
+    with pytest.raises(RuntimeError, match="is not activated, subprocess support is not installed"):
+        loop.run_until_complete(asyncio.create_subprocess_exec("true"))
+    assert own_children() == before
+
+
 # Loops in threads, loops that close
 
 

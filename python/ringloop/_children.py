@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from ._loop import EventLoop
 
 _THREAD_NUMBERS = itertools.count()
+# The watchers that asyncio's policies have by default, up to Python 3.13.
+_USUAL_WATCHERS = tuple(
+    getattr(unix_events, name) for name in ("PidfdChildWatcher", "ThreadedChildWatcher") if hasattr(unix_events, name)
+)
+
+
+def has_own_watcher() -> bool:
+    """Whether the program has set a child watcher of another kind than asyncio's usual ones."""
+    if not _USUAL_WATCHERS:
+        return False
+    watcher = getattr(asyncio.get_event_loop_policy(), "_watcher", None)
+    return watcher is not None and type(watcher) not in _USUAL_WATCHERS
 
 
 async def start(

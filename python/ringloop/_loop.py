@@ -234,6 +234,10 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         extra: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> asyncio.SubprocessTransport:
+        if _children.has_own_watcher():
+            return await super()._make_subprocess_transport(  # type: ignore[misc, no-any-return]
+                protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, **kwargs
+            )
         return await _children.start(
             self, protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, options=kwargs
         )
