@@ -17,5 +17,6 @@ if not sys.platform.startswith("linux"):
 
 from ._core import __version__
 from ._loop import EventLoop, new_event_loop, run
+from ._metrics import Metrics
 
-__all__ = ["EventLoop", "__version__", "new_event_loop", "run"]
+__all__ = ["EventLoop", "Metrics", "__version__", "new_event_loop", "run"]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from . import _children, _core
 from ._datagrams import DatagramTransport, can_be_native
+from ._metrics import Metrics
 from ._names import find_literal
 from ._transports import SocketTransport, send_file
 
@@ -182,6 +183,16 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         for child in list(self._children):
             child.outlive()
         self._children.clear()
+
+    def metrics(self, *, reset_slowest: bool = False) -> Metrics:
+        """Says what the loop has done so far and what it holds now, as an immutable snapshot; see `Metrics`.
+
+        It may be called from any thread, also while the loop runs or waits, and after the loop was closed. While the loop waits, system
+        calls, events and wakes are those up to the beginning of that wait; seconds are always up to now. `reset_slowest` forgets
+        the slowest callback after it was read, so that the next snapshot tells the slowest one since.
+        """
+        counts, seconds, slowest, kernel = self._metrics(reset_slowest=reset_slowest)
+        return Metrics(self.backend, *counts, *seconds, *slowest, *kernel)
 
     async def getaddrinfo(
         self,

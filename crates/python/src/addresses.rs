@@ -18,6 +18,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
+use crate::metrics;
+
 /// An address as the kernel has it.
 #[derive(Copy, Clone)]
 pub(crate) struct Address {
@@ -243,6 +245,7 @@ fn exact_number(address: &Bound<'_, PyTuple>, index: usize) -> Option<u32> {
 pub(crate) fn send_to(fd: RawFd, bytes: &[u8], address: Option<&Address>) -> io::Result<usize> {
     let (pointer, length) = address.map_or((ptr::null(), 0), |it| (it.as_ptr(), it.length));
     loop {
+        metrics::count_system_call();
         // SAFETY: the slice and the address are valid for reading.
         let sent = unsafe {
             libc::sendto(

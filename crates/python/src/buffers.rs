@@ -12,6 +12,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::metrics;
+
 /// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
 pub(crate) const COPIES_AFTER_KEPT: u8 = 32;
 /// Pieces handed to one sendmsg(2).
@@ -352,6 +354,7 @@ pub(crate) fn send_pieces<'a>(
 
 /// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`. Sockets that are not TCP have no such delay.
 pub(crate) fn disable_nagle(fd: RawFd) {
+    metrics::count_system_call();
     let on: libc::c_int = 1;
     // SAFETY: the option's value is an int that lives for the call. Failure (no TCP) is as good as success.
     unsafe {
@@ -371,6 +374,9 @@ pub(crate) fn shut_down_writing(fd: RawFd) -> io::Result<()> {
     count(unsafe { libc::shutdown(fd, libc::SHUT_WR) } as isize).map(drop)
 }
 
+/// The result of a system call.
 fn count(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+    let result = usize::try_from(result).map_err(|_| io::Error::last_os_error());
+    metrics::count_system_call();
+    result
 }

@@ -28,6 +28,7 @@ use ringloop_driver::{Event, ForcedBy, Waker};
 use crate::buffers::Received;
 use crate::datagram::{Batch, DatagramTransport};
 use crate::handle::{Call, HandleRef};
+use crate::metrics::{self, Meter};
 use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, guard};
 use crate::transport::SocketTransport;
@@ -79,6 +80,7 @@ pub(crate) struct Loop {
     receive_buffer: GilCell<Option<Received>>,
     /// The memory that datagrams are received into; absent while they are delivered.
     pub(crate) batch: GilCell<Option<Batch>>,
+    pub(crate) meter: Meter,
 }
 
 #[pymethods]
@@ -129,6 +131,7 @@ impl Loop {
             sock_recv_habit: AtomicUsize::new(0),
             receive_buffer: GilCell::new(None),
             batch: GilCell::new(None),
+            meter: Meter::default(),
         })
     }
 
@@ -361,6 +364,16 @@ impl Loop {
         }
     }
 
+    /// What the loop has done so far, in the order of `ringloop.Metrics`.
+    #[pyo3(signature = (*, reset_slowest))]
+    fn _metrics(&self, py: Python<'_>, reset_slowest: bool) -> metrics::Snapshot {
+        let snapshot = self.meter.snapshot(py, self);
+        if reset_slowest {
+            self.meter.forget_slowest(py);
+        }
+        snapshot
+    }
+
     /// The handles that watch `fd`, as (reader or None, writer or None); None where nothing does.
     fn _watched(&self, py: Python<'_>, fd: i32) -> Option<watches::Handles> {
         self.watches.get(py).handles(py, fd)
@@ -512,7 +525,9 @@ impl Loop {
             },
         );
         let watches = self.watches.replace(py, Watches::default());
-        drop(self.reactor.replace(py, None));
+        if let Some(reactor) = self.reactor.replace(py, None) {
+            self.meter.keep(py, reactor.counters());
+        }
         drop(self.waker.replace(py, None));
         drop(self.receive_buffer.replace(py, None));
         drop(self.batch.replace(py, None));
@@ -552,6 +567,27 @@ impl Ready {
         match HandleRef::from_object(handle) {
             Some(native) => Self::Handle(native.retain(handle.py())),
             None => Self::Foreign(handle.clone().unbind()),
+        }
+    }
+
+    /// Whether it was cancelled while it was queued.
+    #[inline]
+    pub(crate) fn is_cancelled(&self, py: Python<'_>) -> PyResult<bool> {
+        match self {
+            Self::Handle(handle) => Ok(handle.is_cancelled()),
+            Self::Foreign(handle) => handle
+                .bind(py)
+                .getattr(intern!(py, "_cancelled"))?
+                .is_truthy(),
+            Self::Transport(..) | Self::Datagrams(..) | Self::StartReading(_) => Ok(false),
+        }
+    }
+
+    /// Drops what has been run.
+    #[inline]
+    pub(crate) fn release(self, py: Python<'_>) {
+        if let Self::Handle(handle) = self {
+            handle.release(py);
         }
     }
 

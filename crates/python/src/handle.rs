@@ -256,6 +256,12 @@ impl HandleRef {
         unsafe { ffi::Py_REFCNT(self.as_ptr()) > 1 }
     }
 
+    #[inline]
+    pub(crate) fn is_cancelled(self) -> bool {
+        // SAFETY: a `HandleRef` refers to a live handle.
+        unsafe { (*self.0.as_ptr()).cancelled }
+    }
+
     /// Cancels the callback and drops what it holds.
     pub(crate) fn cancel(self, py: Python<'_>) {
         // SAFETY: the GIL is held and the handle is alive.
@@ -293,10 +299,25 @@ impl HandleRef {
                 Ok(())
             };
             (*this).running -= 1;
+            outcome
+        }
+    }
+
+    /// What `run` has called, also if it was cancelled meanwhile; before `finish_run`.
+    pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+        // SAFETY: the GIL is held, the handle is alive, and its callback is an object or null.
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, (*self.0.as_ptr()).callback) }
+    }
+
+    /// Drops callback and arguments if they were cancelled during `run`.
+    #[inline]
+    pub(crate) fn finish_run(self, _py: Python<'_>) {
+        let this = self.0.as_ptr();
+        // SAFETY: the GIL is held, and the handle is alive (the caller owns a reference).
+        unsafe {
             if (*this).cancelled && (*this).running == 0 {
                 drop_call(this);
             }
-            outcome
         }
     }
 }
@@ -526,7 +547,9 @@ unsafe extern "C" fn method_run(
     guard(|py| {
         // SAFETY: called by the interpreter with a live handle.
         let handle = HandleRef(unsafe { NonNull::new_unchecked(object.cast()) });
-        handle.run(py)?;
+        let outcome = handle.run(py);
+        handle.finish_run(py);
+        outcome?;
         Ok(py.None().into_bound(py))
     })
 }

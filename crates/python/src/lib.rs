@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `event_loop` | `Loop`: the queue, the timers, scheduling |
 //! | `handle` | `Handle` and `TimerHandle` |
+//! | `metrics` | what a loop counts about itself |
 //! | `turn` | one turn of the loop |
 //! | `watches` | who hears about which descriptor |
 //! | `datagram` | `DatagramTransport`, with the memory it receives into |
@@ -24,6 +25,7 @@ mod buffers;
 mod datagram;
 mod event_loop;
 mod handle;
+mod metrics;
 mod native_type;
 mod socket_operation;
 mod stream_reader;

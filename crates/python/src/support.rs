@@ -20,6 +20,7 @@ use ringloop_driver::Refused;
 
 /// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
 /// may come back; coming back anyway is a panic, which reaches Python as an exception, and never a data race.
+#[derive(Default)]
 pub(crate) struct GilCell<T>(RefCell<T>);
 
 // SAFETY: every access needs a `Python` token, so at most one thread is inside at a time. This module doesn't declare

@@ -11,6 +11,7 @@ use ringloop_driver::{Event, Peek};
 
 use crate::datagram;
 use crate::event_loop::{Loop, Ready};
+use crate::metrics::Stopwatch;
 use crate::support;
 use crate::transport::{self, SocketTransport};
 
@@ -24,9 +25,9 @@ const TURNS_PER_POLL: u32 = 16;
 /// Runs turns until the loop is told to stop, or until `SystemExit` or `KeyboardInterrupt` leaves a callback.
 pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
     let mut busy_turns = 0;
-    with_events(event_loop, |events| {
+    with_events(event_loop, |events, stopwatch| {
         loop {
-            turn(event_loop, events, &mut busy_turns)?;
+            turn(event_loop, events, &mut busy_turns, stopwatch)?;
             if event_loop.get().stopping.load(Relaxed) {
                 return Ok(());
             }
@@ -37,18 +38,20 @@ pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
 /// Runs one turn; it may wait.
 pub(crate) fn run_once(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
     event_loop.get().check_closed()?;
-    with_events(event_loop, |events| turn(event_loop, events, &mut 0))
+    with_events(event_loop, |events, stopwatch| {
+        turn(event_loop, events, &mut 0, stopwatch)
+    })
 }
 
-/// Lends the loop's room for events to `run`.
+/// Lends the loop's room for events to `run`, and times it.
 fn with_events(
     event_loop: &Bound<'_, Loop>,
-    run: impl FnOnce(&mut Vec<Event>) -> PyResult<()>,
+    run: impl FnOnce(&mut Vec<Event>, &mut Stopwatch<'_>) -> PyResult<()>,
 ) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
     let mut events = this.events.replace(py, Vec::new());
-    let result = run(&mut events);
+    let result = run(&mut events, &mut Stopwatch::start(event_loop));
     events.clear();
     drop(this.events.replace(py, events));
     result
@@ -58,9 +61,11 @@ fn turn(
     event_loop: &Bound<'_, Loop>,
     events: &mut Vec<Event>,
     busy_turns: &mut u32,
+    stopwatch: &mut Stopwatch<'_>,
 ) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
+    this.meter.count_turn();
     let (busy, deadline_ns) = {
         let mut queue = this.queue.get_mut(py);
         let busy = !queue.ready.is_empty() || this.stopping.load(Relaxed);
@@ -71,8 +76,11 @@ fn turn(
         look(py, this, events, *busy_turns)
     } else {
         *busy_turns = 0;
-        wait(py, this, events, deadline_ns)
+        wait(py, this, events, deadline_ns, stopwatch)
     };
+    if !busy || !events.is_empty() {
+        stopwatch.skip();
+    }
     // Whatever happens next, no event may be lost: a transport's is not reported twice.
     let count = {
         let mut queue = this.queue.get_mut(py);
@@ -98,11 +106,37 @@ fn turn(
         py.check_signals()?;
     }
     // What these callbacks queue runs in the next turn, after the kernel was looked at.
-    for _ in 0..count {
+    for left in (0..count).rev() {
         let Some(ready) = this.queue.get_mut(py).ready.pop_front() else {
             break;
         };
-        run_one(event_loop, ready)?;
+        match ready {
+            Ready::Handle(handle) if !this.is_debug() => {
+                if handle.is_cancelled() {
+                    handle.release(py);
+                    continue;
+                }
+                let mut result = handle.run(py);
+                if stopwatch.count(left, this) && result.is_ok() {
+                    result = stopwatch.read(Some(&Ready::Handle(handle)));
+                }
+                handle.finish_run(py);
+                handle.release(py);
+                result?;
+            }
+            ready => {
+                if ready.is_cancelled(py)? {
+                    ready.release(py);
+                    continue;
+                }
+                let mut result = run_one(event_loop, &ready);
+                if stopwatch.count(left, this) && result.is_ok() {
+                    result = stopwatch.read(Some(&ready));
+                }
+                ready.release(py);
+                result?;
+            }
+        }
     }
     Ok(())
 }
@@ -133,7 +167,9 @@ fn wait(
     this: &Loop,
     events: &mut Vec<Event>,
     deadline_ns: Option<u64>,
+    stopwatch: &mut Stopwatch<'_>,
 ) -> PyResult<()> {
+    stopwatch.settle()?;
     let Some(mut reactor) = this.reactor.get_mut(py).take() else {
         this.check_closed()?;
         return Err(PyRuntimeError::new_err(
@@ -146,7 +182,14 @@ fn wait(
     }
     if events.is_empty() && result.is_ok() {
         this.waiting.store(true, Relaxed);
-        result = py.detach(|| reactor.turn(deadline_ns, events));
+        let start_ns = clock::now_ns();
+        this.meter.begin_wait(py, start_ns, reactor.counters());
+        let woke_ticks;
+        (result, woke_ticks) = py.detach(|| {
+            let result = reactor.turn_from(start_ns, deadline_ns, events);
+            (result, this.meter.end_wait(reactor.counters()))
+        });
+        this.meter.go_on(woke_ticks);
         this.waiting.store(false, Relaxed);
     }
     this.watches.get_mut(py).drop_orphans(reactor.driver());
@@ -159,25 +202,14 @@ fn wait(
     }
 }
 
-fn run_one(event_loop: &Bound<'_, Loop>, ready: Ready) -> PyResult<()> {
+fn run_one(event_loop: &Bound<'_, Loop>, ready: &Ready) -> PyResult<()> {
     let py = event_loop.py();
     match ready {
-        Ready::Handle(handle) => {
-            let result = if event_loop.get().is_debug() {
-                run_timed(event_loop, &handle.to_object(py))
-            } else {
-                handle.run(py)
-            };
-            handle.release(py);
-            result
-        }
+        Ready::Handle(handle) => run_timed(event_loop, &handle.to_object(py)),
         Ready::Foreign(handle) => {
-            let handle = handle.into_bound(py);
-            if handle.getattr(intern!(py, "_cancelled"))?.is_truthy()? {
-                return Ok(());
-            }
+            let handle = handle.bind(py);
             if event_loop.get().is_debug() {
-                return run_timed(event_loop, &handle);
+                return run_timed(event_loop, handle);
             }
             handle.call_method0(intern!(py, "_run"))?;
             Ok(())
@@ -185,7 +217,7 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: Ready) -> PyResult<()> {
         Ready::Transport(transport, readiness) => {
             let transport = transport.bind(py);
             let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
-            let result = transport::on_ready(transport, readiness);
+            let result = transport::on_ready(transport, *readiness);
             if let Some(begin_ns) = begin_ns {
                 log_slow(event_loop, transport.as_any(), begin_ns)?;
             }
@@ -194,7 +226,7 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: Ready) -> PyResult<()> {
         Ready::Datagrams(transport, readiness) => {
             let transport = transport.bind(py);
             let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
-            let result = datagram::on_ready(transport, readiness);
+            let result = datagram::on_ready(transport, *readiness);
             if let Some(begin_ns) = begin_ns {
                 log_slow(event_loop, transport.as_any(), begin_ns)?;
             }

@@ -144,6 +144,11 @@ impl Watches {
         entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
     }
 
+    /// How many transports have a descriptor.
+    pub(crate) fn transports(&self) -> usize {
+        self.transports.iter().flatten().count()
+    }
+
     pub(crate) fn handles(&self, py: Python<'_>, fd: RawFd) -> Option<Handles> {
         let callbacks = self.callbacks(fd)?;
         let copy = |handle: &Option<Py<PyAny>>| handle.as_ref().map(|it| it.clone_ref(py));

@@ -8,6 +8,7 @@ use std::mem::zeroed;
 use std::os::fd::RawFd;
 
 use crate::addresses::Address;
+use crate::metrics;
 
 /// Datagrams that one call receives at most. It bounds what a flooded socket may take of a turn.
 const COUNT_MAX: usize = 16;
@@ -64,6 +65,7 @@ impl Batch {
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
         }
         inner.used = 0;
+        metrics::count_system_call();
         // SAFETY: the headers point to names and slots of the sizes that they tell, which `self` owns and borrows.
         let count = unsafe {
             libc::recvmmsg(

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 
 use super::writing::settle_waiter;
 use super::{CloneRefOption, SocketTransport, list, queue_ready, update_hold};
+use crate::metrics;
 use crate::support;
 use crate::watches::Readiness;
 
@@ -51,6 +52,7 @@ impl FileSending {
             if count == 0 {
                 return Ok(Progress::TurnOver);
             }
+            metrics::count_system_call();
             // SAFETY: a system call on descriptor numbers; the offset lives for the call, which moves it on.
             let sent = unsafe { libc::sendfile(socket, self.file, &raw mut self.offset, count) };
             match usize::try_from(sent) {
