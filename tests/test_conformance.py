@@ -238,3 +238,37 @@ def test_run_forever_uses_the_setup_and_the_cleanup_that_others_put_in(loop, mon
         monkeypatch.setattr(loop, name, lambda name=name, original=original: (calls.append(name), original()))
     loop.run_until_complete(asyncio.sleep(0))
     assert calls == ["_run_forever_setup", "_run_forever_cleanup"]
+
+
+# Half-closed connections
+
+
+def test_a_writer_waits_for_room_at_a_half_closed_peer(loop):
+    """It is not kept busy by the end of what the peer sends, and lets the thread run that makes room."""
+    first, second = tcp_pair()
+    wrote = []
+
+    def write():
+        wrote.append(first.send(b"more"))
+        loop.remove_writer(first)
+        loop.stop()
+
+    def drain():
+        second.setblocking(True)
+        while not received or received[-1]:
+            received.append(second.recv(1 << 20))
+
+    received = []
+    with first, second:
+        with pytest.raises(BlockingIOError):
+            while True:
+                first.send(bytes(1 << 20))
+        second.shutdown(socket.SHUT_WR)
+        loop.add_writer(first, write)
+        thread = threading.Thread(target=drain)
+        loop.call_later(0.01, thread.start)
+        loop.run_forever()
+        first.shutdown(socket.SHUT_WR)
+        thread.join()
+    assert wrote == [4]
+    assert received[-2].endswith(b"more")
