@@ -11,7 +11,17 @@ from typing_extensions import disjoint_base
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-__all__ = ["DatagramTransport", "Handle", "Loop", "SocketOperation", "SocketTransport", "TimerHandle", "__version__"]
+__all__ = [
+    "DatagramTransport",
+    "Handle",
+    "Loop",
+    "SSLProtocol",
+    "SocketOperation",
+    "SocketTransport",
+    "TimerHandle",
+    "__version__",
+    "_add_transport_methods",
+]
 
 __version__: Final[str]
 
@@ -260,3 +270,25 @@ class SocketTransport:
     def _stop_sendfile(self) -> int: ...
     def _detach(self) -> tuple[socket.socket | None, Any, asyncio.Future[None] | None]: ...
     def _polling(self) -> tuple[bool, bool]: ...
+
+@disjoint_base
+class SSLProtocol:
+    """The native base of ringloop's TLS protocol: what runs per packet, and the state that it shares with asyncio's."""
+
+    _state: Any
+    _transport: Any
+    _app_protocol: Any
+    _app_protocol_is_buffer: bool
+    _write_backlog: Any
+    _app_reading_paused: bool
+    _app_writing_paused: bool
+    _ssl_reading_paused: bool
+    _ssl_writing_paused: bool
+    _zero_marks: bool
+    def __new__(cls, *_args: Any, **_options: Any) -> Self: ...
+    def buffer_updated(self, nbytes: int) -> None: ...
+    def _do_read(self) -> None: ...
+    def _process_outgoing(self) -> None: ...
+    def _get_read_buffer_size(self) -> int: ...
+
+def _add_transport_methods(class_: type) -> None: ...

@@ -21,13 +21,14 @@ from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
-from . import _children, _core
+from . import _children, _core, _tls
 from ._datagrams import DatagramTransport, can_be_native
 from ._metrics import Metrics
 from ._names import find_literal
 from ._transports import SocketTransport, send_file
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from socket import _GetAddrInfoResult
 
@@ -232,6 +233,24 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             transport._attach(server)
         transport._begin(waiter)
         return transport
+
+    def _make_ssl_transport(
+        self,
+        rawsock: socket.socket,
+        protocol: asyncio.BaseProtocol,
+        sslcontext: ssl.SSLContext | None,
+        waiter: asyncio.Future[None] | None = None,
+        *,
+        extra: dict[str, Any] | None = None,
+        server: asyncio.Server | None = None,
+        **options: Any,
+    ) -> _tls.SSLProtocolTransport:
+        self._ensure_fd_no_transport(rawsock)
+        ssl_protocol = _tls.SSLProtocol(self, protocol, sslcontext, waiter, **options)
+        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
+        return ssl_protocol._get_app_transport()
+
+    start_tls = _tls.start_tls
 
     async def _make_subprocess_transport(
         self,

@@ -19,7 +19,7 @@ pub(crate) const COPIES_AFTER_KEPT: u8 = 32;
 /// Pieces handed to one sendmsg(2).
 pub(crate) const PIECES_PER_SEND: usize = 256;
 /// Below this, a copy of the right size costs less than what handing out the large buffer risks.
-const IN_PLACE_MIN: usize = 16 * 1024;
+pub(crate) const IN_PLACE_MIN: usize = 16 * 1024;
 
 /// The loop's receive buffer: one large `bytes` object, kept warm.
 ///
@@ -55,7 +55,8 @@ impl Received {
             .ok_or_else(|| PyErr::fetch(py))
     }
 
-    fn memory(&self) -> *mut u8 {
+    /// Where the content begins: `CAPACITY` bytes, for whoever has this value to write to.
+    pub(crate) fn memory(&self) -> *mut u8 {
         // SAFETY: the object is alive; its content begins at `ob_sval`.
         unsafe { (&raw mut (*self.object.as_ptr()).ob_sval).cast() }
     }
@@ -202,10 +203,10 @@ pub(crate) fn is_empty(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// An exported buffer, released when dropped.
-struct View(Box<ffi::Py_buffer>);
+pub(crate) struct View(Box<ffi::Py_buffer>);
 
 impl View {
-    fn new(data: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
+    pub(crate) fn new(data: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the GIL is held, and the view stays where it is until it is released.
         if unsafe { ffi::PyObject_GetBuffer(data.as_ptr(), &raw mut *view, flags) } != 0 {
@@ -214,12 +215,23 @@ impl View {
         Ok(Self(view))
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         if self.0.len == 0 {
             return &[];
         }
         // SAFETY: a simple view is contiguous, `len` bytes long, and valid until it is released.
         unsafe { std::slice::from_raw_parts(self.0.buf.cast(), self.0.len as usize) }
+    }
+}
+
+impl View {
+    /// Where the content begins.
+    pub(crate) fn memory(&self) -> *mut u8 {
+        self.0.buf.cast()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len as usize
     }
 }
 

@@ -14,6 +14,7 @@
 //! | `buffers` | bytes between sockets and Python objects |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
 //! | `native_type` | types of the C API |
+//! | `tls` | `SSLProtocol`, the hot half of asyncio's TLS |
 //! | `support` | state under the GIL, errors, the border between C and Rust |
 //!
 //! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
@@ -30,6 +31,7 @@ mod native_type;
 mod socket_operation;
 mod stream_reader;
 mod support;
+mod tls;
 mod transport;
 mod turn;
 mod watches;
@@ -43,5 +45,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     event_loop::add_to(module)?;
     socket_operation::add_to(module)?;
     module.add_class::<datagram::DatagramTransport>()?;
+    tls::add_to(module)?;
     module.add_class::<transport::SocketTransport>()
 }

@@ -15,7 +15,7 @@ use pyo3::exceptions::{
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyString, PyType};
 use ringloop_driver::Refused;
 
 /// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
@@ -152,4 +152,24 @@ pub(crate) fn class<'py>(
 pub(crate) fn borrow_pointer<T>(pointer: &NonNull<T>) -> &Py<PyAny> {
     // SAFETY: `Py` is a transparent wrapper of a non-null object pointer, and the callers' pointers are live objects.
     unsafe { &*std::ptr::from_ref(pointer).cast::<Py<PyAny>>() }
+}
+
+/// `object.name(argument)`, without a tuple and without a bound method.
+pub(crate) fn call_method1(
+    object: &Bound<'_, PyAny>,
+    name: &Bound<'_, PyString>,
+    argument: *mut ffi::PyObject,
+) -> PyResult<()> {
+    let py = object.py();
+    let stack = [std::ptr::null_mut(), object.as_ptr(), argument];
+    // SAFETY: the GIL is held, the objects are alive, and the slot before the first argument is free for the callee.
+    unsafe {
+        let result = ffi::PyObject_VectorcallMethod(
+            name.as_ptr(),
+            stack.as_ptr().add(1),
+            2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, result).map(drop)
+    }
 }

@@ -28,6 +28,7 @@ use crate::buffers::{self, Chunk};
 use crate::event_loop::{Loop, Ready};
 use crate::stream_reader::StreamFeed;
 use crate::support::{self, GilCell};
+use crate::tls::SSLProtocol;
 use crate::watches::{self, Readiness, TransportKind};
 
 use self::file_sending::FileSending;
@@ -48,6 +49,8 @@ enum Receiver {
     Buffered,
     /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
     Stream(StreamFeed),
+    /// Our own TLS: its records go straight to it.
+    Tls(Py<SSLProtocol>),
 }
 
 /// The flags are asyncio's, each with its own life.
@@ -292,7 +295,7 @@ impl SocketTransport {
     }
 
     /// Sends data, now as far as the socket takes it; the rest is buffered. Never blocks.
-    fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    pub(crate) fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         if !(data.is_instance_of::<PyBytes>()
             || data.is_instance_of::<PyByteArray>()
@@ -342,26 +345,16 @@ impl SocketTransport {
     fn writelines(slf: &Bound<'_, Self>, list_of_data: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         {
-            // Before Python 3.12 asyncio's joins the pieces and calls `write`.
-            let name = || {
-                if py.version_info() >= (3, 12) {
-                    "writelines"
-                } else {
-                    "write"
-                }
-            };
             let state = slf.get().state.get(py);
             if state.eof {
-                return Err(PyRuntimeError::new_err(format!(
-                    "Cannot call {}() after write_eof()",
-                    name()
-                )));
+                return Err(PyRuntimeError::new_err(
+                    "Cannot call writelines() after write_eof()",
+                ));
             }
             if state.empty_waiter.is_some() {
-                return Err(PyRuntimeError::new_err(format!(
-                    "unable to {}; sendfile is in progress",
-                    name()
-                )));
+                return Err(PyRuntimeError::new_err(
+                    "unable to writelines; sendfile is in progress",
+                ));
             }
         }
         let mut chunks = VecDeque::new();
@@ -656,8 +649,10 @@ impl SocketTransport {
         visit.call(&state.read_context)?;
         visit.call(&state.write_context)?;
         visit.call(&state.empty_waiter)?;
-        if let Receiver::Stream(feed) = &state.receiver {
-            feed.traverse(&visit)?;
+        match &state.receiver {
+            Receiver::Data | Receiver::Buffered => {}
+            Receiver::Stream(feed) => feed.traverse(&visit)?,
+            Receiver::Tls(protocol) => visit.call(protocol)?,
         }
         Ok(())
     }
@@ -776,6 +771,9 @@ pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
 fn receiver_for(protocol: &Bound<'_, PyAny>) -> PyResult<Receiver> {
     static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = protocol.py();
+    if let Ok(protocol) = protocol.cast::<SSLProtocol>() {
+        return Ok(Receiver::Tls(protocol.clone().unbind()));
+    }
     let buffered = support::class(py, &BUFFERED, "asyncio.protocols", "BufferedProtocol")?;
     if protocol.is_instance(buffered)? {
         return Ok(Receiver::Buffered);
