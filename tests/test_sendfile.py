@@ -240,6 +240,7 @@ def test_writing_is_refused_meanwhile(loop_factory, large_file):
                 for act in (
                     lambda: transport.write(b"between"),
                     lambda: transport.write(b""),
+                    lambda: transport.writelines([b"be", b"tween"]),
                     lambda: transport.get_write_buffer_size(),
                 ):
                     try:

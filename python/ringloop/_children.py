@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ._loop import EventLoop
 
 _THREAD_NUMBERS = itertools.count()
+# Of linux/wait.h. A Python that was built against an older C library has no name for it.
+_P_PIDFD = getattr(os, "P_PIDFD", 3)
 # The watchers that asyncio's policies have by default, up to Python 3.13.
 _USUAL_WATCHERS = tuple(
     getattr(unix_events, name) for name in ("PidfdChildWatcher", "ThreadedChildWatcher") if hasattr(unix_events, name)
@@ -82,8 +84,8 @@ class Child:
         try:
             self._pidfd = os.pidfd_open(self._pid)
             loop._add_reader(self._pidfd, self._exited)
-        except OSError:
-            # No pidfds here (an old kernel, a sandbox), or no descriptor left to have.
+        except (OSError, AttributeError):
+            # No pidfds here (an old kernel or C library, a sandbox), or no descriptor left to have.
             self._close_pidfd()
             self._wait_in_thread(f"asyncio-waitpid-{next(_THREAD_NUMBERS)}")
         loop._children.add(self)
@@ -122,7 +124,7 @@ class Child:
     def _wait(self, options: int) -> int | None:
         """Waits for this child alone; its return code as `subprocess` counts, or None if it still runs (WNOHANG)."""
         # The number of a child that someone else has reaped may be another's by now; a pidfd is still its own.
-        kind, number = (os.P_PID, self._pid) if self._pidfd is None else (os.P_PIDFD, self._pidfd)
+        kind, number = (os.P_PID, self._pid) if self._pidfd is None else (_P_PIDFD, self._pidfd)
         result = os.waitid(kind, number, options)
         if result is None:
             return None

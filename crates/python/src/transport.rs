@@ -345,16 +345,26 @@ impl SocketTransport {
     fn writelines(slf: &Bound<'_, Self>, list_of_data: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         {
+            // Before Python 3.12 asyncio's joins the pieces and calls `write`.
+            let name = || {
+                if py.version_info() >= (3, 12) {
+                    "writelines"
+                } else {
+                    "write"
+                }
+            };
             let state = slf.get().state.get(py);
             if state.eof {
-                return Err(PyRuntimeError::new_err(
-                    "Cannot call writelines() after write_eof()",
-                ));
+                return Err(PyRuntimeError::new_err(format!(
+                    "Cannot call {}() after write_eof()",
+                    name()
+                )));
             }
             if state.empty_waiter.is_some() {
-                return Err(PyRuntimeError::new_err(
-                    "unable to writelines; sendfile is in progress",
-                ));
+                return Err(PyRuntimeError::new_err(format!(
+                    "unable to {}; sendfile is in progress",
+                    name()
+                )));
             }
         }
         let mut chunks = VecDeque::new();
