@@ -12,6 +12,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::addresses::Address;
+
 use crate::metrics;
 
 /// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
@@ -70,6 +72,16 @@ impl Received {
     pub(crate) fn receive_up_to(&mut self, fd: RawFd, count_max: usize) -> io::Result<usize> {
         // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out).
         unsafe { receive(fd, self.memory(), count_max.min(Self::CAPACITY)) }
+    }
+
+    /// Receives a datagram, or its first `count_max` bytes, at most `CAPACITY`; and where it came from.
+    pub(crate) fn receive_from(
+        &mut self,
+        fd: RawFd,
+        count_max: usize,
+    ) -> io::Result<(usize, Address)> {
+        // SAFETY: as in `receive_up_to`.
+        unsafe { receive_from(fd, self.memory(), count_max.min(Self::CAPACITY)) }
     }
 
     /// The first `count` bytes received.
@@ -298,6 +310,50 @@ pub(crate) fn receive_into(
     // SAFETY: the view is writable and `capacity` bytes long until it is released.
     let result = unsafe { receive(fd, view.0.buf.cast(), capacity) };
     Ok((result, capacity))
+}
+
+/// Receives a datagram, or its first `count_max` bytes, into a writable bytes-like object; and where it came from. None if
+/// there isn't room for so many, `Err` if it isn't such an object.
+pub(crate) fn receive_from_into(
+    fd: RawFd,
+    buffer: &Bound<'_, PyAny>,
+    count_max: usize,
+) -> PyResult<Option<io::Result<(usize, Address)>>> {
+    let view = View::new(buffer, ffi::PyBUF_WRITABLE)?;
+    if count_max > view.0.len as usize {
+        return Ok(None);
+    }
+    // SAFETY: the view is writable and at least `count_max` bytes long until it is released.
+    Ok(Some(unsafe {
+        receive_from(fd, view.0.buf.cast(), count_max)
+    }))
+}
+
+/// recvfrom(2).
+///
+/// # Safety
+/// `memory` is valid for writing `capacity` bytes.
+unsafe fn receive_from(
+    fd: RawFd,
+    memory: *mut u8,
+    capacity: usize,
+) -> io::Result<(usize, Address)> {
+    // SAFETY: all-zero is a valid address storage.
+    let mut name: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&name) as libc::socklen_t;
+    metrics::count_system_call();
+    // SAFETY: as the function asks; `length` tells the size of `name`.
+    let received = unsafe {
+        libc::recvfrom(
+            fd,
+            memory.cast(),
+            capacity,
+            libc::MSG_DONTWAIT,
+            (&raw mut name).cast(),
+            &raw mut length,
+        )
+    };
+    Ok((count(received)?, Address::from_kernel(&name, length)))
 }
 
 /// recv(2).

@@ -13,6 +13,7 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
@@ -337,7 +338,7 @@ impl Loop {
                 return Ok(operation);
             }
         }
-        asyncio_coroutine(slf, "sock_recv", sock, n)
+        asyncio_coroutine(slf, "sock_recv", (slf, sock, n))
     }
 
     /// Receives into a writable buffer: an awaitable of the number of bytes.
@@ -348,7 +349,7 @@ impl Loop {
     ) -> PyResult<Bound<'py, PyAny>> {
         match socket_operation::new(slf, sock, buf, Kind::ReceiveInto)? {
             Some(operation) => Ok(operation),
-            None => asyncio_coroutine(slf, "sock_recv_into", sock, buf),
+            None => asyncio_coroutine(slf, "sock_recv_into", (slf, sock, buf)),
         }
     }
 
@@ -360,7 +361,61 @@ impl Loop {
     ) -> PyResult<Bound<'py, PyAny>> {
         match socket_operation::new(slf, sock, data, Kind::SendAll)? {
             Some(operation) => Ok(operation),
-            None => asyncio_coroutine(slf, "sock_sendall", sock, data),
+            None => asyncio_coroutine(slf, "sock_sendall", (slf, sock, data)),
+        }
+    }
+
+    /// Receives a datagram of up to `bufsize` bytes: an awaitable of (bytes, address).
+    fn sock_recvfrom<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        bufsize: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // More than the receive buffer holds is asked for in vain, save for the largest of Unix datagrams.
+        let count_max = bufsize
+            .extract()
+            .ok()
+            .filter(|&it| it <= Received::CAPACITY);
+        if let Some(count_max) = count_max {
+            let kind = Kind::ReceiveFrom { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, bufsize, kind)? {
+                return Ok(operation);
+            }
+        }
+        asyncio_coroutine(slf, "sock_recvfrom", (slf, sock, bufsize))
+    }
+
+    /// Receives a datagram into a writable buffer: an awaitable of (number of bytes, address).
+    #[pyo3(signature = (sock, buf, nbytes=None))]
+    fn sock_recvfrom_into<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        buf: &Bound<'py, PyAny>,
+        nbytes: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(count_max) = nbytes.map_or(Some(0), |nbytes| nbytes.extract().ok()) {
+            let kind = Kind::ReceiveFromInto { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, buf, kind)? {
+                return Ok(operation);
+            }
+        }
+        match nbytes {
+            Some(nbytes) => asyncio_coroutine(slf, "sock_recvfrom_into", (slf, sock, buf, nbytes)),
+            None => asyncio_coroutine(slf, "sock_recvfrom_into", (slf, sock, buf)),
+        }
+    }
+
+    /// Sends a datagram to an address: an awaitable of the number of bytes sent.
+    fn sock_sendto<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        data: &Bound<'py, PyAny>,
+        address: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let pair = PyTuple::new(slf.py(), [data, address])?;
+        match socket_operation::new(slf, sock, pair.as_any(), Kind::SendTo)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_sendto", (slf, sock, data, address)),
         }
     }
 
@@ -635,8 +690,7 @@ fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
 fn asyncio_coroutine<'py>(
     event_loop: &Bound<'py, Loop>,
     method: &str,
-    sock: &Bound<'py, PyAny>,
-    argument: &Bound<'py, PyAny>,
+    arguments: impl PyCallArgs<'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = event_loop.py();
@@ -646,7 +700,7 @@ fn asyncio_coroutine<'py>(
         "asyncio.selector_events",
         "BaseSelectorEventLoop",
     )?
-    .call_method1(method, (event_loop, sock, argument))
+    .call_method1(method, arguments)
 }
 
 /// Calls `callable` with `positional` arguments first and one keyword argument per name after.

@@ -1,4 +1,4 @@
-//! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and stream transports.
+//! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and transports.
 
 #![allow(unsafe_code)]
 
@@ -310,7 +310,7 @@ pub(crate) fn ensure_no_transport(
             )));
         }
     }
-    // asyncio's own transports (UDP, pipes) are entered by themselves.
+    // asyncio's own transports (pipes, TLS) are entered by themselves.
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let others = event_loop.getattr(intern!(py, "_transports"))?;
     if others.getattr(intern!(py, "data"))?.is_truthy()? {
