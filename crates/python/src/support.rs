@@ -10,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use pyo3::exceptions::{
-    PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit, PyValueError,
+    PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit,
+    PyValueError,
 };
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -123,6 +124,19 @@ pub(crate) fn errno_error(py: Python<'_>, code: i32) -> PyErr {
         ffi::PyErr_SetFromErrno(ffi::PyExc_OSError);
     }
     PyErr::fetch(py)
+}
+
+/// `ImportError` in a subinterpreter: types and looked-up objects are kept once per process. From Python 3.12 on, CPython
+/// refuses by itself, except in interpreters that were made to be lenient.
+pub(crate) fn check_interpreter(_py: Python<'_>) -> PyResult<()> {
+    // SAFETY: the GIL is held.
+    let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };
+    if is_main {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "ringloop does not support subinterpreters; use asyncio's own event loop here",
+    ))
 }
 
 /// True for the exceptions that end the loop instead of going to its exception handler.
