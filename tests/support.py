@@ -320,3 +320,32 @@ class BackgroundThread(threading.Thread):
         if error is not None:
             raise error
         return self._value
+
+
+def run_a_loop(arm):
+    """Let a loop of this arm echo something to itself; "echoed". For child processes that import this module."""
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            self.transport.write(data)
+
+    async def main():
+        server = await asyncio.get_running_loop().create_server(Echo, HOST, 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"echoed")
+        data = await reader.readexactly(6)
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        return data.decode()
+
+    with asyncio.Runner(loop_factory=loop_factory(arm)) as runner:
+        return runner.run(main())
+
+
+def run_a_loop_and_tell(arm, sender):
+    """The same, to the sending end of a pipe of multiprocessing."""
+    sender.send(run_a_loop(arm))

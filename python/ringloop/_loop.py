@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import os
 import selectors
 import signal
 import socket
@@ -48,6 +49,23 @@ def _is_ipv4(host: object) -> TypeGuard[str]:
         return type(host) is str and bool(socket.inet_pton(socket.AF_INET, host))
     except (OSError, ValueError):
         return False
+
+
+# The sockets that signals have been sent through, of loops that exist.
+_WAKEUP_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _keep_signals_from_the_parent() -> None:
+    """In a forked child: ends the sending of its signals to its parent's loop, which would take them for its own."""
+    if not _WAKEUP_SOCKETS:
+        return
+    current = signal.set_wakeup_fd(-1)
+    if all(sock.fileno() != current for sock in _WAKEUP_SOCKETS):
+        signal.set_wakeup_fd(current)
+
+
+if sys.version_info < (3, 12):  # Since then, asyncio does it.
+    os.register_at_fork(after_in_child=_keep_signals_from_the_parent)
 
 
 class _SelectorView:
@@ -157,6 +175,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        _WAKEUP_SOCKETS.add(self._csock)
         try:
             previous = signal.set_wakeup_fd(self._csock.fileno())
         except ValueError:  # a subinterpreter's main thread isn't the process's
