@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-applications test-bench conformance bench lint lint-rust lint-python format clean prerequisites
+.PHONY: help build test test-rust test-python test-applications test-modes test-bench conformance bench lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -52,6 +52,12 @@ test-python: build ## the Python tests alone, on the interpreter of VENV
 test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
 	$(say) "real applications on $$($(python) -V)"
 	@$(python) -m pytest tests/applications $(ARGS)
+
+test-modes: build ## the Python tests in asyncio's debug mode, and in Python's development mode, on ringloop
+	$(say) "Python tests with PYTHONASYNCIODEBUG=1"
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(python) -W error -m pytest tests $(ARGS)
+	$(say) "Python tests with -X dev"
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll $(python) -X dev -W error -m pytest tests $(ARGS)
 
 test-bench: build ## the benchmarks in small: a check that they run, not a measurement
 	$(say) 'benchmarks in small'

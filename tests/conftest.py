@@ -45,6 +45,11 @@ def pytest_configure(config):
         "markers", "ringloop_only: the body is about ringloop itself, stock asyncio has no such feature"
     )
 
+    config.addinivalue_line(
+        "markers",
+        "without_debug_mode: the body is about a loop that is not in debug mode, whatever the environment says",
+    )
+
 
 def pytest_generate_tests(metafunc):
     if "arm" not in metafunc.fixturenames:
@@ -75,6 +80,13 @@ def nothing_left_behind():
     assert asyncio._get_running_loop() is None
     assert sys.get_asyncgen_hooks() == hooks
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.fixture(autouse=True)
+def debug_mode(request, monkeypatch):
+    """Tests run in the debug mode of the environment, except the marked ones."""
+    if request.node.get_closest_marker("without_debug_mode"):
+        monkeypatch.setattr(support, "DEBUG_MODE_OFF", True)
 
 
 @pytest.fixture

@@ -66,7 +66,8 @@ class Journal(logging.Handler):
         self.entries.append(tuple(described(word) for word in words))
 
     def emit(self, record):
-        if record.levelno > logging.DEBUG:
+        # In debug mode slow callbacks are logged, and which are slow is the machine's doing.
+        if record.levelno > logging.DEBUG and not record.getMessage().startswith("Executing"):
             self.note("logged", record.levelname, record.getMessage().partition("\n")[0])
 
     def handle_exception(self, _loop, context):

@@ -33,6 +33,7 @@ def test_every_public_name_of_asyncios_loop_is_there(loop):
     assert sorted(names - set(dir(loop))) == []
 
 
+@pytest.mark.without_debug_mode
 def test_slow_callback_duration_and_the_state_of_a_new_loop(loop):
     assert loop.slow_callback_duration == 0.1
     assert (loop.is_running(), loop.is_closed(), loop.get_debug()) == (False, False, False)

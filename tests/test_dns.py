@@ -137,6 +137,7 @@ def test_names_of_the_arguments(loop):
     assert loop.run_until_complete(main()) == stream_info(HOST, 80)
 
 
+@pytest.mark.without_debug_mode
 @pytest.mark.ringloop_only
 def test_literals_need_no_thread(loop):
     before = resolver_threads()

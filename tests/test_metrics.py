@@ -254,6 +254,7 @@ def test_a_slow_protocol_is_named(loop):
     assert run_for(loop, main()).slowest_callback == f"connection of {__name__}.Sleeper"
 
 
+@pytest.mark.without_debug_mode
 def test_a_slow_reader_of_a_descriptor_is_named(loop):
     first, second = socket.socketpair()
     with first, second:
@@ -273,6 +274,7 @@ def test_a_slow_reader_of_a_descriptor_is_named(loop):
         assert "on_readable()" in run_for(loop, main()).slowest_callback
 
 
+@pytest.mark.without_debug_mode
 def test_a_callback_that_cancels_itself_and_is_slow(loop):
     def cancel_and_work():
         handle.cancel()
@@ -284,6 +286,7 @@ def test_a_callback_that_cancels_itself_and_is_slow(loop):
     assert loop.metrics().slowest_callback.startswith(cancel_and_work.__qualname__)
 
 
+@pytest.mark.without_debug_mode
 def test_a_callable_that_refuses_to_be_named_harms_nobody(loop):
     class Refusing:
         def __call__(self):

@@ -560,6 +560,7 @@ def test_what_ends_the_loop_loses_no_datagram(loop, error_type):
     close(loop, transport)
 
 
+@pytest.mark.without_debug_mode
 def test_a_failing_datagram_received_is_reported_and_the_next_delivered(loop):
     def on_datagram(_recorder, data):
         if data in (b"1", b"4"):
@@ -1390,6 +1391,7 @@ def test_a_file_that_is_no_socket_stays(loop_factory, folder):
     assert same_as_asyncio(body, loop_factory)[0] == errno.EADDRINUSE
 
 
+@pytest.mark.without_debug_mode
 def test_a_protocol_factory_that_fails(loop):
     def fail():
         raise LookupError("no protocol")
