@@ -687,7 +687,8 @@ def test_children_with_sigchld_ignored(arm):
     source = """
         async def main():
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            process = await asyncio.create_subprocess_exec("true")
+            process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+            process.stdin.close()
             print(await process.wait())
         loop = new_loop()
         loop.run_until_complete(main())

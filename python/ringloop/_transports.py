@@ -130,20 +130,24 @@ async def _send_file_now(loop: EventLoop, transport: SocketTransport, file: Any,
         raise exceptions.SendfileNotAvailableError("not a regular file") from None
     if not (count or size):
         return 0
-    sent = 0
+    failure: OSError | None = None
     try:
-        try:
-            if (ended := transport._start_sendfile(number, offset, count)) is not None:
-                await ended
-        finally:
-            sent = transport._stop_sendfile()
-            arguments = [number, offset + sent, sent]
-            del arguments[_POSITION_ARGUMENTS:]
-            loop._sock_sendfile_update_filepos(*arguments)  # type: ignore[attr-defined]
+        if (ended := transport._start_sendfile(number, offset, count)) is not None:
+            await ended
     except OSError as error:
+        failure = error
+    finally:
+        sent = transport._stop_sendfile()
+        arguments = [number, offset + sent, sent]
+        del arguments[_POSITION_ARGUMENTS:]
+        loop._sock_sendfile_update_filepos(*arguments)  # type: ignore[attr-defined]
+    if failure is None:
+        return sent
+    try:
         if not sent and not transport.is_closing():
-            raise exceptions.SendfileNotAvailableError("os.sendfile call failed") from error
-        if error.errno == errno.ENOTCONN and type(error) is not ConnectionError:
-            raise ConnectionError("socket is not connected", errno.ENOTCONN) from error
-        raise
-    return sent
+            raise exceptions.SendfileNotAvailableError("os.sendfile call failed") from failure
+        if failure.errno == errno.ENOTCONN and type(failure) is not ConnectionError:
+            raise ConnectionError("socket is not connected", errno.ENOTCONN) from failure
+        raise failure
+    finally:
+        del failure  # Its traceback refers to this frame.
