@@ -1201,7 +1201,10 @@ def test_upgrades_that_cannot_be(loop_factory, what):
                 theirs.close()
             try:
                 await loop.start_tls(
-                    object() if what == "transport" else transport, protocol, None if what == "context" else context
+                    object() if what == "transport" else transport,
+                    protocol,
+                    None if what == "context" else context,
+                    server_hostname="localhost",
                 )
             except (TypeError, OSError) as error:
                 text = str(error).split("<object")[0]
