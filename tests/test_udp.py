@@ -544,6 +544,44 @@ def test_a_flood_lets_others_in(loop):
     close(loop, transport, other)
 
 
+def test_an_endless_exchange_lets_others_in(loop):
+    """Each datagram is answered before the loop can look again; timers, callbacks and other sockets get their turn."""
+    seen = []
+    other, _ = endpoint(loop, DatagramRecorder(lambda _it, _data: seen.append("socket")))
+
+    def on_datagram(recorder, data):
+        if len(set(seen)) < 3:
+            recorder.transport.sendto(data, address_of(recorder.transport))
+
+    transport, recorder = endpoint(loop, DatagramRecorder(on_datagram))
+
+    def begin_others():
+        loop.call_later(0.001, seen.append, "timer")
+        loop.call_soon(seen.append, "callback")
+        other.sendto(b"x", address_of(other))
+
+    transport.sendto(b"again and again", address_of(transport))
+    wait_for(loop, lambda: len(recorder.data) > 100)
+    begin_others()
+    wait_for(loop, lambda: set(seen) == {"socket", "timer", "callback"})
+    close(loop, transport, other)
+
+
+def test_stop_in_an_endless_exchange(loop):
+    def on_datagram(recorder, data):
+        recorder.transport.sendto(data, address_of(recorder.transport))
+        if len(recorder.data) % 50 == 0:
+            loop.stop()
+
+    transport, recorder = endpoint(loop, DatagramRecorder(on_datagram))
+    transport.sendto(b"again and again", address_of(transport))
+    for count in (50, 100, 150):
+        loop.run_forever()
+        assert len(recorder.data) == count
+    recorder.on_datagram = None
+    close(loop, transport)
+
+
 @pytest.mark.parametrize("error_type", [SystemExit, KeyboardInterrupt])
 def test_what_ends_the_loop_loses_no_datagram(loop, error_type):
     def on_datagram(_recorder, data):

@@ -30,7 +30,7 @@ use crate::transport::{CloneRefOption, copy_context, in_context};
 use crate::watches::{self, Readiness, TransportKind};
 
 pub(crate) use self::batch::Batch;
-use self::receiving::read_batch;
+use self::receiving::{SecondLook, read_batch};
 use self::sending::{block, enqueue, flush, on_send_error, refuse, transmit};
 
 /// A datagram that waits to be sent, and to whom.
@@ -79,6 +79,7 @@ struct State {
     undelivered: VecDeque<Incoming>,
     /// A read is queued for the next turn.
     queued: bool,
+    second_look: SecondLook,
     addresses: AddressCache,
 }
 
@@ -140,6 +141,7 @@ impl DatagramTransport {
                 low_water: 0,
                 undelivered: VecDeque::new(),
                 queued: false,
+                second_look: SecondLook::default(),
                 addresses: AddressCache::default(),
             }),
         })

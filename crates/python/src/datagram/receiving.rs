@@ -2,7 +2,9 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::ffi;
@@ -32,12 +34,77 @@ pub(super) fn read_batch(transport: &Bound<'_, DatagramTransport>) -> PyResult<(
     }
     let batch = event_loop.get().batch.replace(py, None);
     let mut batch = batch.unwrap_or_else(Batch::new);
-    let result = match batch.receive(fd, family) {
-        Ok(count) => deliver(transport, event_loop.get(), &batch, count),
-        Err(error) => on_receive_error(transport, &error),
-    };
+    let result = receive_while_answered(transport, event_loop.get(), &mut batch, (fd, family));
     drop(event_loop.get().batch.replace(py, Some(batch)));
     result
+}
+
+/// Receives and delivers a batch; and looks again at once while that pays and nothing else waits to be run. A peer that
+/// answers what was sent just now often has done so by then, most of all where it shares a CPU with us.
+fn receive_while_answered(
+    transport: &Bound<'_, DatagramTransport>,
+    event_loop: &Loop,
+    batch: &mut Batch,
+    (fd, family): (RawFd, c_int),
+) -> PyResult<()> {
+    let py = transport.py();
+    let mut total = 0;
+    loop {
+        let count = match batch.receive(fd, family) {
+            Ok(count) => count,
+            Err(error) => {
+                if total > 0 {
+                    transport.get().state.get_mut(py).second_look.missed();
+                }
+                return on_receive_error(transport, &error);
+            }
+        };
+        if total > 0 {
+            transport.get().state.get_mut(py).second_look.hit();
+        }
+        total += count;
+        deliver(transport, event_loop, batch, count)?;
+        if total >= batch.capacity()
+            || !goes_on(transport, event_loop)
+            || !event_loop.queue.get(py).ready.is_empty()
+            || !transport.get().state.get_mut(py).second_look.pays()
+        {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether to look for more right after a delivery: for as long as that has found something lately.
+#[derive(Default)]
+pub(super) struct SecondLook {
+    credit: u8,
+    skipped: u8,
+}
+
+impl SecondLook {
+    const CREDIT_MAX: u8 = 8;
+    /// Looks left out before one is tried again.
+    const SKIPPED_MAX: u8 = 64;
+
+    fn pays(&mut self) -> bool {
+        if self.credit == 0 {
+            self.skipped += 1;
+            if self.skipped < Self::SKIPPED_MAX {
+                return false;
+            }
+            self.skipped = 0;
+            self.credit = 1;
+        }
+        true
+    }
+
+    fn hit(&mut self) {
+        self.credit = Self::CREDIT_MAX;
+    }
+
+    fn missed(&mut self) {
+        self.credit = self.credit.saturating_sub(1);
+    }
 }
 
 fn on_receive_error(transport: &Bound<'_, DatagramTransport>, error: &io::Error) -> PyResult<()> {
