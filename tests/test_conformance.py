@@ -4,15 +4,28 @@ import asyncio
 import gc
 import inspect
 import logging
+import os
 import selectors
 import socket
 import sys
 import threading
+import time
 import weakref
 
 import pytest
 
-from support import HOST, Recorder, run_child, same_as_asyncio, tcp_pair, until
+from support import (
+    HOST,
+    PATIENCE_S,
+    BackgroundThread,
+    Recorder,
+    capture_contexts,
+    open_descriptors,
+    run_child,
+    same_as_asyncio,
+    tcp_pair,
+    until,
+)
 
 # The whole interface
 
@@ -273,3 +286,79 @@ def test_a_writer_waits_for_room_at_a_half_closed_peer(loop):
         thread.join()
     assert wrote == [4]
     assert received[-2].endswith(b"more")
+
+
+# Handles of other threads
+
+
+@pytest.mark.parametrize("method, answer", [("cancel", None), ("cancelled", False)])
+def test_another_thread_waits_for_the_end_of_a_run(loop_factory, method, answer):
+    """From Python 3.14 on a handle of `call_soon_threadsafe` has a lock; before, nobody waits."""
+
+    def body(loop):
+        started, asked, finished = threading.Event(), threading.Event(), threading.Event()
+        seen = []
+
+        def callback():
+            started.set()
+            asked.wait(PATIENCE_S)
+            for _ in range(100):  # The other thread asks at last when it has set the event.
+                time.sleep(0.001)
+            finished.set()
+
+        def in_thread():
+            handle = loop.call_soon_threadsafe(callback)
+            started.wait(PATIENCE_S)
+            asked.set()
+            seen.append(getattr(handle, method)())
+            seen.append(finished.is_set())
+            seen.append(handle.cancelled())
+            loop.call_soon_threadsafe(loop.stop)
+
+        thread = BackgroundThread(in_thread)
+        loop.run_forever()
+        thread.result()
+        return seen
+
+    has_lock = hasattr(asyncio.events, "_ThreadSafeHandle")
+    assert same_as_asyncio(body, loop_factory) == [answer, has_lock, method == "cancel"]
+
+
+def test_a_callback_may_cancel_its_own_handle_of_call_soon_threadsafe(loop):
+    handles, seen = [], []
+
+    def callback():
+        handles[0].cancel()
+        seen.append(handles[0].cancelled())
+        loop.stop()
+
+    thread = BackgroundThread(lambda: handles.append(loop.call_soon_threadsafe(callback)))
+    thread.result()
+    loop.run_forever()
+    assert seen == [True]
+
+
+# Child processes
+
+
+@pytest.mark.ringloop_only
+def test_the_pidfd_is_closed_when_waiting_for_the_child_fails(loop, monkeypatch):
+    contexts = capture_contexts(loop)
+
+    def fail(*_arguments):
+        raise OSError("unexpected")
+
+    async def main():
+        before = open_descriptors()
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "waitid", fail)
+            process.stdin.close()
+            await until(lambda: contexts)
+        os.waitpid(process.pid, 0)
+        process._transport._process_exited(0)
+        assert await process.wait() == 0
+        assert open_descriptors() == before
+
+    loop.run_until_complete(main())
+    assert [repr(context["exception"]) for context in contexts] == ["OSError('unexpected')"]

@@ -213,8 +213,13 @@ def test_refusals(conformance, arguments, settings, problem):
 
 
 def test_an_entry_for_another_python_is_not_stale(conformance):
-    settings = "[[left_out]]\ntests = ['test_gone.*']\nreason = 'x'\npython = ['3.10']"
-    assert conformance("--list", settings=settings)[0].returncode == 0
+    entry = "[[left_out]]\ntests = ['test_gone.*']\nreason = 'x'\n"
+    assert conformance("--list", settings=entry + "python = ['3.10']")[0].returncode == 0
+
+
+def test_an_entry_for_a_test_that_only_some_releases_have_is_not_stale(conformance):
+    entry = "[[left_out]]\ntests = ['test_gone.*']\nreason = 'x'\n"
+    assert conformance("--list", settings=entry + "may_be_absent = true")[0].returncode == 0
 
 
 def test_a_python_without_its_tests(conformance):

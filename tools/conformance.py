@@ -61,6 +61,7 @@ class LeftOut:
     pattern: str
     reason: str
     versions: tuple[str, ...]
+    may_be_absent: bool
 
     @property
     def applies(self) -> bool:
@@ -99,7 +100,8 @@ def read_settings(path: Path) -> tuple[dict[str, str], list[LeftOut]]:
     for section in settings.get("left_out", []):
         if not section["reason"].strip():
             raise UsageError(f"{path}: no reason is given for leaving out {section['tests']}")
-        entries += [LeftOut(test, section["reason"], tuple(section.get("python", ()))) for test in section["tests"]]
+        versions, may_be_absent = tuple(section.get("python", ())), section.get("may_be_absent", False)
+        entries += [LeftOut(test, section["reason"], versions, may_be_absent) for test in section["tests"]]
     return modules, entries
 
 
@@ -579,7 +581,9 @@ def conform(arguments: argparse.Namespace) -> int:
             outcomes += [Outcome(module, module, backend, "failed", detail=detail) for backend in backends]
 
     stale = [module for module in modules_left_out if module not in modules]
-    stale += [entry.pattern for entry in entries if not any(entry.fits(name) for name in tests)]
+    stale += [
+        entry.pattern for entry in entries if not entry.may_be_absent and not any(entry.fits(name) for name in tests)
+    ]
     if stale:
         raise UsageError(f"{arguments.settings.name} leaves out what does not exist in this Python: {', '.join(stale)}")
     outcomes = [outcome for outcome in outcomes if is_wanted(outcome.module, arguments)]

@@ -28,6 +28,7 @@ mod event_loop;
 mod handle;
 mod metrics;
 mod native_type;
+mod run_lock;
 mod socket_operation;
 mod stream_reader;
 mod support;
