@@ -15,6 +15,8 @@ mod records;
 mod window;
 mod writing;
 
+use std::sync::Arc;
+
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -111,17 +113,6 @@ impl Engine {
         }))
     }
 
-    fn clone_ref(&self, py: Python<'_>) -> Self {
-        Self {
-            read: self.read.clone_ref(py),
-            write: self.write.clone_ref(py),
-            incoming: self.incoming.clone_ref(py),
-            feed: self.feed.clone_ref(py),
-            outgoing: self.outgoing.clone_ref(py),
-            drain: self.drain.clone_ref(py),
-        }
-    }
-
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         for object in [
             &self.read,
@@ -154,8 +145,10 @@ struct State {
     member: Option<Py<PyAny>>,
     phase: Phase,
     /// None until the handshake begins, and where asyncio's code does the reading and writing.
-    engine: Option<Engine>,
+    engine: Option<Arc<Engine>>,
     records: Records,
+    /// Bytes in the incoming memory BIO, where that is known without asking it.
+    pending: Option<u64>,
     transport: Option<Py<PyAny>>,
     /// `transport`, where it is ours.
     socket_transport: Option<Py<SocketTransport>>,
@@ -192,6 +185,7 @@ impl SSLProtocol {
                 phase: Phase::Unwrapped,
                 engine: None,
                 records: Records::new(),
+                pending: None,
                 transport: None,
                 socket_transport: None,
                 app_protocol: None,
@@ -229,10 +223,11 @@ impl SSLProtocol {
         let previous = {
             let mut state = slf.get().state.get_mut(value.py());
             state.phase = phase;
+            state.pending = None;
             if fed {
                 state.records.lose_track();
             }
-            let engine = engine.map(|engine| state.engine.replace(engine));
+            let engine = engine.map(|engine| state.engine.replace(Arc::new(engine)));
             (engine, state.member.replace(value.clone().unbind()))
         };
         drop(previous);
@@ -418,9 +413,8 @@ impl SSLProtocol {
 }
 
 impl SSLProtocol {
-    fn engine(&self, py: Python<'_>) -> Option<Engine> {
-        let state = self.state.get(py);
-        state.engine.as_ref().map(|engine| engine.clone_ref(py))
+    fn engine(&self, py: Python<'_>) -> Option<Arc<Engine>> {
+        self.state.get(py).engine.clone()
     }
 
     /// Whether the user's data waits to be encrypted.

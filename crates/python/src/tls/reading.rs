@@ -8,7 +8,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::{Engine, Phase, SSLProtocol, Window, call_asyncio, fatal_error, is_again, writing};
+use super::{
+    Engine, Phase, SSLProtocol, State, Window, call_asyncio, fatal_error, is_again, writing,
+};
 use crate::buffers::{self, IN_PLACE_MIN, Received, View};
 use crate::event_loop::Loop;
 use crate::support::call_method1;
@@ -21,7 +23,9 @@ pub(crate) fn feed(protocol: &Bound<'_, SSLProtocol>, bytes: &[u8]) -> PyResult<
     if let Some(engine) = this.engine(py) {
         // SAFETY: `MemoryBIO.write` copies the bytes, with the GIL held.
         unsafe { Window::on_bytes(py, bytes, |window| engine.feed.bind(py).call1((window,))) }?;
-        this.state.get_mut(py).records.follow(bytes);
+        let mut state = this.state.get_mut(py);
+        state.records.follow(bytes);
+        state.pending = state.pending.map(|pending| pending + bytes.len() as u64);
     } else {
         this.state.get_mut(py).records.lose_track();
         protocol
@@ -51,6 +55,8 @@ pub(crate) fn on_arrival(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
         Phase::Shutdown => intern!(py, "_do_shutdown"),
         Phase::Unwrapped => return Ok(()),
     };
+    // What asyncio's code reads of it is not counted here.
+    protocol.get().state.get_mut(py).pending = None;
     protocol.call_method0(next).map(drop)
 }
 
@@ -70,14 +76,15 @@ pub(super) fn do_read(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
     };
     let body = || {
         if !paused {
-            if this.state.get(py).app_protocol_is_buffer {
+            let quiet = if this.state.get(py).app_protocol_is_buffer {
                 read_into_protocol(protocol, &engine)?;
+                false
             } else {
-                read_for_protocol(protocol, &engine)?;
-            }
+                read_for_protocol(protocol, &engine)?
+            };
             if this.has_backlog(py)? {
                 protocol.call_method0(intern!(py, "_do_write"))?;
-            } else {
+            } else if !quiet || this.state.get(py).ssl_writing_paused {
                 writing::process_outgoing(protocol)?;
             }
         }
@@ -89,7 +96,7 @@ pub(super) fn do_read(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
 /// Stops and starts the socket's reading by how much has arrived that nobody has read.
 fn control_ssl_reading(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> {
     let py = protocol.py();
-    let pending = engine.pending_incoming(py)?;
+    let pending = pending_incoming(protocol, engine)?;
     {
         let state = protocol.get().state.get(py);
         if state.records.unread(pending) == 0 && !state.ssl_reading_paused && !state.zero_marks {
@@ -155,10 +162,30 @@ impl Engine {
     }
 }
 
+/// Bytes that have arrived and that OpenSSL has not taken.
+fn pending_incoming(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<u64> {
+    let py = protocol.py();
+    if let Some(known) = protocol.get().state.get(py).pending {
+        return Ok(known);
+    }
+    let pending = engine.pending_incoming(py)?;
+    protocol.get().state.get_mut(py).pending = Some(pending);
+    Ok(pending)
+}
+
+impl State {
+    /// OpenSSL has asked for more: it has taken all there was.
+    fn on_again(&mut self) {
+        self.leftover = false;
+        self.pending = Some(0);
+        self.records.settle();
+    }
+}
+
 /// Whether OpenSSL has anything left to read; where it hasn't, it counts as asked.
 fn is_any_left(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<bool> {
     let py = protocol.py();
-    let pending = engine.pending_incoming(py)?;
+    let pending = pending_incoming(protocol, engine)?;
     let mut state = protocol.get().state.get_mut(py);
     let left = state.leftover || state.records.is_any_complete(pending);
     if !left {
@@ -167,37 +194,48 @@ fn is_any_left(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<b
     Ok(left)
 }
 
-/// Delivers to `data_received`, or to the stream reader, all at once.
-fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> {
+/// Delivers to `data_received`, or to the stream reader, all at once. True if nothing but data was read: nothing that
+/// OpenSSL would have answered.
+fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<bool> {
     let py = protocol.py();
     let this = protocol.get();
-    let pending = engine.pending_incoming(py)?;
+    let pending = pending_incoming(protocol, engine)?;
     let only = {
         let mut state = this.state.get_mut(py);
         if state.leftover {
             None
         } else if !state.records.is_any_complete(pending) {
             state.records.settle();
-            return Ok(());
+            return Ok(false);
         } else {
             state.records.only_complete(pending)
         }
     };
-    if let Some(len) = only.filter(|&len| len < IN_PLACE_MIN) {
-        // The usual case, and it needs no buffer.
-        match engine.read_bytes(py, len)? {
-            Found::Data(data) => {
-                this.state.get_mut(py).records.settle();
-                return deliver(protocol, &Data::Object(&data));
+    let Some(len) = only.filter(|&len| len < IN_PLACE_MIN) else {
+        read_all(protocol, engine)?;
+        return Ok(false);
+    };
+    // The usual case, and it needs no buffer.
+    this.state.get_mut(py).pending = None;
+    match engine.read_bytes(py, len)? {
+        Found::Data(data) => {
+            {
+                let mut state = this.state.get_mut(py);
+                state.pending = Some(state.records.beyond_complete());
+                state.records.settle();
             }
-            Found::End => return on_end(protocol),
-            Found::Again => {
-                this.state.get_mut(py).records.settle();
-                return Ok(());
-            }
+            deliver(protocol, &Data::Object(&data))?;
+            Ok(true)
+        }
+        Found::End => {
+            on_end(protocol)?;
+            Ok(false)
+        }
+        Found::Again => {
+            this.state.get_mut(py).on_again();
+            Ok(false)
         }
     }
-    read_all(protocol, engine)
 }
 
 /// Reads several records, or a large one, into the loop's buffer.
@@ -219,6 +257,7 @@ fn read_all(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> 
                 filled = 0;
             }
             let room = Received::CAPACITY - filled;
+            protocol.get().state.get_mut(py).pending = None;
             // SAFETY: within the buffer, which nobody else refers to while we have it.
             match unsafe { engine.read_into(py, received.memory().add(filled), room) }? {
                 Found::Data(count) => filled += count,
@@ -230,9 +269,7 @@ fn read_all(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> 
                 return Ok(false);
             }
         }
-        let mut state = protocol.get().state.get_mut(py);
-        state.leftover = false;
-        state.records.settle();
+        protocol.get().state.get_mut(py).on_again();
         Ok(false)
     })();
     let give_back = |received| {
@@ -338,6 +375,7 @@ fn read_into_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyR
                 if !is_any_left(protocol, engine)? {
                     break;
                 }
+                protocol.get().state.get_mut(py).pending = None;
                 // SAFETY: the view is writable and this long until it is released, after this loop.
                 let found =
                     unsafe { engine.read_into(py, view.memory().add(offset), wanted - offset) }?;
@@ -348,9 +386,7 @@ fn read_into_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyR
                         break;
                     }
                     Found::Again => {
-                        let mut state = protocol.get().state.get_mut(py);
-                        state.leftover = false;
-                        state.records.settle();
+                        protocol.get().state.get_mut(py).on_again();
                         break;
                     }
                 }
@@ -366,14 +402,17 @@ fn read_into_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyR
             }
         }
         // An empty buffer, or none at all: the ssl module knows what to make of it.
-        _ => match engine.read.bind(py).call1((wanted, &buffer)) {
-            Ok(count) => {
-                offset = count.extract()?;
-                end = offset == 0;
+        _ => {
+            protocol.get().state.get_mut(py).pending = None;
+            match engine.read.bind(py).call1((wanted, &buffer)) {
+                Ok(count) => {
+                    offset = count.extract()?;
+                    end = offset == 0;
+                }
+                Err(error) if is_again(py, &error)? => {}
+                Err(error) => return Err(error),
             }
-            Err(error) if is_again(py, &error)? => {}
-            Err(error) => return Err(error),
-        },
+        }
     }
     if offset > 0 {
         protocol

@@ -84,6 +84,11 @@ impl Records {
         one.then(|| (self.boundary - self.boundary_before) as usize)
     }
 
+    /// Bytes that have arrived of a record that isn't complete.
+    pub(super) fn beyond_complete(&self) -> u64 {
+        self.arrived - self.boundary
+    }
+
     /// OpenSSL has read, or would have read, all there is.
     pub(super) fn settle(&mut self) {
         self.settled = self.arrived;

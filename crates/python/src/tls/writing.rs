@@ -2,13 +2,18 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PySlice, PyTuple, PyType};
 
-use super::{Engine, Phase, SSLProtocol, Window, fatal_error, is_again, pending};
+use super::{
+    Engine, Phase, SSLProtocol, Window, call_asyncio as call_asyncio_protocol, fatal_error,
+    is_again, pending,
+};
 use crate::buffers::View;
 use crate::support;
 use crate::transport::{CloneRefOption, SocketTransport};
@@ -20,37 +25,36 @@ const RECORD_LEN_MAX: usize = 16 * 1024;
 pub(super) fn process_outgoing(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
     let py = protocol.py();
     let this = protocol.get();
-    let paused = this.state.get(py).ssl_writing_paused;
-    let (outgoing, drain) = match &this.state.get(py).engine {
-        Some(engine) => (
-            Some(engine.outgoing.clone_ref(py)),
-            Some(engine.drain.clone_ref(py)),
-        ),
-        None => (None, None),
+    let Some(engine) = this.engine(py) else {
+        return call_asyncio_protocol(protocol, "_process_outgoing", ()).map(drop);
     };
-    let outgoing = match outgoing {
-        Some(outgoing) => outgoing.into_bound(py),
-        None => protocol.getattr(intern!(py, "_outgoing"))?,
-    };
-    let mut is_empty = !paused;
-    if pending(&outgoing)? > 0 {
-        if paused {
-            is_empty = false;
-        } else {
-            let data = match drain {
-                Some(drain) => drain.bind(py).call0()?,
-                None => outgoing.call_method0(intern!(py, "read"))?,
-            };
-            send(protocol, &data)?;
+    if !this.state.get(py).ssl_writing_paused && pending(engine.outgoing.bind(py))? > 0 {
+        return send_all(protocol, &engine);
+    }
+    control_app_writing(protocol)
+}
+
+/// `process_outgoing`, where OpenSSL is known to have made something.
+fn send_all(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> {
+    let py = protocol.py();
+    if !protocol.get().state.get(py).ssl_writing_paused {
+        let records = engine.drain.bind(py).call0()?;
+        if records.len()? > 0 {
+            send(protocol, &records)?;
         }
     }
-    {
+    control_app_writing(protocol)
+}
+
+/// Tells the protocol to pause or to go on, by asyncio's code: only where an empty buffer doesn't say that all is well.
+fn control_app_writing(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
+    let py = protocol.py();
+    let this = protocol.get();
+    let idle = {
         let state = this.state.get(py);
-        if state.app_writing_paused || state.zero_marks {
-            is_empty = false;
-        }
-    }
-    if is_empty && !this.has_backlog(py)? {
+        !state.ssl_writing_paused && !state.app_writing_paused && !state.zero_marks
+    };
+    if idle && !this.has_backlog(py)? {
         return Ok(());
     }
     protocol
@@ -125,10 +129,14 @@ fn keep(protocol: &Bound<'_, SSLProtocol>, data: &Bound<'_, PyAny>) -> PyResult<
 }
 
 /// Sends what was encrypted, as far as it came.
-fn finish(protocol: &Bound<'_, SSLProtocol>, stopped: Option<PyErr>) -> PyResult<()> {
+fn finish(
+    protocol: &Bound<'_, SSLProtocol>,
+    engine: &Engine,
+    stopped: Option<PyErr>,
+) -> PyResult<()> {
     let result = match stopped {
         Some(error) => Err(error),
-        None => process_outgoing(protocol),
+        None => send_all(protocol, engine),
     };
     result.or_else(|error| fatal_error(protocol, error))
 }
@@ -154,7 +162,7 @@ fn write_one(
             stopped.error
         }
     };
-    finish(protocol, stopped)
+    finish(protocol, engine, stopped)
 }
 
 /// `writelines` of several `bytes`: small ones share a record.
@@ -190,17 +198,17 @@ fn write_several(
             for piece in &pieces[next..] {
                 keep(protocol, piece)?;
             }
-            return finish(protocol, stopped.error);
+            return finish(protocol, engine, stopped.error);
         }
     }
-    finish(protocol, None)
+    finish(protocol, engine, None)
 }
 
 /// Protocol and engine of an app transport, if what is written now goes straight to them: asyncio's code handles every
 /// other state.
 fn ready<'py>(
     transport: &Bound<'py, PyAny>,
-) -> PyResult<Option<(Bound<'py, SSLProtocol>, Engine)>> {
+) -> PyResult<Option<(Bound<'py, SSLProtocol>, Arc<Engine>)>> {
     let py = transport.py();
     let protocol = transport.getattr(intern!(py, "_ssl_protocol"))?;
     let Ok(protocol) = protocol.cast_into::<SSLProtocol>() else {
