@@ -179,6 +179,20 @@ def test_many_children_at_once(loop, watched_by):
     loop.run_until_complete(main())
 
 
+def test_with_eager_tasks(loop, watched_by):
+    support.skip_unless(hasattr(asyncio, "eager_task_factory"), "eager tasks")
+    loop.set_task_factory(asyncio.eager_task_factory)
+
+    async def main():
+        process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
+        assert await process.communicate(b"eager") == (b"eager", None)
+        process = await asyncio.create_subprocess_exec("true")
+        waits = [loop.create_task(process.wait()) for _ in range(3)]
+        assert await asyncio.gather(*waits) == [0] * 3
+
+    loop.run_until_complete(main())
+
+
 # What subprocess.Popen takes
 
 
@@ -524,6 +538,13 @@ def test_write_flow_control_reaches_the_protocol(loop):
         lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", cwd="/no/such/folder"),
         lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", env={"a=b": "c"}),
         lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", stdin="a string"),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", preexec_fn=lambda: 1 / 0),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", preexec_fn=5),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", pass_fds=(10**9,)),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", umask="027"),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", user="no such user"),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", group=1.5),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true", process_group="x"),
         lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "/no/such/program"),
         lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "/etc/passwd"),
         lambda loop: loop.subprocess_shell(asyncio.SubprocessProtocol, ["true"]),
