@@ -100,6 +100,9 @@ def test_children_forked_in_a_task_end_in_every_way(arm):
     if arm == "asyncio":
         # There the child takes the connection out of the epoll set that it shares with the parent.
         del endings["closing the parent's connection"]
+        if sys.version_info >= (3, 12):
+            # There the exit is lost, and the child runs on as the parent's twin: it no longer has a running loop.
+            del endings["an exit through the parent's loop"]
     source = """
 async def main(loop, reader, writer):
 """
@@ -113,7 +116,11 @@ async def main(loop, reader, writer):
     print({name!r}, await until_exit(pid), await converse(reader, writer, b"and on"))
 """
     lines, _ = outcome(source + "run(main)", arm)
-    assert lines == [f"{name} 5 b'and on'" for name in endings]
+    codes = dict.fromkeys(endings, 5)
+    if sys.version_info >= (3, 12) and arm != "asyncio":
+        # The exit is lost here too, but the parent's loop refuses to run on.
+        codes["an exit through the parent's loop"] = 1
+    assert lines == [f"{name} {code} b'and on'" for name, code in codes.items()]
 
 
 @pytest.mark.ringloop_only
@@ -126,7 +133,7 @@ async def main(loop, reader, writer):
         asyncio._set_running_loop(None)
         loop._thread_id = None
         try:
-            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(asyncio.sleep(0.001))
         except RuntimeError as error:
             print(error, flush=True)
         loop.close()

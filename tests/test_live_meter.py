@@ -26,7 +26,7 @@ def start(*arguments, **options):
     """Start the meter, in development mode so that what it forgets to close shows on stderr."""
     return subprocess.Popen(
         [sys.executable, "-X", "dev", PROGRAM, "--interval", "0.05", "--connections", "3", *arguments],
-        env={**os.environ, "PYTHONPATH": "", "PYTHONASYNCIODEBUG": "0"},
+        env={**os.environ, "PYTHONASYNCIODEBUG": "0"},
         # A shell starts background jobs with SIGINT ignored, and a child inherits that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
@@ -86,9 +86,10 @@ def test_a_terminal_gets_one_line_that_is_drawn_anew(arm):
 
 def test_an_interrupt_ends_it(arm):
     process = start("--seconds", "1000", "--backend", arm)
-    assert LINE.fullmatch(process.stdout.readline().decode().rstrip("\n"))
+    first = process.stdout.readline()
     process.send_signal(signal.SIGINT)
     status, stdout, stderr = finish(process)
+    assert LINE.fullmatch(first.decode().rstrip("\n")), (first, stderr)
     assert (status, unlogged(stderr)) == (0, "")
     assert TOTAL.fullmatch(stdout.splitlines()[-1])
 
