@@ -100,7 +100,7 @@ def test_children_forked_in_a_task_end_in_every_way(arm):
     if arm == "asyncio":
         # There the child takes the connection out of the epoll set that it shares with the parent.
         del endings["closing the parent's connection"]
-        if sys.version_info >= (3, 12):
+        if sys.version_info >= (3, 14):
             # There the exit is lost, and the child runs on as the parent's twin: it no longer has a running loop.
             del endings["an exit through the parent's loop"]
     source = """
@@ -117,7 +117,7 @@ async def main(loop, reader, writer):
 """
     lines, _ = outcome(source + "run(main)", arm)
     codes = dict.fromkeys(endings, 5)
-    if sys.version_info >= (3, 12) and arm != "asyncio":
+    if sys.version_info >= (3, 14) and arm != "asyncio":
         # The exit is lost here too, but the parent's loop refuses to run on.
         codes["an exit through the parent's loop"] = 1
     assert lines == [f"{name} {code} b'and on'" for name, code in codes.items()]
