@@ -703,6 +703,39 @@ def test_closing_a_transport_whose_child_has_ended_unnoticed(loop, watched_by, c
     assert not caplog.records
 
 
+@pytest.mark.ringloop_only  # gh-127049: before Python 3.14 asyncio's thread reaps, and a signal may hit a stranger.
+def test_a_child_is_reaped_when_its_end_is_told(loop, watched_by):
+    async def main():
+        threads = set(threading.enumerate())
+        with gate() as (stdin, open_gate):
+            process = await asyncio.create_subprocess_exec("cat", stdin=stdin)
+            open_gate()
+            for thread in set(threading.enumerate()) - threads:
+                thread.join(PATIENCE_S)
+            wait_unreaped(process.pid)
+        assert process.returncode is None
+        process.kill()  # It's a zombie still, so this hits nobody else.
+        assert await process.wait() == 0
+        with pytest.raises(ChildProcessError):
+            wait_unreaped(process.pid)
+
+    loop.run_until_complete(main())
+
+
+def test_a_stopped_child_has_not_ended(loop, watched_by):
+    async def main():
+        process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert await output_of("echo", "meanwhile") == (0, b"meanwhile\n")
+        assert process.returncode is None
+        process.send_signal(signal.SIGCONT)
+        assert await process.communicate(b"on again") == (b"on again", None)
+        assert process.returncode == 0
+
+    loop.run_until_complete(main())
+
+
 def test_children_with_sigchld_ignored(arm):
     # The kernel reaps them by itself, so that nobody can learn how they ended.
     source = """
