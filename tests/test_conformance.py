@@ -5,7 +5,9 @@ import gc
 import inspect
 import logging
 import os
+import re
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -51,6 +53,77 @@ def test_slow_callback_duration_and_the_state_of_a_new_loop(loop):
     assert loop.slow_callback_duration == 0.1
     assert (loop.is_running(), loop.is_closed(), loop.get_debug()) == (False, False, False)
     assert (loop.get_task_factory(), loop.get_exception_handler()) == (None, None)
+
+
+def awkward_calls(loop):
+    """Calls by name, with too little, with too much, with the wrong thing, on an open loop and on a closed one."""
+    yield lambda: loop.call_soon(callback=print).cancel()
+    yield lambda: loop.call_later(delay=1, callback=print).cancel()
+    yield lambda: loop.call_at(when=1, callback=print).cancel()
+    yield lambda: loop.call_soon_threadsafe(callback=print).cancel()
+    yield lambda: loop.call_soon()
+    yield lambda: loop.call_soon(print, context=None, other=1)
+    yield lambda: loop.call_soon(print, callback=print)
+    yield lambda: loop.call_later(1)
+    yield lambda: loop.call_at()
+    yield lambda: loop.call_later("1", print)
+    yield lambda: loop.call_later(None, print)
+    yield lambda: loop.call_at(None, print)
+    yield lambda: loop.call_later(float("nan"), print).cancel()
+    yield lambda: loop.call_later(float("inf"), print).cancel()
+    yield lambda: loop.sock_recv(sock=1, n=2).close()
+    yield lambda: loop.sock_recv()
+    yield lambda: loop.create_task()
+    yield lambda: loop.create_task(5)
+    yield lambda: loop.set_debug(enabled=False)
+    yield lambda: loop.run_until_complete(future=asyncio.sleep(0))
+    yield lambda: loop.run_until_complete(5)
+    yield lambda: loop.run_forever(1)
+    yield lambda: loop.set_exception_handler(handler=None)
+    yield lambda: loop.set_exception_handler(5)
+    yield lambda: loop.set_task_factory(5)
+    yield lambda: loop.set_default_executor(5)
+    yield lambda: loop.add_reader(-1, print)
+    yield lambda: loop.add_reader("x", print)
+    yield lambda: loop.add_writer(0)
+    yield lambda: loop.remove_reader(fd=0)
+    yield lambda: loop.add_signal_handler(99999, print)
+    yield lambda: loop.add_signal_handler("x", print)
+    yield lambda: loop.add_signal_handler(signal.SIGKILL, print)
+    yield lambda: loop.add_signal_handler(signal.SIGUSR1, asyncio.sleep)
+    yield lambda: loop.remove_signal_handler(signal.SIGUSR1)
+    for _ in range(2):
+        yield lambda: loop.close()
+    yield lambda: loop.call_soon(print)
+    yield lambda: loop.call_soon_threadsafe(print)
+    yield lambda: loop.call_later(1, print)
+    yield lambda: loop.call_at(1, print)
+    yield lambda: loop.run_in_executor(None, print)
+    yield lambda: loop.run_forever()
+    yield lambda: loop.run_until_complete(loop.create_future())
+    yield lambda: loop.add_reader(0, print)
+    yield lambda: loop.add_writer(0, print)
+    yield lambda: loop.remove_reader(0)
+    yield lambda: loop.remove_writer(0)
+    yield lambda: loop.add_signal_handler(signal.SIGUSR1, print)
+    yield lambda: loop.remove_signal_handler(signal.SIGUSR1)
+    yield lambda: loop.create_future().done()
+    yield lambda: loop.stop()
+    yield lambda: (loop.is_running(), loop.is_closed(), loop.get_debug())
+
+
+def test_awkward_calls_are_answered_as_by_asyncio(loop_factory):
+    def body(loop):
+        answers = []
+        for call in awkward_calls(loop):
+            try:
+                answers.append(call())
+            except Exception as error:
+                # Where the method comes from is not asyncio's to say.
+                answers.append((type(error), re.sub(r"\w+\.(\w+\(\))", r"\1", str(error))))
+        return answers
+
+    same_as_asyncio(body, loop_factory)
 
 
 # Put in the place of asyncio's own loop
