@@ -339,6 +339,8 @@ def test_a_slow_one_among_many_short_ones_is_noticed(loop):
     first = loop.metrics(reset_slowest=True)
     assert first.slowest_seconds >= SLOW_S * 0.99
     assert "callbacks, the last of them" in first.slowest_callback or first.slowest_callback.startswith("slow()")
+    if first.slowest_callback.startswith("slow()"):
+        return  # Something else was slow just before, so that it was told apart at once.
     run_until_stopped(loop, *[nothing] * 40, slow, *[nothing] * 40)
     assert loop.metrics().slowest_callback.startswith("slow()")
 
