@@ -223,8 +223,13 @@ fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyRe
                 let mut state = this.state.get_mut(py);
                 state.pending = Some(state.records.beyond_complete());
                 state.records.settle();
+                // Only a compressed record holds more than its length.
+                state.leftover = data.as_bytes().len() == len;
             }
             deliver(protocol, &Data::Object(&data))?;
+            if this.state.get(py).leftover {
+                read_all(protocol, engine)?;
+            }
             Ok(true)
         }
         Found::End => {

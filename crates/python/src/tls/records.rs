@@ -6,8 +6,9 @@
 
 /// Bytes of a record's header: type, version, length.
 const HEADER_LEN: usize = 5;
-/// The most that a record of TLS 1.2 or 1.3 holds; an older or a broken peer's is left for OpenSSL to judge at once.
-const BODY_LEN_MAX: usize = 16 * 1024 + 256;
+/// The most that OpenSSL takes for a record of TLS 1.2 (SSL3_RT_MAX_ENCRYPTED_LENGTH); one that claims more is left for it
+/// to judge at once.
+const BODY_LEN_MAX: usize = 16 * 1024 + 320;
 
 pub(super) struct Records {
     /// Bytes that have arrived so far.
