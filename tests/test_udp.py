@@ -1868,6 +1868,7 @@ def test_sock_operations_in_debug_mode(loop):
 
 @pytest.mark.ringloop_only
 def test_sock_operations_that_nobody_awaits_warn(loop):
+    loop.set_debug(False)  # There they are asyncio's coroutines.
     with plain_pair() as (first, second):
         for name, arguments in [
             ("sock_recvfrom", (10,)),
