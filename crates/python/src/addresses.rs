@@ -108,7 +108,7 @@ impl Address {
             }
             libc::AF_UNIX => {
                 let name = self.bytes().get(PATH_OFFSET..).unwrap_or_default();
-                if name.first().is_none_or(|&first| first == 0) {
+                if name.first() == Some(&0) {
                     return Ok(PyBytes::new(py, name).into_any());
                 }
                 let end = name.iter().position(|&byte| byte == 0);
