@@ -303,6 +303,7 @@ def test_connecting_to_what_is_not_there(loop_factory, folder):
     assert [it[0] for it in found[:2]] == [FileNotFoundError, ConnectionRefusedError]
 
 
+@pytest.mark.without_debug_mode
 def test_a_failing_protocol_factory(loop, path):
     calls = []
 
