@@ -49,13 +49,21 @@
 
 #![deny(unsafe_code)]
 
+pub mod blocking;
 pub mod busy_poll;
 pub mod clock;
 pub mod inbox;
+pub mod net;
 pub mod reactor;
+mod runtime;
+mod source;
 mod sys;
+mod task;
+pub mod time;
 pub mod timers;
 
 pub use busy_poll::BusyPoll;
 pub use reactor::{Config, Counters, Reactor};
 pub use ringloop_driver as driver;
+pub use runtime::{Handle, Metrics, Runtime, RuntimeConfig, RuntimeEnded, spawn, yield_now};
+pub use task::{JoinError, JoinHandle};

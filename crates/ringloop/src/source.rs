@@ -1,0 +1,426 @@
+//! What tasks wait for: descriptors that are watched, and operations in flight.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
+
+use crate::runtime::Shared;
+
+/// What a read in place uses while the thread's own buffer is lent.
+const NESTED_BUFFER_BYTES: usize = 16 * 1024;
+
+/// By the index of its token, whom an event concerns.
+pub(crate) struct Sources {
+    entries: RefCell<Vec<Option<Entry>>>,
+    live: Cell<usize>,
+    /// Descriptors whose watches are cancelled, to be closed when the kernel has been told.
+    retired: RefCell<Vec<OwnedFd>>,
+}
+
+struct Entry {
+    token: Token,
+    kind: Kind,
+}
+
+enum Kind {
+    Watch(Rc<Watched>),
+    Operation(Rc<InFlight>),
+}
+
+/// What is known of a watched descriptor.
+#[derive(Default)]
+struct Watched {
+    readable: Cell<bool>,
+    writable: Cell<bool>,
+    /// The peer has finished sending, so that reading never blocks again.
+    read_closed: Cell<bool>,
+    reader: Cell<Option<Waker>>,
+    writer: Cell<Option<Waker>>,
+}
+
+/// What an operation has come to.
+struct InFlight {
+    results: RefCell<VecDeque<i32>>,
+    /// The operation itself, after its last event.
+    finished: RefCell<Option<Op>>,
+    is_over: Cell<bool>,
+    waiter: Cell<Option<Waker>>,
+}
+
+impl Sources {
+    pub(crate) fn new() -> Self {
+        Self {
+            entries: RefCell::new(Vec::new()),
+            live: Cell::new(0),
+            retired: RefCell::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.live.get()
+    }
+
+    fn insert(&self, token: Token, kind: Kind) {
+        let index = token.index() as usize;
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() <= index {
+            entries.resize_with(index + 1, || None);
+        }
+        entries[index] = Some(Entry { token, kind });
+        self.live.set(self.live.get() + 1);
+    }
+
+    fn remove(&self, token: Token) {
+        let mut entries = self.entries.borrow_mut();
+        if let Some(slot) = entries.get_mut(token.index() as usize)
+            && slot.as_ref().is_some_and(|entry| entry.token == token)
+        {
+            *slot = None;
+            self.live.set(self.live.get() - 1);
+        }
+    }
+}
+
+impl Shared {
+    /// Wakes whoever waits for an event.
+    pub(crate) fn dispatch(&self, event: Event) {
+        let entries = self.sources.entries.borrow();
+        let Some(Some(entry)) = entries.get(event.token.index() as usize) else {
+            return;
+        };
+        if entry.token != event.token {
+            return;
+        }
+        match &entry.kind {
+            Kind::Watch(watched) => {
+                let watched = Rc::clone(watched);
+                drop(entries);
+                watched.report(event.readiness());
+            }
+            Kind::Operation(operation) => {
+                let operation = Rc::clone(operation);
+                drop(entries);
+                operation.results.borrow_mut().push_back(event.result);
+                if !event.is_more() {
+                    operation.is_over.set(true);
+                    *operation.finished.borrow_mut() =
+                        self.reactor.borrow_mut().driver().take(event.token);
+                    self.sources.remove(event.token);
+                }
+                if let Some(waiter) = operation.waiter.take() {
+                    waiter.wake();
+                }
+            }
+        }
+    }
+
+    /// Tells the kernel of dropped watches, and closes their descriptors.
+    pub(crate) fn close_retired(&self) {
+        if self.sources.retired.borrow().is_empty() {
+            return;
+        }
+        // An error means that the kernel has no memory for it now; the next enter will do it.
+        drop(self.reactor.borrow_mut().driver().flush());
+        self.sources.retired.borrow_mut().clear();
+    }
+
+    fn retire(&self, token: Token, descriptor: OwnedFd) {
+        self.sources.remove(token);
+        let mut reactor = self.reactor.borrow_mut();
+        // Fails after fork only, where the parent's watches are none of ours.
+        drop(reactor.driver().unwatch(token));
+        if reactor.backend() == BackendKind::Epoll {
+            drop(reactor);
+            drop(descriptor);
+            return;
+        }
+        drop(reactor);
+        self.sources.retired.borrow_mut().push(descriptor);
+        if !self.is_running() {
+            self.close_retired();
+        }
+    }
+}
+
+impl Watched {
+    fn report(&self, readiness: Readiness) {
+        if readiness.is_read_closed() || readiness.is_error() {
+            self.read_closed.set(true);
+        }
+        if readiness.is_readable() {
+            self.readable.set(true);
+            if let Some(reader) = self.reader.take() {
+                reader.wake();
+            }
+        }
+        if readiness.is_writable() {
+            self.writable.set(true);
+            if let Some(writer) = self.writer.take() {
+                writer.wake();
+            }
+        }
+    }
+}
+
+/// Puts a waker into its place, unless it is there already.
+fn register(place: &Cell<Option<Waker>>, context: &Context<'_>) {
+    let waker = match place.take() {
+        Some(waker) if waker.will_wake(context.waker()) => waker,
+        _ => context.waker().clone(),
+    };
+    place.set(Some(waker));
+}
+
+/// A descriptor that is watched for both directions while this lives.
+///
+/// One task may wait for each direction. The watch is edge-triggered: what was ready stays so in our books until a call
+/// says `WouldBlock` or moves less than it could have.
+pub(crate) struct Source<S: Into<OwnedFd>> {
+    shared: Rc<Shared>,
+    watched: Rc<Watched>,
+    token: Token,
+    /// `None` only while it is dropped.
+    inner: Option<S>,
+}
+
+impl<S: AsFd + Into<OwnedFd>> Source<S> {
+    /// Watches a descriptor, which must not block, in the runtime that runs in this thread.
+    pub(crate) fn new(inner: S, interest: Interest) -> io::Result<Self> {
+        let shared = Shared::current();
+        let descriptor = inner.as_fd().as_raw_fd();
+        let token = shared
+            .reactor
+            .borrow_mut()
+            .driver()
+            .watch(descriptor, interest, Mode::Edge)?;
+        let watched = Rc::new(Watched::default());
+        shared
+            .sources
+            .insert(token, Kind::Watch(Rc::clone(&watched)));
+        Ok(Self {
+            shared,
+            watched,
+            token,
+            inner: Some(inner),
+        })
+    }
+
+    pub(crate) fn get(&self) -> &S {
+        self.inner.as_ref().expect("it is there until the drop")
+    }
+
+    /// Assumes that writing will not block until it does: true of a new connection.
+    pub(crate) fn assume_writable(&self) {
+        self.watched.writable.set(true);
+    }
+
+    /// Reads by `read` as soon as there is something. `read` returns its result, and whether it left nothing behind.
+    pub(crate) fn poll_read<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut read: impl FnMut(&S) -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        std::task::ready!(self.shared.poll_budget(context));
+        if self.watched.readable.get() {
+            match retry(|| read(self.get())) {
+                Ok((result, drained)) => {
+                    // The end of the stream is announced once, perhaps together with the last data.
+                    if drained && !self.watched.read_closed.get() {
+                        self.watched.readable.set(false);
+                    }
+                    return Poll::Ready(Ok(result));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.watched.readable.set(false);
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        register(&self.watched.reader, context);
+        Poll::Pending
+    }
+
+    /// Reads into the thread's buffer as soon as there is something, and hands it on.
+    pub(crate) fn poll_read_in_place<T>(
+        &self,
+        context: &mut Context<'_>,
+        use_bytes: impl FnOnce(&[u8]) -> T,
+    ) -> Poll<io::Result<T>>
+    where
+        for<'s> &'s S: io::Read,
+    {
+        let mut lent = self.shared.hot_buffer.take().unwrap_or_else(|| {
+            // A read in place inside of another one's closure.
+            vec![0; NESTED_BUFFER_BYTES].into_boxed_slice()
+        });
+        let polled = self.poll_read(context, |mut inner| {
+            let count = io::Read::read(&mut inner, &mut lent)?;
+            Ok((count, count < lent.len()))
+        });
+        let result = polled.map_ok(|count| use_bytes(&lent[..count]));
+        self.shared.hot_buffer.set(Some(lent));
+        result
+    }
+
+    /// Waits until there is room to write, or an error to be told of.
+    pub(crate) async fn writable(&self) {
+        std::future::poll_fn(|context| {
+            if self.watched.writable.get() {
+                return Poll::Ready(());
+            }
+            register(&self.watched.writer, context);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Writes by `write` as soon as there is room. `write` returns its result, and whether there may be more room.
+    pub(crate) fn poll_write<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut write: impl FnMut(&S) -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        std::task::ready!(self.shared.poll_budget(context));
+        if self.watched.writable.get() {
+            match retry(|| write(self.get())) {
+                Ok((result, has_room)) => {
+                    self.watched.writable.set(has_room);
+                    return Poll::Ready(Ok(result));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.watched.writable.set(false);
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        register(&self.watched.writer, context);
+        Poll::Pending
+    }
+}
+
+/// Repeats a system call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+impl<S: Into<OwnedFd>> Drop for Source<S> {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.take() {
+            self.shared.retire(self.token, inner.into());
+        }
+    }
+}
+
+impl<S: Into<OwnedFd> + fmt::Debug> fmt::Debug for Source<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(formatter)
+    }
+}
+
+/// An operation in flight. Dropping it cancels the operation; its buffers live until the kernel lets go.
+pub(crate) struct Operation {
+    shared: Rc<Shared>,
+    state: Rc<InFlight>,
+    token: Token,
+}
+
+impl Operation {
+    /// Begins an operation in the runtime that runs in this thread.
+    pub(crate) fn submit(op: Op) -> io::Result<Self> {
+        let shared = Shared::current();
+        let token = shared.reactor.borrow_mut().driver().submit(op)?;
+        let state = Rc::new(InFlight {
+            results: RefCell::new(VecDeque::new()),
+            finished: RefCell::new(None),
+            is_over: Cell::new(false),
+            waiter: Cell::new(None),
+        });
+        shared
+            .sources
+            .insert(token, Kind::Operation(Rc::clone(&state)));
+        Ok(Self {
+            shared,
+            state,
+            token,
+        })
+    }
+
+    /// The next result of a multishot operation; `None` after the last.
+    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<io::Result<u32>>> {
+        if let Some(result) = self.state.results.borrow_mut().pop_front() {
+            return Poll::Ready(Some(result_of(result)));
+        }
+        if self.state.is_over.get() {
+            return Poll::Ready(None);
+        }
+        register(&self.state.waiter, context);
+        Poll::Pending
+    }
+
+    /// How many results wait to be taken.
+    pub(crate) fn backlog(&self) -> usize {
+        self.state.results.borrow().len()
+    }
+
+    /// Ends the operation, and closes the descriptor that it worked on when the kernel has let go of it.
+    pub(crate) fn cancel_and_close(self, descriptor: OwnedFd) {
+        let shared = Rc::clone(&self.shared);
+        drop(self);
+        shared.sources.retired.borrow_mut().push(descriptor);
+        if !shared.is_running() {
+            shared.close_retired();
+        }
+    }
+
+    /// Asks the operation to end; its results can still be taken.
+    pub(crate) fn cancel(&self) {
+        self.shared.reactor.borrow_mut().driver().cancel(self.token);
+    }
+
+    /// The results that nobody has taken.
+    pub(crate) fn take_results(&self) -> VecDeque<i32> {
+        self.state.results.take()
+    }
+}
+
+/// Waits for the only result, and gives the operation back with it.
+impl Future for Operation {
+    type Output = (io::Result<u32>, Option<Op>);
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.state.is_over.get()
+            && let Some(result) = self.state.results.borrow_mut().pop_front()
+        {
+            return Poll::Ready((result_of(result), self.state.finished.take()));
+        }
+        register(&self.state.waiter, context);
+        Poll::Pending
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if !self.state.is_over.get() {
+            self.shared.sources.remove(self.token);
+            let mut reactor = self.shared.reactor.borrow_mut();
+            reactor.driver().discard(self.token);
+        }
+    }
+}
+
+fn result_of(result: i32) -> io::Result<u32> {
+    u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+}
