@@ -311,8 +311,11 @@ fn a_read_in_place_sees_the_bytes_and_the_end() {
             let (mut near, mut far) = pair().await.unwrap();
             near.write_all(&b"in place"[..]).await.0.unwrap();
             near.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(far.read_with(<[u8]>::to_vec).await.unwrap(), b"in place");
-            assert!(far.read_with(<[u8]>::is_empty).await.unwrap());
+            assert_eq!(
+                far.read_with(|bytes, _| bytes.to_vec()).await.unwrap(),
+                b"in place"
+            );
+            assert!(far.read_with(|bytes, _| bytes.is_empty()).await.unwrap());
         });
     });
 }

@@ -269,14 +269,17 @@ impl TcpStream {
     /// Reads in place: waits for data, reads it into the buffer that the connections of this thread share, and hands it
     /// to `use_bytes`, without a copy. An empty slice is the end of the stream.
     ///
-    /// What `use_bytes` does not use is lost. It cannot wait; to answer at once it has [`try_write`](Self::try_write)
-    /// of another handle, or returns what is to be written.
-    pub async fn read_with<T>(&mut self, use_bytes: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
+    /// What `use_bytes` does not use is lost. It cannot wait, but it may answer at once: it is given the stream too, for
+    /// [`try_write`](Self::try_write).
+    pub async fn read_with<T>(
+        &mut self,
+        use_bytes: impl FnOnce(&[u8], &TcpStream) -> T,
+    ) -> io::Result<T> {
         let mut use_bytes = Some(use_bytes);
         poll_fn(|context| {
             self.source.poll_read_in_place(context, |bytes| {
                 let use_bytes = use_bytes.take().expect("one read ends the future");
-                use_bytes(bytes)
+                use_bytes(bytes, self)
             })
         })
         .await
