@@ -34,8 +34,19 @@ thread_local! {
 pub(crate) enum Message {
     /// A task to be queued.
     Run(Runnable),
-    /// Something to be done in the runtime's thread.
-    Call(Box<dyn FnOnce() + Send>),
+    /// A task that another thread has made.
+    Adopt(Orphan),
+}
+
+/// A task that no runtime has adopted. Where it is dropped as such its runtime is gone, and its handle is told.
+pub(crate) struct Orphan(Option<Runnable>);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task::end(&task);
+        }
+    }
 }
 
 /// What other threads have of a runtime.
@@ -59,10 +70,6 @@ impl Remote {
             drop(self.sender.send(Message::Run(task)));
         }
     }
-
-    fn call(&self, call: Box<dyn FnOnce() + Send>) -> bool {
-        self.sender.send(Message::Call(call)).is_ok()
-    }
 }
 
 /// The part of a runtime that its tasks and I/O objects share.
@@ -74,6 +81,8 @@ pub(crate) struct Shared {
     pub(crate) hot_buffer: Cell<Option<Box<[u8]>>>,
     queue: RefCell<VecDeque<Runnable>>,
     tasks: RefCell<Slab<Runnable>>,
+    /// Who waits for the last task to end.
+    tasks_ended: Cell<Option<Waker>>,
     remote: Arc<Remote>,
     budget: Cell<u32>,
     tasks_run: Cell<u64>,
@@ -118,18 +127,37 @@ impl Shared {
     }
 
     fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        let mut tasks = self.tasks.borrow_mut();
-        let entry = tasks.vacant_entry();
-        let (task, handle) = task::new(future, entry.key(), Arc::clone(&self.remote));
-        entry.insert(Arc::clone(&task));
-        drop(tasks);
-        self.queue.borrow_mut().push_back(task);
+        let (task, handle) = task::new(future, Arc::clone(&self.remote));
+        self.adopt(task);
         handle
+    }
+
+    fn adopt(&self, task: Runnable) {
+        let index = self.tasks.borrow_mut().insert(Arc::clone(&task));
+        task.adopt(index);
+        self.queue.borrow_mut().push_back(task);
     }
 
     fn forget(&self, index: usize) {
         let task = self.tasks.borrow_mut().try_remove(index);
         drop(task);
+        if self.tasks.borrow().is_empty()
+            && let Some(waiter) = self.tasks_ended.take()
+        {
+            waiter.wake();
+        }
+    }
+
+    /// Waits until no task is alive; the future that `block_on` runs is none.
+    pub(crate) async fn tasks_ended(&self) {
+        std::future::poll_fn(|context| {
+            if self.tasks.borrow().is_empty() {
+                return Poll::Ready(());
+            }
+            self.tasks_ended.set(Some(context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
     }
 }
 
@@ -229,6 +257,7 @@ impl Runtime {
             hot_buffer: Cell::new(Some(vec![0; config.hot_buffer_bytes].into_boxed_slice())),
             queue: RefCell::new(VecDeque::new()),
             tasks: RefCell::new(Slab::new()),
+            tasks_ended: Cell::new(None),
             remote,
             budget: Cell::new(OPERATIONS_PER_POLL),
             tasks_run: Cell::new(0),
@@ -337,7 +366,11 @@ impl Runtime {
         for message in self.messages.drain(..) {
             match message {
                 Message::Run(task) => self.shared.queue.borrow_mut().push_back(task),
-                Message::Call(call) => call(),
+                Message::Adopt(mut orphan) => {
+                    if let Some(task) = orphan.0.take() {
+                        self.shared.adopt(task);
+                    }
+                }
             }
         }
         self.shared.expire_timers();
@@ -469,17 +502,18 @@ impl Handle {
     }
 
     /// Makes a task in the runtime's thread, of the future that `make` returns there: the future itself need not be
-    /// `Send`.
-    ///
-    /// # Errors
-    /// [`RuntimeEnded`] if the runtime has been dropped.
-    pub fn spawn_with<M, F>(&self, make: M) -> Result<(), RuntimeEnded>
+    /// `Send`. If the runtime is gone, the handle says that the task was cancelled.
+    pub fn spawn_with<M, F, T>(&self, make: M) -> JoinHandle<T>
     where
         M: FnOnce() -> F + Send + 'static,
-        F: Future<Output = ()> + 'static,
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
     {
-        let sent = self.remote.call(Box::new(move || drop(spawn(make()))));
-        if sent { Ok(()) } else { Err(RuntimeEnded) }
+        // Until it is polled, which happens in the runtime's thread, this future holds nothing but `make`, which may move
+        // there, and may be dropped here.
+        let (task, handle) = task::new(async move { make().await }, Arc::clone(&self.remote));
+        drop(self.remote.sender.send(Message::Adopt(Orphan(Some(task)))));
+        handle
     }
 }
 
@@ -488,18 +522,6 @@ impl fmt::Debug for Handle {
         formatter.write_str("Handle")
     }
 }
-
-/// The runtime that was to do something is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RuntimeEnded;
-
-impl fmt::Display for RuntimeEnded {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("the runtime has ended")
-    }
-}
-
-impl std::error::Error for RuntimeEnded {}
 
 /// Makes a task of a future, in the runtime that runs in this thread. It begins to run when the caller waits.
 ///

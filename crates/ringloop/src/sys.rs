@@ -1,5 +1,4 @@
-//! The two system calls that the standard library does not offer in the form needed here, and all
-//! the `unsafe` of this crate.
+//! The system calls that the standard library does not offer in the form needed here.
 
 #![allow(unsafe_code)]
 
@@ -20,10 +19,11 @@ pub(crate) fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The number of CPUs that the calling thread may run on, see `sched_getaffinity(2)`.
-pub(crate) fn usable_cpus() -> io::Result<usize> {
-    // A `cpu_set_t` has room for 1024 CPUs; a kernel built for more refuses it with EINVAL.
-    let mut words = [0_u64; size_of::<libc::cpu_set_t>() / size_of::<u64>() * 16];
+/// A set of CPUs as bits. A `cpu_set_t` has room for 1024; a kernel built for more refuses that with EINVAL.
+type CpuSet = [u64; size_of::<libc::cpu_set_t>() / size_of::<u64>() * 16];
+
+fn affinity() -> io::Result<CpuSet> {
+    let mut words: CpuSet = [0; size_of::<CpuSet>() / size_of::<u64>()];
     // SAFETY: the kernel writes at most the given number of bytes to `words`, which is that long
     // and lives until the call has returned. Every pattern of bits is a valid u64.
     let written = unsafe {
@@ -37,5 +37,40 @@ pub(crate) fn usable_cpus() -> io::Result<usize> {
     if written < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(words.iter().map(|word| word.count_ones() as usize).sum())
+    Ok(words)
+}
+
+/// The number of CPUs that the calling thread may run on, see `sched_getaffinity(2)`.
+pub(crate) fn usable_cpus() -> io::Result<usize> {
+    Ok(affinity()?
+        .iter()
+        .map(|word| word.count_ones() as usize)
+        .sum())
+}
+
+/// The CPUs that the calling thread may run on.
+pub(crate) fn cpus() -> io::Result<Vec<usize>> {
+    let words = affinity()?;
+    Ok((0..size_of_val(&words) * 8)
+        .filter(|cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1)
+        .collect())
+}
+
+/// Binds the calling thread to one CPU, see `sched_setaffinity(2)`.
+pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
+    let mut words: CpuSet = [0; size_of::<CpuSet>() / size_of::<u64>()];
+    words[cpu / 64] = 1 << (cpu % 64);
+    // SAFETY: the kernel reads the given number of bytes from `words`, which is that long.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setaffinity,
+            0,
+            size_of_val(&words),
+            words.as_ptr(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

@@ -17,6 +17,7 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -42,6 +43,9 @@ pub(crate) trait Run: Send + Sync {
 
     /// The task's place in its runtime's list of live tasks.
     fn index(&self) -> usize;
+
+    /// Sets that place.
+    fn adopt(&self, index: usize);
 }
 
 /// Why a task has no result.
@@ -119,7 +123,8 @@ enum Stage<F> {
 
 struct Task<F: Future> {
     state: State,
-    index: usize,
+    /// Of no interest to other threads.
+    index: AtomicUsize,
     owner: Arc<Remote>,
     outcome: Mutex<Outcome<F::Output>>,
     stage: UnsafeCell<Stage<F>>,
@@ -219,7 +224,11 @@ impl<F: Future + 'static> Run for Task<F> {
     }
 
     fn index(&self) -> usize {
-        self.index
+        self.index.load(Ordering::Relaxed)
+    }
+
+    fn adopt(&self, index: usize) {
+        self.index.store(index, Ordering::Relaxed);
     }
 }
 
@@ -335,15 +344,17 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
-/// Makes a task that is to be queued at once.
+/// Makes a task that its runtime is to adopt and to queue at once.
+///
+/// In another thread than the owner's the future must be one that only holds what may move there: see
+/// [`Handle::spawn_with`](crate::Handle::spawn_with).
 pub(crate) fn new<F: Future + 'static>(
     future: F,
-    index: usize,
     owner: Arc<Remote>,
 ) -> (Runnable, JoinHandle<F::Output>) {
     let task = Arc::new(Task {
         state: State::scheduled(),
-        index,
+        index: AtomicUsize::new(usize::MAX),
         owner,
         outcome: Mutex::new(Outcome::Pending(None)),
         stage: UnsafeCell::new(Stage::Live(future)),

@@ -15,7 +15,7 @@ use bytes::BytesMut;
 use ringloop::driver::BackendChoice;
 use ringloop::net::{TcpListener, TcpStream};
 use ringloop::time::{Elapsed, interval, sleep, timeout};
-use ringloop::{Handle, Runtime, RuntimeConfig, RuntimeEnded, spawn, yield_now};
+use ringloop::{Handle, Runtime, RuntimeConfig, spawn, yield_now};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -103,12 +103,9 @@ fn an_abort_drops_the_future_in_its_thread() {
             });
             yield_now().await;
             assert!(!task.is_finished());
-            let error = thread::scope(|scope| {
-                scope.spawn(|| {
-                    task.abort();
-                });
+            thread::scope(|scope| {
+                scope.spawn(|| task.abort());
             });
-            let () = error;
             assert!(task.await.unwrap_err().is_cancelled());
         });
         assert!(dropped.get());
@@ -160,12 +157,10 @@ fn another_thread_wakes_a_runtime_that_sleeps() {
         let thread = thread::spawn(move || {
             for index in 0..100 {
                 let sender = sender.clone();
-                handle
-                    .spawn_with(move || async move {
-                        yield_now().await;
-                        sender.send((index, thread::current().id())).unwrap();
-                    })
-                    .unwrap();
+                drop(handle.spawn_with(move || async move {
+                    yield_now().await;
+                    sender.send((index, thread::current().id())).unwrap();
+                }));
                 if index % 10 == 0 {
                     thread::sleep(Duration::from_micros(300));
                 }
@@ -197,7 +192,8 @@ fn a_handle_of_a_runtime_that_is_gone_says_so() {
     let runtime = Runtime::new(&RuntimeConfig::default()).unwrap();
     let handle = runtime.handle();
     drop(runtime);
-    assert_eq!(handle.spawn_with(|| async {}), Err(RuntimeEnded));
+    let task = handle.spawn_with(|| async {});
+    assert!(task.is_finished());
     let error = catch_unwind(Handle::current).unwrap_err();
     let text = error.downcast_ref::<String>().unwrap();
     assert!(
@@ -280,7 +276,7 @@ fn a_stream_carries_every_byte_both_ways() {
                 }
             });
             let sent: Vec<u8> = (0..3_000_000_u32)
-                .map(|index| (index * 7 >> 3) as u8)
+                .map(|index| ((index * 7) >> 3) as u8)
                 .collect();
             let (mut reader, mut writer) = near.into_split();
             let expected = sent.clone();
