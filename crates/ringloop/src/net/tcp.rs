@@ -92,6 +92,18 @@ impl TcpListener {
     }
 
     fn bind_to(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Self> {
+        Self::listen(address, options).map(Self::from)
+    }
+
+    /// A listener that another thread's runtime will take over.
+    pub(crate) fn bind_blocking(
+        address: SocketAddr,
+        options: &TcpListenerOptions,
+    ) -> io::Result<std::net::TcpListener> {
+        Self::listen(address, options).map(std::net::TcpListener::from)
+    }
+
+    fn listen(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Socket> {
         let socket = Socket::new(
             Domain::for_address(address),
             Type::STREAM.nonblocking(),
@@ -103,7 +115,7 @@ impl TcpListener {
         }
         socket.bind(&address.into())?;
         socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))?;
-        Ok(Self::from(socket))
+        Ok(socket)
     }
 
     /// The address that it is bound to.
