@@ -1,8 +1,8 @@
 //! Whether a task is queued, over, or to be ended: one atomic word, so that any thread may ask.
 
-#[cfg(loom)]
+#[cfg(ringloop_loom)]
 use loom::sync::atomic::{AtomicU8, Ordering};
-#[cfg(not(loom))]
+#[cfg(not(ringloop_loom))]
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The task is in a run queue, or on its way to one.
@@ -60,7 +60,7 @@ impl State {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(ringloop_loom)))]
 mod tests {
     use super::*;
 
@@ -94,7 +94,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, ringloop_loom))]
 mod model {
     use super::*;
     use loom::sync::Arc;
