@@ -26,16 +26,21 @@
 //! # }
 //! ```
 
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuardArc};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::signal_name;
 
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
 use crate::time::{sleep, sleep_until};
@@ -226,6 +231,21 @@ impl Server {
         self.start_workers(move |stream, peer, counters| {
             drive(make_handler(), stream, peer, idle_timeout, counters)
         })
+    }
+
+    /// Starts the server, waits for SIGINT or SIGTERM, and then gives the connections `patience` to end.
+    ///
+    /// # Errors
+    /// As [`start`](Server::start).
+    pub fn serve<M, H>(self, make_handler: M, patience: Duration) -> io::Result<()>
+    where
+        M: Fn() -> H + Clone + Send + 'static,
+        H: Handler,
+    {
+        let running = self.start(make_handler)?;
+        running.wait_for_signal()?;
+        running.shutdown(patience);
+        Ok(())
     }
 
     /// Starts a server whose connections are each served by a future. The idle timeout is the future's own business.
@@ -500,6 +520,23 @@ impl Idle {
     }
 }
 
+/// A signal that asks a process to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signal(i32);
+
+impl Signal {
+    /// Its number, as in signal(7).
+    pub fn number(self) -> i32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(signal_name(self.0).unwrap_or("an unknown signal"))
+    }
+}
+
 /// A server that runs.
 #[derive(Debug)]
 #[must_use = "a server ends when this is dropped"]
@@ -540,6 +577,22 @@ impl Running {
             timeouts: sum(|counters| &counters.timeouts),
             accept_errors: sum(|counters| &counters.accept_errors),
         }
+    }
+
+    /// Blocks until the process is asked to end, by SIGINT (Ctrl-C) or SIGTERM; a second such signal ends it at once.
+    ///
+    /// # Errors
+    /// Those of sigaction(2).
+    pub fn wait_for_signal(&self) -> io::Result<Signal> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the first signal finds `asked` unset.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
+            flag::register(signal, Arc::clone(&asked))?;
+        }
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        let signal = signals.forever().next();
+        Ok(Signal(signal.unwrap_or(SIGTERM)))
     }
 
     /// Stops listening, gives the connections `patience` to end, and closes those that have not.
