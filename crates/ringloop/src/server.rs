@@ -30,13 +30,14 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuardArc};
+use pin_project_lite::pin_project;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -229,7 +230,7 @@ impl Server {
     {
         let idle_timeout = self.idle_timeout;
         self.start_workers(move |stream, peer, counters| {
-            drive(make_handler(), stream, peer, idle_timeout, counters)
+            Conversation::new(make_handler(), stream, peer, idle_timeout, counters)
         })
     }
 
@@ -359,12 +360,7 @@ where
                 // A peer may be gone already; serving will tell.
                 let _ = stream.set_nodelay(nodelay);
                 let serving = serve(stream, peer, Arc::clone(&counters));
-                drop(spawn(async move {
-                    let ending = ending;
-                    if serving.await.is_err() {
-                        count(&ending.counters.errors);
-                    }
-                }));
+                drop(spawn(Served { serving, ending }));
             }
             Err(error) if is_of_one_connection(&error) => count(&counters.accept_errors),
             Err(_) => {
@@ -394,83 +390,176 @@ struct Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         count(&self.counters.ended);
-        if std::thread::panicking() {
-            count(&self.counters.panics);
-        }
     }
 }
 
-/// Calls a handler for what happens on its connection.
-async fn drive(
-    mut handler: impl Handler,
+/// A connection with its handler, as one flat future: nested `async` blocks would store it several times over.
+struct Conversation<H> {
+    handler: H,
     stream: TcpStream,
     peer: SocketAddr,
-    idle_timeout: Option<Duration>,
+    unsent: Vec<u8>,
+    sent: usize,
+    is_connected: bool,
+    is_closing: bool,
+    idle: Option<Box<Idle>>,
     counters: Arc<WorkerCounters>,
-) -> io::Result<()> {
-    let result = converse(&mut handler, stream, peer, idle_timeout, &counters).await;
-    if let Err(error) = &result {
-        handler.error(error);
-    }
-    handler.closed();
-    result
 }
 
-async fn converse(
-    handler: &mut impl Handler,
-    mut stream: TcpStream,
-    peer: SocketAddr,
-    idle_timeout: Option<Duration>,
-    counters: &WorkerCounters,
-) -> io::Result<()> {
-    let mut unsent = Vec::new();
-    let mut is_closing = false;
-    let mut idle = idle_timeout.map(Idle::new);
-    handler.connected(&mut Connection {
-        stream: &stream,
-        unsent: &mut unsent,
-        is_closing: &mut is_closing,
-        peer,
-    })?;
-    loop {
-        if !unsent.is_empty() {
+// Nothing in it refers to itself.
+impl<H> Unpin for Conversation<H> {}
+
+impl<H: Handler> Conversation<H> {
+    fn new(
+        handler: H,
+        stream: TcpStream,
+        peer: SocketAddr,
+        idle_timeout: Option<Duration>,
+        counters: Arc<WorkerCounters>,
+    ) -> Self {
+        Self {
+            handler,
+            stream,
+            peer,
+            unsent: Vec::new(),
+            sent: 0,
+            is_connected: false,
+            is_closing: false,
+            idle: idle_timeout.map(|limit| Box::new(Idle::new(limit))),
+            counters,
+        }
+    }
+
+    /// Calls a method of the handler.
+    fn call<T>(&mut self, method: impl FnOnce(&mut H, &mut Connection<'_>) -> T) -> T {
+        method(
+            &mut self.handler,
+            &mut Connection {
+                stream: &self.stream,
+                unsent: &mut self.unsent,
+                is_closing: &mut self.is_closing,
+                peer: self.peer,
+            },
+        )
+    }
+
+    fn poll_converse(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.is_connected {
+            self.is_connected = true;
+            self.call(Handler::connected)?;
+        }
+        loop {
             // Not reading meanwhile is what slows down a peer that does not read.
-            stream.write_all(&unsent[..]).await.0?;
-            unsent.clear();
-            unsent.shrink_to(UNSENT_KEPT_BYTES);
+            ready!(self.poll_send(context))?;
+            if self.is_closing {
+                return Poll::Ready(Ok(()));
+            }
+            match self.poll_data(context) {
+                Poll::Ready(is_over) => {
+                    if is_over? {
+                        return Poll::Ready(Ok(()));
+                    }
+                    if let Some(idle) = &mut self.idle {
+                        idle.touch();
+                    }
+                }
+                Poll::Pending => {
+                    let Some(idle) = &mut self.idle else {
+                        return Poll::Pending;
+                    };
+                    ready!(idle.poll(context));
+                    count(&self.counters.timeouts);
+                    self.call(Handler::timeout)?;
+                }
+            }
         }
-        if is_closing {
-            return Ok(());
+    }
+
+    /// Sends what the socket had no room for.
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.sent < self.unsent.len() {
+            let mut rest = &self.unsent[self.sent..];
+            self.sent += ready!(self.stream.poll_write_from(context, &mut rest))?;
         }
-        let reading = stream.read_with(|bytes, stream| {
+        if self.sent > 0 {
+            self.sent = 0;
+            self.unsent.clear();
+            self.unsent.shrink_to(UNSENT_KEPT_BYTES);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Hands over what has come. True at the end of the stream.
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        let Self {
+            handler,
+            stream,
+            unsent,
+            is_closing,
+            peer,
+            ..
+        } = self;
+        let handled = ready!(stream.poll_read_with(context, |bytes, stream| {
             if bytes.is_empty() {
                 return Ok(true);
             }
             let mut connection = Connection {
                 stream,
-                unsent: &mut unsent,
-                is_closing: &mut is_closing,
-                peer,
+                unsent,
+                is_closing,
+                peer: *peer,
             };
             handler.data(&mut connection, bytes).map(|()| false)
-        });
-        let read = match &mut idle {
-            None => Some(reading.await),
-            Some(idle) => idle.limit(reading).await,
-        };
-        if let Some(ended) = read {
-            if ended?? {
-                return Ok(());
-            }
-            continue;
+        }))?;
+        Poll::Ready(handled)
+    }
+}
+
+impl<H: Handler> Future for Conversation<H> {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = ready!(self.poll_converse(context));
+        if let Err(error) = &result {
+            self.handler.error(error);
         }
-        count(&counters.timeouts);
-        handler.timeout(&mut Connection {
-            stream: &stream,
-            unsent: &mut unsent,
-            is_closing: &mut is_closing,
-            peer,
-        })?;
+        self.handler.closed();
+        Poll::Ready(result)
+    }
+}
+
+pin_project! {
+    /// A connection's future with what is to be done when it ends.
+    struct Served<F> {
+        #[pin]
+        serving: F,
+        ending: Ending,
+    }
+}
+
+impl<F: Future<Output = io::Result<()>>> Future for Served<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let guard = PanicCounter(&this.ending.counters);
+        let result = ready!(this.serving.poll(context));
+        drop(guard);
+        if result.is_err() {
+            count(&this.ending.counters.errors);
+        }
+        Poll::Ready(())
+    }
+}
+
+/// Counts a panic that passes by.
+struct PanicCounter<'a>(&'a WorkerCounters);
+
+impl Drop for PanicCounter<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            count(&self.0.panics);
+        }
     }
 }
 
@@ -495,28 +584,24 @@ impl Idle {
         }
     }
 
-    /// The future's output, or `None` if it was not ready in time.
-    async fn limit<F: Future>(&mut self, future: F) -> Option<F::Output> {
-        let mut future = pin!(future);
-        let output = std::future::poll_fn(|context| {
-            if let Poll::Ready(output) = future.as_mut().poll(context) {
-                return Poll::Ready(Some(output));
-            }
-            while pin!(&mut self.timer).poll(context).is_ready() {
-                let deadline_ns = self.last_ns.saturating_add(self.limit_ns);
-                if deadline_ns <= clock::now_ns() {
-                    return Poll::Ready(None);
-                }
-                self.timer.reset(deadline_ns);
-            }
-            Poll::Pending
-        })
-        .await;
+    /// Something has come.
+    fn touch(&mut self) {
         self.last_ns = clock::now_ns();
-        if output.is_none() {
-            self.timer.reset(self.last_ns.saturating_add(self.limit_ns));
+    }
+
+    /// Ready when nothing has come for too long; then the time begins anew.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while Pin::new(&mut self.timer).poll(context).is_ready() {
+            let now_ns = clock::now_ns();
+            let deadline_ns = self.last_ns.saturating_add(self.limit_ns);
+            if deadline_ns <= now_ns {
+                self.last_ns = now_ns;
+                self.timer.reset(now_ns.saturating_add(self.limit_ns));
+                return Poll::Ready(());
+            }
+            self.timer.reset(deadline_ns);
         }
-        output
+        Poll::Pending
     }
 }
 

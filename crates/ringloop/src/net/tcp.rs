@@ -289,12 +289,21 @@ impl TcpStream {
     ) -> io::Result<T> {
         let mut use_bytes = Some(use_bytes);
         poll_fn(|context| {
-            self.source.poll_read_in_place(context, |bytes| {
+            self.poll_read_with(context, |bytes, stream| {
                 let use_bytes = use_bytes.take().expect("one read ends the future");
-                use_bytes(bytes, self)
+                use_bytes(bytes, stream)
             })
         })
         .await
+    }
+
+    pub(crate) fn poll_read_with<T>(
+        &self,
+        context: &mut Context<'_>,
+        use_bytes: impl FnOnce(&[u8], &TcpStream) -> T,
+    ) -> Poll<io::Result<T>> {
+        self.source
+            .poll_read_in_place(context, |bytes| use_bytes(bytes, self))
     }
 
     /// Writes part of a buffer, as much as there is room for, and advances it by that.
