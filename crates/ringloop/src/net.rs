@@ -4,8 +4,16 @@
 //! a future is dropped, so that cancelling is simple and buffers may be borrowed. `ARCHITECTURE.md` has the measurement
 //! behind that.
 
+mod accept;
 mod address;
+mod datagram;
+mod stream;
 mod tcp;
+mod udp;
+mod unix;
 
 pub use address::{ToAddresses, resolve};
-pub use tcp::{OwnedReadHalf, OwnedWriteHalf, TcpListener, TcpListenerOptions, TcpStream};
+pub use stream::{OwnedReadHalf, OwnedWriteHalf, Stream};
+pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
+pub use udp::{UdpSocket, UdpSocketOptions};
+pub use unix::{PeerCredentials, ToUnixAddress, UnixDatagram, UnixListener, UnixStream};

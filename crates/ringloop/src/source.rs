@@ -42,8 +42,48 @@ struct Watched {
     writable: Cell<bool>,
     /// The peer has finished sending, so that reading never blocks again.
     read_closed: Cell<bool>,
-    reader: Cell<Option<Waker>>,
-    writer: Cell<Option<Waker>>,
+    reader: Waiters,
+    writer: Waiters,
+}
+
+/// Who waits for one direction.
+#[derive(Default)]
+struct Waiters {
+    last: Cell<Option<Waker>>,
+    /// Only of a source that tasks share.
+    #[expect(
+        clippy::box_collection,
+        reason = "a connection has none, and should be small"
+    )]
+    others: Cell<Option<Box<Vec<Waker>>>>,
+}
+
+impl Waiters {
+    /// Puts a task's waker into its place, unless it is there already.
+    fn register(&self, context: &Context<'_>, is_shared: bool) {
+        let known = self.last.take();
+        let waker = match known {
+            Some(waker) if waker.will_wake(context.waker()) => waker,
+            Some(other) if is_shared => {
+                let mut others = self.others.take().unwrap_or_default();
+                others.retain(|waker| !waker.will_wake(context.waker()));
+                others.push(other);
+                self.others.set(Some(others));
+                context.waker().clone()
+            }
+            _ => context.waker().clone(),
+        };
+        self.last.set(Some(waker));
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.last.take() {
+            waker.wake();
+        }
+        for waker in self.others.take().into_iter().flat_map(|others| *others) {
+            waker.wake();
+        }
+    }
 }
 
 /// What an operation has come to.
@@ -157,20 +197,16 @@ impl Watched {
         }
         if readiness.is_readable() {
             self.readable.set(true);
-            if let Some(reader) = self.reader.take() {
-                reader.wake();
-            }
+            self.reader.wake();
         }
         if readiness.is_writable() {
             self.writable.set(true);
-            if let Some(writer) = self.writer.take() {
-                writer.wake();
-            }
+            self.writer.wake();
         }
     }
 }
 
-/// Puts a waker into its place, unless it is there already.
+/// Puts a waker into the place of an operation's, unless it is there already.
 fn register(place: &Cell<Option<Waker>>, context: &Context<'_>) {
     let waker = match place.take() {
         Some(waker) if waker.will_wake(context.waker()) => waker,
@@ -181,12 +217,13 @@ fn register(place: &Cell<Option<Waker>>, context: &Context<'_>) {
 
 /// A descriptor that is watched for both directions while this lives.
 ///
-/// One task may wait for each direction. The watch is edge-triggered: what was ready stays so in our books until a call
+/// One task may wait for each direction, or any number if the source [is shared](Source::shared). The watch is edge-triggered: what was ready stays so in our books until a call
 /// says `WouldBlock` or moves less than it could have.
 pub(crate) struct Source<S: Into<OwnedFd>> {
     shared: Rc<Shared>,
     watched: Rc<Watched>,
     token: Token,
+    is_shared: bool,
     /// `None` only while it is dropped.
     inner: Option<S>,
 }
@@ -209,12 +246,24 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
             shared,
             watched,
             token,
+            is_shared: false,
             inner: Some(inner),
         })
     }
 
+    /// Lets several tasks wait for one direction. Each event wakes them all.
+    pub(crate) fn shared(mut self) -> Self {
+        self.is_shared = true;
+        self
+    }
+
     pub(crate) fn get(&self) -> &S {
         self.inner.as_ref().expect("it is there until the drop")
+    }
+
+    /// Whether a write would be tried.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.watched.writable.get()
     }
 
     /// Assumes that writing will not block until it does: true of a new connection.
@@ -244,14 +293,16 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        register(&self.watched.reader, context);
+        self.watched.reader.register(context, self.is_shared);
         Poll::Pending
     }
 
-    /// Reads into the thread's buffer as soon as there is something, and hands it on.
+    /// Reads into the thread's buffer as soon as there is something, and hands it on. `short_drains`: a read that does not
+    /// fill the buffer leaves nothing behind.
     pub(crate) fn poll_read_in_place<T>(
         &self,
         context: &mut Context<'_>,
+        short_drains: bool,
         use_bytes: impl FnOnce(&[u8]) -> T,
     ) -> Poll<io::Result<T>>
     where
@@ -263,7 +314,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         });
         let polled = self.poll_read(context, |mut inner| {
             let count = io::Read::read(&mut inner, &mut lent)?;
-            Ok((count, count < lent.len()))
+            Ok((count, short_drains && count < lent.len()))
         });
         let result = polled.map_ok(|count| use_bytes(&lent[..count]));
         self.shared.hot_buffer.set(Some(lent));
@@ -276,7 +327,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
             if self.watched.writable.get() {
                 return Poll::Ready(());
             }
-            register(&self.watched.writer, context);
+            self.watched.writer.register(context, self.is_shared);
             Poll::Pending
         })
         .await;
@@ -301,7 +352,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        register(&self.watched.writer, context);
+        self.watched.writer.register(context, self.is_shared);
         Poll::Pending
     }
 }

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
 /// clock, but does not say what it shows.
@@ -73,4 +74,41 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// The process, user and group at the other end of a Unix socket, see `SO_PEERCRED` in `unix(7)`.
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, u32)> {
+    let mut credentials = MaybeUninit::<libc::ucred>::uninit();
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `credentials` is valid for writes of `length` bytes, and both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            credentials.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: getsockopt returned 0: for SO_PEERCRED it has filled in the whole structure.
+    let credentials = unsafe { credentials.assume_init() };
+    Ok((credentials.pid, credentials.uid, credentials.gid))
+}
+
+/// Whether a descriptor has room for writing at this moment, see `poll(2)`.
+pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut polled = libc::pollfd {
+        fd: descriptor.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: `polled` is one pollfd, valid for reads and writes for the length of the call.
+    match unsafe { libc::poll(&raw mut polled, 1, 0) } {
+        0 => Ok(false),
+        1.. => Ok(true),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::future::{Future, ready};
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use crate::blocking;
 
@@ -28,6 +28,18 @@ impl ToAddresses for [SocketAddr] {
 }
 
 impl ToAddresses for (IpAddr, u16) {
+    fn to_addresses(&self) -> impl Future<Output = io::Result<Vec<SocketAddr>>> {
+        ready(Ok(vec![SocketAddr::from(*self)]))
+    }
+}
+
+impl ToAddresses for (Ipv4Addr, u16) {
+    fn to_addresses(&self) -> impl Future<Output = io::Result<Vec<SocketAddr>>> {
+        ready(Ok(vec![SocketAddr::from(*self)]))
+    }
+}
+
+impl ToAddresses for (Ipv6Addr, u16) {
     fn to_addresses(&self) -> impl Future<Output = io::Result<Vec<SocketAddr>>> {
         ready(Ok(vec![SocketAddr::from(*self)]))
     }

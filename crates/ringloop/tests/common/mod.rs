@@ -1,0 +1,67 @@
+//! What the tests of the runtime's I/O share.
+
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+use std::time::Duration;
+
+use ringloop::driver::{BackendChoice, Config};
+use ringloop::{Runtime, RuntimeConfig, yield_now};
+
+/// Longer than anything takes that works.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// Runs a body on each backend that is to be had, and looks that it leaves nothing behind.
+pub(crate) fn on_both(body: impl Fn(&mut Runtime)) {
+    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
+        let mut runtime = match Runtime::new(&config(backend)) {
+            Ok(runtime) => runtime,
+            Err(error) if backend == BackendChoice::IoUring => {
+                eprintln!("left out: {error}");
+                continue;
+            }
+            Err(error) => panic!("epoll is refused: {error}"),
+        };
+        body(&mut runtime);
+        // What was cancelled last ends in a later turn.
+        runtime.block_on(async {
+            for _ in 0..100 {
+                yield_now().await;
+            }
+        });
+        let metrics = runtime.metrics();
+        assert_eq!((metrics.tasks_live, metrics.timers), (0, 0), "{backend}");
+        assert_eq!(metrics.sources, 0, "{backend}");
+        assert_eq!(metrics.reactor.driver.watches, 0, "{backend}");
+    }
+}
+
+pub(crate) fn config(backend: BackendChoice) -> RuntimeConfig {
+    let mut config = RuntimeConfig::default();
+    config.reactor.driver = Config::with_backend(backend);
+    config
+}
+
+/// Polls a future so many times, and drops it if it is not over by then.
+pub(crate) async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::Output> {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..times {
+        let polled = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
+        if let Poll::Ready(output) = polled {
+            return Some(output);
+        }
+        yield_now().await;
+    }
+    None
+}
+
+/// Bytes that tell where they are, for a stream of any length.
+pub(crate) fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|index| ((index * 7) >> 3) as u8).collect()
+}
+
+/// How many descriptors the process has.
+pub(crate) fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
