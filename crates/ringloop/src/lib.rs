@@ -52,6 +52,7 @@
 pub mod blocking;
 pub mod busy_poll;
 pub mod clock;
+pub mod fs;
 pub mod inbox;
 pub mod net;
 pub mod pool;

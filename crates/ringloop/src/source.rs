@@ -1,13 +1,17 @@
 //! What tasks wait for: descriptors that are watched, and operations in flight.
 
+#![allow(unsafe_code)]
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
+use std::fs::File;
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
@@ -386,13 +390,33 @@ pub(crate) struct Operation {
     shared: Rc<Shared>,
     state: Rc<InFlight>,
     token: Token,
+    /// Results that nobody takes are descriptors that nobody would close.
+    brings_descriptors: bool,
 }
 
 impl Operation {
     /// Begins an operation in the runtime that runs in this thread.
     pub(crate) fn submit(op: Op) -> io::Result<Self> {
         let shared = Shared::current();
+        let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
         let token = shared.reactor.borrow_mut().driver().submit(op)?;
+        let mut operation = Self::submitted(shared, token);
+        operation.brings_descriptors = brings_descriptors;
+        Ok(operation)
+    }
+
+    /// Begins an operation on a file, which stays open until the kernel is done.
+    pub(crate) fn submit_keeping(op: Op, file: Arc<File>) -> io::Result<Self> {
+        let shared = Shared::current();
+        let token = shared
+            .reactor
+            .borrow_mut()
+            .driver()
+            .submit_keeping(op, file)?;
+        Ok(Self::submitted(shared, token))
+    }
+
+    fn submitted(shared: Rc<Shared>, token: Token) -> Self {
         let state = Rc::new(InFlight {
             results: RefCell::new(VecDeque::new()),
             finished: RefCell::new(None),
@@ -402,11 +426,12 @@ impl Operation {
         shared
             .sources
             .insert(token, Kind::Operation(Rc::clone(&state)));
-        Ok(Self {
+        Self {
             shared,
             state,
             token,
-        })
+            brings_descriptors: false,
+        }
     }
 
     /// The next result of a multishot operation; `None` after the last.
@@ -440,11 +465,6 @@ impl Operation {
     pub(crate) fn cancel(&self) {
         self.shared.reactor.borrow_mut().driver().cancel(self.token);
     }
-
-    /// The results that nobody has taken.
-    pub(crate) fn take_results(&self) -> VecDeque<i32> {
-        self.state.results.take()
-    }
 }
 
 /// Waits for the only result, and gives the operation back with it.
@@ -464,6 +484,13 @@ impl Future for Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
+        if self.brings_descriptors {
+            for descriptor in self.state.results.take() {
+                // SAFETY: results of the driver's that are not negative are new descriptors here, each of which was
+                // reported once; nobody has taken this one.
+                drop((descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) }));
+            }
+        }
         if !self.state.is_over.get() {
             self.shared.sources.remove(self.token);
             let mut reactor = self.shared.reactor.borrow_mut();

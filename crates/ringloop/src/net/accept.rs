@@ -76,12 +76,6 @@ impl Drop for Acceptor {
         let Some(operation) = self.accepting.get_mut().take() else {
             return;
         };
-        for result in operation.take_results() {
-            if result >= 0 {
-                // SAFETY: a connection that was accepted ahead: it is ours, and nobody has asked for it.
-                drop(unsafe { OwnedFd::from_raw_fd(result) });
-            }
-        }
         // The kernel's operation holds the socket open: another descriptor of it is closed when that is cancelled. If
         // there is none to be had, the socket ends a turn later.
         if let Ok(socket) = self.socket.try_clone() {

@@ -43,15 +43,17 @@ pub(crate) fn config(backend: BackendChoice) -> RuntimeConfig {
     config
 }
 
-/// Polls a future so many times, and drops it if it is not over by then.
+/// Polls a future so many times, with a turn in between, and drops it at once if it is not over by then.
 pub(crate) async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
-    for _ in 0..times {
+    for turn in 0..times {
+        if turn > 0 {
+            yield_now().await;
+        }
         let polled = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
         if let Poll::Ready(output) = polled {
             return Some(output);
         }
-        yield_now().await;
     }
     None
 }
