@@ -59,6 +59,7 @@ pub mod pool;
 pub mod reactor;
 mod runtime;
 pub mod server;
+pub mod signal;
 mod source;
 mod sys;
 mod task;

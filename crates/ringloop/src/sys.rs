@@ -4,7 +4,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
 /// clock, but does not say what it shows.
@@ -111,4 +111,24 @@ pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
         1.. => Ok(true),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// A counter that does not block, see `eventfd(2)`.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes no memory of ours.
+    let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor, which nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Gives a signal its default effect, see `signal(2)`.
+pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
+    // SAFETY: SIG_DFL is no function of ours.
+    if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
