@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::runtime::Shared;
+use crate::runtime::{Shared, yield_now};
 use crate::task::JoinHandle;
 use crate::time::timeout;
 use crate::{Handle, Runtime, RuntimeConfig, channel, sys};
@@ -197,6 +197,8 @@ impl Worker {
                 };
                 runtime.block_on(async {
                     let patience = stopped.recv().await.unwrap_or_default();
+                    // Tasks that were sent before may still lie in the inbox.
+                    yield_now().await;
                     let _ = timeout(patience, Shared::current().tasks_ended()).await;
                 });
             })?;
