@@ -43,7 +43,7 @@ test: test-rust test-python test-bench ## set everything up and run every test: 
 
 test-rust: prerequisites ## the Rust tests alone
 	$(say) 'Rust tests'
-	@cargo test --locked --workspace --exclude ringloop-python --no-fail-fast
+	@cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast
 
 test-python: build ## the Python tests alone, on the interpreter of VENV
 	$(say) "Python tests on $$($(python) -V)"
@@ -66,7 +66,7 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	$(say) rustfmt
 	@cargo fmt --all --check
 	$(say) clippy
-	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
 
 lint-python: build
 	$(say) ruff

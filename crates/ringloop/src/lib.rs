@@ -46,13 +46,27 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Features
+//!
+//! All are off by default.
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `hyper` | `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
+//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves; no runtime of tokio's is needed |
+//! | `futures-io` | the same for the traits of `futures-io` |
 
 #![deny(unsafe_code)]
 
+#[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
+mod adapters;
 pub mod blocking;
 pub mod busy_poll;
 pub mod clock;
 pub mod fs;
+#[cfg(feature = "hyper")]
+pub mod hyper;
 pub mod inbox;
 pub mod net;
 pub mod pool;

@@ -7,7 +7,7 @@
 mod accept;
 mod address;
 mod datagram;
-mod stream;
+pub(crate) mod stream;
 mod tcp;
 mod udp;
 mod unix;

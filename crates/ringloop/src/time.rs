@@ -41,10 +41,18 @@ impl Sleep {
         self.deadline_ns
     }
 
-    /// Moves the end. Takes effect when the sleep is awaited next.
+    /// Moves the end. A task that waits already is woken at the new one.
     pub fn reset(&mut self, deadline_ns: u64) {
-        self.disarm();
         self.deadline_ns = deadline_ns;
+        if let Some((shared, key)) = self.timer.take() {
+            let mut timers = shared.timers.borrow_mut();
+            // Without a waker it was over, and the task is on its way.
+            let rearmed = timers
+                .cancel(key)
+                .map(|waker| timers.insert(deadline_ns, waker));
+            drop(timers);
+            self.timer = rearmed.map(|key| (shared, key));
+        }
     }
 
     fn disarm(&mut self) {

@@ -127,6 +127,15 @@ impl Core {
         self.socket().shutdown(how)
     }
 
+    /// Ends what is written, as the traits of other libraries want it: a connection that is gone is no error.
+    #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        match self.shutdown(Shutdown::Write) {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result,
+        }
+    }
+
     pub(crate) fn poll_read_into(
         &self,
         context: &mut Context<'_>,
