@@ -278,6 +278,27 @@ impl OpenOptions {
 /// An open file. It is closed when this and all operations on it are gone.
 ///
 /// It may move to another thread, and be used in any runtime. Reads append to a buffer, as much as it has room for.
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, fs};
+/// use std::io::SeekFrom;
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("ringloop-file-{}", std::process::id()));
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let options = fs::OpenOptions::new().read(true).write(true).create(true);
+///     let mut file = options.open(&path).await?;
+///     file.write_all(b"hello world".to_vec()).await.0?;
+///     file.write_all_at(b"W".to_vec(), 6).await.0?;
+///     file.sync_all().await?;
+///     file.seek(SeekFrom::Start(6))?;
+///     let (count, bytes) = file.read_to_end(Vec::new()).await;
+///     assert_eq!((count?, &bytes[..]), (5, &b"World"[..]));
+/// #   std::fs::remove_file(&path)?;
+///     Ok(())
+/// })
+/// # }
+/// ```
 pub struct File {
     file: Arc<std::fs::File>,
 }
@@ -544,6 +565,19 @@ impl fmt::Debug for File {
 }
 
 /// What is known of a file, as statx(2) says it.
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, fs};
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let folder = fs::metadata("/").await?;
+///     assert!(folder.is_dir() && !folder.is_file());
+///     assert!(folder.modified() <= std::time::SystemTime::now());
+///     Ok(())
+/// })
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Metadata {
     status: Box<FileStatus>,

@@ -115,6 +115,23 @@ impl SignalKind {
 }
 
 /// Listens to a signal; made by [`signal`]. Dropping it ends that.
+///
+/// ```
+/// use ringloop::signal::{SignalKind, signal};
+/// use ringloop::{Runtime, RuntimeConfig};
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let mut ended = signal(SignalKind::child())?;
+///     let mut child = std::process::Command::new("true").spawn()?;
+///     while child.try_wait()?.is_none() {
+///         ended.recv().await?;
+///     }
+///     assert!(child.wait()?.success());
+///     Ok(())
+/// })
+/// # }
+/// ```
 pub struct Signal {
     kind: SignalKind,
     /// An eventfd that the handler writes to.

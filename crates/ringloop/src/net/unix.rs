@@ -215,6 +215,24 @@ pub struct PeerCredentials {
 /// A connection of a Unix socket.
 ///
 /// Buffers may be owned or borrowed, as for [`TcpStream`](super::TcpStream).
+///
+/// ```
+/// use ringloop::net::UnixStream;
+/// use ringloop::{Runtime, RuntimeConfig};
+/// use std::net::Shutdown;
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let (mut near, mut far) = UnixStream::pair()?;
+///     near.write_all(&b"all of it"[..]).await.0?;
+///     near.shutdown(Shutdown::Write)?;
+///     let text = far.read_with(|bytes, _| bytes.to_vec()).await?;
+///     assert_eq!(text, b"all of it");
+///     assert_eq!(far.read(text).await.0?, 0);
+///     Ok(())
+/// })
+/// # }
+/// ```
 pub struct UnixStream {
     core: Core,
 }
