@@ -4,10 +4,12 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use crate::net::stream::HasCore;
-use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
+#[cfg(any(feature = "futures-io", feature = "tokio"))]
+use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream};
+use crate::net::{TcpStream, UnixStream};
 
 #[cfg(feature = "futures-io")]
 macro_rules! futures_io_read {
@@ -66,7 +68,7 @@ macro_rules! tokio_read {
             ) -> Poll<io::Result<()>> {
                 // SAFETY: what has been initialised stays so: the bytes are only read into.
                 let mut room = unsafe { buffer.unfilled_mut() };
-                let count = ready!(self.core().poll_read_into(context, &mut room))?;
+                let count = std::task::ready!(self.core().poll_read_into(context, &mut room))?;
                 // SAFETY: the read has filled that many bytes.
                 unsafe { buffer.assume_init(count) };
                 buffer.advance(count);
@@ -122,7 +124,7 @@ macro_rules! hyper_read {
             ) -> Poll<io::Result<()>> {
                 // SAFETY: what has been initialised stays so: the bytes are only read into.
                 let mut room = unsafe { buffer.as_mut() };
-                let count = ready!(self.core().poll_read_into(context, &mut room))?;
+                let count = std::task::ready!(self.core().poll_read_into(context, &mut room))?;
                 // SAFETY: the read has filled that many bytes.
                 unsafe { buffer.advance(count) };
                 Poll::Ready(Ok(()))
