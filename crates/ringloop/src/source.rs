@@ -44,8 +44,9 @@ enum Kind {
 struct Watched {
     readable: Cell<bool>,
     writable: Cell<bool>,
-    /// The peer has finished sending, so that reading never blocks again.
-    read_closed: Cell<bool>,
+    /// Short reads say nothing from here on: the peer has finished sending, which is announced once, perhaps together with
+    /// the last data; or it has sent urgent data, at which a read ends.
+    short_reads_leave: Cell<bool>,
     reader: Waiters,
     writer: Waiters,
 }
@@ -196,8 +197,8 @@ impl Shared {
 
 impl Watched {
     fn report(&self, readiness: Readiness) {
-        if readiness.is_read_closed() || readiness.is_error() {
-            self.read_closed.set(true);
+        if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
+            self.short_reads_leave.set(true);
         }
         if readiness.is_readable() {
             self.readable.set(true);
@@ -285,8 +286,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         if self.watched.readable.get() {
             match retry(|| read(self.get())) {
                 Ok((result, drained)) => {
-                    // The end of the stream is announced once, perhaps together with the last data.
-                    if drained && !self.watched.read_closed.get() {
+                    if drained && !self.watched.short_reads_leave.get() {
                         self.watched.readable.set(false);
                     }
                     return Poll::Ready(Ok(result));

@@ -316,6 +316,39 @@ fn a_read_in_place_sees_the_bytes_and_the_end() {
     });
 }
 
+/// The kernel ends a read at urgent data, with more behind: that must not count as all there is.
+#[test]
+fn data_behind_urgent_data_is_read_too() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (near, mut far) = pair().await.unwrap();
+            let plain = socket2::SockRef::from(&near);
+            let mut expected = Vec::new();
+            let mut received = Vec::new();
+            for turn in 0..3 {
+                plain.send(b"before").unwrap();
+                if turn == 1 {
+                    // The urgent data is news of its own.
+                    sleep(Duration::from_millis(1)).await;
+                }
+                plain.send_out_of_band(b"!").unwrap();
+                plain.send(b"behind").unwrap();
+                expected.extend_from_slice(b"beforebehind");
+                while received.len() < expected.len() {
+                    received.reserve(64);
+                    let (count, filled) = timeout(LONG, far.read(received)).await.unwrap();
+                    assert!(count.unwrap() > 0);
+                    received = filled;
+                }
+                assert_eq!(received, expected);
+            }
+            drop(near);
+            let (count, _) = timeout(LONG, far.read(received)).await.unwrap();
+            assert_eq!(count.unwrap(), 0);
+        });
+    });
+}
+
 #[test]
 fn a_connection_that_is_dropped_is_closed_at_once() {
     on_both(|runtime| {

@@ -18,6 +18,9 @@ use crate::source::Source;
 /// The most pieces that one vectored write takes, of the kernel's 1024.
 const PIECES_MAX: usize = 64;
 
+/// Urgent data is nothing that can be read here, but reads end at it.
+const INTEREST: Interest = Interest::READ.and(Interest::WRITE).and(Interest::PRIORITY);
+
 /// Whether a read that fills less than its buffer has left nothing behind, so that the next one may wait for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShortRead {
@@ -47,7 +50,7 @@ pub trait HasCore {
 impl Core {
     /// Watches a socket that is connected.
     pub(crate) fn new(socket: Socket, short_read: ShortRead) -> io::Result<Self> {
-        let source = Source::new(socket, Interest::READ | Interest::WRITE)?;
+        let source = Source::new(socket, INTEREST)?;
         source.assume_writable();
         Ok(Self { source, short_read })
     }
@@ -63,7 +66,7 @@ impl Core {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => false,
             Err(error) => return Err(error),
         };
-        let source = Source::new(socket, Interest::READ | Interest::WRITE)?;
+        let source = Source::new(socket, INTEREST)?;
         if !is_connected {
             source.writable().await;
             if let Some(error) = source.get().take_error()? {
