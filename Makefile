@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-bench bench lint lint-rust lint-python format clean prerequisites
+.PHONY: help build test test-rust test-python test-applications test-modes test-bench conformance bench lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -30,7 +30,7 @@ help: ## explain the targets (this text)
 	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [ARGS="..."]'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
-		printf '  %-12s %s\n' "$$target" "$$text"; done
+		printf '  %-18s %s\n' "$$target" "$$text"; done
 
 build: prerequisites $(VENV)/.tools-installed ## make VENV from PYTHON, with a release build of ringloop importable in it
 	$(say) "building the extension for $$($(python) -V)"
@@ -38,7 +38,7 @@ build: prerequisites $(VENV)/.tools-installed ## make VENV from PYTHON, with a r
 		$(VENV)/bin/maturin develop --release --locked
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-test: test-rust test-python test-bench ## set everything up and run every test: Rust, Python on both backends, the benchmarks in small
+test: test-rust test-python test-applications test-bench ## set everything up and run every test: Rust, Python on both backends, real applications, the benchmarks in small
 	@$(python) tools/report_backends.py
 
 test-rust: prerequisites ## the Rust tests alone
@@ -49,11 +49,25 @@ test-python: build ## the Python tests alone, on the interpreter of VENV
 	$(say) "Python tests on $$($(python) -V)"
 	@$(python) -m pytest $(ARGS)
 
+test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
+	$(say) "real applications on $$($(python) -V)"
+	@$(python) -m pytest tests/applications $(ARGS)
+
+test-modes: build ## the Python tests in asyncio's debug mode, and in Python's development mode, on ringloop
+	$(say) "Python tests with PYTHONASYNCIODEBUG=1"
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(python) -W error -m pytest tests $(ARGS)
+	$(say) "Python tests with -X dev"
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll $(python) -X dev -W error -m pytest tests $(ARGS)
+
 test-bench: build ## the benchmarks in small: a check that they run, not a measurement
 	$(say) 'benchmarks in small'
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
 
-bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 5 minutes; FULL=1 runs every cell
+conformance: build ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
+	$(say) "CPython's tests of asyncio on $$($(python) -V)"
+	@$(python) tools/conformance.py $(ARGS)
+
+bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
 
@@ -97,8 +111,14 @@ $(VENV)/.tools-installed: pyproject.toml | prerequisites
 	@$(pip) install --group build --group test --group lint
 	@touch $@
 
-$(VENV)/.peers-installed: bench/requirements.txt $(VENV)/.tools-installed
+$(VENV)/.applications-installed: $(VENV)/.tools-installed
+	$(say) 'installing the applications that the tests run'
+	@$(pip) install --group applications
+	@touch $@
+
+$(VENV)/.peers-installed: bench/requirements.txt pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing the peers of the benchmarks'
 	@sed 's/ *#.*//; /^$$/d' $< | while read -r peer; do \
 		$(pip) install "$$peer" || echo "left out of the race: $$peer cannot be installed here"; done
+	@$(pip) install --group http || echo 'left out: the http cells, whose servers cannot be installed here'
 	@touch $@

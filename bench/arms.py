@@ -26,6 +26,8 @@ class Arm:
     own: bool = False
     """It is ringloop: goals are set for it, and its failure fails the run."""
     first_python: tuple[int, int] = (3, 11)
+    lacks: frozenset[str] = frozenset()
+    """What it has never had; it takes no part in cells about that."""
 
     def command(self, *arguments: str) -> list[str]:
         """The command of the measured program; -I keeps the user's Python environment out of it."""
@@ -39,8 +41,8 @@ class Arm:
 
 ARMS = (
     Arm(CONTROL, "asyncio:new_event_loop"),
-    Arm("uvloop", "uvloop:new_event_loop", "uvloop"),
-    Arm("rloop", "rloop:new_event_loop", "rloop"),
+    Arm("uvloop", "uvloop:new_event_loop", "uvloop", lacks=frozenset({"sendfile"})),
+    Arm("rloop", "rloop:new_event_loop", "rloop", lacks=frozenset({"tls", "unix", "sendfile"})),
     Arm("rsloop", "rsloop:new_event_loop", "rsloop", first_python=(3, 14)),
     Arm("zuvloop", "zuvloop:new_event_loop", "zuvloop", first_python=(3, 14)),
     Arm("ringloop", "ringloop:new_event_loop", "ringloop", own=True),

@@ -30,11 +30,20 @@ class Cell:
     floor: bool = False
     """The raw C program can do it as well."""
 
+    # What it needs that may be missing on a machine: names of MEANS in measure.py.
+    needs: tuple[str, ...] = ()
+    # A feature of loops that it is about, which some arms lack.
+    feature: str = ""
+
     # A scheduling cell:
     micro: str = ""
     # An echo cell:
     api: str = ""
+    transport: str = "tcp"
     size_bytes: int = 0
+    # A cell about an HTTP server: who it is that stands on the loop.
+    framework: str = ""
+    # Of an echo or HTTP cell:
     connections: int = 0
     # A cell about waiting:
     interval_us: int = 0
@@ -165,7 +174,121 @@ def waiting_cells() -> list[Cell]:
     ]
 
 
-CELLS = (*scheduling_cells(), *echo_cells(), *waiting_cells())
+def other_transport_cells() -> list[Cell]:
+    """Echo over what isn't TCP alone."""
+
+    def cell(
+        transport: str, api: str, size: str, connections: int, *, in_subset: bool = False, in_quick: bool = False
+    ) -> Cell:
+        size_bytes = {"64B": 64, "1KB": 1024, "64KB": 64 * 1024}[size]
+        stack = {"tls": "TLS", "udp": "UDP", "unix": "a Unix socket"}[transport]
+        plural = "s" if connections > 1 else ""
+        who = f"peer{plural}" if transport == "udp" else f"connection{plural}"
+        return Cell(
+            f"{transport}/{api}/{size}/{connections}".replace("/datagrams", ""),
+            f"echo of {size} over {stack}, {connections} {who}, through {api}, server CPU per message",
+            ECHO,
+            in_subset=in_subset,
+            in_quick=in_quick,
+            floor=True,
+            needs=("libssl", "certificate") if transport == "tls" else (),
+            feature=transport,
+            api=api,
+            transport=transport,
+            size_bytes=size_bytes,
+            connections=connections,
+        )
+
+    return [
+        cell("tls", "protocol", "1KB", 1),
+        cell("tls", "protocol", "1KB", 50, in_subset=True, in_quick=True),
+        cell("tls", "protocol", "64KB", 50, in_subset=True, in_quick=True),
+        cell("tls", "streams", "1KB", 50, in_subset=True),
+        cell("tls", "streams", "64KB", 50),
+        cell("udp", "datagrams", "64B", 1),
+        cell("udp", "datagrams", "64B", 50),
+        cell("udp", "datagrams", "1KB", 1, in_subset=True),
+        cell("udp", "datagrams", "1KB", 50, in_subset=True, in_quick=True),
+        cell("unix", "protocol", "1KB", 1),
+        cell("unix", "protocol", "1KB", 50, in_subset=True, in_quick=True),
+        cell("unix", "streams", "1KB", 50),
+    ]
+
+
+def other_operation_cells() -> list[Cell]:
+    """Names, children, files."""
+
+    def cell(
+        name: str, title: str, *metrics: Metric, micro: str, in_subset: bool = True,
+        needs: tuple[str, ...] = (), feature: str = "",
+    ) -> Cell:  # fmt: skip
+        return Cell(name, title, metrics, in_subset=in_subset, in_quick=True, micro=micro, needs=needs, feature=feature)
+
+    cpu = Metric("cpu_us", "us of CPU")
+    return [
+        cell(
+            "setup/getaddrinfo",
+            "getaddrinfo of an address literal, and the C library's own",
+            OPERATION_US,
+            Metric("raw_us", "us in C"),
+            micro="getaddrinfo",
+        ),
+        cell("subprocess/spawn", "create_subprocess_exec of /bin/true, and wait", OPERATION_US, cpu, micro="spawn"),
+        cell("subprocess/read", "10 MB from a child's stdout", OPERATION_US, cpu, micro="read_child", in_subset=False),
+        cell(
+            "sendfile/10MB",
+            "loop.sendfile of 10 MB to a reader in C in another process",
+            OPERATION_US,
+            cpu,
+            micro="sendfile",
+            feature="sendfile",
+        ),
+        cell(
+            "tls/one_loop",
+            "echo of 1 KB over TLS, client and server in one loop, a round trip",
+            OPERATION_US,
+            micro="tls_one_loop",
+            needs=("certificate",),
+            feature="tls",
+        ),
+    ]
+
+
+HTTP = (
+    replace(SERVER_CPU, unit="us of CPU"),
+    replace(THROUGHPUT, unit="requests/s"),
+    ROUND_TRIP,
+    Metric("latency_us_p99", "us p99"),
+)
+
+
+def http_cells() -> list[Cell]:
+    """The servers that people run on a loop."""
+    servers = {"uvicorn": ("uvicorn", "httptools"), "aiohttp": ("aiohttp",)}
+    return [
+        Cell(
+            f"http/{framework}/{connections}",
+            f"GET on {connections} connections, answered by {framework}, server CPU per request",
+            HTTP,
+            in_subset=True,
+            in_quick=connections == 50,
+            needs=needs,
+            framework=framework,
+            connections=connections,
+        )
+        for framework, needs in servers.items()
+        for connections in (50, 500)
+    ]
+
+
+CELLS = (
+    *scheduling_cells(),
+    *other_operation_cells(),
+    *echo_cells(),
+    *other_transport_cells(),
+    *http_cells(),
+    *waiting_cells(),
+)
 ROUND_TRIP_CELL = "echo/protocol/1KB/1"
 
 

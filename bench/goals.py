@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from bench.arms import CONTROL, FLOOR, OWN, PEERS
 from bench.cells import ROUND_TRIP_CELL, SERVER_CPU
-from bench.ratios import Ratio, paired_difference
+from bench.ratios import Ratio, paired_difference, spread
 from bench.results import CellResult
 
 CPU = SERVER_CPU.key
@@ -132,6 +132,13 @@ def judge_arm(arm: str, cells: Cells) -> list[Verdict]:
         )
         return [(name, found) for name, ours, theirs in series if (found := paired_difference(ours, theirs))]
 
+    def absolute(results: Iterable[CellResult]) -> list[Finding]:
+        series = ((each.cell.name, spread(each.series(arm, primary(each)))) for each in results)
+        return [(name, found) for name, found in series if found]
+
+    def level_with(rival: str | None, prefix: str) -> list[Finding]:
+        return over(arm, rival, under(prefix))
+
     protocol, streams, sock = under("echo/protocol/"), under("echo/streams/"), under("echo/sock/")
     alone = under(ROUND_TRIP_CELL)
     latency = "latency_us_p50"
@@ -147,5 +154,12 @@ def judge_arm(arm: str, cells: Cells) -> list[Verdict]:
         at_most(
             "waiting: CPU within 2% of a core of uvloop's", arm, 2, points_above("uvloop", under("wait/")), " points"
         ),
+        at_least("TLS echo: 1.2x better than the best peer", arm, 1.2, level_with(None, "tls/")),
+        at_least("UDP echo: level with the best peer", arm, 1 - NOISE, level_with(None, "udp/")),
+        at_least("Unix-socket echo: level with the best peer", arm, 1 - NOISE, level_with(None, "unix/")),
+        at_least("starting a child: level with asyncio", arm, 1 - NOISE, level_with(CONTROL, "subprocess/spawn")),
+        at_most("getaddrinfo of a literal: under 2 us", arm, 2, absolute(under("setup/getaddrinfo")), " us"),
+        at_least("uvicorn: level with uvloop", arm, 1 - NOISE, level_with("uvloop", "http/uvicorn/")),
+        at_least("aiohttp: level with uvloop", arm, 1 - NOISE, level_with("uvloop", "http/aiohttp/")),
         none_slower("no cell slower than uvloop", arm, "uvloop", cells),
     ]

@@ -1,16 +1,19 @@
 """One sample: one arm in one cell, in fresh processes.
 
-An echo cell takes two processes: the server, and the native load program, which also reads the server's CPU clock at
-both ends of the measured window. Every process that is started here has a time limit, and ends when this one does.
+An echo or HTTP cell takes two processes: the server, and the native load program, which also reads the server's CPU
+clock at both ends of the measured window. Every process that is started here has a time limit, and ends when this one does.
 """
 
 import contextlib
+import functools
+import importlib.metadata
 import json
 import os
 import resource
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,13 +24,20 @@ from bench.arms import Arm, last_line
 from bench.cells import Cell
 
 HERE = Path(__file__).parent
-PROGRAMS = {"load": HERE / "load.c", "floor": HERE / "floor.c"}
+SOURCES = {name: HERE / f"{name}.c" for name in ("load", "floor")}
+TLS_SUFFIX = "-tls"
+TLS_OPTIONS = {True: (["-DWITH_TLS"], ["-lssl", "-lcrypto"]), False: ([], [])}
+BODY = "Hello, world!"
+"""Of every HTTP response."""
+CERTIFICATE_DAYS = 3650
 START_TIMEOUT_S = 20
 SAMPLE_TIMEOUT_S = 60
 """Beyond the time that a sample is meant to take."""
 DESCRIPTORS_SPARE = 64
 PROCESS_START_S = 0.15
 """What a fresh interpreter takes till it has a loop: for the estimate of the duration only."""
+FRAMEWORK_START_S = 0.5
+"""... and what importing a web framework adds."""
 
 
 class SampleFailed(Exception):
@@ -55,7 +65,9 @@ class Scale:
         if cell.micro:
             return PROCESS_START_S + 1.5 * self.micro_s
         window_s = self.waiting_s if cell.idle or cell.interval_us else self.window_s
-        return PROCESS_START_S + self.warm_up_s + window_s + cell.connections * 1e-4
+        start_s = PROCESS_START_S + (FRAMEWORK_START_S if cell.framework else 0)
+        connect_s = cell.connections * (2e-3 if cell.transport == "tls" else 1e-4)
+        return start_s + self.warm_up_s + window_s + connect_s
 
 
 @dataclass(frozen=True)
@@ -114,10 +126,11 @@ def binary(name: str) -> Path:
     return HERE / "bin" / name
 
 
-def compile_programs() -> None:
+def compile_programs(*, tls: bool = False) -> None:
     """Compile what is missing or older than its source."""
-    for name, source in PROGRAMS.items():
-        target = binary(name)
+    more, libraries = TLS_OPTIONS[tls]
+    for name, source in SOURCES.items():
+        target = binary(name + TLS_SUFFIX if tls else name)
         if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
             continue
         compiler = os.environ.get("CC", "cc")
@@ -125,11 +138,55 @@ def compile_programs() -> None:
             raise SetupFailed(f"the load program needs a C compiler ({compiler}): apt-get install gcc libc6-dev")
         target.parent.mkdir(exist_ok=True)
         unfinished = target.with_suffix(f".{os.getpid()}")
-        command = [compiler, "-O2", "-Wall", "-Wextra", "-o", str(unfinished), str(source)]
+        command = [compiler, "-O2", "-Wall", "-Wextra", *more, "-o", str(unfinished), str(source), *libraries]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SetupFailed(f"{' '.join(command)} failed:\n{done.stderr}")
         unfinished.replace(target)
+
+
+def certificate() -> tuple[Path, Path]:
+    """Where the certificate of the TLS cells and its key stand."""
+    return HERE / "bin" / "certificate.pem", HERE / "bin" / "key.pem"
+
+
+def make_certificate(path: Path, key: Path) -> None:
+    """Make a certificate for 127.0.0.1, and its key."""
+    path.parent.mkdir(exist_ok=True)
+    new_path, new_key = (each.with_suffix(f".{os.getpid()}") for each in (path, key))
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", str(CERTIFICATE_DAYS), "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    # Not every TLS library takes a certificate for a server's own that may sign others.
+    command += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    command += ["-keyout", str(new_key), "-out", str(new_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SetupFailed(f"{' '.join(command)} failed:\n{done.stderr}")
+    new_key.replace(key)
+    new_path.replace(path)
+
+
+@functools.cache
+def missing(need: str) -> str:
+    """What is to be done so that cells with this need can be measured, or nothing."""
+    if need == "certificate":
+        if shutil.which("openssl") is None:
+            return "no certificate without the openssl command: apt-get install openssl"
+        if not all(path.exists() for path in certificate()):
+            make_certificate(*certificate())
+    elif need == "libssl":
+        try:
+            compile_programs(tls=True)
+        except SetupFailed as failure:
+            if "openssl/" not in str(failure) and "cannot find -lssl" not in str(failure):
+                raise
+            return "no load under TLS without OpenSSL's headers: apt-get install libssl-dev"
+    else:
+        try:
+            importlib.metadata.version(need)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{need} is not installed; install it with: {sys.executable} -m pip install --group http"
+    return ""
 
 
 def check_descriptors(connections: int) -> None:
@@ -233,19 +290,23 @@ def sample(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str
 
 def sample_micro(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
     """Time one operation in a process of its own."""
+    surroundings: dict[str, object] = {}
+    if "certificate" in cell.needs:
+        surroundings["certificate"], surroundings["key"] = map(str, certificate())
     with contextlib.ExitStack() as stack:
-        port, cpu = [], []
-        if cell.micro == "connect":
-            # In C and in a process of its own, so that the cost of accepting is in no arm's figure.
-            server = stack.enter_context(serving([str(binary("floor")), "echo"], None))
+        counterpart = {"connect": "echo", "sendfile": "sink"}.get(cell.micro)
+        if counterpart:
+            # In C and in a process of its own, so that the cost of its side is in no arm's figure.
+            server = stack.enter_context(serving([str(binary("floor")), counterpart], None))
             pin(server.process.pid, placement.other)
-            port, cpu = [str(server.port)], [str(-1 if placement.measured is None else placement.measured)]
+            surroundings["port"], surroundings["cpu"] = server.port, placement.measured
         if not arm.loop:
             count = max(100, int(scale.micro_s * (50_000 if cell.micro == "connect" else 200_000)))
+            port = [str(surroundings["port"])] if counterpart else []
             command = [str(binary("floor")), cell.micro, *port, str(count)]
             result = run(command, None, scale.micro_s, placement.measured if port else None)
             return {"operation_us": result["operation_ns"] / 1000}
-        command = arm.command("micro", cell.micro, str(scale.micro_s), *port, *cpu)
+        command = arm.command("micro", cell.micro, str(scale.micro_s), json.dumps(surroundings))
         return run(command, arm.child_environment(), scale.sample_s(cell))
 
 
@@ -263,23 +324,54 @@ def check_plausible(result: dict[str, Any], cell: Cell, window_s: float) -> None
         )
 
 
+def server_command(arm: Arm, cell: Cell, path: Path) -> list[str]:
+    """The command of an echo or HTTP server; `path` is for a Unix socket."""
+    if cell.framework:
+        return arm.command("http", cell.framework, BODY)
+    pair = list(map(str, certificate()))
+    if arm.loop:
+        more = {"unix": [str(path)], "tls": pair}.get(cell.transport, [])
+        return arm.command("echo", cell.api, cell.transport, *more)
+    match cell.transport:
+        case "tls":
+            return [str(binary("floor" + TLS_SUFFIX)), "echo-tls", *pair]
+        case "unix":
+            return [str(binary("floor")), "echo-unix", str(path)]
+        case "udp":
+            return [str(binary("floor")), "echo-udp"]
+        case _:
+            return [str(binary("floor")), "echo"]
+
+
+def load_command(cell: Cell, server: Server, path: Path) -> list[str]:
+    """The command of the load, without its duration."""
+    program = "load" + (TLS_SUFFIX if cell.transport == "tls" else "")
+    command = [str(binary(program)), "--transport", cell.transport, "--server-pid", str(server.process.pid)]
+    command += ["--path", str(path)] if cell.transport == "unix" else ["--port", str(server.port)]
+    command += ["--connections", str(cell.connections)]
+    if cell.transport == "tls":
+        command += ["--certificate", str(certificate()[0])]
+    command += ["--http-get", "/", "--body", BODY] if cell.framework else ["--size", str(cell.size_bytes)]
+    if cell.interval_us:
+        command += ["--interval-us", str(cell.interval_us)]
+    return command
+
+
 def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
-    """Load an echo server in one process from another."""
+    """Load a server in one process from another."""
     check_descriptors(cell.connections)
     waiting = cell.idle or cell.interval_us > 0
     window_s = scale.waiting_s if waiting else scale.window_s
-    command = arm.command("echo", cell.api) if arm.loop else [str(binary("floor")), "echo"]
-    with serving(command, arm.child_environment()) as server:
+    with contextlib.ExitStack() as stack:
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringloop-bench-"))) / "socket"
+        server = stack.enter_context(serving(server_command(arm, cell, path), arm.child_environment()))
         pin(server.process.pid, placement.measured)
-        load = [str(binary("load")), "--port", str(server.port), "--server-pid", str(server.process.pid)]
-        load += ["--connections", str(cell.connections), "--size", str(cell.size_bytes)]
+        load = load_command(cell, server, path)
         load += ["--duration", str(window_s), "--warm-up", str(scale.warm_up_s)]
         if cell.idle:
             load.append("--idle")
         elif scale.messages:
             load += ["--messages", str(scale.messages * cell.connections)]
-        if cell.interval_us:
-            load += ["--interval-us", str(cell.interval_us)]
         try:
             result = run(load, None, scale.sample_s(cell), placement.other)
             check_plausible(result, cell, window_s)
@@ -290,9 +382,10 @@ def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dic
         "client_cpu_percent": 100 * result["client_cpu_ns"] / result["window_ns"],
         "messages": result["messages"],
         "messages_per_s": result["messages_per_s"],
-        "megabytes_per_s": result["megabytes_per_s"],
         "in_flight_average": result["in_flight_average"],
     }
+    if not cell.framework:
+        figures["megabytes_per_s"] = result["megabytes_per_s"]
     if cell.idle:
         return figures
     figures["server_cpu_us"] = result["server_cpu_ns"] / result["messages"] / 1000

@@ -64,6 +64,12 @@ def paired_difference(minuends: Series, subtrahends: Series) -> Ratio | None:
     return Ratio(statistics.median(found), min(found), max(found), len(found))
 
 
+def spread(series: Series) -> Ratio | None:
+    """Return the same statistics of a figure by itself."""
+    found = [value for value in series if value is not None]
+    return Ratio(statistics.median(found), min(found), max(found), len(found)) if found else None
+
+
 def median(series: Series) -> float | None:
     """Return the median of the rounds that have a figure."""
     found = [value for value in series if value is not None]

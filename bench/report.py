@@ -68,6 +68,13 @@ def print_setting(results: Results, expected_s: float, cells: int) -> None:
     )
 
 
+def print_left_out(reasons: dict[str, str]) -> None:
+    """Which cells can't be measured here; those with the same reason share a line."""
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, text in reasons.items() if text == reason]
+        say(f"skipped: {', '.join(names)}: {reason}")
+
+
 def print_cell(result: CellResult) -> None:
     """The rows of one cell: the first figure with its ratios, then the others."""
     first, *others = result.cell.metrics
@@ -124,13 +131,15 @@ def print_verdicts(verdicts: list[Verdict]) -> None:
     for arm in dict.fromkeys(verdict.arm for verdict in verdicts):
         say()
         say(f"Goals of {arm}:")
-        for verdict in verdicts:
-            if verdict.arm != arm:
+        ours = [verdict for verdict in verdicts if verdict.arm == arm]
+        for verdict in ours:
+            if verdict.reached is None:
                 continue
             say(f"  {verdict.word():18}{verdict.goal}")
-            if verdict.measured:
-                for line in textwrap.wrap(verdict.measured, 96):
-                    say(f"  {'':20}{line}")
+            for line in textwrap.wrap(verdict.measured, 96):
+                say(f"  {'':20}{line}")
+        if unmeasured := sum(verdict.reached is None for verdict in ours):
+            say(f"  {unmeasured} other{'s' * (unmeasured > 1)} not measured: the cells did not run")
 
 
 def print_presences(presences: list[Presence]) -> None:

@@ -123,6 +123,8 @@ class Results:
     scale: Scale
     seed: int
     environment: dict[str, Any]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """The cells that can't be measured on this machine, with the reason."""
     cells: dict[str, CellResult] = field(default_factory=dict)
     interrupted: bool = False
     verdicts: list[dict[str, Any]] = field(default_factory=list)
@@ -141,6 +143,7 @@ class Results:
             },
             "settings": {**asdict(self.scale), "seed": self.seed},
             "interrupted": self.interrupted,
+            "left_out": self.left_out,
             "cells": {name: result.record() for name, result in self.cells.items()},
             "verdicts": self.verdicts,
         }

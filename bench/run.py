@@ -21,7 +21,7 @@ SUBSET = measure.Scale(rounds=0, micro_s=0.1, window_s=0.25, warm_up_s=0.1, wait
 """With as many rounds as fit in SUBSET_S."""
 FULL = measure.Scale(rounds=5, micro_s=0.3, window_s=1.0, warm_up_s=0.3, waiting_s=5.0)
 QUICK = measure.Scale(rounds=1, micro_s=0.001, window_s=0.05, warm_up_s=0.01, waiting_s=0.05, messages=5)
-SUBSET_S = 270
+SUBSET_S = 400
 ROUNDS_LEAST, ROUNDS_MOST = 3, 9
 FAILURES_MOST = 2
 """An arm that has failed so often in a cell isn't tried again in it."""
@@ -94,8 +94,14 @@ def expect_s(plan: Plan, scale: measure.Scale) -> float:
 
 
 def takes_part(arm: arms.Arm, cell: cells.Cell) -> bool:
-    """The raw C program has no scheduler to measure."""
-    return bool(arm.loop) or cell.floor
+    """The raw C program has no scheduler to measure; some loops lack a feature."""
+    return cell.feature not in arm.lacks if arm.loop else cell.floor
+
+
+def leave_out(chosen: list[cells.Cell]) -> tuple[list[cells.Cell], dict[str, str]]:
+    """Return the cells that can be measured here, and of each other one the reason why it can't."""
+    reasons = {cell.name: "; ".join(filter(None, map(measure.missing, cell.needs))) for cell in chosen}
+    return [cell for cell in chosen if not reasons[cell.name]], {name: text for name, text in reasons.items() if text}
 
 
 def race(
@@ -137,7 +143,8 @@ def main(arguments: list[str]) -> int:
             print_list(asked, chosen)
             return 0
         measure.compile_programs()
-        measure.check_descriptors(max(cell.connections for cell in chosen))
+        chosen, left_out = leave_out(chosen)
+        measure.check_descriptors(max((cell.connections for cell in chosen), default=0))
     except measure.SetupFailed as failure:
         print(f"bench: {failure}", file=sys.stderr)
         return 2
@@ -152,11 +159,12 @@ def main(arguments: list[str]) -> int:
         fitting = int(SUBSET_S / max(1.0, expect_s(plan, scale)))
         scale = replace(scale, rounds=min(ROUNDS_MOST, max(ROUNDS_LEAST, fitting)))
     expected_s = scale.rounds * expect_s(plan, scale)
-    found = results.Results(presences, scale, seed, results.environment(placement))
+    found = results.Results(presences, scale, seed, results.environment(placement), left_out)
     date = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     output = options.output or RESULTS / f"{date}-py{sys.version_info[0]}.{sys.version_info[1]}.json"
 
     report.print_setting(found, expected_s, len(chosen))
+    report.print_left_out(left_out)
     progress = report.Progress(expected_s)
     dice = random.Random(seed)
     begin = time.monotonic()

@@ -1,9 +1,11 @@
 """What is measured: the programs that run on an event loop, each in a fresh process of its own.
 
-    subject.py LOOP probe                         say what the loop is
-    subject.py LOOP micro NAME SECONDS [PORT CPU] time one operation again and again; `connect` needs the PORT of a
-                                                  server in C, and the CPU to stay on meanwhile, or -1
-    subject.py LOOP echo API                      serve echo until stdin ends
+    subject.py LOOP probe                             say what the loop is
+    subject.py LOOP micro NAME SECONDS SURROUNDINGS   time one operation again and again; SURROUNDINGS is a JSON object
+                                                      of what the harness has made ready for it
+    subject.py LOOP echo API [TRANSPORT ...]          serve echo until stdin ends; TRANSPORT is `tcp`, `unix PATH`,
+                                                      `tls CERTIFICATE KEY` or `udp`
+    subject.py LOOP http FRAMEWORK BODY               serve BODY with `uvicorn` or `aiohttp` until stdin ends
 
 LOOP is `module:function`, whose result is a new event loop. Answers are JSON objects on stdout, one a line. This file
 imports nothing of the harness, and of the loops only the one that it is asked for: what is in the process is what a
@@ -16,8 +18,10 @@ import importlib
 import json
 import os
 import socket
+import ssl
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -39,8 +43,12 @@ Measurement = Callable[[], Figures]
 class Surroundings:
     """What the harness has made ready for a cell that needs it."""
 
-    port: int
-    cpu: int | None
+    port: int = 0
+    """Of a server in C."""
+    cpu: int | None = None
+    """The CPU to stay on meanwhile."""
+    certificate: str = ""
+    key: str = ""
 
 
 def nothing() -> None:
@@ -91,7 +99,7 @@ def listen(*, blocking: bool) -> socket.socket:
 
 
 @contextlib.contextmanager
-def call_soon(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def call_soon(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Schedule 50,000 callbacks, then run them."""
     count = 50_000
     ran: list[int] = []
@@ -113,7 +121,7 @@ def call_soon(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Meas
 
 
 @contextlib.contextmanager
-def chain(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """10,000 callbacks that reschedule themselves, one per iteration, beside an idle listening socket.
 
     The socket is no decoration: a connection that comes during the chain must be accepted during the chain.
@@ -160,7 +168,7 @@ def timer_delays_s(count: int) -> list[float]:
 
 
 @contextlib.contextmanager
-def timers(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def timers(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """5,000 call_later of 0 to 9 ms: what it costs to insert them, and to run them once they are due; nothing waits."""
     count = 5_000
     delays = timer_delays_s(count)
@@ -192,7 +200,7 @@ def timers(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measure
 
 
 @contextlib.contextmanager
-def timer_lateness(loop: Loop, _clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def timer_lateness(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """5,000 call_later of 0 to 9 ms: how long after its time each runs, and the CPU time in all."""
     count = 5_000
     delays = timer_delays_s(count)
@@ -222,7 +230,7 @@ def timer_lateness(loop: Loop, _clock: Clock, _: Surroundings | None) -> Iterato
 
 
 @contextlib.contextmanager
-def timers_cancel(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def timers_cancel(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """10,000 times call_later and cancel, then one iteration of the loop, which gets to clean up."""
     count = 10_000
     ran: list[int] = []
@@ -243,7 +251,7 @@ def timers_cancel(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[
 
 
 @contextlib.contextmanager
-def threadsafe(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """10,000 call_soon_threadsafe from another thread, while the loop runs; to the last callback's run."""
     count = 10_000
 
@@ -274,7 +282,7 @@ def threadsafe(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Mea
 
 
 @contextlib.contextmanager
-def gather(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def gather(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """asyncio.gather of 1,000 tasks that each sleep(0) once."""
     count = 1_000
 
@@ -296,7 +304,7 @@ def gather(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measure
 
 
 @contextlib.contextmanager
-def server(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measurement]:
+def server(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """create_server on 127.0.0.1, port 0, which listens when it returns; then close."""
     count = 100
 
@@ -333,9 +341,8 @@ def server(loop: Loop, clock: Clock, _: Surroundings | None) -> Iterator[Measure
 
 
 @contextlib.contextmanager
-def connect(loop: Loop, clock: Clock, surroundings: Surroundings | None) -> Iterator[Measurement]:
+def connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
     """create_connection to a server in C in another process, close, wait for connection_lost: the client's cost."""
-    assert surroundings is not None
     port = surroundings.port
     lost: asyncio.Future[None]
 
@@ -365,10 +372,163 @@ def connect(loop: Loop, clock: Clock, surroundings: Surroundings | None) -> Iter
     yield measure
 
 
+@contextlib.contextmanager
+def getaddrinfo(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """getaddrinfo of an address literal, and the C library's own beside it."""
+    count = 1_000
+    arguments = ("127.0.0.1", 80)
+
+    async def many() -> None:
+        for _ in range(count):
+            await loop.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
+
+    async def once() -> object:
+        return await loop.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
+
+    expected = socket.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
+    require(loop.run_until_complete(once()) == expected, "getaddrinfo answers as the socket module's")
+
+    def measure() -> Figures:
+        begin_ns = clock.ns()
+        loop.run_until_complete(many())
+        end_ns = clock.ns()
+        for _ in range(count):
+            socket.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
+        return {
+            "operation_us": (end_ns - begin_ns) / count / 1000,
+            "raw_us": (clock.ns() - end_ns) / count / 1000,
+        }
+
+    yield measure
+
+
+@contextlib.contextmanager
+def spawn(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """create_subprocess_exec of /bin/true, and wait for it."""
+    count = 20
+
+    async def once(program: str) -> int:
+        process = await asyncio.create_subprocess_exec(program)
+        return await process.wait()
+
+    async def many() -> None:
+        for _ in range(count):
+            await once("/bin/true")
+
+    require(loop.run_until_complete(once("/bin/false")) == 1, "the status of a child is its own")
+
+    def measure() -> Figures:
+        begin_ns, cpu_begin_ns = clock.ns(), time.process_time_ns()
+        loop.run_until_complete(many())
+        cpu_ns = time.process_time_ns() - cpu_begin_ns
+        return {"operation_us": (clock.ns() - begin_ns) / count / 1000, "cpu_us": cpu_ns / count / 1000}
+
+    yield measure
+
+
+@contextlib.contextmanager
+def read_child(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """Read 10 MB from a child's stdout."""
+    size = 10_000_000
+
+    async def once() -> None:
+        process = await asyncio.create_subprocess_exec(
+            "head", "-c", str(size), "/dev/zero", stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        require(len(output) == size and process.returncode == 0, "all of a child's output is read")
+
+    def measure() -> Figures:
+        begin_ns, cpu_begin_ns = clock.ns(), time.process_time_ns()
+        loop.run_until_complete(once())
+        cpu_ns = time.process_time_ns() - cpu_begin_ns
+        return {"operation_us": (clock.ns() - begin_ns) / 1000, "cpu_us": cpu_ns / 1000}
+
+    yield measure
+
+
+@contextlib.contextmanager
+def sendfile(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
+    """loop.sendfile of 10 MB to a program in C that reads and forgets it."""
+    size = 10_000_000
+    with tempfile.TemporaryFile() as file:
+        file.write(os.urandom(size))
+        file.flush()
+        transport, _ = loop.run_until_complete(loop.create_connection(asyncio.Protocol, HOST, surroundings.port))
+
+        def measure() -> Figures:
+            begin_ns, cpu_begin_ns = clock.ns(), time.process_time_ns()
+            sent = loop.run_until_complete(loop.sendfile(transport, file))
+            cpu_ns = time.process_time_ns() - cpu_begin_ns
+            require(sent == size, "all of the file is sent")
+            return {"operation_us": (clock.ns() - begin_ns) / 1000, "cpu_us": cpu_ns / 1000}
+
+        measure()
+        if surroundings.cpu is not None:
+            os.sched_setaffinity(0, {surroundings.cpu})
+        yield measure
+        transport.close()
+
+
+@contextlib.contextmanager
+def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
+    """1 KB there and back under TLS, client and server in one loop."""
+    count, message = 200, os.urandom(1024)
+    received = bytearray()
+    left = 0
+    done: asyncio.Future[None]
+
+    class Client(asyncio.Protocol):
+        transport: asyncio.Transport
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport  # type: ignore[assignment]
+
+        def data_received(self, data: bytes) -> None:
+            nonlocal left
+            received.extend(data)
+            if len(received) < len(message):
+                return
+            if received != message:
+                done.set_exception(WrongBehaviour("an echo differs from what was sent"))
+                return
+            received.clear()
+            left -= 1
+            if left:
+                self.transport.write(message)
+            else:
+                done.set_result(None)
+
+    async def many(client: Client) -> None:
+        nonlocal done, left
+        done, left = loop.create_future(), count
+        client.transport.write(message)
+        await done
+
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(surroundings.certificate, surroundings.key)
+    client_context = ssl.create_default_context(cafile=surroundings.certificate)
+    listener = listen(blocking=False)
+    port = listener.getsockname()[1]
+    server = loop.run_until_complete(loop.create_server(EchoProtocol, sock=listener, ssl=server_context))
+    connecting = loop.create_connection(Client, HOST, port, ssl=client_context)
+    transport, client = loop.run_until_complete(connecting)
+
+    def measure() -> Figures:
+        begin_ns = clock.ns()
+        loop.run_until_complete(many(client))
+        return {"operation_us": (clock.ns() - begin_ns) / count / 1000}
+
+    yield measure
+    transport.close()
+    server.close()
+
+
 MICRO = {
     function.__name__: function
     for function in (
         call_soon, chain, timers, timer_lateness, timers_cancel, threadsafe, gather, server, connect,
+        getaddrinfo, spawn, read_child, sendfile, tls_one_loop,
     )
 }  # fmt: skip
 
@@ -421,25 +581,36 @@ async def keep(created: asyncio.AbstractServer) -> None:
     created.close()
 
 
-async def serve_protocol(listener: socket.socket) -> None:
-    await keep(await asyncio.get_running_loop().create_server(EchoProtocol, sock=listener, backlog=BACKLOG))
+Options = dict[str, Any]
+"""What goes to create_server with the listener: under TLS, the context."""
 
 
-async def serve_buffered(listener: socket.socket) -> None:
-    await keep(await asyncio.get_running_loop().create_server(EchoBufferedProtocol, sock=listener, backlog=BACKLOG))
+async def serve_transports(factory: Callable[[], asyncio.BaseProtocol], listener: socket.socket, more: Options) -> None:
+    loop = asyncio.get_running_loop()
+    create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+    await keep(await create(factory, sock=listener, backlog=BACKLOG, **more))
 
 
-async def serve_streams(listener: socket.socket) -> None:
+async def serve_protocol(listener: socket.socket, more: Options) -> None:
+    await serve_transports(EchoProtocol, listener, more)
+
+
+async def serve_buffered(listener: socket.socket, more: Options) -> None:
+    await serve_transports(EchoBufferedProtocol, listener, more)
+
+
+async def serve_streams(listener: socket.socket, more: Options) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(RECEIVE_BYTES):
             writer.write(data)
             await writer.drain()
         writer.close()
 
-    await keep(await asyncio.start_server(echo, sock=listener, backlog=BACKLOG))
+    start = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
+    await keep(await start(echo, sock=listener, backlog=BACKLOG, **more))
 
 
-async def serve_sock(listener: socket.socket) -> None:
+async def serve_sock(listener: socket.socket, _: Options) -> None:
     loop = asyncio.get_running_loop()
 
     async def echo(connection: socket.socket) -> None:
@@ -456,12 +627,102 @@ async def serve_sock(listener: socket.socket) -> None:
         task.add_done_callback(tasks.discard)
 
 
-ECHO: dict[str, Callable[[socket.socket], Coroutine[Any, Any, None]]] = {
+class EchoDatagrams(asyncio.DatagramProtocol):
+    transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def datagram_received(self, data: bytes, address: Any) -> None:
+        self.transport.sendto(data, address)
+
+
+async def serve_datagrams(bound: socket.socket, _: Options) -> None:
+    loop = asyncio.get_running_loop()
+    transport, _protocol = await loop.create_datagram_endpoint(EchoDatagrams, sock=bound)
+    await loop.create_future()
+    transport.close()
+
+
+ECHO: dict[str, Callable[[socket.socket, Options], Coroutine[Any, Any, None]]] = {
     "protocol": serve_protocol,
     "buffered": serve_buffered,
     "streams": serve_streams,
     "sock": serve_sock,
+    "datagrams": serve_datagrams,
 }
+
+
+def prepare_echo(transport: list[str]) -> tuple[socket.socket, Options, int]:
+    """Return the socket to serve, what create_server needs besides, and the port."""
+    more: Options = {}
+    match transport:
+        case [] | ["tcp"]:
+            listener = listen(blocking=False)
+        case ["tls", certificate, key]:
+            listener = listen(blocking=False)
+            more["ssl"] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            more["ssl"].load_cert_chain(certificate, key)
+        case ["unix", path]:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(path)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+            return listener, more, 0
+        case ["udp"]:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            listener.bind((HOST, 0))
+            listener.setblocking(False)
+        case _:
+            sys.exit(f"subject.py: there is no transport {' '.join(transport)}")
+    return listener, more, listener.getsockname()[1]
+
+
+# --- HTTP servers: each serves `listener` with the same body for every request, until the process ends ---
+
+
+def serve_uvicorn(specification: str, listener: socket.socket, body: bytes) -> None:
+    import uvicorn
+
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            answer({"port": listener.getsockname()[1]})
+            await receive()
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    config = uvicorn.Config(
+        application, http="httptools", ws="none", loop=specification, lifespan="on", access_log=False,
+        log_level="warning", backlog=BACKLOG,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def serve_aiohttp(specification: str, listener: socket.socket, body: bytes) -> None:
+    from aiohttp import web
+
+    async def hello(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="text/plain", charset="utf-8")
+
+    async def serve() -> None:
+        application = web.Application()
+        application.router.add_get("/", hello)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        answer({"port": listener.getsockname()[1]})
+        await asyncio.get_running_loop().create_future()
+
+    with asyncio.Runner(loop_factory=lambda: new_loop(specification)) as runner:
+        runner.run(serve())
+
+
+HTTP: dict[str, Callable[[str, socket.socket, bytes], None]] = {"uvicorn": serve_uvicorn, "aiohttp": serve_aiohttp}
 
 
 def end_with_stdin() -> None:
@@ -478,11 +739,16 @@ def end_with_stdin() -> None:
 # --- the program ---
 
 
+def import_loop(specification: str) -> Callable[[], Loop]:
+    """Return the function that `module:function` names."""
+    module, _, function = specification.partition(":")
+    found: Callable[[], Loop] = getattr(importlib.import_module(module), function)
+    return found
+
+
 def new_loop(specification: str) -> Loop:
     """Call `module:function`."""
-    module, _, function = specification.partition(":")
-    created: Loop = getattr(importlib.import_module(module), function)()
-    return created
+    return import_loop(specification)()
 
 
 def probe(loop: Loop) -> dict[str, object]:
@@ -507,22 +773,27 @@ def main(arguments: list[str]) -> None:
             loop = new_loop(specification)
             answer(probe(loop))
             loop.close()
-        case [specification, "micro", name, seconds, *more]:
+        case [specification, "micro", name, seconds, surroundings]:
             loop = new_loop(specification)
             asyncio.set_event_loop(loop)  # As under asyncio.Runner.
-            surroundings = Surroundings(int(more[0]), int(more[1]) if int(more[1]) >= 0 else None) if more else None
-            with MICRO[name](loop, Clock(), surroundings) as measure:
+            with MICRO[name](loop, Clock(), Surroundings(**json.loads(surroundings))) as measure:
                 answer(repeat(measure, float(seconds)))
             loop.close()
-        case [specification, "echo", api]:
+        case [specification, "echo", api, *transport]:
             end_with_stdin()
-            listener = listen(blocking=False)
-            port_number = listener.getsockname()[1]
+            import_loop(specification)  # First, because rsloop must see a certificate being loaded.
+            listener, more, port = prepare_echo(transport)
             with asyncio.Runner(loop_factory=lambda: new_loop(specification)) as runner:
-                runner.get_loop().call_soon(answer, {"port": port_number})
-                runner.run(ECHO[api](listener))
+                runner.get_loop().call_soon(answer, {"port": port})
+                runner.run(ECHO[api](listener, more))
+        case [specification, "http", framework, body]:
+            end_with_stdin()
+            HTTP[framework](specification, listen(blocking=False), body.encode())
         case _:
-            sys.exit("usage: subject.py MODULE:FUNCTION probe | micro NAME SECONDS [PORT CPU] | echo API")
+            sys.exit(
+                "usage: subject.py MODULE:FUNCTION probe | micro NAME SECONDS SURROUNDINGS | echo API [TRANSPORT ...]"
+                " | http FRAMEWORK BODY"
+            )
 
 
 if __name__ == "__main__":

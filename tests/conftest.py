@@ -16,6 +16,8 @@ import pytest
 
 import support
 
+pytest.register_assert_rewrite("differential")
+
 
 def selected_arms():
     """The arms to run, in a fixed order with the control first."""
@@ -41,6 +43,11 @@ def io_uring_refusal():
 def pytest_configure(config):
     config.addinivalue_line(
         "markers", "ringloop_only: the body is about ringloop itself, stock asyncio has no such feature"
+    )
+
+    config.addinivalue_line(
+        "markers",
+        "without_debug_mode: the body is about a loop that is not in debug mode, whatever the environment says",
     )
 
 
@@ -73,6 +80,13 @@ def nothing_left_behind():
     assert asyncio._get_running_loop() is None
     assert sys.get_asyncgen_hooks() == hooks
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.fixture(autouse=True)
+def debug_mode(request, monkeypatch):
+    """Tests run in the debug mode of the environment, except the marked ones."""
+    if request.node.get_closest_marker("without_debug_mode"):
+        monkeypatch.setattr(support, "DEBUG_MODE_OFF", True)
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ import pytest
 
 ARMS = ("asyncio", "io_uring", "epoll")
 HOST = "127.0.0.1"
+DEBUG_MODE_OFF = False
+"""Set for the length of tests that are marked `without_debug_mode`."""
 PATIENCE_S = 20
 """How long a test waits for something that must happen. Never an expectation about speed."""
 
@@ -27,7 +29,7 @@ PATIENCE_S = 20
 def loop_factory(arm):
     """Return a callable without arguments that makes an event loop of this arm.
 
-    The loops start with debug mode off, also under `python -X dev`: what it changes is asked for by the tests that are about it.
+    Whether they start in debug mode is for the environment to say, as for users; a test that is marked `without_debug_mode` has it off.
     """
     if arm == "asyncio":
         create = asyncio.SelectorEventLoop
@@ -38,7 +40,8 @@ def loop_factory(arm):
 
     def make():
         loop = create()
-        loop.set_debug(False)
+        if DEBUG_MODE_OFF:
+            loop.set_debug(False)
         return loop
 
     return make
@@ -320,3 +323,32 @@ class BackgroundThread(threading.Thread):
         if error is not None:
             raise error
         return self._value
+
+
+def run_a_loop(arm):
+    """Let a loop of this arm echo something to itself; "echoed". For child processes that import this module."""
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            self.transport.write(data)
+
+    async def main():
+        server = await asyncio.get_running_loop().create_server(Echo, HOST, 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"echoed")
+        data = await reader.readexactly(6)
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        return data.decode()
+
+    with asyncio.Runner(loop_factory=loop_factory(arm)) as runner:
+        return runner.run(main())
+
+
+def run_a_loop_and_tell(arm, sender):
+    """The same, to the sending end of a pipe of multiprocessing."""
+    sender.send(run_a_loop(arm))

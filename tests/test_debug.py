@@ -71,6 +71,7 @@ def run_child_with_path(source, arm, environment, flags):
     )
 
 
+@pytest.mark.without_debug_mode
 def test_set_debug_and_get_debug(loop):
     assert loop.get_debug() is False
     loop.set_debug(True)
@@ -163,6 +164,7 @@ def test_a_slow_reader_is_logged(loop, caplog):
     assert re.match(r"Executing <Handle .*read\(\) at .* took 0\.\d{3} seconds", caplog.records[0].getMessage())
 
 
+@pytest.mark.without_debug_mode
 def test_slowness_is_not_logged_without_debug_mode(loop, caplog):
     loop.slow_callback_duration = 0.01
     loop.call_soon(slow, 0.02)
@@ -220,6 +222,7 @@ def test_safe_calls_from_another_thread_are_accepted(loop):
     assert trace == ["not running yet", "threadsafe"]
 
 
+@pytest.mark.without_debug_mode
 def test_without_debug_mode_unsafe_calls_are_not_checked(loop):
     trace = []
 
@@ -256,6 +259,7 @@ def test_a_failed_callback_says_where_it_was_queued(loop, method):
     assert (last.filename, last.name) == (__file__, "queue_it")
 
 
+@pytest.mark.without_debug_mode
 def test_no_source_traceback_without_debug_mode(loop):
     contexts = capture_contexts(loop)
     loop.call_soon(fail)
@@ -452,6 +456,7 @@ def test_the_child_process_of_a_debugging_user_is_clean(arm):
     assert "Warning" not in child.stderr and "Traceback" not in child.stderr
 
 
+@pytest.mark.without_debug_mode
 def test_source_traceback_is_what_asyncios_handles_carry(loop):
     """Libraries read `_source_traceback` of a handle when they report a leak."""
     skip_unless(hasattr(asyncio.Handle, "_source_traceback"), "Handle._source_traceback")

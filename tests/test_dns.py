@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from support import HOST, has_ipv6, same_as_asyncio
+from support import HOST, has_ipv6, run_child, same_as_asyncio
 
 
 def resolver_threads():
@@ -56,6 +56,20 @@ def test_a_literal_resolves_to_itself(loop, host):
         ("127.0.0.1", 80, {"type": socket.SOCK_STREAM, "flags": socket.AI_NUMERICHOST}),
         ("127.0.0.1", 80, {"type": socket.SOCK_STREAM, "flags": socket.AI_V4MAPPED, "family": socket.AF_INET6}),
         ("localhost", 80, {"type": socket.SOCK_STREAM}),
+        ("2001:DB8:0:0::5", 80, {"type": socket.SOCK_STREAM}),
+        ("fe80::1", 80, {"type": socket.SOCK_DGRAM, "proto": socket.IPPROTO_UDP}),
+        ("1:2:3", 80, {"type": socket.SOCK_STREAM, "flags": socket.AI_NUMERICHOST}),
+        ("127.0.0.1", 80, {"type": 1, "family": 2, "proto": 6}),
+        ("127.0.0.1", 80, {"type": 1, "proto": socket.IPPROTO_UDP}),
+        ("127.0.0.1", 80, {"type": socket.SOCK_STREAM | socket.SOCK_NONBLOCK}),
+        ("127.0.0.1", 80, {"type": 1.0}),
+        ("127.0.0.1", 80, {"type": []}),
+        ("127.0.0.1", 80, {"type": 1, "family": 2.0}),
+        ("127.0.0.1", 80, {"type": 1, "proto": "6"}),
+        ("127.0.0.1", 80, {"type": 1, "flags": 0.0}),
+        ("127.0.0.1", True, {"type": socket.SOCK_STREAM}),
+        ("127.0.0.1", 65535, {"type": socket.SOCK_STREAM}),
+        ("127.0.0.1", 65536, {"type": socket.SOCK_STREAM}),
         ("127.0.0.1", 70000, {"type": socket.SOCK_STREAM}),
         ("127.0.0.1", -1, {"type": socket.SOCK_STREAM}),
         ("127.0.0.1", "no such service", {"type": socket.SOCK_STREAM}),
@@ -76,6 +90,44 @@ def test_every_question_gets_the_answer_of_the_socket_module(loop, host, port, o
     assert ask(lambda: loop.run_until_complete(loop.getaddrinfo(host, port, **options))) == expected
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_answers_for_literals_have_the_types_of_the_socket_module(loop, host):
+    def types(answer):
+        return [type(part) for part in (*answer[0], *answer[0][4])]
+
+    answer = loop.run_until_complete(loop.getaddrinfo(host, 80, type=1))
+    assert types(answer) == types(socket.getaddrinfo(host, 80, type=1))
+
+
+def test_a_function_in_the_place_of_getaddrinfo_is_asked_for_literals_too(loop, monkeypatch):
+    asked = []
+
+    def getaddrinfo(host, port, family=0, type=0, proto=0, flags=0):
+        asked.append((host, port, family, type, proto, flags))
+        return ["an answer"]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    assert loop.run_until_complete(loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)) == ["an answer"]
+    assert asked == [("127.0.0.1", 80, 0, socket.SOCK_STREAM, 0, 0)]
+
+
+def test_asking_for_a_literal_is_an_audit_event(arm):
+    child = run_child(
+        """
+        import socket
+
+        asked = []
+        sys.addaudithook(lambda name, arguments: asked.append(arguments) if name == "socket.getaddrinfo" else None)
+        loop = new_loop()
+        loop.run_until_complete(loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM))
+        loop.close()
+        print(asked == [("127.0.0.1", 80, 0, socket.SOCK_STREAM, 0)] or asked)
+        """,
+        arm,
+    )
+    assert (child.stdout, child.stderr) == ("True\n", "")
+
+
 def test_names_of_the_arguments(loop):
     async def main():
         with pytest.raises(TypeError):
@@ -85,6 +137,7 @@ def test_names_of_the_arguments(loop):
     assert loop.run_until_complete(main()) == stream_info(HOST, 80)
 
 
+@pytest.mark.without_debug_mode
 @pytest.mark.ringloop_only
 def test_literals_need_no_thread(loop):
     before = resolver_threads()

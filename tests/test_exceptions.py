@@ -87,6 +87,7 @@ def test_the_default_handler_without_message_or_exception(loop, caplog):
     assert not caplog.records[0].exc_info
 
 
+@pytest.mark.without_debug_mode
 def test_a_failed_callback_in_the_log(loop, caplog):
     def fail():
         raise Oops("bad")
@@ -322,6 +323,7 @@ def test_the_text_about_an_empty_buffer(loop):
     assert str(contexts[0]["exception"]) == "get_buffer() returned an empty buffer"
 
 
+@pytest.mark.without_debug_mode
 def test_connection_made_that_fails_is_reported_and_the_connection_goes_on(loop):
     error = Oops("bad")
     protocol = failing(Recorder, "connection_made", error)
@@ -335,6 +337,7 @@ def test_connection_made_that_fails_is_reported_and_the_connection_goes_on(loop)
     assert protocol.error is None
 
 
+@pytest.mark.without_debug_mode
 def test_connection_lost_that_fails_is_reported_and_the_socket_is_closed(loop):
     error = Oops("bad")
     protocol = failing(Recorder, "connection_lost", error)

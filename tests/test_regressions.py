@@ -13,7 +13,7 @@ from support import Recorder, attach, receive_all, run_child, tcp_pair, until
 DATA = bytes(range(256)) * 4096
 
 
-def test_sendfile_falls_back_to_copying(loop):
+def test_sendfile_over_a_transport(loop):
     async def main():
         protocol = Recorder()
         transport, peer = await attach(loop, protocol)

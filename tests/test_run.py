@@ -260,6 +260,7 @@ def test_run_until_complete_and_create_task_of_a_closed_loop(loop):
         coroutine.close()
 
 
+@pytest.mark.without_debug_mode
 def test_stop_of_a_closed_loop_is_harmless(loop):
     loop.close()
     loop.stop()
@@ -302,6 +303,7 @@ def test_a_closed_loop_dies_in_silence(loop_factory):
     assert reference() is None
 
 
+@pytest.mark.without_debug_mode
 def test_repr_shows_the_state(loop):
     name = type(loop).__name__
     assert repr(loop) == f"<{name} running=False closed=False debug=False>"

@@ -505,6 +505,7 @@ def test_repr_in_debug_mode_names_the_line_of_the_call(loop):
         handle.cancel()
 
 
+@pytest.mark.without_debug_mode
 def test_repr_of_a_handle_after_its_run(loop_factory):
     def body(loop):
         handle = loop.call_soon(noop, 1)
@@ -516,6 +517,7 @@ def test_repr_of_a_handle_after_its_run(loop_factory):
     assert same_as_asyncio(body, loop_factory)[1] == "<Handle cancelled>"
 
 
+@pytest.mark.without_debug_mode
 def test_a_callback_whose_repr_fails_makes_the_handles_repr_fail(loop):
     class Broken:
         def __call__(self):
@@ -741,6 +743,7 @@ def test_debug_mode_rejects_what_cannot_be_called(loop, method):
     coroutine.close()
 
 
+@pytest.mark.without_debug_mode
 def test_without_debug_mode_what_cannot_be_called_is_reported_when_it_runs(loop_factory):
     def body(loop):
         contexts = capture_contexts(loop)
@@ -762,6 +765,7 @@ class Strange(BaseException):
     pass
 
 
+@pytest.mark.without_debug_mode
 @pytest.mark.parametrize(
     "error", [ValueError("bad"), asyncio.CancelledError(), GeneratorExit(), StopIteration(), Strange("odd")], ids=repr
 )

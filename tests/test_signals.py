@@ -423,6 +423,7 @@ def test_the_wakeup_descriptor_is_given_back_with_the_last_handler(loop):
     assert signal.set_wakeup_fd(-1) == -1
 
 
+@pytest.mark.without_debug_mode
 def test_a_handler_that_fails_is_reported(loop):
     contexts = []
 

@@ -318,6 +318,7 @@ def test_pipes_can_be_watched(loop):
     assert trace == [b"piped", b""]
 
 
+@pytest.mark.without_debug_mode
 def test_a_failing_reader_is_reported_and_stays(loop, pair):
     contexts = capture_contexts(loop)
     first, second = pair

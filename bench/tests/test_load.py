@@ -4,23 +4,29 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import subprocess
 import threading
 import time
+
+import pytest
+
+from bench import measure
 
 PATIENCE_S = 30
 """How long a test waits for what must happen. Never an expectation about speed."""
 
 
 @contextlib.contextmanager
-def server(serve):
-    """Run `serve(connection)` in a thread for each connection to the port that this yields."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def server(serve, listener=None):
+    """Run `serve(connection)` in a thread for each connection to the port (or path) that this yields."""
+    listener = listener or socket.create_server(("127.0.0.1", 0))
+    name = listener.getsockname()
     threads = []
 
     def guarded(connection):
         # The load program hangs up when it has found a mistake.
-        with connection, contextlib.suppress(ConnectionError):
+        with connection, contextlib.suppress(ConnectionError, ssl.SSLError):
             serve(connection)
 
     def accept():
@@ -34,7 +40,7 @@ def server(serve):
     acceptor = threading.Thread(target=accept)
     acceptor.start()
     try:
-        yield listener.getsockname()[1]
+        yield name if isinstance(name, str) else name[1]
     finally:
         listener.shutdown(socket.SHUT_RDWR)  # Which ends accept(2); closing alone doesn't.
         listener.close()
@@ -219,8 +225,220 @@ def test_too_many_connections_are_refused_before_the_first(load_program):
     assert "500 connections need 516 descriptors, and the limit is 64; raise it with: ulimit -n 516" in done.stderr
 
 
+def test_echo_over_a_unix_socket_is_checked(load_program, tmp_path):
+    def listen(name):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / name))
+        listener.listen()
+        return listener
+
+    command = [load_program, "--transport", "unix", "--warm-up", "0", "--messages", "50", "--connections", "3"]
+    with server(echo, listen("true")) as path:
+        done = subprocess.run(
+            [*command, "--path", path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["messages"] >= 50
+    with server(echo_altered(lambda data, _: data[::-1]), listen("false")) as path:
+        done = subprocess.run(
+            [*command, "--path", path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    assert done.returncode == 1
+    assert "wrong echo: connection 0, message 1" in done.stderr
+
+
+@contextlib.contextmanager
+def datagrams(alter):
+    """Answer each datagram with `alter(data)`; None answers nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
+        bound.bind(("127.0.0.1", 0))
+
+        def serve():
+            while True:
+                data, peer = bound.recvfrom(65536)
+                if not data:
+                    return
+                if (answer := alter(data)) is not None:
+                    with contextlib.suppress(ConnectionError):  # Of an earlier answer, to a program that has ended.
+                        bound.sendto(answer, peer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield bound.getsockname()[1]
+        finally:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
+                last.sendto(b"", bound.getsockname())
+            thread.join()
+
+
+def test_echo_of_datagrams_is_checked(load_program):
+    options = ("--transport", "udp", "--size", 100, "--messages", 60, "--connections", 3)
+    with datagrams(lambda data: data) as port:
+        status, result, stderr = load(load_program, port, *options)
+    assert (status, stderr) == (0, "")
+    assert result["messages"] >= 60
+    with datagrams(lambda data: data[:-1]) as port:
+        status, _, stderr = load(load_program, port, *options)
+    assert status == 1
+    assert "wrong echo: connection 0, message 1: a datagram of 99 bytes instead of 100" in stderr
+    with datagrams(lambda data: data[:50] + b"?" + data[51:]) as port:
+        status, _, stderr = load(load_program, port, *options)
+    assert status == 1
+    assert "wrong echo: connection 0, message 1, byte 50 of 100" in stderr
+
+
+def test_lost_datagram_is_named(load_program):
+    with datagrams(lambda data: None) as port:
+        status, result, stderr = load(load_program, port, "--transport", "udp", "--size", 64, "--patience", 0.3)
+    assert status == 1
+    assert "connection 0, message 1, after 0 of 64 bytes" in stderr
+    assert result["errors"]["stalled"] == 1
+
+
+@pytest.fixture(scope="session")
+def tls_load_program():
+    """The load program with TLS in it, and the certificate for it."""
+    for need in ("libssl", "certificate"):
+        if reason := measure.missing(need):
+            pytest.skip(reason)
+    return str(measure.binary("load-tls"))
+
+
+def tls_server(serve):
+    """As `server`, under TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*measure.certificate())
+
+    def shake_hands_and_serve(connection):
+        with context.wrap_socket(connection, server_side=True) as wrapped:
+            serve(wrapped)
+
+    return server(shake_hands_and_serve)
+
+
+@pytest.mark.parametrize("size", [1, 1024, 70_000])
+def test_echo_under_tls_is_checked(tls_load_program, size):
+    options = ("--transport", "tls", "--certificate", measure.certificate()[0], "--size", size, "--messages", 30)
+    with tls_server(echo) as port:
+        status, result, stderr = load(tls_load_program, port, "--connections", 3, *options)
+    assert (status, stderr) == (0, "")
+    assert result["messages"] >= 30
+    with tls_server(echo_altered(lambda data, _: bytes(byte ^ 1 for byte in data))) as port:
+        status, _, stderr = load(tls_load_program, port, *options)
+    assert status == 1
+    assert "wrong echo: connection 0, message 1, byte 0" in stderr
+
+
+def test_server_with_another_certificate_is_not_measured(tls_load_program, tmp_path):
+    path, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    measure.make_certificate(path, key)
+    with tls_server(echo) as port:
+        status, result, stderr = load(tls_load_program, port, "--transport", "tls", "--certificate", path)
+    assert status == 1
+    assert "TLS handshake on connection 0 failed: certificate verify failed" in stderr
+    assert result["messages"] == 0
+
+
+def test_server_without_tls_is_named(tls_load_program):
+    with server(echo) as port:
+        status, _, stderr = load(
+            tls_load_program, port, "--transport", "tls", "--certificate", measure.certificate()[0]
+        )
+    assert status == 1
+    assert "TLS handshake on connection 0 failed: " in stderr
+
+
+RESPONSE = b"HTTP/1.1 200 OK\r\nServer: it\r\ncontent-length: 5\r\n\r\nhello"
+
+
+def respond(response, pieces=1):
+    """Answer each request with `response`, cut into so many pieces."""
+
+    def serve(connection):
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+            while b"\r\n\r\n" in received:
+                head, _, received = received.partition(b"\r\n\r\n")
+                assert head.startswith(b"GET /greeting HTTP/1.1\r\nHost: 127.0.0.1:"), head
+                step = -(-len(response) // pieces)
+                for begin in range(0, len(response), step):
+                    connection.sendall(response[begin : begin + step])
+
+    return serve
+
+
+def get(load_program, port, *options):
+    """Run the load program against an HTTP server."""
+    return load(load_program, port, "--http-get", "/greeting", "--body", "hello", *options)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, len(RESPONSE)])
+def test_right_responses_are_counted(load_program, pieces):
+    with server(respond(RESPONSE, pieces)) as port:
+        status, result, stderr = get(load_program, port, "--connections", 3, "--messages", 30)
+    assert (status, stderr) == (0, "")
+    assert result["messages"] >= 30
+    assert result["latency_ns_max"] > 0
+
+
+@pytest.mark.parametrize(
+    ("response", "complaint"),
+    [
+        (RESPONSE.replace(b"200 OK", b"500 Oh"), "its status is not 200; it begins with 'HTTP/1.1 500 Oh'"),
+        (RESPONSE.replace(b"hello", b"jello"), "its body is not the one asked for"),
+        (RESPONSE.replace(b": 5", b": 6") + b"!", "its Content-Length is not that of the body asked for"),
+        (RESPONSE.replace(b": 5", b": five"), "it has no Content-Length"),
+        (RESPONSE.replace(b"Server: it", b"Content-Length: 5"), "it has two Content-Lengths"),
+        (RESPONSE.replace(b"content-length: 5", b"X: y"), "it has no Content-Length"),
+        (RESPONSE.replace(b"Server: it", b"Transfer-Encoding: chunked"), "it has a Transfer-Encoding"),
+        (RESPONSE + b"!", "more bytes came than Content-Length says"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 20_000, "it is too long"),
+    ],
+)
+def test_wrong_response_is_named(load_program, response, complaint):
+    with server(respond(response)) as port:
+        status, result, stderr = get(load_program, port, "--messages", 30)
+    assert status == 1
+    assert f"wrong response: connection 0, request 1: {complaint}" in stderr
+    assert result["errors"]["wrong_response"] == 1
+
+
+def test_response_that_nobody_asked_for_is_found(load_program):
+    def serve(connection):
+        connection.recv(65536)
+        connection.sendall(RESPONSE)
+        connection.sendall(RESPONSE)
+        with contextlib.suppress(ConnectionError):
+            connection.recv(65536)
+
+    with server(serve) as port:
+        status, _, stderr = get(load_program, port, "--idle", "--duration", PATIENCE_S / 2)
+    assert status == 1
+    assert "wrong response: connection 0" in stderr
+
+
+def test_response_that_is_cut_short_is_named(load_program):
+    def serve(connection):
+        connection.recv(65536)
+        connection.sendall(RESPONSE[:-1])
+
+    with server(serve) as port:
+        status, _, stderr = get(load_program, port)
+    assert status == 1
+    assert f"hung up (end of file): connection 0, message 1, after {len(RESPONSE) - 1} bytes of its response" in stderr
+
+
 def test_bad_usage_is_refused(load_program):
     for options in (
+        "--transport unix",
+        "--transport nonsense --port 9",
+        "--transport tls --port 9",
+        "--transport tls --port 9 --certificate none",
+        "--transport udp --port 9 --size 65508",
+        "--port 9 --http-get /",
+        "--transport udp --port 9 --http-get / --body x",
         "--port 0",
         "--port 9 --size 0",
         "--port 9 --idle --messages 3",

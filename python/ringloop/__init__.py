@@ -9,6 +9,7 @@ Two ways to run a program on it:
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 if not sys.platform.startswith("linux"):
     raise ImportError(
@@ -17,5 +18,20 @@ if not sys.platform.startswith("linux"):
 
 from ._core import __version__
 from ._loop import EventLoop, new_event_loop, run
+from ._metrics import Metrics
 
-__all__ = ["EventLoop", "__version__", "new_event_loop", "run"]
+if TYPE_CHECKING:
+    from ._policy import EventLoopPolicy as EventLoopPolicy
+    from ._policy import install as install
+
+__all__ = ["EventLoop", "Metrics", "__version__", "new_event_loop", "run"]
+if sys.version_info < (3, 14):
+    # Later, asking for it warns.
+    __all__ += ["EventLoopPolicy", "install"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not `from . import`, which would ask here for the module.
+    from ._policy import find
+
+    return find(name)

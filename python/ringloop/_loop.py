@@ -12,6 +12,7 @@ import contextlib
 import errno
 import functools
 import os
+import selectors
 import signal
 import socket
 import sys
@@ -19,12 +20,16 @@ import threading
 import weakref
 from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
-from . import _core
-from ._transports import SocketTransport
+from . import _children, _core, _tls
+from ._datagrams import DatagramTransport, can_be_native
+from ._metrics import Metrics
+from ._names import find_literal
+from ._transports import SocketTransport, send_file
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from socket import _GetAddrInfoResult
 
@@ -33,19 +38,6 @@ _ProtocolT = TypeVar("_ProtocolT", bound=asyncio.BaseProtocol)
 
 
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-
-
-def _is_literal(host: object) -> bool:
-    """True for a numeric IPv4 or IPv6 address, which no resolver needs to be asked about."""
-    if not isinstance(host, str):
-        return False
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except (OSError, ValueError):
-            continue
-        return True
-    return False
 
 
 _STREAM_NONBLOCKING = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
@@ -59,19 +51,37 @@ def _is_ipv4(host: object) -> TypeGuard[str]:
         return False
 
 
+# The sockets that signals have been sent through, of loops that exist.
+_WAKEUP_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _keep_signals_from_the_parent() -> None:
+    """In a forked child: ends the sending of its signals to its parent's loop, which would take them for its own."""
+    if not _WAKEUP_SOCKETS:
+        return
+    current = signal.set_wakeup_fd(-1)
+    if all(sock.fileno() != current for sock in _WAKEUP_SOCKETS):
+        signal.set_wakeup_fd(current)
+
+
+if sys.version_info < (3, 12):  # Since then, asyncio does it.
+    os.register_at_fork(after_in_child=_keep_signals_from_the_parent)
+
+
 class _SelectorView:
     """What asyncio's own code asks of `loop._selector`: which descriptors are watched, for what."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = weakref.ref(loop)
 
-    def get_key(self, fd: int) -> SelectorKey:
+    def get_key(self, fileobj: Any) -> SelectorKey:
+        fd = selectors._fileobj_to_fd(fileobj)  # type: ignore[attr-defined]
         loop = self._loop()
         handles = None if loop is None else loop._watched(fd)
         if handles is None:
-            raise KeyError(f"{fd!r} is not registered")
+            raise KeyError(f"{fileobj!r} is not registered")
         mask = (EVENT_READ if handles[0] else 0) | (EVENT_WRITE if handles[1] else 0)
-        return SelectorKey(fd, fd, mask, handles)
+        return SelectorKey(fileobj, fd, mask, handles)
 
     def close(self) -> None:
         pass
@@ -102,6 +112,8 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         def _sock_connect_cb(
             self, fut: asyncio.Future[None], sock: socket.socket, address: tuple[str, int]
         ) -> None: ...
+        def _child_watcher_callback(self, pid: int, returncode: int, transp: asyncio.SubprocessTransport) -> None: ...
+        def _check_sendfile_params(self, sock: socket.socket, file: Any, offset: int, count: int | None) -> None: ...
         def _sock_write_done(
             self, fd: int, fut: asyncio.Future[None], handle: asyncio.Handle | None = None
         ) -> None: ...
@@ -113,6 +125,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         self._unix_server_sockets: dict[socket.socket, int] = {}
         self._transports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._selector = _SelectorView(self)
+        self._children: set[_children.Child] = set()
         try:
             self._make_self_pipe()
         except BaseException:
@@ -124,23 +137,37 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         """Runs until stop() is called."""
         self._check_closed()
         self._check_running()
-        self._set_coroutine_origin_tracking(self._debug)
-        agen_hooks = sys.get_asyncgen_hooks()
         try:
+            self._run_forever_setup()
+            with self._signals_wake_the_loop():
+                self._run()
+        finally:
+            self._run_forever_cleanup()
+
+    # From Python 3.13 on asyncio has these, for loops that drive themselves by `_run_once()`.
+    if not hasattr(base_events.BaseEventLoop, "_run_forever_setup"):
+        _old_agen_hooks: sys._asyncgen_hooks | None = None
+
+        def _run_forever_setup(self) -> None:
+            self._check_closed()
+            self._check_running()
+            self._set_coroutine_origin_tracking(self._debug)
+            self._old_agen_hooks = sys.get_asyncgen_hooks()
             self._thread_id = threading.get_ident()
             sys.set_asyncgen_hooks(
                 firstiter=self._asyncgen_firstiter_hook,
                 finalizer=self._asyncgen_finalizer_hook,
             )
             events._set_running_loop(self)
-            with self._signals_wake_the_loop():
-                self._run()
-        finally:
+
+        def _run_forever_cleanup(self) -> None:
             self._stopping = False
             self._thread_id = None
             events._set_running_loop(None)
             self._set_coroutine_origin_tracking(False)
-            sys.set_asyncgen_hooks(*agen_hooks)
+            if self._old_agen_hooks is not None:
+                sys.set_asyncgen_hooks(*self._old_agen_hooks)
+                self._old_agen_hooks = None
 
     @contextlib.contextmanager
     def _signals_wake_the_loop(self) -> Iterator[None]:
@@ -148,6 +175,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        _WAKEUP_SOCKETS.add(self._csock)
         try:
             previous = signal.set_wakeup_fd(self._csock.fileno())
         except ValueError:  # a subinterpreter's main thread isn't the process's
@@ -164,9 +192,6 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
                 if current != self._csock.fileno():
                     signal.set_wakeup_fd(current)
 
-    def _run_once(self) -> NoReturn:
-        raise NotImplementedError("ringloop's turns are native; use run_forever() or run_until_complete()")
-
     def close(self) -> None:
         """Closes the loop: its queue, its timers, and the kernel's objects. It must not be running."""
         if self.is_running():
@@ -175,6 +200,19 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             return
         super().close()
         self._release()
+        for child in list(self._children):
+            child.outlive()
+        self._children.clear()
+
+    def metrics(self, *, reset_slowest: bool = False) -> Metrics:
+        """Says what the loop has done so far and what it holds now, as an immutable snapshot; see `Metrics`.
+
+        It may be called from any thread, also while the loop runs or waits, and after the loop was closed. While the loop waits, system
+        calls, events and wakes are those up to the beginning of that wait; seconds are always up to now. `reset_slowest` forgets
+        the slowest callback after it was read, so that the next snapshot tells the slowest one since.
+        """
+        counts, seconds, slowest, kernel = self._metrics(reset_slowest=reset_slowest)
+        return Metrics(self.backend, *counts, *seconds, *slowest, *kernel)
 
     async def getaddrinfo(
         self,
@@ -187,13 +225,15 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         flags: int = 0,
     ) -> _GetAddrInfoResult:
         """Resolves a name, in the default executor; an address literal is answered at once, without a thread."""
-        if _is_literal(host) and (port is None or isinstance(port, int)) and not self._debug:
-            return socket.getaddrinfo(host, port, family, type, proto, flags)
+        if not self._debug:
+            found = find_literal(host, port, family, type, proto, flags)
+            if found is not None:
+                return found
         return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)
 
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
         """Finds the name of an address, in the default executor; without a thread if numbers are asked for."""
-        if flags & _NUMERIC == _NUMERIC:
+        if isinstance(flags, int) and flags & _NUMERIC == _NUMERIC:
             return socket.getnameinfo(sockaddr, flags)
         return await super().getnameinfo(sockaddr, flags)
 
@@ -213,16 +253,61 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         transport._begin(waiter)
         return transport
 
-    async def _sendfile_fallback(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
-        if type(transp) is SocketTransport and not offset:
-            # asyncio sends files by sendfile(2) here, which begins at the offset wherever the file stands.
-            try:
-                os.fstat(file.fileno())
-            except (AttributeError, OSError):
-                pass
-            else:
-                file.seek(0)
-        return cast("int", await super()._sendfile_fallback(transp, file, offset, count))  # type: ignore[misc]
+    def _make_ssl_transport(
+        self,
+        rawsock: socket.socket,
+        protocol: asyncio.BaseProtocol,
+        sslcontext: ssl.SSLContext | None,
+        waiter: asyncio.Future[None] | None = None,
+        *,
+        extra: dict[str, Any] | None = None,
+        server: asyncio.Server | None = None,
+        **options: Any,
+    ) -> _tls.SSLProtocolTransport:
+        self._ensure_fd_no_transport(rawsock)
+        ssl_protocol = _tls.SSLProtocol(self, protocol, sslcontext, waiter, **options)
+        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
+        return ssl_protocol._get_app_transport()
+
+    start_tls = _tls.start_tls
+
+    async def _make_subprocess_transport(
+        self,
+        protocol: asyncio.BaseProtocol,
+        args: Any,
+        shell: bool,
+        stdin: Any,
+        stdout: Any,
+        stderr: Any,
+        bufsize: int,
+        extra: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> asyncio.SubprocessTransport:
+        if _children.has_own_watcher():
+            return await super()._make_subprocess_transport(  # type: ignore[misc, no-any-return]
+                protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, **kwargs
+            )
+        return await _children.start(
+            self, protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, options=kwargs
+        )
+
+    def _make_datagram_transport(
+        self,
+        sock: socket.socket,
+        protocol: asyncio.BaseProtocol,
+        address: Any = None,
+        waiter: asyncio.Future[None] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> asyncio.DatagramTransport:
+        self._ensure_fd_no_transport(sock)
+        if not can_be_native(sock):
+            return cast("Any", super())._make_datagram_transport(sock, protocol, address, waiter, extra)  # type: ignore[no-any-return]
+        return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra)  # type: ignore[no-any-return]
+
+    async def _sendfile_native(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
+        if issubclass(type(transp), SocketTransport):
+            return await send_file(self, transp, file, offset, count)
+        return cast("int", await super()._sendfile_native(transp, file, offset, count))  # type: ignore[misc]
 
     async def create_connection(
         self,
@@ -236,7 +321,16 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         The plain case, an IPv4 address and no options, takes a short way: asyncio's spends more time on resolving what is
         resolved, and on waiting for a connection that stands, than the kernel spends on connecting.
         """
-        if options or self._debug or not _is_ipv4(host) or type(port) is not int:
+        if (
+            options
+            or self._debug
+            or not _is_ipv4(host)
+            or type(port) is not int
+            or not 0 <= port <= 65535
+            # Somebody has a way of connecting of their own.
+            or type(self).sock_connect is not _SOCK_CONNECT
+            or "sock_connect" in vars(self)
+        ):
             return await super().create_connection(protocol_factory, cast(Any, host), cast(Any, port), **options)
         address = (host, port)
         sock = socket.socket(socket.AF_INET, _STREAM_NONBLOCKING)
@@ -264,6 +358,9 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             transport.close()
             raise
         return cast("asyncio.Transport", transport), protocol
+
+
+_SOCK_CONNECT = EventLoop.sock_connect
 
 
 def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = None) -> EventLoop:

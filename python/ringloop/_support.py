@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import sys
 import time
-from asyncio import base_events, events, format_helpers, futures, selector_events
+import types
+from asyncio import base_events, events, format_helpers, futures, selector_events, transports
 from asyncio.log import logger
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
+    from ._datagrams import DatagramTransport
     from ._loop import EventLoop
     from ._transports import SocketTransport
 
@@ -39,6 +42,8 @@ else:
     _ThreadSafeHandle = getattr(events, "_ThreadSafeHandle", asyncio.Handle)
 __all__ = ["logger"]
 
+_DATAGRAM_TRANSPORT: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
+_FLOW_CONTROL: Any = transports._FlowControlMixin
 _SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
 
 
@@ -173,15 +178,22 @@ def run_timed(loop: EventLoop, handle: asyncio.Handle) -> None:
         duration = time.monotonic() - begin
         if duration >= loop.slow_callback_duration:
             text = base_events._format_handle(handle)  # type: ignore[attr-defined]
-            logger.warning("Executing %s took %.3f seconds", text, duration)
+            _log_slow(text, duration)
     finally:
         loop._current_handle = None
+        # The traceback of a task's exception may hold this frame, and the frame would hold the task.
+        del handle
+
+
+def _log_slow(what: object, duration: float) -> None:
+    # By the name that asyncio's loop uses, which tests put their own in the place of.
+    base_events.logger.warning("Executing %s took %.3f seconds", what, duration)  # type: ignore[attr-defined]
 
 
 def log_slow_transport(loop: EventLoop, transport: object, duration: float) -> None:
     """Logs a transport whose protocol held the loop up, in debug mode."""
     if duration >= loop.slow_callback_duration:
-        logger.warning("Executing %s took %.3f seconds", transport, duration)
+        _log_slow(transport, duration)
 
 
 def report_transport_error(loop: EventLoop, transport: SocketTransport, exception: BaseException) -> None:
@@ -194,6 +206,23 @@ def report_transport_error(loop: EventLoop, transport: SocketTransport, exceptio
             "protocol": transport._protocol,
         }
     )
+
+
+def report_datagram_error(loop: EventLoop, transport: object, callback: str, exception: BaseException) -> None:
+    """Tells the loop's exception handler what left a callback of this name, as `asyncio.Handle._run` does."""
+    report_callback_error(_Handle(getattr(transport, callback), (), loop, None), exception)
+
+
+def refuse_datagram(transport: DatagramTransport, data: object, address: object) -> None:
+    """asyncio's answer to a datagram that can't be sent: of the wrong type, elsewhere than to the peer, or too late."""
+    _DATAGRAM_TRANSPORT.sendto(transport, data, address)
+
+
+def water_marks(high: Any, low: Any) -> tuple[int, int]:
+    """The (high, low) marks, in bytes, that asyncio makes of the arguments of `set_write_buffer_limits`; raises what it raises."""
+    marks: Any = types.SimpleNamespace()
+    _FLOW_CONTROL._set_write_buffer_limits(marks, high, low)
+    return int(min(marks._high_water, sys.maxsize)), int(min(marks._low_water, sys.maxsize))
 
 
 def write_type_error(data: object) -> TypeError:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import io
+import os
 import warnings
-from asyncio import base_events, constants, transports
+from asyncio import base_events, constants, exceptions, transports, unix_events
 from asyncio.log import logger
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 
+if TYPE_CHECKING:
+    from ._loop import EventLoop
+
 # Servers learned which transports they have in Python 3.13; before, they only counted.
 _SERVER_TAKES_TRANSPORT = "transport" in inspect.signature(base_events.Server._attach).parameters  # type: ignore[attr-defined]
+
+# From Python 3.14 on it isn't told how much was sent: it sets a file's position even after nothing.
+_POSITION_ARGUMENTS = (
+    unix_events._UnixSelectorEventLoop._sock_sendfile_update_filepos.__code__.co_argcount - 1  # type: ignore[attr-defined]
+)
 
 
 class SocketTransport(_core.SocketTransport):
@@ -20,7 +31,7 @@ class SocketTransport(_core.SocketTransport):
     __slots__ = ()
 
     _start_tls_compatible = True
-    _sendfile_compatible = constants._SendfileMode.FALLBACK
+    _sendfile_compatible = constants._SendfileMode.TRY_NATIVE
     max_size = 256 * 1024
 
     if not TYPE_CHECKING:  # Of instances; stubtest would compare it with the class's own.
@@ -86,3 +97,57 @@ class SocketTransport(_core.SocketTransport):
             server._detach(*([self] if _SERVER_TAKES_TRANSPORT else []))
         if empty_waiter is not None and not empty_waiter.done():
             empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
+
+
+async def send_file(loop: EventLoop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
+    """Sends a file by sendfile(2) when all that was written before is sent; see `asyncio.loop.sendfile`.
+
+    Raises SendfileNotAvailableError, in asyncio's words, before anything is sent if that can't be done for this file.
+    """
+    resume_reading = transport.is_reading()
+    transport.pause_reading()
+    waiter = transport._make_empty_waiter()
+    try:
+        await waiter
+        return await _send_file_now(loop, transport, file, offset, count)
+    finally:
+        transport._reset_empty_waiter()
+        if resume_reading:
+            transport.resume_reading()
+
+
+async def _send_file_now(loop: EventLoop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
+    if (sock := transport._sock) is None:
+        raise ConnectionError("Connection is closed by peer")
+    loop._check_sendfile_params(sock, file, offset, count)
+    try:
+        number = file.fileno()
+    except (AttributeError, io.UnsupportedOperation):
+        raise exceptions.SendfileNotAvailableError("not a regular file") from None
+    try:
+        size = os.fstat(number).st_size
+    except OSError:
+        raise exceptions.SendfileNotAvailableError("not a regular file") from None
+    if not (count or size):
+        return 0
+    failure: OSError | None = None
+    try:
+        if (ended := transport._start_sendfile(number, offset, count)) is not None:
+            await ended
+    except OSError as error:
+        failure = error
+    finally:
+        sent = transport._stop_sendfile()
+        arguments = [number, offset + sent, sent]
+        del arguments[_POSITION_ARGUMENTS:]
+        loop._sock_sendfile_update_filepos(*arguments)  # type: ignore[attr-defined]
+    if failure is None:
+        return sent
+    try:
+        if not sent and not transport.is_closing():
+            raise exceptions.SendfileNotAvailableError("os.sendfile call failed") from failure
+        if failure.errno == errno.ENOTCONN and type(failure) is not ConnectionError:
+            raise ConnectionError("socket is not connected", errno.ENOTCONN) from failure
+        raise failure
+    finally:
+        del failure  # Its traceback refers to this frame.

@@ -20,6 +20,8 @@ pub(crate) struct Watch {
     pub(crate) mode: Mode,
     /// Whether it waits for an event. A `OneShot` that has fired does not, nor does a watch that the kernel refused.
     pub(crate) armed: bool,
+    /// The `io_uring` backend's: whether the kernel has a multishot request for it although its mode is not `Edge`.
+    pub(crate) outlasting: bool,
 }
 
 /// An operation from `submit` until its resources are taken or freed.
@@ -125,6 +127,7 @@ impl Table {
             interest,
             mode,
             armed: true,
+            outlasting: false,
         }));
         self.descriptors[fd as usize].watch = Some(token);
         self.counters.watches += 1;
@@ -162,6 +165,7 @@ impl Table {
                 interest,
                 mode,
                 armed: true,
+                outlasting: false,
                 ..before
             };
         }

@@ -339,7 +339,7 @@ impl Uring {
         let user_data = self.table.next_sequence(token);
         // Without IORING_POLL_ADD_LEVEL a multishot poll is edge-triggered (io_uring_enter(2)).
         let entry = opcode::PollAdd::new(Fd(watch.fd), watch.interest.poll_bits())
-            .multi(watch.mode == Mode::Edge)
+            .multi(watch.mode == Mode::Edge || watch.outlasting)
             .build()
             .user_data(user_data);
         self.queued.push_back(entry);
@@ -353,11 +353,8 @@ impl Uring {
         // A request that has just completed is not found, which is as good. POLL_REMOVE would not do: the kernel answers
         // EALREADY, and leaves the poll armed and the file open, where an arrival is just being processed
         // (io_poll_disarm in io_uring/poll.c); a cancel marks the request, and whoever processes it ends it.
-        let entry = opcode::AsyncCancel::new(self.table.user_data(token))
-            .build()
-            .flags(squeue::Flags::SKIP_SUCCESS)
-            .user_data(IGNORED);
-        self.queued.push_back(entry);
+        self.queued
+            .push_back(cancel_request(self.table.user_data(token)));
     }
 
     fn arm_waker(&mut self) {
@@ -401,11 +398,8 @@ impl Uring {
     pub(crate) fn cancel(&mut self, token: Token) {
         if let Some(submitted) = self.table.operation(token) {
             submitted.cancelled = true;
-            let entry = opcode::AsyncCancel::new(self.table.user_data(token))
-                .build()
-                .flags(squeue::Flags::SKIP_SUCCESS)
-                .user_data(IGNORED);
-            self.queued.push_back(entry);
+            self.queued
+                .push_back(cancel_request(self.table.user_data(token)));
         }
     }
 
@@ -619,11 +613,7 @@ impl Uring {
 
     /// Queues the removal of every request for a watch.
     fn disarm_everything(&mut self) {
-        let entry = opcode::AsyncCancel::new(WAKER)
-            .build()
-            .flags(squeue::Flags::SKIP_SUCCESS)
-            .user_data(IGNORED);
-        self.queued.push_back(entry);
+        self.queued.push_back(cancel_request(WAKER));
         for (token, watch) in self.table.watches() {
             self.disarm(token, watch);
         }
@@ -636,7 +626,7 @@ impl Uring {
         }
         let mut rearm_waker = false;
         let mut restart = Vec::new();
-        let mut rearm_edge = Vec::new();
+        let mut restart_watches = Vec::new();
         for completion in self.ring.completion() {
             let (user_data, result) = (completion.user_data(), completion.result());
             let more = cqueue::more(completion.flags());
@@ -658,12 +648,32 @@ impl Uring {
                     );
                 }
                 Some((token, Owner::Watch(watch))) => {
+                    // The kernel reports the end of what the peer sends unasked, too, as epoll does not (IO_POLL_UNMASK in
+                    // io_uring/poll.c).
+                    let readiness = result as u32 & (watch.interest.poll_bits() | UNASKED);
                     match watch.mode {
+                        _ if readiness == 0 => {
+                            if !more {
+                                // A request that ends at the first report would do so again and again. A multishot one
+                                // says it once, and goes on to say what was asked for.
+                                if let Some(watch) = self.table.watch_mut(token) {
+                                    watch.outlasting = watch.mode != Mode::Edge;
+                                }
+                                restart_watches.push(token);
+                            }
+                            continue;
+                        }
                         Mode::Edge if more => {}
-                        Mode::Edge => rearm_edge.push(token),
+                        Mode::Edge => restart_watches.push(token),
                         Mode::Level | Mode::OneShot => {
                             if let Some(watch) = self.table.watch_mut(token) {
                                 watch.armed = false;
+                                watch.outlasting = false;
+                            }
+                            if more {
+                                // With another number, so that what the request still reports is stale.
+                                self.queued.push_back(cancel_request(user_data));
+                                self.table.next_sequence(token);
                             }
                             if watch.mode == Mode::Level {
                                 self.rearm.push(token);
@@ -671,7 +681,7 @@ impl Uring {
                         }
                     }
                     self.table
-                        .report_readiness(token, Readiness::from_bits(result as u32), events);
+                        .report_readiness(token, Readiness::from_bits(readiness), events);
                 }
                 Some((token, Owner::Operation)) => {
                     let multishot = self
@@ -691,7 +701,7 @@ impl Uring {
         if rearm_waker {
             self.arm_waker();
         }
-        for token in rearm_edge {
+        for token in restart_watches {
             self.table.counters.rearms += 1;
             self.arm(token);
         }
@@ -869,6 +879,17 @@ impl Drop for Uring {
         }
         // The ring's memory is unmapped and its descriptor closed after this, and the table freed last.
     }
+}
+
+/// What the kernel reports of a descriptor without being asked.
+const UNASKED: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32 | libc::POLLNVAL as u32;
+
+/// Asks the kernel to end a request. One that has just completed is not found, which is as good.
+fn cancel_request(user_data: u64) -> squeue::Entry {
+    opcode::AsyncCancel::new(user_data)
+        .build()
+        .flags(squeue::Flags::SKIP_SUCCESS)
+        .user_data(IGNORED)
 }
 
 /// Whether a queued entry is more than the arming of a watch.

@@ -12,12 +12,16 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::addresses::Address;
+
+use crate::metrics;
+
 /// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
 pub(crate) const COPIES_AFTER_KEPT: u8 = 32;
 /// Pieces handed to one sendmsg(2).
 pub(crate) const PIECES_PER_SEND: usize = 256;
 /// Below this, a copy of the right size costs less than what handing out the large buffer risks.
-const IN_PLACE_MIN: usize = 16 * 1024;
+pub(crate) const IN_PLACE_MIN: usize = 16 * 1024;
 
 /// The loop's receive buffer: one large `bytes` object, kept warm.
 ///
@@ -53,7 +57,8 @@ impl Received {
             .ok_or_else(|| PyErr::fetch(py))
     }
 
-    fn memory(&self) -> *mut u8 {
+    /// Where the content begins: `CAPACITY` bytes, for whoever has this value to write to.
+    pub(crate) fn memory(&self) -> *mut u8 {
         // SAFETY: the object is alive; its content begins at `ob_sval`.
         unsafe { (&raw mut (*self.object.as_ptr()).ob_sval).cast() }
     }
@@ -67,6 +72,16 @@ impl Received {
     pub(crate) fn receive_up_to(&mut self, fd: RawFd, count_max: usize) -> io::Result<usize> {
         // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out).
         unsafe { receive(fd, self.memory(), count_max.min(Self::CAPACITY)) }
+    }
+
+    /// Receives a datagram, or its first `count_max` bytes, at most `CAPACITY`; and where it came from.
+    pub(crate) fn receive_from(
+        &mut self,
+        fd: RawFd,
+        count_max: usize,
+    ) -> io::Result<(usize, Address)> {
+        // SAFETY: as in `receive_up_to`.
+        unsafe { receive_from(fd, self.memory(), count_max.min(Self::CAPACITY)) }
     }
 
     /// The first `count` bytes received.
@@ -200,10 +215,10 @@ pub(crate) fn is_empty(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// An exported buffer, released when dropped.
-struct View(Box<ffi::Py_buffer>);
+pub(crate) struct View(Box<ffi::Py_buffer>);
 
 impl View {
-    fn new(data: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
+    pub(crate) fn new(data: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the GIL is held, and the view stays where it is until it is released.
         if unsafe { ffi::PyObject_GetBuffer(data.as_ptr(), &raw mut *view, flags) } != 0 {
@@ -212,12 +227,23 @@ impl View {
         Ok(Self(view))
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         if self.0.len == 0 {
             return &[];
         }
         // SAFETY: a simple view is contiguous, `len` bytes long, and valid until it is released.
         unsafe { std::slice::from_raw_parts(self.0.buf.cast(), self.0.len as usize) }
+    }
+}
+
+impl View {
+    /// Where the content begins.
+    pub(crate) fn memory(&self) -> *mut u8 {
+        self.0.buf.cast()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len as usize
     }
 }
 
@@ -277,9 +303,57 @@ pub(crate) fn receive_into(
 ) -> PyResult<(io::Result<usize>, usize)> {
     let view = View::new(buffer, ffi::PyBUF_WRITABLE)?;
     let capacity = view.0.len as usize;
+    if capacity == 0 {
+        // As in the socket module, which asks nobody for nothing.
+        return Ok((Ok(0), 0));
+    }
     // SAFETY: the view is writable and `capacity` bytes long until it is released.
     let result = unsafe { receive(fd, view.0.buf.cast(), capacity) };
     Ok((result, capacity))
+}
+
+/// Receives a datagram, or its first `count_max` bytes, into a writable bytes-like object; and where it came from. None if
+/// there isn't room for so many, `Err` if it isn't such an object.
+pub(crate) fn receive_from_into(
+    fd: RawFd,
+    buffer: &Bound<'_, PyAny>,
+    count_max: usize,
+) -> PyResult<Option<io::Result<(usize, Address)>>> {
+    let view = View::new(buffer, ffi::PyBUF_WRITABLE)?;
+    if count_max > view.0.len as usize {
+        return Ok(None);
+    }
+    // SAFETY: the view is writable and at least `count_max` bytes long until it is released.
+    Ok(Some(unsafe {
+        receive_from(fd, view.0.buf.cast(), count_max)
+    }))
+}
+
+/// recvfrom(2).
+///
+/// # Safety
+/// `memory` is valid for writing `capacity` bytes.
+unsafe fn receive_from(
+    fd: RawFd,
+    memory: *mut u8,
+    capacity: usize,
+) -> io::Result<(usize, Address)> {
+    // SAFETY: all-zero is a valid address storage.
+    let mut name: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&name) as libc::socklen_t;
+    metrics::count_system_call();
+    // SAFETY: as the function asks; `length` tells the size of `name`.
+    let received = unsafe {
+        libc::recvfrom(
+            fd,
+            memory.cast(),
+            capacity,
+            libc::MSG_DONTWAIT,
+            (&raw mut name).cast(),
+            &raw mut length,
+        )
+    };
+    Ok((count(received)?, Address::from_kernel(&name, length)))
 }
 
 /// recv(2).
@@ -348,6 +422,7 @@ pub(crate) fn send_pieces<'a>(
 
 /// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`. Sockets that are not TCP have no such delay.
 pub(crate) fn disable_nagle(fd: RawFd) {
+    metrics::count_system_call();
     let on: libc::c_int = 1;
     // SAFETY: the option's value is an int that lives for the call. Failure (no TCP) is as good as success.
     unsafe {
@@ -367,6 +442,9 @@ pub(crate) fn shut_down_writing(fd: RawFd) -> io::Result<()> {
     count(unsafe { libc::shutdown(fd, libc::SHUT_WR) } as isize).map(drop)
 }
 
+/// The result of a system call.
 fn count(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+    let result = usize::try_from(result).map_err(|_| io::Error::last_os_error());
+    metrics::count_system_call();
+    result
 }

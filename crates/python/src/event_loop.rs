@@ -13,6 +13,7 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
@@ -26,10 +27,12 @@ use ringloop::{BusyPoll, Config, Reactor};
 use ringloop_driver::{Event, ForcedBy, Waker};
 
 use crate::buffers::Received;
+use crate::datagram::{Batch, DatagramTransport};
 use crate::handle::{Call, HandleRef};
+use crate::metrics::{self, Meter};
 use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, guard};
-use crate::transport::SocketTransport;
+use crate::transport::{Holding, SocketTransport};
 use crate::watches::{self, Readiness, Watches};
 
 /// What a turn runs, in order of arrival.
@@ -39,6 +42,8 @@ pub(crate) enum Ready {
     Foreign(Py<PyAny>),
     /// A stream transport whose socket reported something.
     Transport(Py<SocketTransport>, Readiness),
+    /// The same for a datagram transport.
+    Datagrams(Py<DatagramTransport>, Readiness),
     /// A stream transport whose `connection_made` has been called.
     StartReading(Py<SocketTransport>),
 }
@@ -58,6 +63,7 @@ pub(crate) struct Loop {
     pub(crate) watches: GilCell<Watches>,
     pub(crate) reactor: GilCell<Option<Box<Reactor>>>,
     pub(crate) events: GilCell<Vec<Event>>,
+    pub(crate) holding: Holding,
     /// Absent once closed: it holds a descriptor.
     waker: GilCell<Option<Waker>>,
     backend: &'static str,
@@ -74,6 +80,9 @@ pub(crate) struct Loop {
     pub(crate) sock_recv_habit: AtomicUsize,
     /// Absent while a delivery from it is under way.
     receive_buffer: GilCell<Option<Received>>,
+    /// The memory that datagrams are received into; absent while they are delivered.
+    pub(crate) batch: GilCell<Option<Batch>>,
+    pub(crate) meter: Meter,
 }
 
 #[pymethods]
@@ -110,6 +119,7 @@ impl Loop {
             }),
             watches: GilCell::new(Watches::default()),
             events: GilCell::new(Vec::new()),
+            holding: Holding::new(),
             waker: GilCell::new(Some(reactor.waker())),
             backend: reactor.backend().name(),
             backend_reason: reactor.backend_reason().to_owned(),
@@ -123,6 +133,8 @@ impl Loop {
             task_factory: GilCell::new(None),
             sock_recv_habit: AtomicUsize::new(0),
             receive_buffer: GilCell::new(None),
+            batch: GilCell::new(None),
+            meter: Meter::default(),
         })
     }
 
@@ -273,6 +285,11 @@ impl Loop {
         crate::turn::run(slf)
     }
 
+    /// Runs one turn, for programs that drive the loop themselves.
+    fn _run_once(slf: &Bound<'_, Self>) -> PyResult<()> {
+        crate::turn::run_once(slf)
+    }
+
     /// Drops the queue, the watches and the kernel's objects. The loop is closed already.
     fn _release(&self, py: Python<'_>) {
         self.clear(py);
@@ -323,7 +340,7 @@ impl Loop {
                 return Ok(operation);
             }
         }
-        asyncio_coroutine(slf, "sock_recv", sock, n)
+        asyncio_coroutine(slf, "sock_recv", (slf, sock, n))
     }
 
     /// Receives into a writable buffer: an awaitable of the number of bytes.
@@ -334,7 +351,7 @@ impl Loop {
     ) -> PyResult<Bound<'py, PyAny>> {
         match socket_operation::new(slf, sock, buf, Kind::ReceiveInto)? {
             Some(operation) => Ok(operation),
-            None => asyncio_coroutine(slf, "sock_recv_into", sock, buf),
+            None => asyncio_coroutine(slf, "sock_recv_into", (slf, sock, buf)),
         }
     }
 
@@ -346,8 +363,72 @@ impl Loop {
     ) -> PyResult<Bound<'py, PyAny>> {
         match socket_operation::new(slf, sock, data, Kind::SendAll)? {
             Some(operation) => Ok(operation),
-            None => asyncio_coroutine(slf, "sock_sendall", sock, data),
+            None => asyncio_coroutine(slf, "sock_sendall", (slf, sock, data)),
         }
+    }
+
+    /// Receives a datagram of up to `bufsize` bytes: an awaitable of (bytes, address).
+    fn sock_recvfrom<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        bufsize: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // More than the receive buffer holds is asked for in vain, save for the largest of Unix datagrams.
+        let count_max = bufsize
+            .extract()
+            .ok()
+            .filter(|&it| it <= Received::CAPACITY);
+        if let Some(count_max) = count_max {
+            let kind = Kind::ReceiveFrom { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, bufsize, kind)? {
+                return Ok(operation);
+            }
+        }
+        asyncio_coroutine(slf, "sock_recvfrom", (slf, sock, bufsize))
+    }
+
+    /// Receives a datagram into a writable buffer: an awaitable of (number of bytes, address).
+    #[pyo3(signature = (sock, buf, nbytes=None))]
+    fn sock_recvfrom_into<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        buf: &Bound<'py, PyAny>,
+        nbytes: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(count_max) = nbytes.map_or(Some(0), |nbytes| nbytes.extract().ok()) {
+            let kind = Kind::ReceiveFromInto { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, buf, kind)? {
+                return Ok(operation);
+            }
+        }
+        match nbytes {
+            Some(nbytes) => asyncio_coroutine(slf, "sock_recvfrom_into", (slf, sock, buf, nbytes)),
+            None => asyncio_coroutine(slf, "sock_recvfrom_into", (slf, sock, buf)),
+        }
+    }
+
+    /// Sends a datagram to an address: an awaitable of the number of bytes sent.
+    fn sock_sendto<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        data: &Bound<'py, PyAny>,
+        address: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let pair = PyTuple::new(slf.py(), [data, address])?;
+        match socket_operation::new(slf, sock, pair.as_any(), Kind::SendTo)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_sendto", (slf, sock, data, address)),
+        }
+    }
+
+    /// What the loop has done so far, in the order of `ringloop.Metrics`.
+    #[pyo3(signature = (*, reset_slowest))]
+    fn _metrics(&self, py: Python<'_>, reset_slowest: bool) -> metrics::Snapshot {
+        let snapshot = self.meter.snapshot(py, self);
+        if reset_slowest {
+            self.meter.forget_slowest(py);
+        }
+        snapshot
     }
 
     /// The handles that watch `fd`, as (reader or None, writer or None); None where nothing does.
@@ -418,6 +499,7 @@ impl Loop {
         if let Some(watches) = self.watches.for_traversal() {
             watches.traverse(&visit)?;
         }
+        self.holding.traverse(&visit)?;
         if let Some(factory) = self.task_factory.for_traversal() {
             if let Some(factory) = &*factory {
                 visit.call(factory)?;
@@ -501,11 +583,15 @@ impl Loop {
             },
         );
         let watches = self.watches.replace(py, Watches::default());
-        drop(self.reactor.replace(py, None));
+        if let Some(reactor) = self.reactor.replace(py, None) {
+            self.meter.keep(py, reactor.counters());
+        }
         drop(self.waker.replace(py, None));
         drop(self.receive_buffer.replace(py, None));
+        drop(self.batch.replace(py, None));
         queue.discard(py);
         drop(watches);
+        self.holding.clear(py);
     }
 }
 
@@ -523,7 +609,7 @@ impl Queue {
             Ready::Foreign(handle) => {
                 self.foreign_timers.remove(&(handle.as_ptr() as usize));
             }
-            Ready::Transport(..) | Ready::StartReading(_) => {}
+            Ready::Transport(..) | Ready::Datagrams(..) | Ready::StartReading(_) => {}
         }
         self.ready.push_back(ready);
     }
@@ -543,6 +629,27 @@ impl Ready {
         }
     }
 
+    /// Whether it was cancelled while it was queued.
+    #[inline]
+    pub(crate) fn is_cancelled(&self, py: Python<'_>) -> PyResult<bool> {
+        match self {
+            Self::Handle(handle) => Ok(handle.is_cancelled()),
+            Self::Foreign(handle) => handle
+                .bind(py)
+                .getattr(intern!(py, "_cancelled"))?
+                .is_truthy(),
+            Self::Transport(..) | Self::Datagrams(..) | Self::StartReading(_) => Ok(false),
+        }
+    }
+
+    /// Drops what has been run.
+    #[inline]
+    pub(crate) fn release(self, py: Python<'_>) {
+        if let Self::Handle(handle) = self {
+            handle.release(py);
+        }
+    }
+
     /// Drops what was queued without running it.
     pub(crate) fn discard(self, py: Python<'_>) {
         if let Self::Handle(handle) = self {
@@ -559,6 +666,7 @@ impl Ready {
             Self::Handle(handle) => handle.traverse(visit),
             Self::Foreign(object) => visit.call(object),
             Self::Transport(transport, _) | Self::StartReading(transport) => visit.call(transport),
+            Self::Datagrams(transport, _) => visit.call(transport),
         }
     }
 }
@@ -586,13 +694,17 @@ fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
 fn asyncio_coroutine<'py>(
     event_loop: &Bound<'py, Loop>,
     method: &str,
-    sock: &Bound<'py, PyAny>,
-    argument: &Bound<'py, PyAny>,
+    arguments: impl PyCallArgs<'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = event_loop.py();
-    support::class(py, &BASE, "asyncio", "SelectorEventLoop")?
-        .call_method1(method, (event_loop, sock, argument))
+    support::class(
+        py,
+        &BASE,
+        "asyncio.selector_events",
+        "BaseSelectorEventLoop",
+    )?
+    .call_method1(method, arguments)
 }
 
 /// Calls `callable` with `positional` arguments first and one keyword argument per name after.
@@ -913,6 +1025,11 @@ unsafe extern "C" fn call_at(
             if parsed.time == ffi::Py_None() {
                 return Err(PyTypeError::new_err("when cannot be None"));
             }
+            // Before the time is looked at: a closed loop says that it is closed, whatever it is given.
+            Bound::from_borrowed_ptr(py, this)
+                .cast_unchecked::<Loop>()
+                .get()
+                .check_closed()?;
             let when_s = seconds(py, parsed.time)?;
             schedule_at(py, this, when_s, &parsed.call)
         }

@@ -18,11 +18,13 @@ use std::ptr::{self, NonNull};
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
 
 use crate::event_loop::Loop;
 use crate::native_type::{NativeType, attribute, method, slot};
+use crate::run_lock;
 use crate::support::{self, guard};
 
 /// Arguments that fit into the handle itself; more go into a tuple.
@@ -256,6 +258,12 @@ impl HandleRef {
         unsafe { ffi::Py_REFCNT(self.as_ptr()) > 1 }
     }
 
+    #[inline]
+    pub(crate) fn is_cancelled(self) -> bool {
+        // SAFETY: a `HandleRef` refers to a live handle.
+        unsafe { (*self.0.as_ptr()).cancelled }
+    }
+
     /// Cancels the callback and drops what it holds.
     pub(crate) fn cancel(self, py: Python<'_>) {
         // SAFETY: the GIL is held and the handle is alive.
@@ -277,6 +285,9 @@ impl HandleRef {
                 self.track();
             }
             (*this).running += 1;
+            if (*this).threadsafe {
+                run_lock::begin(this as usize);
+            }
             let context = (*this).context;
             let mut result = ptr::null_mut();
             if ffi::PyContext_Enter(context) == 0 {
@@ -293,10 +304,28 @@ impl HandleRef {
                 Ok(())
             };
             (*this).running -= 1;
+            if (*this).threadsafe {
+                run_lock::end();
+            }
+            outcome
+        }
+    }
+
+    /// What `run` has called, also if it was cancelled meanwhile; before `finish_run`.
+    pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+        // SAFETY: the GIL is held, the handle is alive, and its callback is an object or null.
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, (*self.0.as_ptr()).callback) }
+    }
+
+    /// Drops callback and arguments if they were cancelled during `run`.
+    #[inline]
+    pub(crate) fn finish_run(self, _py: Python<'_>) {
+        let this = self.0.as_ptr();
+        // SAFETY: the GIL is held, and the handle is alive (the caller owns a reference).
+        unsafe {
             if (*this).cancelled && (*this).running == 0 {
                 drop_call(this);
             }
-            outcome
         }
     }
 }
@@ -505,8 +534,11 @@ unsafe extern "C" fn method_cancel(
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard(|py| {
-        // SAFETY: called by the interpreter with a live handle, with the GIL.
-        unsafe { cancel(py, object.cast()) };
+        // SAFETY: called by the interpreter with the GIL, and with a live handle, that the caller keeps alive.
+        unsafe {
+            wait_for_end_of_run(py, object.cast())?;
+            cancel(py, object.cast());
+        }
         Ok(py.None().into_bound(py))
     })
 }
@@ -515,8 +547,29 @@ unsafe extern "C" fn method_cancelled(
     object: *mut ffi::PyObject,
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe { ffi::PyBool_FromLong((*object.cast::<Handle>()).cancelled.into()) }
+    guard(|py| {
+        let this = object.cast::<Handle>();
+        // SAFETY: called by the interpreter with a live handle, that the caller keeps alive.
+        let cancelled = unsafe {
+            wait_for_end_of_run(py, this)?;
+            (*this).cancelled
+        };
+        Ok(PyBool::new(py, cancelled).to_owned().into_any())
+    })
+}
+
+/// Where asyncio would take the lock of a handle of `call_soon_threadsafe`.
+///
+/// # Safety
+/// The GIL is held and `this` is alive until the function returns.
+unsafe fn wait_for_end_of_run(py: Python<'_>, this: *mut Handle) -> PyResult<()> {
+    // SAFETY: as the function asks; whenever `is_running` is called, the GIL is held.
+    unsafe {
+        if (*this).threadsafe && (*this).running > 0 {
+            return run_lock::wait_for_end(py, this as usize, || (*this).running > 0);
+        }
+    }
+    Ok(())
 }
 
 unsafe extern "C" fn method_run(
@@ -526,7 +579,9 @@ unsafe extern "C" fn method_run(
     guard(|py| {
         // SAFETY: called by the interpreter with a live handle.
         let handle = HandleRef(unsafe { NonNull::new_unchecked(object.cast()) });
-        handle.run(py)?;
+        let outcome = handle.run(py);
+        handle.finish_run(py);
+        outcome?;
         Ok(py.None().into_bound(py))
     })
 }
@@ -773,6 +828,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             slot(ffi::Py_tp_richcompare, timer_compare as *mut c_void),
         ],
     )?;
+    run_lock::init(py)?;
     // SAFETY: the module is initialised once, with the GIL, before any handle is made; the types live for ever.
     unsafe {
         HANDLE.class = handle;

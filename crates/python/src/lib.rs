@@ -4,26 +4,35 @@
 //! | --- | --- |
 //! | `event_loop` | `Loop`: the queue, the timers, scheduling |
 //! | `handle` | `Handle` and `TimerHandle` |
+//! | `metrics` | what a loop counts about itself |
 //! | `turn` | one turn of the loop |
 //! | `watches` | who hears about which descriptor |
+//! | `datagram` | `DatagramTransport`, with the memory it receives into |
+//! | `addresses` | socket addresses between the kernel and Python |
 //! | `transport` | `SocketTransport`, with its reading and its writing |
 //! | `socket_operation` | `sock_recv`, `sock_recv_into`, `sock_sendall` |
 //! | `buffers` | bytes between sockets and Python objects |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
 //! | `native_type` | types of the C API |
+//! | `tls` | `SSLProtocol`, the hot half of asyncio's TLS |
 //! | `support` | state under the GIL, errors, the border between C and Rust |
 //!
 //! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
 
 #![deny(unsafe_code)]
 
+mod addresses;
 mod buffers;
+mod datagram;
 mod event_loop;
 mod handle;
+mod metrics;
 mod native_type;
+mod run_lock;
 mod socket_operation;
 mod stream_reader;
 mod support;
+mod tls;
 mod transport;
 mod turn;
 mod watches;
@@ -32,9 +41,12 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    support::check_interpreter(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     handle::add_to(module)?;
     event_loop::add_to(module)?;
     socket_operation::add_to(module)?;
+    module.add_class::<datagram::DatagramTransport>()?;
+    tls::add_to(module)?;
     module.add_class::<transport::SocketTransport>()
 }

@@ -1,10 +1,12 @@
-//! `sock_recv`, `sock_recv_into` and `sock_sendall`: one awaitable for each call.
+//! `sock_recv`, `sock_sendall` and their like: one awaitable for each call.
 //!
 //! Under asyncio these are coroutines: a frame, a future, two callbacks and a partial per packet. Here each is one object
 //! that behaves like that coroutine (it does nothing until awaited, then tries the system call, and waits on a future
 //! only where the socket isn't ready), and runs no Python.
 
 #![allow(unsafe_code)]
+
+pub(crate) mod datagram;
 
 use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, offset_of};
@@ -36,6 +38,12 @@ pub(crate) enum Kind {
     ReceiveInto,
     /// The argument is a bytes-like object.
     SendAll,
+    /// The argument is the number of bytes to receive at most.
+    ReceiveFrom { count_max: usize },
+    /// The argument is a writable buffer; 0 stands for its length.
+    ReceiveFromInto { count_max: usize },
+    /// The argument is a tuple of a bytes-like object and an address.
+    SendTo,
 }
 
 impl Kind {
@@ -44,7 +52,15 @@ impl Kind {
             Self::Receive { .. } => "sock_recv",
             Self::ReceiveInto => "sock_recv_into",
             Self::SendAll => "sock_sendall",
+            Self::ReceiveFrom { .. } => "sock_recvfrom",
+            Self::ReceiveFromInto { .. } => "sock_recvfrom_into",
+            Self::SendTo => "sock_sendto",
         }
+    }
+
+    /// Whether it waits for room to send, rather than for something to receive.
+    fn is_sending(self) -> bool {
+        matches!(self, Self::SendAll | Self::SendTo)
     }
 }
 
@@ -95,6 +111,13 @@ pub(crate) fn new<'py>(
     let py = event_loop.py();
     let class = support::class(py, &SOCKET, "socket", "socket")?;
     if event_loop.get().is_debug() || !sock.get_type().is(class) {
+        return Ok(None);
+    }
+    let gives_address = matches!(
+        kind,
+        Kind::ReceiveFrom { .. } | Kind::ReceiveFromInto { .. }
+    );
+    if gives_address && datagram::known_family(sock)?.is_none() {
         return Ok(None);
     }
     // SAFETY: the GIL is held; every field is written before the object is tracked and can be seen.
@@ -194,8 +217,11 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
         Ok(fd) => fd,
         Err(error) => return Some(Err(error)),
     };
-    if fd < 0 || (known_fd >= 0 && fd != known_fd) {
+    if known_fd >= 0 && fd != known_fd {
         return Some(Err(support::errno_error(py, libc::EBADF)));
+    }
+    if fd < 0 {
+        return Some(said_by_the_socket(sock.bind(py), kind, &argument));
     }
     // SAFETY: as in `resume`.
     unsafe { operation(object).fd = fd };
@@ -206,6 +232,8 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
         )
     };
     match kind {
+        // As in the socket module, which asks nobody for nothing.
+        Kind::Receive { count_max: 0 } => Some(Ok(PyBytes::new(py, b"").into_any().unbind())),
         Kind::Receive { count_max } => match receive(py, event_loop.get(), fd, count_max, is_ready)
         {
             Ok(Ok(bytes)) => Some(Ok(bytes)),
@@ -220,12 +248,8 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             )),
             Ok((Err(error), _)) if would_block(&error) => None,
             Ok((Err(error), _)) => Some(Err(support::os_error(py, &error))),
-            // No writable buffer: the socket module says so in its own words.
-            Err(_) => Some(
-                sock.bind(py)
-                    .call_method1(intern!(py, "recv_into"), (&argument,))
-                    .map(Bound::unbind),
-            ),
+            // No writable buffer.
+            Err(_) => Some(said_by_the_socket(sock.bind(py), kind, &argument)),
         },
         Kind::SendAll => {
             let result = buffers::with_bytes(&argument, |bytes| {
@@ -248,7 +272,47 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
                 Err(error) => Some(Err(error)),
             }
         }
+        Kind::ReceiveFrom { count_max } => {
+            datagram::receive_from(py, event_loop.get(), fd, count_max)
+        }
+        Kind::ReceiveFromInto { count_max } => {
+            datagram::receive_from_into(sock.bind(py), fd, &argument, count_max)
+        }
+        Kind::SendTo => match argument.cast::<PyTuple>() {
+            Ok(pair) => {
+                datagram::send_to(sock.bind(py), fd, pair).unwrap_or_else(|error| Some(Err(error)))
+            }
+            Err(error) => Some(Err(error.into())),
+        },
     }
+}
+
+/// What the socket module itself says, in its own words and order, to a closed socket or a wrong argument.
+fn said_by_the_socket(
+    sock: &Bound<'_, PyAny>,
+    kind: Kind,
+    argument: &Bound<'_, PyAny>,
+) -> PyResult<Py<PyAny>> {
+    let py = sock.py();
+    match kind {
+        Kind::Receive { count_max } => sock.call_method1(intern!(py, "recv"), (count_max,)),
+        Kind::ReceiveInto => sock.call_method1(intern!(py, "recv_into"), (argument,)),
+        Kind::SendAll => sock.call_method1(intern!(py, "send"), (argument,)),
+        Kind::ReceiveFrom { count_max } => sock.call_method1(intern!(py, "recvfrom"), (count_max,)),
+        Kind::ReceiveFromInto { count_max } => {
+            let count_max = if count_max == 0 {
+                argument.len()?
+            } else {
+                count_max
+            };
+            sock.call_method1(intern!(py, "recvfrom_into"), (argument, count_max))
+        }
+        Kind::SendTo => {
+            let pair = argument.cast::<PyTuple>()?;
+            sock.call_method1(intern!(py, "sendto"), pair)
+        }
+    }
+    .map(Bound::unbind)
 }
 
 /// recv(2) into a `bytes` object: by way of the loop's buffer, or straight into the object where the socket is known to be
@@ -321,13 +385,7 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
     handle.track();
     // SAFETY: `new` gave an owned reference.
     let handle = unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) };
-    watches::insert(
-        &event_loop,
-        fd,
-        &handle,
-        kind == Kind::SendAll,
-        Mode::OneShot,
-    )?;
+    watches::insert(&event_loop, fd, &handle, kind.is_sending(), Mode::OneShot)?;
     let previous = {
         // SAFETY: as in `resume`.
         let operation = unsafe { operation(object) };
@@ -396,7 +454,7 @@ fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         event_loop.bind(py),
         fd,
         handle.bind(py),
-        kind == Kind::SendAll,
+        kind.is_sending(),
         Mode::OneShot,
     )
 }
@@ -416,12 +474,7 @@ fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let Some(handle) = handle else {
         return Ok(());
     };
-    watches::take_out_if(
-        event_loop.bind(py),
-        fd,
-        kind == Kind::SendAll,
-        handle.bind(py),
-    )
+    watches::take_out_if(event_loop.bind(py), fd, kind.is_sending(), handle.bind(py))
 }
 
 fn finish(py: Python<'_>, object: *mut ffi::PyObject) {
@@ -574,6 +627,11 @@ unsafe fn warn_never_awaited(kind: Kind) {
         Kind::Receive { .. } => c"coroutine 'EventLoop.sock_recv' was never awaited",
         Kind::ReceiveInto => c"coroutine 'EventLoop.sock_recv_into' was never awaited",
         Kind::SendAll => c"coroutine 'EventLoop.sock_sendall' was never awaited",
+        Kind::ReceiveFrom { .. } => c"coroutine 'EventLoop.sock_recvfrom' was never awaited",
+        Kind::ReceiveFromInto { .. } => {
+            c"coroutine 'EventLoop.sock_recvfrom_into' was never awaited"
+        }
+        Kind::SendTo => c"coroutine 'EventLoop.sock_sendto' was never awaited",
     };
     // SAFETY: as the function asks. Where warnings are errors, there is nobody to raise it to.
     unsafe {
@@ -691,7 +749,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     send_method.ml_flags = ffi::METH_O;
     let class = NativeType {
         name: c"ringloop._core.SocketOperation",
-        doc: c"What sock_recv, sock_recv_into and sock_sendall return: an awaitable that acts like a coroutine.",
+        doc: c"What sock_recv, sock_sendall and their like return: an awaitable that acts like a coroutine.",
         size: size_of::<OperationObject>(),
         weak_references_offset: offset_of!(OperationObject, weak_references),
         slots: vec![

@@ -10,16 +10,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use pyo3::exceptions::{
-    PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit, PyValueError,
+    PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit,
+    PyValueError,
 };
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyString, PyType};
 use ringloop_driver::Refused;
 
 /// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
 /// may come back; coming back anyway is a panic, which reaches Python as an exception, and never a data race.
+#[derive(Default)]
 pub(crate) struct GilCell<T>(RefCell<T>);
 
 // SAFETY: every access needs a `Python` token, so at most one thread is inside at a time. This module doesn't declare
@@ -124,6 +126,19 @@ pub(crate) fn errno_error(py: Python<'_>, code: i32) -> PyErr {
     PyErr::fetch(py)
 }
 
+/// `ImportError` in a subinterpreter: types and looked-up objects are kept once per process. From Python 3.12 on, CPython
+/// refuses by itself, except in interpreters that were made to be lenient.
+pub(crate) fn check_interpreter(_py: Python<'_>) -> PyResult<()> {
+    // SAFETY: the GIL is held.
+    let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };
+    if is_main {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "ringloop does not support subinterpreters; use asyncio's own event loop here",
+    ))
+}
+
 /// True for the exceptions that end the loop instead of going to its exception handler.
 pub(crate) fn ends_the_loop(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PySystemExit>(py) || error.is_instance_of::<PyKeyboardInterrupt>(py)
@@ -151,4 +166,24 @@ pub(crate) fn class<'py>(
 pub(crate) fn borrow_pointer<T>(pointer: &NonNull<T>) -> &Py<PyAny> {
     // SAFETY: `Py` is a transparent wrapper of a non-null object pointer, and the callers' pointers are live objects.
     unsafe { &*std::ptr::from_ref(pointer).cast::<Py<PyAny>>() }
+}
+
+/// `object.name(argument)`, without a tuple and without a bound method.
+pub(crate) fn call_method1(
+    object: &Bound<'_, PyAny>,
+    name: &Bound<'_, PyString>,
+    argument: *mut ffi::PyObject,
+) -> PyResult<()> {
+    let py = object.py();
+    let stack = [std::ptr::null_mut(), object.as_ptr(), argument];
+    // SAFETY: the GIL is held, the objects are alive, and the slot before the first argument is free for the callee.
+    unsafe {
+        let result = ffi::PyObject_VectorcallMethod(
+            name.as_ptr(),
+            stack.as_ptr().add(1),
+            2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, result).map(drop)
+    }
 }

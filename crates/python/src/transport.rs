@@ -8,27 +8,34 @@
 
 #![allow(unsafe_code)]
 
+mod file_sending;
+mod holding;
 mod reading;
 mod writing;
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop_driver::Token;
+use ringloop_driver::{Interest, Mode, Token};
 
 use crate::buffers::{self, Chunk};
 use crate::event_loop::{Loop, Ready};
 use crate::stream_reader::StreamFeed;
 use crate::support::{self, GilCell};
-use crate::watches::{self, Readiness};
+use crate::tls::SSLProtocol;
+use crate::watches::{self, Readiness, TransportKind};
 
+pub(crate) use self::holding::Holding;
+
+use self::file_sending::FileSending;
+use self::holding::WriteHabit;
 use self::reading::read_once;
 use self::writing::{begin_blocked_write, count_lost_write, enqueue, flush, maybe_pause_protocol};
 
@@ -46,6 +53,8 @@ enum Receiver {
     Buffered,
     /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
     Stream(StreamFeed),
+    /// Our own TLS: its records go straight to it.
+    Tls(Py<SSLProtocol>),
 }
 
 /// The flags are asyncio's, each with its own life.
@@ -85,6 +94,8 @@ struct State {
     high_water: usize,
     low_water: usize,
     empty_waiter: Option<Py<PyAny>>,
+    file: Option<FileSending>,
+    habit: WriteHabit,
     /// Deliveries left for which received data is copied, because the protocol kept the last one.
     copies_left: u8,
 }
@@ -137,6 +148,8 @@ impl SocketTransport {
                 high_water: HIGH_WATER_DEFAULT,
                 low_water: HIGH_WATER_DEFAULT / 4,
                 empty_waiter: None,
+                file: None,
+                habit: WriteHabit::default(),
                 copies_left: 1,
             }),
         })
@@ -202,12 +215,14 @@ impl SocketTransport {
     /// Information on the connection: "socket", "sockname", "peername", or what the caller added.
     #[pyo3(signature = (name, default=None))]
     fn get_extra_info(
-        &self,
+        slf: &Bound<'_, Self>,
         py: Python<'_>,
         name: &Bound<'_, PyAny>,
         default: Option<Py<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let extra = self.state.get(py).extra.clone_ref(py);
+        let extra = slf.get().state.get(py).extra.clone_ref(py);
+        // Whoever asks may be about to use the socket by other means.
+        holding::release(slf)?;
         let found = extra.bind(py).get_item(name)?;
         Ok(found.map_or_else(|| default.unwrap_or_else(|| py.None()), Bound::unbind))
     }
@@ -288,7 +303,7 @@ impl SocketTransport {
     }
 
     /// Sends data, now as far as the socket takes it; the rest is buffered. Never blocks.
-    fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    pub(crate) fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         if !(data.is_instance_of::<PyBytes>()
             || data.is_instance_of::<PyByteArray>()
@@ -299,8 +314,8 @@ impl SocketTransport {
                 .call1((data,))
                 .map_or_else(|error| error, PyErr::from_value));
         }
-        let (fd, direct, lost) = {
-            let state = slf.get().state.get(py);
+        let (fd, direct, lost, held) = {
+            let mut state = slf.get().state.get_mut(py);
             if state.eof {
                 return Err(PyRuntimeError::new_err(
                     "Cannot call write() after write_eof()",
@@ -311,8 +326,13 @@ impl SocketTransport {
                     "unable to write; sendfile is in progress",
                 ));
             }
-            (state.fd, state.buffer.is_empty(), state.lost > 0)
+            let lost = state.lost > 0;
+            let held = !lost && state.holds_back(data);
+            (state.fd, state.buffer.is_empty(), lost, held)
         };
+        if held {
+            return holding::hold(slf, data);
+        }
         if lost {
             if buffers::is_empty(data)? {
                 return Ok(());
@@ -338,18 +358,29 @@ impl SocketTransport {
     fn writelines(slf: &Bound<'_, Self>, list_of_data: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         {
+            // Before Python 3.12 asyncio's joins the pieces and calls `write`.
+            let name = || {
+                if py.version_info() >= (3, 12) {
+                    "writelines"
+                } else {
+                    "write"
+                }
+            };
             let state = slf.get().state.get(py);
             if state.eof {
-                return Err(PyRuntimeError::new_err(
-                    "Cannot call writelines() after write_eof()",
-                ));
+                return Err(PyRuntimeError::new_err(format!(
+                    "Cannot call {}() after write_eof()",
+                    name()
+                )));
             }
             if state.empty_waiter.is_some() {
-                return Err(PyRuntimeError::new_err(
-                    "unable to writelines; sendfile is in progress",
-                ));
+                return Err(PyRuntimeError::new_err(format!(
+                    "unable to {}; sendfile is in progress",
+                    name()
+                )));
             }
         }
+        holding::release(slf)?;
         let mut chunks = VecDeque::new();
         let mut total = 0;
         for data in list_of_data.try_iter()? {
@@ -386,9 +417,11 @@ impl SocketTransport {
     }
 
     /// Ends the sending side once everything buffered is sent; receiving goes on.
-    fn write_eof(&self, py: Python<'_>) -> PyResult<()> {
+    fn write_eof(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        holding::release(slf)?;
         let fd = {
-            let mut state = self.state.get_mut(py);
+            let mut state = slf.get().state.get_mut(py);
             if state.closing || state.eof {
                 return Ok(());
             }
@@ -408,6 +441,7 @@ impl SocketTransport {
     /// Closes the connection once everything buffered is sent; nothing more is received.
     fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
+        holding::release(slf)?;
         {
             let mut state = slf.get().state.get_mut(py);
             if state.closing {
@@ -429,6 +463,7 @@ impl SocketTransport {
 
     #[pyo3(signature = (exc))]
     fn _force_close(slf: &Bound<'_, Self>, exc: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        holding::release(slf)?;
         let dropped = {
             let mut state = slf.get().state.get_mut(slf.py());
             if state.lost > 0 {
@@ -445,7 +480,7 @@ impl SocketTransport {
 
     /// Bytes that wait to be sent.
     fn get_write_buffer_size(&self, py: Python<'_>) -> usize {
-        self.state.get(py).buffer_len
+        self.state.get(py).waiting_bytes()
     }
 
     /// The (low, high) marks of flow control, in bytes.
@@ -458,23 +493,19 @@ impl SocketTransport {
     #[pyo3(signature = (high=None, low=None))]
     fn set_write_buffer_limits(
         slf: &Bound<'_, Self>,
-        high: Option<i64>,
-        low: Option<i64>,
+        high: Option<Bound<'_, PyAny>>,
+        low: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let high = high.unwrap_or_else(|| match low {
-            None => HIGH_WATER_DEFAULT as i64,
-            Some(low) => low.saturating_mul(4),
-        });
-        let low = low.unwrap_or(high.div_euclid(4));
-        if !(high >= low && low >= 0) {
-            return Err(PyValueError::new_err(format!(
-                "high ({high}) must be >= low ({low}) must be >= 0"
-            )));
-        }
+        let py = slf.py();
+        let (high_water, low_water) = support::python(py)?
+            .getattr(intern!(py, "water_marks"))?
+            .call1((high, low))?
+            .extract()?;
+        holding::release(slf)?;
         {
-            let mut state = slf.get().state.get_mut(slf.py());
-            state.high_water = high as usize;
-            state.low_water = low as usize;
+            let mut state = slf.get().state.get_mut(py);
+            state.high_water = high_water;
+            state.low_water = low_water;
         }
         maybe_pause_protocol(slf)
     }
@@ -486,6 +517,7 @@ impl SocketTransport {
         if this.state.get(py).empty_waiter.is_some() {
             return Err(PyRuntimeError::new_err("Empty waiter is already set"));
         }
+        holding::release(slf)?;
         let event_loop = this.event_loop(py)?;
         let waiter = event_loop
             .bind(py)
@@ -500,6 +532,22 @@ impl SocketTransport {
     fn _reset_empty_waiter(&self, py: Python<'_>) {
         let previous = self.state.get_mut(py).empty_waiter.take();
         drop(previous);
+    }
+
+    /// Sends a file by sendfile(2), from `offset` on, `count` bytes or all. Returns None if that was all, else a future
+    /// that is done when it is. After that, or to give up, `_stop_sendfile` says how many bytes were sent.
+    #[pyo3(signature = (file, offset, count))]
+    fn _start_sendfile(
+        slf: &Bound<'_, Self>,
+        file: RawFd,
+        offset: i64,
+        count: Option<usize>,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        file_sending::start(slf, file, offset, count)
+    }
+
+    fn _stop_sendfile(slf: &Bound<'_, Self>) -> usize {
+        file_sending::stop(slf)
     }
 
     /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock, server,
@@ -610,7 +658,7 @@ impl SocketTransport {
         let state = self.state.get(py);
         (
             state.started && state.is_reading() && !state.end_received,
-            !state.buffer.is_empty(),
+            state.is_sending() && !state.habit.holding,
         )
     }
 
@@ -626,8 +674,10 @@ impl SocketTransport {
         visit.call(&state.read_context)?;
         visit.call(&state.write_context)?;
         visit.call(&state.empty_waiter)?;
-        if let Receiver::Stream(feed) = &state.receiver {
-            feed.traverse(&visit)?;
+        match &state.receiver {
+            Receiver::Data | Receiver::Buffered => {}
+            Receiver::Stream(feed) => feed.traverse(&visit)?,
+            Receiver::Tls(protocol) => visit.call(protocol)?,
         }
         Ok(())
     }
@@ -666,6 +716,11 @@ impl Drop for SocketTransport {
 impl State {
     fn is_reading(&self) -> bool {
         !self.closing && !self.paused
+    }
+
+    /// Whether something waits for room in the socket.
+    fn is_sending(&self) -> bool {
+        !self.buffer.is_empty() || self.file.as_ref().is_some_and(FileSending::is_under_way)
     }
 
     fn wants_data(&self) -> bool {
@@ -723,7 +778,7 @@ fn or_none_if_os_error<'py>(
 }
 
 /// `Option<Py<T>>::clone_ref`, which the borrow of the state makes wordy.
-trait CloneRefOption {
+pub(crate) trait CloneRefOption {
     fn clone_ref_opt(&self, py: Python<'_>) -> Self;
 }
 
@@ -733,7 +788,7 @@ impl<T> CloneRefOption for Option<Py<T>> {
     }
 }
 
-fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     // SAFETY: the GIL is held; the result is a new reference or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
 }
@@ -741,6 +796,9 @@ fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
 fn receiver_for(protocol: &Bound<'_, PyAny>) -> PyResult<Receiver> {
     static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = protocol.py();
+    if let Ok(protocol) = protocol.cast::<SSLProtocol>() {
+        return Ok(Receiver::Tls(protocol.clone().unbind()));
+    }
     let buffered = support::class(py, &BUFFERED, "asyncio.protocols", "BufferedProtocol")?;
     if protocol.is_instance(buffered)? {
         return Ok(Receiver::Buffered);
@@ -795,7 +853,13 @@ fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         }
         (event_loop.clone_ref(py), state.fd)
     };
-    let token = watches::list_transport(event_loop.get(), transport, fd)?;
+    let token = watches::list_transport(
+        event_loop.get(),
+        transport.as_any(),
+        TransportKind::Stream,
+        fd,
+        (Interest::READ | Interest::WRITE, Mode::Edge),
+    )?;
     this.state.get_mut(py).token = Some(token);
     Ok(())
 }
@@ -805,7 +869,7 @@ fn update_hold(transport: &Bound<'_, SocketTransport>) {
     let py = transport.py();
     let (token, event_loop, hold) = {
         let state = transport.get().state.get(py);
-        let hold = (state.is_reading() && !state.end_received) || !state.buffer.is_empty();
+        let hold = (state.is_reading() && !state.end_received) || state.is_sending();
         (
             state.token,
             state.event_loop.as_ref().map(|it| it.clone_ref(py)),
@@ -824,6 +888,11 @@ fn queue_read(transport: &Bound<'_, SocketTransport>, event_loop: &Loop) {
         writable: false,
         ending: false,
     };
+    queue_ready(transport, event_loop, readiness);
+}
+
+/// Serves the transport in the next turn, as if its socket had reported.
+fn queue_ready(transport: &Bound<'_, SocketTransport>, event_loop: &Loop, readiness: Readiness) {
     event_loop
         .queue
         .get_mut(transport.py())
@@ -854,8 +923,12 @@ pub(crate) fn on_ready(
     if readiness.writable {
         let context = {
             let state = this.state.get(py);
-            if state.buffer.is_empty() || state.lost > 0 {
+            if state.lost > 0 {
                 return Ok(());
+            }
+            if state.buffer.is_empty() {
+                drop(state);
+                return file_sending::step(transport);
             }
             state.write_context.clone_ref_opt(py)
         };
@@ -868,7 +941,7 @@ pub(crate) fn on_ready(
 }
 
 /// Runs `body` in a `contextvars.Context`.
-fn in_context(
+pub(crate) fn in_context(
     py: Python<'_>,
     context: &Py<PyAny>,
     body: impl FnOnce() -> PyResult<()>,

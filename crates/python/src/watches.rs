@@ -1,11 +1,13 @@
-//! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and stream transports.
+//! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and transports.
 
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
-use pyo3::exceptions::{PyAttributeError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{
+    PyAttributeError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -13,6 +15,7 @@ use pyo3::types::{PyInt, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit, ffi};
 use ringloop_driver::{Event, Interest, Mode, Token};
 
+use crate::datagram::DatagramTransport;
 use crate::event_loop::{Loop, Queue, Ready};
 use crate::handle::{Call, HandleRef};
 use crate::support;
@@ -40,10 +43,18 @@ struct Callbacks {
     writer: Option<Py<PyAny>>,
 }
 
+/// The native type of a transport.
+#[derive(Copy, Clone)]
+pub(crate) enum TransportKind {
+    Stream,
+    Datagram,
+}
+
 /// A transport as the table holds it. The reference is counted only while the transport is reading or writing: one
 /// that is paused and that nobody else refers to may go, as under asyncio.
 struct Listed {
     transport: NonNull<ffi::PyObject>,
+    kind: TransportKind,
     strong: bool,
 }
 
@@ -133,6 +144,11 @@ impl Watches {
         entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
     }
 
+    /// How many transports have a descriptor.
+    pub(crate) fn transports(&self) -> usize {
+        self.transports.iter().flatten().count()
+    }
+
     pub(crate) fn handles(&self, py: Python<'_>, fd: RawFd) -> Option<Handles> {
         let callbacks = self.callbacks(fd)?;
         let copy = |handle: &Option<Py<PyAny>>| handle.as_ref().map(|it| it.clone_ref(py));
@@ -152,27 +168,37 @@ impl Watches {
         let ready = event.readiness();
         let ending = ready.is_read_closed() || ready.is_error();
         let readiness = Readiness {
-            readable: ready.is_readable() || ending,
-            writable: ready.is_writable() || ending,
+            readable: ready.is_readable(),
+            // Not at the end of what the peer sends: there may be no room, and asyncio would wait for some.
+            writable: ready.is_writable(),
             ending,
         };
         match self.source(event.token) {
             Some(Source::Transport(listed)) => {
-                // SAFETY: the transport takes itself off this list before it goes, so the pointer is a live
-                // `SocketTransport`; the GIL is held.
-                let transport = unsafe {
-                    Bound::from_borrowed_ptr(py, listed.transport.as_ptr())
-                        .cast_into_unchecked::<SocketTransport>()
+                // SAFETY: the transport takes itself off this list before it goes, so the pointer is live; the GIL is
+                // held. It was listed by its kind.
+                let ready = unsafe {
+                    let transport = Bound::from_borrowed_ptr(py, listed.transport.as_ptr());
+                    match listed.kind {
+                        TransportKind::Stream => Ready::Transport(
+                            transport.cast_into_unchecked::<SocketTransport>().unbind(),
+                            readiness,
+                        ),
+                        TransportKind::Datagram => Ready::Datagrams(
+                            transport
+                                .cast_into_unchecked::<DatagramTransport>()
+                                .unbind(),
+                            readiness,
+                        ),
+                    }
                 };
-                queue
-                    .ready
-                    .push_back(Ready::Transport(transport.unbind(), readiness));
+                queue.ready.push_back(ready);
             }
             Some(Source::Callbacks(fd)) => {
                 if let Some(callbacks) = self.callbacks(*fd) {
                     let both = [
                         (readiness.readable, &callbacks.reader),
-                        (ready.is_writable() || ready.is_error(), &callbacks.writer),
+                        (readiness.writable, &callbacks.writer),
                     ];
                     for (fired, handle) in both {
                         if let (true, Some(handle)) = (fired, handle) {
@@ -221,11 +247,19 @@ impl Listed {
     }
 }
 
+/// Stands for every number that is too large for a descriptor: nothing is ever watched under it.
+const TOO_LARGE: RawFd = RawFd::MAX;
+
 /// The number of a file object, as the selectors module finds it.
 pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let py = file.py();
     if file.is_instance_of::<PyInt>() {
-        return file.extract();
+        return match file.extract::<RawFd>() {
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
+                Ok(if file.lt(0)? { -1 } else { TOO_LARGE })
+            }
+            number => number,
+        };
     }
     file.call_method0(intern!(py, "fileno"))
         .and_then(|number| number.extract())
@@ -247,9 +281,11 @@ pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
 /// The descriptor of a file object; ValueError where it has none.
 fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     match file_number(file)? {
-        number if number < 0 => Err(PyValueError::new_err(format!(
-            "Invalid file descriptor: {number}"
-        ))),
+        number if number < 0 => Err(PyValueError::new_err(if file.is_instance_of::<PyInt>() {
+            format!("Invalid file descriptor: {}", file.str()?)
+        } else {
+            format!("Invalid file descriptor: {number}")
+        })),
         fd => Ok(fd),
     }
 }
@@ -274,12 +310,17 @@ pub(crate) fn ensure_no_transport(
             )));
         }
     }
-    // asyncio's own transports (UDP, pipes) are entered by themselves.
+    // asyncio's own transports (pipes, TLS) are entered by themselves.
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let others = event_loop.getattr(intern!(py, "_transports"))?;
     if others.getattr(intern!(py, "data"))?.is_truthy()? {
-        support::class(py, &BASE, "asyncio", "SelectorEventLoop")?
-            .call_method1(intern!(py, "_ensure_fd_no_transport"), (event_loop, file))?;
+        support::class(
+            py,
+            &BASE,
+            "asyncio.selector_events",
+            "BaseSelectorEventLoop",
+        )?
+        .call_method1(intern!(py, "_ensure_fd_no_transport"), (event_loop, file))?;
     }
     Ok(())
 }
@@ -319,13 +360,13 @@ pub(crate) fn add<'py>(
         // SAFETY: `new` gives an owned reference.
         unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
     };
-    insert(
-        event_loop,
-        descriptor(file)?,
-        &handle,
-        for_writing,
-        Mode::Level,
-    )?;
+    let fd = descriptor(file)?;
+    if fd == TOO_LARGE {
+        return Err(PyOverflowError::new_err(
+            "Python int too large to convert to C int",
+        ));
+    }
+    insert(event_loop, fd, &handle, for_writing, Mode::Level)?;
     Ok(handle)
 }
 
@@ -521,22 +562,21 @@ fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Watches a transport's socket for both directions, for the life of the connection.
+/// Watches a transport's socket. `transport` is of the native type that `kind` tells.
 pub(crate) fn list_transport(
     this: &Loop,
-    transport: &Bound<'_, SocketTransport>,
+    transport: &Bound<'_, PyAny>,
+    kind: TransportKind,
     fd: RawFd,
+    (interest, mode): (Interest, Mode),
 ) -> PyResult<Token> {
     let py = transport.py();
-    let token = this.with_reactor(py, |reactor| {
-        reactor
-            .driver()
-            .watch(fd, Interest::READ | Interest::WRITE, Mode::Edge)
-    })?;
+    let token = this.with_reactor(py, |reactor| reactor.driver().watch(fd, interest, mode))?;
     let pointer = transport.clone().into_ptr();
     let listed = Listed {
         // SAFETY: `into_ptr` never gives null.
         transport: unsafe { NonNull::new_unchecked(pointer) },
+        kind,
         strong: true,
     };
     this.watches

@@ -187,8 +187,20 @@ impl Reactor {
     /// `Interrupted` when a signal ended the wait, or work that the kernel had for this thread, such
     /// as the rest of an `io_uring` that was closed; and those of [`Driver::poll`].
     pub fn turn(&mut self, deadline_ns: Option<u64>, events: &mut Vec<Event>) -> io::Result<()> {
+        self.turn_from(clock::now_ns(), deadline_ns, events)
+    }
+
+    /// [`turn`](Reactor::turn) for a caller who has just read the clock, and says what it showed.
+    ///
+    /// # Errors
+    /// Those of [`turn`](Reactor::turn).
+    pub fn turn_from(
+        &mut self,
+        start_ns: u64,
+        deadline_ns: Option<u64>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
         self.turns += 1;
-        let start_ns = clock::now_ns();
         let remaining_ns =
             deadline_ns.map_or(u64::MAX, |deadline| deadline.saturating_sub(start_ns));
         if remaining_ns == 0 {

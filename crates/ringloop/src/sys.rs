@@ -1,4 +1,4 @@
-//! The system calls that the standard library does not offer in the form needed here.
+//! What the standard library does not offer in the form needed here: system calls, and the processor's time stamp counter.
 
 #![allow(unsafe_code)]
 
@@ -18,6 +18,29 @@ pub(crate) fn monotonic_ns() -> u64 {
     // SAFETY: clock_gettime returned 0, so it has filled in the whole structure.
     let now = unsafe { now.assume_init() };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The processor's time stamp counter.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn time_stamp() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and Linux lets processes use it (it can be
+    // told not to by prctl(2), and then the vDSO's clock fails as well).
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// Never called: `time_stamps_are_trusted` is false.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn time_stamp() -> u64 {
+    monotonic_ns()
+}
+
+/// Whether the time stamp counter runs at one rate, and alike on all CPUs. The kernel watches it, and
+/// uses it for its own clock while it does.
+pub(crate) fn time_stamps_are_trusted() -> bool {
+    const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    cfg!(all(target_arch = "x86_64", not(miri)))
+        && std::fs::read_to_string(CLOCK_SOURCE).is_ok_and(|name| name.trim_end() == "tsc")
 }
 
 /// A set of CPUs as bits. A `cpu_set_t` has room for 1024; a kernel built for more refuses that with EINVAL.

@@ -23,6 +23,9 @@ on_both_backends!(
     a_watch_changes_under_its_token,
     a_half_closed_peer_is_read_closed,
     urgent_data_is_told_to_those_who_ask,
+    a_writer_hears_nothing_of_the_end_of_what_the_peer_sends,
+    a_writer_to_a_half_closed_peer_hears_of_room,
+    a_watch_of_a_half_closed_peer_changes,
     a_fired_one_shot_survives_the_reuse_of_its_descriptor,
 );
 
@@ -236,6 +239,76 @@ fn urgent_data_is_told_to_those_who_ask(mut driver: Driver) {
         assert_eq!(here.read(&mut buffer).unwrap(), 6);
         driver.unwatch(token).unwrap();
         driver.flush().unwrap();
+    }
+}
+
+fn a_writer_hears_nothing_of_the_end_of_what_the_peer_sends(mut driver: Driver) {
+    for mode in [Mode::Level, Mode::OneShot, Mode::Edge] {
+        let (here, there) = pair();
+        fill(raw(&here));
+        let token = driver.watch(raw(&here), Interest::WRITE, mode).unwrap();
+        assert_eq!(all_events(&mut driver), []);
+        there.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(all_events(&mut driver), [], "{mode:?}");
+        // Nor does it keep the driver busy.
+        let calls = driver.counters().system_calls;
+        assert_eq!(all_events(&mut driver), []);
+        assert!(driver.counters().system_calls <= calls + 4, "{mode:?}");
+        driver.unwatch(token).unwrap();
+    }
+}
+
+fn a_writer_to_a_half_closed_peer_hears_of_room(mut driver: Driver) {
+    for mode in [Mode::Level, Mode::OneShot, Mode::Edge] {
+        let (here, mut there) = pair();
+        fill(raw(&here));
+        there.shutdown(Shutdown::Write).unwrap();
+        let token = driver.watch(raw(&here), Interest::WRITE, mode).unwrap();
+        assert_eq!(all_events(&mut driver), []);
+        for _ in 0..3 {
+            let mut buffer = vec![0; 1 << 20];
+            while there.read(&mut buffer).is_ok() {}
+            let readiness = event_of(&mut driver, token).readiness();
+            assert!(readiness.is_writable(), "{mode:?}");
+            assert!(!readiness.is_read_closed(), "{mode:?}: {readiness:?}");
+            fill(raw(&here));
+            if mode == Mode::OneShot {
+                assert_eq!(all_events(&mut driver), []);
+                driver.rewatch(token, Interest::WRITE, mode).unwrap();
+            }
+            // What was on its way when the room went away may still be told.
+            while !all_events(&mut driver).is_empty() {}
+        }
+        driver.unwatch(token).unwrap();
+        let mut buffer = vec![0; 1 << 20];
+        while there.read(&mut buffer).is_ok() {}
+        assert_eq!(all_events(&mut driver), [], "{mode:?}");
+    }
+}
+
+fn a_watch_of_a_half_closed_peer_changes(mut driver: Driver) {
+    let (here, mut there) = pair();
+    fill(raw(&here));
+    there.shutdown(Shutdown::Write).unwrap();
+    let token = driver
+        .watch(raw(&here), Interest::WRITE, Mode::Level)
+        .unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    driver.rewatch(token, Interest::READ, Mode::Level).unwrap();
+    for _ in 0..3 {
+        let readiness = event_of(&mut driver, token).readiness();
+        assert!(readiness.is_readable() && readiness.is_read_closed());
+    }
+    driver
+        .rewatch(token, Interest::READ | Interest::WRITE, Mode::Level)
+        .unwrap();
+    assert!(event_of(&mut driver, token).readiness().is_readable());
+    driver.rewatch(token, Interest::WRITE, Mode::Level).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    let mut buffer = vec![0; 1 << 20];
+    while there.read(&mut buffer).is_ok() {}
+    for _ in 0..3 {
+        assert!(event_of(&mut driver, token).readiness().is_writable());
     }
 }
 

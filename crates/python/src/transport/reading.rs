@@ -1,18 +1,15 @@
 //! How a stream transport reads: once for each time its socket is ready, into the loop's buffer or the protocol's own.
 
-#![allow(unsafe_code)]
-
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
-use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
 use super::{
     CloneRefOption, Receiver, SocketTransport, fatal_error, log_if_debug, queue_read, update_hold,
 };
 use crate::buffers::{self, Received};
-use crate::support;
+use crate::support::{self, call_method1};
+use crate::tls;
 
 /// Reads once; comes back in the next turn while there may be more.
 pub(super) fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
@@ -105,25 +102,21 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
         event_loop.get().return_receive_buffer(py, received);
         return Ok(outcome);
     };
-    let feed = match &this.state.get(py).receiver {
-        Receiver::Stream(feed) => Some(feed.clone_ref(py)),
-        _ => None,
+    let (feed, tls) = match &this.state.get(py).receiver {
+        Receiver::Stream(feed) => (Some(feed.clone_ref(py)), None),
+        Receiver::Tls(tls) => (None, Some(tls.clone_ref(py))),
+        Receiver::Data | Receiver::Buffered => (None, None),
     };
+    if let Some(tls) = tls {
+        let taken = tls::feed(tls.bind(py), received.bytes(count));
+        event_loop.get().return_receive_buffer(py, received);
+        let result = taken.and_then(|()| tls::on_arrival(tls.bind(py)));
+        return delivered(transport, result, outcome, "buffer_updated");
+    }
     if let Some(feed) = feed {
         let result = feed.feed(py, received.bytes(count));
         event_loop.get().return_receive_buffer(py, received);
-        return match result {
-            Ok(()) => Ok(outcome),
-            Err(error) if support::ends_the_loop(py, &error) => Err(error),
-            Err(error) => {
-                fatal_error(
-                    transport,
-                    error,
-                    "Fatal error: protocol.data_received() call failed.",
-                )?;
-                Ok(Outcome::Drained)
-            }
-        };
+        return delivered(transport, result, outcome, "data_received");
     }
     let copy = {
         let mut state = this.state.get_mut(py);
@@ -143,15 +136,22 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
     if let Some(received) = received.put_back(&data) {
         event_loop.get().return_receive_buffer(py, received);
     }
+    delivered(transport, result, outcome, "data_received")
+}
+
+/// Settles a delivery: what the protocol's `method` raised ends the connection.
+fn delivered(
+    transport: &Bound<'_, SocketTransport>,
+    result: PyResult<()>,
+    outcome: Outcome,
+    method: &str,
+) -> PyResult<Outcome> {
     match result {
         Ok(()) => Ok(outcome),
-        Err(error) if support::ends_the_loop(py, &error) => Err(error),
+        Err(error) if support::ends_the_loop(transport.py(), &error) => Err(error),
         Err(error) => {
-            fatal_error(
-                transport,
-                error,
-                "Fatal error: protocol.data_received() call failed.",
-            )?;
+            let message = format!("Fatal error: protocol.{method}() call failed.");
+            fatal_error(transport, error, &message)?;
             Ok(Outcome::Drained)
         }
     }
@@ -205,41 +205,11 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
     let Some(count) = count else {
         return Ok(outcome);
     };
-    match protocol
+    let result = protocol
         .bind(py)
         .call_method1(intern!(py, "buffer_updated"), (count,))
-    {
-        Ok(_) => Ok(outcome),
-        Err(error) if support::ends_the_loop(py, &error) => Err(error),
-        Err(error) => {
-            fatal_error(
-                transport,
-                error,
-                "Fatal error: protocol.buffer_updated() call failed.",
-            )?;
-            Ok(Outcome::Drained)
-        }
-    }
-}
-
-/// `object.name(argument)`, without a tuple and without a bound method.
-fn call_method1(
-    object: &Bound<'_, PyAny>,
-    name: &Bound<'_, PyString>,
-    argument: *mut ffi::PyObject,
-) -> PyResult<()> {
-    let py = object.py();
-    let stack = [std::ptr::null_mut(), object.as_ptr(), argument];
-    // SAFETY: the GIL is held, the objects are alive, and the slot before the first argument is free for the callee.
-    unsafe {
-        let result = ffi::PyObject_VectorcallMethod(
-            name.as_ptr(),
-            stack.as_ptr().add(1),
-            2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
-            std::ptr::null_mut(),
-        );
-        Bound::from_owned_ptr_or_err(py, result).map(drop)
-    }
+        .map(drop);
+    delivered(transport, result, outcome, "buffer_updated")
 }
 
 /// The peer has ended its side.

@@ -98,7 +98,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
 }
 
 /// Ends the wait for an empty buffer, unless whoever waited has gone.
-fn settle_waiter<'py>(
+pub(super) fn settle_waiter<'py>(
     waiter: &Bound<'py, PyAny>,
     method: &Bound<'py, PyString>,
     value: Bound<'py, PyAny>,

@@ -1,0 +1,397 @@
+//! Socket addresses between the kernel and Python, as the socket module has them: (host, port) for IPv4,
+//! (host, port, flow, scope) for IPv6, a path or an abstract name for Unix sockets.
+//!
+//! What is not plain here (names to be resolved, subclasses, other families) is left to the socket module, so that
+//! its results and errors stay its own.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
+use std::mem::{offset_of, zeroed};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::RawFd;
+use std::ptr;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
+
+use crate::metrics;
+
+/// An address as the kernel has it.
+#[derive(Copy, Clone)]
+pub(crate) struct Address {
+    storage: libc::sockaddr_storage,
+    length: libc::socklen_t,
+}
+
+// Of the C library; the libc crate doesn't declare it.
+unsafe extern "C" {
+    fn inet_ntop(
+        family: c_int,
+        source: *const c_void,
+        text: *mut c_char,
+        size: libc::socklen_t,
+    ) -> *const c_char;
+}
+
+// Of CPython's C API (Include/sysmodule.h), in every version; PyO3 doesn't declare it.
+unsafe extern "C" {
+    fn PySys_Audit(event: *const c_char, format: *const c_char, ...) -> c_int;
+}
+
+/// Where the path begins in a `sockaddr_un`.
+const PATH_OFFSET: usize = offset_of!(libc::sockaddr_un, sun_path);
+const PATH_SIZE: usize = size_of::<libc::sockaddr_un>() - PATH_OFFSET;
+
+impl Address {
+    /// An address that the kernel wrote: its first `length` bytes, no more than fit.
+    pub(crate) fn from_kernel(storage: &libc::sockaddr_storage, length: libc::socklen_t) -> Self {
+        Self {
+            storage: *storage,
+            length: length.min(size_of_val(storage) as libc::socklen_t),
+        }
+    }
+
+    fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `length` is within the storage, which is initialised throughout.
+        unsafe {
+            std::slice::from_raw_parts((&raw const self.storage).cast(), self.length as usize)
+        }
+    }
+
+    /// The address in the socket module's notation. None stands for an unnamed peer.
+    pub(crate) fn object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.length == 0 {
+            return Ok(py.None().into_bound(py));
+        }
+        match c_int::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: the storage is large enough for, and aligned as, each family's type.
+                let inet = unsafe { *(&raw const self.storage).cast::<libc::sockaddr_in>() };
+                let host = Ipv4Addr::from(inet.sin_addr.s_addr.to_ne_bytes());
+                let mut text = Text::new();
+                text.push_ipv4(host);
+                let host = PyString::new(py, text.as_str());
+                let port = u16::from_be(inet.sin_port);
+                Ok((host, port).into_pyobject(py)?.into_any())
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let inet = unsafe { *(&raw const self.storage).cast::<libc::sockaddr_in6>() };
+                let mut text = [0 as c_char; 64];
+                // SAFETY: the text has room for any IPv6 address.
+                let host = unsafe {
+                    let text = inet_ntop(
+                        libc::AF_INET6,
+                        (&raw const inet.sin6_addr).cast(),
+                        text.as_mut_ptr(),
+                        text.len() as libc::socklen_t,
+                    );
+                    if text.is_null() {
+                        return Err(PyRuntimeError::new_err("the kernel gave a bad address"));
+                    }
+                    CStr::from_ptr(text)
+                };
+                let host = PyString::new(py, &host.to_string_lossy());
+                let port = u16::from_be(inet.sin6_port);
+                let flow = u32::from_be(inet.sin6_flowinfo);
+                Ok((host, port, flow, inet.sin6_scope_id)
+                    .into_pyobject(py)?
+                    .into_any())
+            }
+            libc::AF_UNIX => {
+                let name = self.bytes().get(PATH_OFFSET..).unwrap_or_default();
+                if name.first() == Some(&0) {
+                    return Ok(PyBytes::new(py, name).into_any());
+                }
+                let end = name.iter().position(|&byte| byte == 0);
+                let path = &name[..end.unwrap_or(name.len())];
+                // SAFETY: the GIL is held; the result is a new object or null with an exception set.
+                unsafe {
+                    Bound::from_owned_ptr_or_err(
+                        py,
+                        ffi::PyUnicode_DecodeFSDefaultAndSize(
+                            path.as_ptr().cast(),
+                            path.len() as ffi::Py_ssize_t,
+                        ),
+                    )
+                }
+            }
+            family => Err(PyRuntimeError::new_err(format!(
+                "unexpected address family {family}"
+            ))),
+        }
+    }
+
+    /// The kernel's form of a plain, numeric address of this family; None where only the socket module can tell.
+    pub(crate) fn from_python(family: c_int, address: &Bound<'_, PyAny>) -> Option<Self> {
+        match family {
+            libc::AF_INET => {
+                let address = address.cast_exact::<PyTuple>().ok()?;
+                if address.len() != 2 {
+                    return None;
+                }
+                let host: Ipv4Addr = exact_text(address, 0)?.to_str().ok()?.parse().ok()?;
+                Some(Self::ipv4(host, exact_number(address, 1)?.try_into().ok()?))
+            }
+            libc::AF_INET6 => {
+                let address = address.cast_exact::<PyTuple>().ok()?;
+                if !(2..=4).contains(&address.len()) {
+                    return None;
+                }
+                let host: Ipv6Addr = exact_text(address, 0)?.to_str().ok()?.parse().ok()?;
+                let port = exact_number(address, 1)?.try_into().ok()?;
+                let optional = |index| {
+                    if address.len() > index {
+                        exact_number(address, index)
+                    } else {
+                        Some(0)
+                    }
+                };
+                let flow = optional(2).filter(|&flow| flow <= 0xf_ffff)?;
+                Some(Self::ipv6(host, port, flow, optional(3)?))
+            }
+            libc::AF_UNIX => {
+                if let Ok(path) = address.cast_exact::<PyString>() {
+                    // ASCII is the same in every file system encoding that Python uses.
+                    let path = path.to_str().ok().filter(|path| path.is_ascii())?;
+                    Self::unix(path.as_bytes())
+                } else {
+                    Self::unix(address.cast_exact::<PyBytes>().ok()?.as_bytes())
+                }
+            }
+            _ => None,
+        }
+    }
+
+    fn ipv4(host: Ipv4Addr, port: u16) -> Self {
+        // SAFETY: all-zero is a valid address storage.
+        let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+        // SAFETY: the storage is large enough for, and aligned as, each family's type.
+        let inet = unsafe { &mut *(&raw mut storage).cast::<libc::sockaddr_in>() };
+        inet.sin_family = libc::AF_INET as libc::sa_family_t;
+        inet.sin_port = port.to_be();
+        inet.sin_addr.s_addr = u32::from_ne_bytes(host.octets());
+        Self {
+            storage,
+            length: size_of::<libc::sockaddr_in>() as libc::socklen_t,
+        }
+    }
+
+    fn ipv6(host: Ipv6Addr, port: u16, flow: u32, scope: u32) -> Self {
+        // SAFETY: as in `ipv4`.
+        let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+        // SAFETY: as in `ipv4`.
+        let inet = unsafe { &mut *(&raw mut storage).cast::<libc::sockaddr_in6>() };
+        inet.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+        inet.sin6_port = port.to_be();
+        inet.sin6_flowinfo = flow.to_be();
+        inet.sin6_addr.s6_addr = host.octets();
+        inet.sin6_scope_id = scope;
+        Self {
+            storage,
+            length: size_of::<libc::sockaddr_in6>() as libc::socklen_t,
+        }
+    }
+
+    /// As the socket module makes it: an abstract name counts all its bytes, a path has a final NUL.
+    fn unix(name: &[u8]) -> Option<Self> {
+        let is_abstract = name.first().is_none_or(|&first| first == 0);
+        if name.len() + usize::from(!is_abstract) > PATH_SIZE {
+            return None;
+        }
+        // SAFETY: as in `ipv4`.
+        let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+        storage.ss_family = libc::AF_UNIX as libc::sa_family_t;
+        // SAFETY: the name fits, as was checked.
+        unsafe {
+            let path = (&raw mut storage).cast::<u8>().add(PATH_OFFSET);
+            path.copy_from_nonoverlapping(name.as_ptr(), name.len());
+        }
+        let length = PATH_OFFSET + name.len() + usize::from(!is_abstract);
+        Some(Self {
+            storage,
+            length: length as libc::socklen_t,
+        })
+    }
+}
+
+fn exact_text<'a, 'py>(
+    address: &'a Bound<'py, PyTuple>,
+    index: usize,
+) -> Option<pyo3::Borrowed<'a, 'py, PyString>> {
+    let item = address.get_borrowed_item(index).ok()?;
+    item.is_exact_instance_of::<PyString>()
+        // SAFETY: its type was checked.
+        .then(|| unsafe { item.cast_unchecked() })
+}
+
+fn exact_number(address: &Bound<'_, PyTuple>, index: usize) -> Option<u32> {
+    let item = address.get_borrowed_item(index).ok()?;
+    if !item.is_exact_instance_of::<PyInt>() {
+        return None;
+    }
+    item.extract().ok()
+}
+
+/// sendto(2) of one datagram, without waiting: the number of bytes sent. Without an address it goes to the socket's peer.
+pub(crate) fn send_to(fd: RawFd, bytes: &[u8], address: Option<&Address>) -> io::Result<usize> {
+    let (pointer, length) = address.map_or((ptr::null(), 0), |it| (it.as_ptr(), it.length));
+    loop {
+        metrics::count_system_call();
+        // SAFETY: the slice and the address are valid for reading.
+        let sent = unsafe {
+            libc::sendto(
+                fd,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+                pointer,
+                length,
+            )
+        };
+        match usize::try_from(sent).map_err(|_| io::Error::last_os_error()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Tells the audit hooks what the socket module would have told them.
+pub(crate) fn audit_sendto(sock: &Bound<'_, PyAny>, address: &Bound<'_, PyAny>) -> PyResult<()> {
+    // SAFETY: the GIL is held, and the format takes two objects, which are alive.
+    let status = unsafe {
+        PySys_Audit(
+            c"socket.sendto".as_ptr(),
+            c"OO".as_ptr(),
+            sock.as_ptr(),
+            address.as_ptr(),
+        )
+    };
+    if status != 0 {
+        return Err(PyErr::fetch(sock.py()));
+    }
+    Ok(())
+}
+
+/// The digits of an IPv4 address; `core::fmt` takes three times as long.
+struct Text {
+    bytes: [u8; 16],
+    length: usize,
+}
+
+impl Text {
+    fn new() -> Self {
+        Self {
+            bytes: [0; 16],
+            length: 0,
+        }
+    }
+
+    fn push(&mut self, byte: u8) {
+        self.bytes[self.length] = byte;
+        self.length += 1;
+    }
+
+    fn push_ipv4(&mut self, host: Ipv4Addr) {
+        for (index, octet) in host.octets().into_iter().enumerate() {
+            if index > 0 {
+                self.push(b'.');
+            }
+            if octet >= 100 {
+                self.push(b'0' + octet / 100);
+            }
+            if octet >= 10 {
+                self.push(b'0' + octet / 10 % 10);
+            }
+            self.push(b'0' + octet % 10);
+        }
+    }
+
+    fn as_str(&self) -> &str {
+        // Only ASCII was pushed.
+        std::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
+    }
+}
+
+/// Addresses that came up lately, with their Python objects: most datagrams come from, and go to, a few peers.
+#[derive(Default)]
+pub(crate) struct AddressCache {
+    /// By the hash of the kernel's form; empty until the first datagram.
+    received: Vec<Option<Entry>>,
+    /// Which of them was delivered last: a reply usually goes there.
+    received_last: usize,
+    sent: Option<Entry>,
+}
+
+struct Entry {
+    address: Address,
+    /// Immutable throughout, so that the object itself stands for its content.
+    object: Py<PyAny>,
+}
+
+const SLOTS: usize = 64;
+
+impl AddressCache {
+    fn slot(address: &Address) -> usize {
+        let mut hash = 0_u32;
+        for &byte in address.bytes() {
+            hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        }
+        (hash ^ (hash >> 16)) as usize % SLOTS
+    }
+
+    /// The object for an address that a datagram came from, if it came up before.
+    pub(crate) fn object(&mut self, py: Python<'_>, address: &Address) -> Option<Py<PyAny>> {
+        let slot = Self::slot(address);
+        let entry = self.received.get(slot)?.as_ref()?;
+        if entry.address.bytes() != address.bytes() {
+            return None;
+        }
+        self.received_last = slot;
+        Some(entry.object.clone_ref(py))
+    }
+
+    /// Remembers an object that `Address::object` made. What it takes the place of is to be dropped when nothing is
+    /// borrowed.
+    #[must_use]
+    pub(crate) fn insert_received(
+        &mut self,
+        address: Address,
+        object: Py<PyAny>,
+    ) -> Option<Py<PyAny>> {
+        if self.received.is_empty() {
+            self.received.resize_with(SLOTS, || None);
+        }
+        self.received_last = Self::slot(&address);
+        self.received[self.received_last]
+            .replace(Entry { address, object })
+            .map(|entry| entry.object)
+    }
+
+    /// The kernel's form of an object, if it was delivered or sent to last.
+    pub(crate) fn address(&self, object: &Bound<'_, PyAny>) -> Option<Address> {
+        let received = self.received.get(self.received_last);
+        [received, Some(&self.sent)]
+            .into_iter()
+            .flatten()
+            .flatten()
+            .find(|entry| entry.object.is(object))
+            .map(|entry| entry.address)
+    }
+
+    /// Remembers an address that `Address::from_python` understood.
+    #[must_use]
+    pub(crate) fn insert_sent(&mut self, address: Address, object: Py<PyAny>) -> Option<Py<PyAny>> {
+        self.sent
+            .replace(Entry { address, object })
+            .map(|entry| entry.object)
+    }
+}

@@ -1,0 +1,218 @@
+//! How a datagram transport sends: directly, or from its buffer when the socket has room again.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyOSError, PyRuntimeError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::{DatagramTransport, error_received, update_watch};
+use crate::addresses::{self, Address};
+use crate::buffers;
+use crate::support;
+use crate::transport::{CloneRefOption, copy_context};
+
+/// Sends one datagram: true if it is gone, false if the socket has no room. `OSError` if it was refused.
+pub(super) fn transmit(
+    transport: &Bound<'_, DatagramTransport>,
+    data: &Bound<'_, PyAny>,
+    target: Option<&Bound<'_, PyAny>>,
+) -> PyResult<bool> {
+    let py = transport.py();
+    let this = transport.get();
+    let (fd, family, has_peer) = {
+        let state = this.state.get(py);
+        (state.fd, state.family, state.has_peer)
+    };
+    if has_peer {
+        return send(py, fd, data, None);
+    }
+    let sock = this.state.get(py).sock.clone_ref_opt(py);
+    let Some(sock) = sock else {
+        return Err(PyRuntimeError::new_err("the transport is closed"));
+    };
+    let sock = sock.bind(py);
+    let Some(target) = target else {
+        return send_by_socket(sock, data, py.None().bind(py));
+    };
+    let known = this.state.get(py).addresses.address(target);
+    let address = if let Some(address) = known {
+        address
+    } else {
+        let Some(address) = Address::from_python(family, target) else {
+            return send_by_socket(sock, data, target);
+        };
+        let previous = {
+            let mut state = this.state.get_mut(py);
+            let object = target.clone().unbind();
+            state.addresses.insert_sent(address, object)
+        };
+        drop(previous);
+        address
+    };
+    addresses::audit_sendto(sock, target)?;
+    send(py, fd, data, Some(&address))
+}
+
+/// sendto(2).
+fn send(
+    py: Python<'_>,
+    fd: RawFd,
+    data: &Bound<'_, PyAny>,
+    address: Option<&Address>,
+) -> PyResult<bool> {
+    let sent = buffers::with_bytes(data, |bytes| Ok(addresses::send_to(fd, bytes, address)))?;
+    match sent {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(support::os_error(py, &error)),
+    }
+}
+
+/// Leaves a datagram to the socket module: names to be resolved, and whatever is no address.
+#[cold]
+fn send_by_socket(
+    sock: &Bound<'_, PyAny>,
+    data: &Bound<'_, PyAny>,
+    target: &Bound<'_, PyAny>,
+) -> PyResult<bool> {
+    let py = sock.py();
+    match sock.call_method1(intern!(py, "sendto"), (data, target)) {
+        Ok(_) => Ok(true),
+        Err(error)
+            if error.is_instance_of::<PyBlockingIOError>(py)
+                || error.is_instance_of::<PyInterruptedError>(py) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The socket has no room: what comes now is sent when it reports some.
+pub(super) fn block(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    this.event_loop(py)?.get().check_closed()?;
+    let context = copy_context(py)?;
+    let previous = {
+        let mut state = this.state.get_mut(py);
+        state.blocked = true;
+        state.write_context.replace(context)
+    };
+    drop(previous);
+    update_watch(transport)
+}
+
+/// Buffers a datagram, and tells the protocol to pause if that is too much.
+pub(super) fn enqueue(
+    transport: &Bound<'_, DatagramTransport>,
+    data: &Bound<'_, PyAny>,
+    target: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let py = transport.py();
+    // SAFETY: the GIL is held; the result is a bytes object (`data` itself if it is one) or null with an exception set.
+    let data = unsafe {
+        Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromObject(data.as_ptr()))?
+            .cast_into_unchecked::<PyBytes>()
+    };
+    let is_too_much = {
+        let mut state = transport.get().state.get_mut(py);
+        state.buffer_size += data.as_bytes().len() + state.header_size;
+        let target = target.map(|it| it.clone().unbind());
+        state.buffer.push_back((data.unbind(), target));
+        !state.protocol_paused && state.buffer_size as i64 > state.high_water
+    };
+    if is_too_much {
+        transport.call_method0(intern!(py, "_maybe_pause_protocol"))?;
+    }
+    Ok(())
+}
+
+/// Sends what is buffered, as far as the socket takes it.
+pub(super) fn flush(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let this = transport.get();
+    loop {
+        let next = {
+            let mut state = this.state.get_mut(py);
+            let next = state.buffer.pop_front();
+            if let Some((data, _)) = &next {
+                state.buffer_size -= data.as_bytes(py).len() + state.header_size;
+            }
+            next
+        };
+        let Some((data, target)) = next else {
+            break;
+        };
+        let target_bound = target.as_ref().map(|it| it.bind(py));
+        match transmit(transport, data.bind(py).as_any(), target_bound) {
+            Ok(true) => {}
+            Ok(false) => {
+                let mut state = this.state.get_mut(py);
+                state.buffer_size += data.as_bytes(py).len() + state.header_size;
+                state.buffer.push_front((data, target));
+                break;
+            }
+            // The watch stands, and leads back here.
+            Err(error) => return on_send_error(transport, error),
+        }
+    }
+    let is_enough = {
+        let state = this.state.get(py);
+        state.protocol_paused && state.buffer_size as i64 <= state.low_water
+    };
+    if is_enough {
+        transport.call_method0(intern!(py, "_maybe_resume_protocol"))?;
+    }
+    let finish = {
+        let mut state = this.state.get_mut(py);
+        if !state.buffer.is_empty() {
+            return Ok(());
+        }
+        state.blocked = false;
+        state.closing && state.lost == 0
+    };
+    update_watch(transport)?;
+    if finish {
+        transport.call_method1(intern!(py, "_call_connection_lost"), (py.None(),))?;
+    }
+    Ok(())
+}
+
+/// What a failed send means: `OSError` is the protocol's affair, anything else ends the transport.
+#[cold]
+pub(super) fn on_send_error(
+    transport: &Bound<'_, DatagramTransport>,
+    error: PyErr,
+) -> PyResult<()> {
+    let py = transport.py();
+    if error.is_instance_of::<PyOSError>(py) {
+        return error_received(transport, error);
+    }
+    if support::ends_the_loop(py, &error) {
+        return Err(error);
+    }
+    let message = "Fatal write error on datagram transport";
+    transport
+        .call_method1(intern!(py, "_fatal_error"), (error.into_value(py), message))
+        .map(drop)
+}
+
+/// What asyncio's own `sendto` says to data or addresses that it doesn't take, and to a transport that is closed.
+#[cold]
+pub(super) fn refuse(
+    transport: &Bound<'_, DatagramTransport>,
+    data: &Bound<'_, PyAny>,
+    target: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    support::python(transport.py())?
+        .getattr(intern!(transport.py(), "refuse_datagram"))?
+        .call1((transport, data, target))
+        .map(drop)
+}

@@ -1,0 +1,135 @@
+//! `sock_recvfrom`, `sock_recvfrom_into`, `sock_sendto`: one attempt of each.
+//!
+//! Each attempt is None where the socket isn't ready. Whatever is out of the ordinary is done, or refused, by the socket's
+//! own method.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyTuple};
+
+use crate::addresses::{self, Address};
+use crate::buffers;
+use crate::event_loop::Loop;
+use crate::support;
+
+pub(super) type Attempt = Option<PyResult<Py<PyAny>>>;
+
+/// The address family of a plain socket, if `addresses` knows it.
+pub(crate) fn known_family(sock: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
+    static MEMBER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = sock.py();
+    // The C type's member: the property of `socket.socket` makes an enum of it, and takes ten times as long.
+    let member = MEMBER.get_or_try_init(py, || {
+        py.import("_socket")?
+            .getattr("socket")?
+            .getattr("family")
+            .map(Bound::unbind)
+    })?;
+    let family = member
+        .bind(py)
+        .call_method1(intern!(py, "__get__"), (sock,))?
+        .extract()?;
+    Ok(matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX).then_some(family))
+}
+
+pub(super) fn receive_from(
+    py: Python<'_>,
+    event_loop: &Loop,
+    fd: RawFd,
+    count_max: usize,
+) -> Attempt {
+    let mut received = match event_loop.receive_buffer(py) {
+        Ok(received) => received,
+        Err(error) => return Some(Err(error)),
+    };
+    let result = received.receive_from(fd, count_max);
+    let found = result.map(|(count, address)| (PyBytes::new(py, received.bytes(count)), address));
+    event_loop.return_receive_buffer(py, received);
+    settle(py, found)
+}
+
+pub(super) fn receive_from_into(
+    sock: &Bound<'_, PyAny>,
+    fd: RawFd,
+    buffer: &Bound<'_, PyAny>,
+    count_max: usize,
+) -> Attempt {
+    let py = sock.py();
+    let count_max = match count_max {
+        0 => match buffer.len() {
+            Ok(length) => length,
+            Err(error) => return Some(Err(error)),
+        },
+        given => given,
+    };
+    match buffers::receive_from_into(fd, buffer, count_max) {
+        Ok(Some(result)) => settle(py, result),
+        Ok(None) | Err(_) => or_wait(
+            sock.call_method1(intern!(py, "recvfrom_into"), (buffer, count_max)),
+            py,
+        ),
+    }
+}
+
+/// `argument` is (data, address).
+pub(super) fn send_to(
+    sock: &Bound<'_, PyAny>,
+    fd: RawFd,
+    argument: &Bound<'_, PyTuple>,
+) -> PyResult<Attempt> {
+    let py = sock.py();
+    let data = argument.get_item(0)?;
+    let target = argument.get_item(1)?;
+    let address = known_family(sock)?.and_then(|family| Address::from_python(family, &target));
+    let Some(address) = address else {
+        return Ok(or_wait(
+            sock.call_method1(intern!(py, "sendto"), (data, target)),
+            py,
+        ));
+    };
+    let sent = buffers::with_bytes(&data, |bytes| {
+        addresses::audit_sendto(sock, &target)?;
+        Ok(addresses::send_to(fd, bytes, Some(&address)))
+    })?;
+    Ok(match sent {
+        Ok(count) => Some(Ok(count.into_pyobject(py)?.into_any().unbind())),
+        Err(error) => not_ready_or(py, &error),
+    })
+}
+
+/// The pair of what was received and where it came from.
+fn settle<'py, T: IntoPyObject<'py>>(py: Python<'py>, result: io::Result<(T, Address)>) -> Attempt {
+    match result {
+        Ok((value, address)) => Some(
+            address
+                .object(py)
+                .and_then(|address| (value, address).into_pyobject(py))
+                .map(|pair| pair.into_any().unbind()),
+        ),
+        Err(error) => not_ready_or(py, &error),
+    }
+}
+
+fn not_ready_or(py: Python<'_>, error: &io::Error) -> Attempt {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => None,
+        _ => Some(Err(support::os_error(py, error))),
+    }
+}
+
+fn or_wait(result: PyResult<Bound<'_, PyAny>>, py: Python<'_>) -> Attempt {
+    match result {
+        Err(error)
+            if error.is_instance_of::<PyBlockingIOError>(py)
+                || error.is_instance_of::<PyInterruptedError>(py) =>
+        {
+            None
+        }
+        other => Some(other.map(Bound::unbind)),
+    }
+}

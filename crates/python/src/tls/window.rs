@@ -1,0 +1,121 @@
+//! Memory of ours, shown to one call of a C function of Python's as a bytes-like object.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::support::GilCell;
+
+/// A bytes-like object over memory that somebody else owns.
+///
+/// Only the methods of `_ssl`'s own types get to see one. They export its buffer when they begin and release it when they
+/// return, and no Python code can find it: it isn't tracked by the collector. Outside of such a call it is empty.
+#[pyclass(module = "ringloop._core", frozen)]
+pub(crate) struct Window {
+    memory: AtomicPtr<u8>,
+    len: AtomicUsize,
+    read_only: AtomicBool,
+}
+
+/// The window that is used again and again. Absent while it is in use: `_ssl` may call back, to code that comes here.
+static SPARE: GilCell<Option<Py<Window>>> = GilCell::new(None);
+
+#[pymethods]
+impl Window {
+    unsafe fn __getbuffer__(
+        slf: &Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let memory = this.memory.load(Ordering::Relaxed);
+        if memory.is_null() {
+            return Err(PyBufferError::new_err("the window is shut"));
+        }
+        // SAFETY: the interpreter passes a valid view; memory and length belong together, as `show` has set them.
+        let result = unsafe {
+            ffi::PyBuffer_FillInfo(
+                view,
+                slf.as_ptr(),
+                memory.cast(),
+                this.len.load(Ordering::Relaxed) as ffi::Py_ssize_t,
+                c_int::from(this.read_only.load(Ordering::Relaxed)),
+                flags,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(slf.py()))
+        }
+    }
+}
+
+impl Window {
+    /// Shows `memory` to `body`.
+    ///
+    /// # Safety
+    /// The memory is valid for reading, and unless `read_only` for writing, until `body` returns, also while the GIL is
+    /// released; and `body` shows the window only to C functions that are done with it when they return.
+    unsafe fn show<'py, R>(
+        py: Python<'py>,
+        memory: *mut u8,
+        len: usize,
+        read_only: bool,
+        body: impl FnOnce(&Bound<'py, Self>) -> PyResult<R>,
+    ) -> PyResult<R> {
+        let window = match SPARE.replace(py, None) {
+            Some(window) => window.into_bound(py),
+            None => Bound::new(
+                py,
+                Self {
+                    memory: AtomicPtr::new(ptr::null_mut()),
+                    len: AtomicUsize::new(0),
+                    read_only: true.into(),
+                },
+            )?,
+        };
+        let this = window.get();
+        this.memory.store(memory, Ordering::Relaxed);
+        this.len.store(len, Ordering::Relaxed);
+        this.read_only.store(read_only, Ordering::Relaxed);
+        let result = body(&window);
+        this.memory.store(ptr::null_mut(), Ordering::Relaxed);
+        this.len.store(0, Ordering::Relaxed);
+        drop(SPARE.replace(py, Some(window.unbind())));
+        result
+    }
+
+    /// Shows bytes to a C function that reads them.
+    ///
+    /// # Safety
+    /// `body` shows the window only to C functions that are done with it when they return.
+    pub(super) unsafe fn on_bytes<'py, R>(
+        py: Python<'py>,
+        bytes: &[u8],
+        body: impl FnOnce(&Bound<'py, Self>) -> PyResult<R>,
+    ) -> PyResult<R> {
+        // SAFETY: the slice outlives the call; the rest is passed on.
+        unsafe { Self::show(py, bytes.as_ptr().cast_mut(), bytes.len(), true, body) }
+    }
+
+    /// Shows memory to a C function that writes to it.
+    ///
+    /// # Safety
+    /// As for `show`, with `len` bytes for writing.
+    pub(super) unsafe fn on_memory<'py, R>(
+        py: Python<'py>,
+        memory: *mut u8,
+        len: usize,
+        body: impl FnOnce(&Bound<'py, Self>) -> PyResult<R>,
+    ) -> PyResult<R> {
+        // SAFETY: passed on.
+        unsafe { Self::show(py, memory, len, false, body) }
+    }
+}

@@ -1,0 +1,175 @@
+"""Child processes: each is watched by its pidfd in the loop that started it, and reaped by itself, never with others.
+
+Where the kernel or a container refuses pidfds, a thread per child waits instead, as asyncio's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+from asyncio import unix_events
+from asyncio.log import logger
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from ._loop import EventLoop
+
+_THREAD_NUMBERS = itertools.count()
+# Of linux/wait.h. A Python that was built against an older C library has no name for it.
+_P_PIDFD = getattr(os, "P_PIDFD", 3)
+# The watchers that asyncio's policies have by default, up to Python 3.13.
+_USUAL_WATCHERS = tuple(
+    getattr(unix_events, name) for name in ("PidfdChildWatcher", "ThreadedChildWatcher") if hasattr(unix_events, name)
+)
+
+
+def has_own_watcher() -> bool:
+    """Whether the program has set a child watcher of another kind than asyncio's usual ones."""
+    if not _USUAL_WATCHERS:
+        return False
+    watcher = getattr(asyncio.get_event_loop_policy(), "_watcher", None)
+    return watcher is not None and type(watcher) not in _USUAL_WATCHERS
+
+
+async def start(
+    loop: EventLoop,
+    protocol: asyncio.BaseProtocol,
+    args: Any,
+    shell: bool,
+    stdin: Any,
+    stdout: Any,
+    stderr: Any,
+    bufsize: int,
+    extra: dict[str, Any] | None,
+    options: dict[str, Any],
+) -> asyncio.SubprocessTransport:
+    """Starts a child and connects its pipes; what asyncio's `_make_subprocess_transport` does, with a pidfd."""
+    loop._check_closed()  # asyncio would start the child first.
+    waiter = loop.create_future()
+    transport = unix_events._UnixSubprocessTransport(  # type: ignore[attr-defined]
+        loop, protocol, args, shell, stdin, stdout, stderr, bufsize, waiter=waiter, extra=extra, **options
+    )
+    try:
+        Child(loop, transport)
+    except BaseException:
+        transport.close()
+        raise
+    try:
+        await waiter
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:
+        transport.close()
+        await asyncio.shield(transport._wait())
+        raise
+    return transport  # type: ignore[no-any-return]
+
+
+class Child:
+    """A child process that runs, or has ended and was not reaped. The loop keeps it in `_children`."""
+
+    __slots__ = ("_loop", "_pid", "_pidfd", "_process", "_transport")
+
+    def __init__(self, loop: EventLoop, transport: Any) -> None:
+        self._loop: EventLoop | None = loop
+        self._transport = transport
+        self._process: subprocess.Popen[bytes] = transport._proc
+        self._pid = self._process.pid
+        self._pidfd: int | None = None
+        try:
+            self._pidfd = os.pidfd_open(self._pid)
+            loop._add_reader(self._pidfd, self._exited)
+        except (OSError, AttributeError):
+            # No pidfds here (an old kernel or C library, a sandbox), or no descriptor left to have.
+            self._close_pidfd()
+            self._wait_in_thread(f"asyncio-waitpid-{next(_THREAD_NUMBERS)}")
+        loop._children.add(self)
+
+    def _exited(self) -> None:
+        """Reaps the child and tells the transport; in the loop's thread."""
+        loop, transport = self._loop, self._transport
+        if loop is None:  # closed, which has seen to the child
+            return
+        loop._children.discard(self)
+        try:
+            returncode = self._reap()
+        finally:
+            if self._pidfd is not None:
+                loop._remove_reader(self._pidfd)
+            self._close_pidfd()
+        loop._child_watcher_callback(self._pid, returncode, transport)
+
+    def _reap(self) -> int:
+        process = self._process
+        # Against `Popen.poll()` in another thread.
+        with process._waitpid_lock:  # type: ignore[attr-defined]
+            if process.returncode is None:
+                try:
+                    process.returncode = self._wait(os.WEXITED)
+                except ChildProcessError:
+                    # The warning and the code are asyncio's, of its watcher by pidfd and of that by thread.
+                    process.returncode = 255
+                    if self._pidfd is None:
+                        text = "Unknown child process pid %d, will report returncode 255"
+                    else:
+                        text = "child process pid %d exit status already read:  will report returncode 255"
+                    logger.warning(text, self._pid)
+            return cast("int", process.returncode)
+
+    def _wait(self, options: int) -> int | None:
+        """Waits for this child alone; its return code as `subprocess` counts, or None if it still runs (WNOHANG)."""
+        # The number of a child that someone else has reaped may be another's by now; a pidfd is still its own.
+        kind, number = (os.P_PID, self._pid) if self._pidfd is None else (_P_PIDFD, self._pidfd)
+        result = os.waitid(kind, number, options)
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def outlive(self) -> None:
+        """Cares for the child when its loop has closed, so that no zombie stays: a thread waits for it, if it still runs."""
+        by_thread = self._pidfd is None
+        self._loop = self._transport = None
+        process = self._process
+        with process._waitpid_lock:  # type: ignore[attr-defined]
+            try:
+                if process.returncode is None:
+                    process.returncode = self._wait(os.WEXITED | os.WNOHANG)
+                ended = process.returncode is not None
+            except ChildProcessError:
+                # Reaped by someone else, or this is a fork, and the child is its parent's.
+                ended = True
+        if ended:
+            self._close_pidfd()
+        elif not by_thread:
+            try:
+                self._wait_in_thread(f"ringloop-waitpid-{next(_THREAD_NUMBERS)}")
+            except RuntimeError:
+                # No thread to be had, as when the interpreter ends. `subprocess` itself reaps when it starts the next child.
+                self._close_pidfd()
+
+    def _wait_in_thread(self, name: str) -> None:
+        threading.Thread(target=self._wait_for_end, name=name, args=(self._loop,), daemon=True).start()
+
+    def _wait_for_end(self, loop: EventLoop | None) -> None:
+        with contextlib.suppress(ChildProcessError):
+            # Not reaped here: the loop's thread does that, so that no signal goes to a child with the same number.
+            self._wait(os.WEXITED | os.WNOWAIT)
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._exited)
+                return
+            except RuntimeError:
+                # asyncio's text, when the loop was closed first.
+                logger.warning("Loop %r that handles pid %r is closed", loop, self._pid)
+        self._reap()
+        self._close_pidfd()
+
+    def _close_pidfd(self) -> None:
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)

@@ -1,0 +1,123 @@
+"""Datagram transports: what happens once per endpoint, or goes wrong. What happens once per datagram is native, in `_core`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from asyncio import futures, selector_events, transports, trsock
+from asyncio.log import logger
+from typing import TYPE_CHECKING, Any, cast
+
+from . import _core
+from ._transports import SocketTransport
+
+_Flow: Any = transports._FlowControlMixin
+_Asyncio: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
+
+# Since Python 3.13 an empty datagram is sent instead of dropped, and each counts with its header in the write buffer.
+_SENDS_EMPTY = sys.version_info >= (3, 13)
+_HEADER_SIZE = 8 if _SENDS_EMPTY else 0
+
+_FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+
+
+class DatagramTransport(_core.DatagramTransport):
+    """A datagram endpoint; see `asyncio.DatagramTransport`."""
+
+    max_size = 256 * 1024
+
+    if not TYPE_CHECKING:  # Of instances; stubtest would compare it with the class's own.
+        # asyncio's classes have a layout of their own, so that a native class can't also derive from them.
+        __class__ = property(lambda self: _Asyncio)
+
+    def __new__(
+        cls,
+        loop: _core.Loop,
+        sock: socket.socket,
+        protocol: asyncio.BaseProtocol,
+        address: Any = None,
+        waiter: asyncio.Future[None] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> DatagramTransport:
+        extra = {} if extra is None else extra
+        extra["socket"] = trsock.TransportSocket(sock)
+        try:
+            extra["sockname"] = sock.getsockname()
+        except OSError:
+            extra["sockname"] = None
+        if "peername" not in extra:
+            try:
+                extra["peername"] = sock.getpeername()
+            except OSError:
+                extra["peername"] = None
+        return super().__new__(cls, loop, sock, protocol, address, extra, _HEADER_SIZE, _SENDS_EMPTY)
+
+    def __init__(
+        self,
+        loop: _core.Loop,
+        sock: socket.socket,
+        protocol: Any,
+        address: Any = None,
+        waiter: asyncio.Future[None] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        self._set_write_buffer_limits()
+        self._enter()
+        loop.call_soon(protocol.connection_made, self)
+        # Only start reading, and wake up the waiter, when connection_made() has been called.
+        loop.call_soon(self._start_reading)
+        if waiter is not None:
+            loop.call_soon(futures._set_result_unless_cancelled, waiter, None)  # type: ignore[attr-defined]
+
+    # asyncio's own, which need no more than this class has.
+    get_extra_info = transports.BaseTransport.get_extra_info
+    abort = _Asyncio.abort
+    get_write_buffer_limits = _Flow.get_write_buffer_limits
+    set_write_buffer_limits = _Flow.set_write_buffer_limits
+    _set_write_buffer_limits = _Flow._set_write_buffer_limits
+    _maybe_pause_protocol = _Flow._maybe_pause_protocol
+    _maybe_resume_protocol = _Flow._maybe_resume_protocol
+
+    # The same as for streams.
+    __repr__ = cast(Any, SocketTransport.__repr__)
+    __del__ = cast(Any, SocketTransport.__del__)
+    _fatal_error = cast(Any, SocketTransport._fatal_error)
+    _call_connection_lost = cast(Any, SocketTransport._call_connection_lost)
+
+    def pause_reading(self) -> None:
+        """Stops delivering datagrams until `resume_reading`. Does nothing when paused or closing."""
+        if not self.is_reading():
+            return
+        self._set_paused(True)
+        if self._loop.get_debug():
+            logger.debug("%r pauses reading", self)
+
+    def resume_reading(self) -> None:
+        """Delivers datagrams again."""
+        if self._closing or not self._paused:
+            return
+        self._set_paused(False)
+        self._start_reading()
+        if self._loop.get_debug():
+            logger.debug("%r resumes reading", self)
+
+    def close(self) -> None:
+        """Closes the endpoint once everything buffered is sent; nothing more is received."""
+        if self._closing:
+            return
+        if not self._begin_close():
+            self._loop.call_soon(self._call_connection_lost, None)
+
+    def _force_close(self, exc: BaseException | None) -> None:
+        if self._begin_abort():
+            self._loop.call_soon(self._call_connection_lost, exc)
+
+    def _disconnect(self) -> None:
+        if (sock := self._detach()) is not None:
+            sock.close()
+
+
+def can_be_native(sock: socket.socket) -> bool:
+    """Whether the native transport knows this kind of socket; asyncio's own serves all others."""
+    return type(sock) is socket.socket and sock.type == socket.SOCK_DGRAM and sock.family in _FAMILIES

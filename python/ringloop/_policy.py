@@ -1,0 +1,66 @@
+"""The event loop policy, for as long as the running Python has policies. Imported when it is asked for.
+
+Python 3.14 deprecates policies, and 3.16 has none; `ringloop.run` and `loop_factory` work everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+from asyncio import events, unix_events
+from typing import TYPE_CHECKING, Any
+
+from ._loop import EventLoop
+
+if TYPE_CHECKING:
+    _Base = asyncio.DefaultEventLoopPolicy
+else:
+    # asyncio's, under its newer name where asking for the older one warns.
+    _Base = getattr(unix_events, "_DefaultEventLoopPolicy", None) or getattr(
+        unix_events, "DefaultEventLoopPolicy", None
+    )
+
+if _Base is not None:
+
+    class EventLoopPolicy(_Base):
+        """asyncio's default policy of the running Python, child watchers included, with ringloop's event loops."""
+
+        def new_event_loop(self) -> EventLoop:
+            """Makes an event loop."""
+            return EventLoop()
+
+    EventLoopPolicy.__module__ = "ringloop"
+
+    def install() -> None:
+        """Makes ringloop's the event loops that asyncio makes, in `asyncio.run` for one.
+
+        With Python 3.14 and later it warns, as asyncio does where a policy is set.
+        """
+        if sys.version_info >= (3, 14):
+            _warn("install", stacklevel=3)
+        set_policy = getattr(events, "_set_event_loop_policy", events.set_event_loop_policy)
+        set_policy(EventLoopPolicy())
+
+    install.__module__ = "ringloop"
+
+
+def _warn(name: str, stacklevel: int) -> None:
+    text = f"'ringloop.{name}' is deprecated and slated for removal in Python 3.16"
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+
+
+def find(name: str) -> Any:
+    """`ringloop.EventLoopPolicy` or `ringloop.install`; AttributeError where there are no policies."""
+    if name not in ("EventLoopPolicy", "install"):
+        raise AttributeError(f"module 'ringloop' has no attribute {name!r}")
+    if _Base is None:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise AttributeError(
+            f"module 'ringloop' has no attribute {name!r}: Python {version} has no event loop policies; "
+            "use ringloop.run(), or loop_factory=ringloop.new_event_loop"
+        )
+    if name == "EventLoopPolicy" and sys.version_info >= (3, 14):
+        # The frames of this function and of the package's __getattr__ are not the reader's.
+        _warn(name, stacklevel=4)
+    return globals()[name]

@@ -1,0 +1,91 @@
+"""TLS: what happens once per connection, by asyncio's own code. What happens once per packet is native, in `_core`."""
+
+from __future__ import annotations
+
+from asyncio import base_events, sslproto
+from types import FunctionType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine
+
+# typeshed leaves out what is private, and has some of the rest as it once was.
+_AsyncioSSLProtocol: Any = sslproto.SSLProtocol
+
+
+class SSLProtocolTransport(sslproto._SSLProtocolTransport):
+    """What the user writes to; `write` and `writelines` are native."""
+
+
+_core._add_transport_methods(SSLProtocolTransport)
+
+
+class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
+    """TLS between a transport and the user's protocol; see `asyncio.sslproto.SSLProtocol`."""
+
+    if TYPE_CHECKING:
+        _app_transport: SSLProtocolTransport | None
+        _app_transport_created: bool
+        _shutdown_timeout_handle: asyncio.TimerHandle | None
+
+    # Until asyncio's __init__ has set both.
+    _incoming_high_water: float = 1
+    _outgoing_high_water: float = 1
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # asyncio's makes a buffer of this size. Our transports don't need it; for others, `get_buffer` makes it.
+        self.max_size = 0
+        super().__init__(*args, **options)
+        del self.max_size
+
+    def _get_app_transport(self) -> SSLProtocolTransport:
+        if self._app_transport is None:
+            if self._app_transport_created:
+                raise RuntimeError("Creating _SSLProtocolTransport twice")
+            self._app_transport = SSLProtocolTransport(self._loop, self)
+            self._app_transport_created = True
+        return self._app_transport
+
+    def _set_write_buffer_limits(self, high: float | None = None, low: float | None = None) -> None:
+        super()._set_write_buffer_limits(high, low)
+        self._note_zero_marks()
+
+    def _set_read_buffer_limits(self, high: float | None = None, low: float | None = None) -> None:
+        super()._set_read_buffer_limits(high, low)
+        self._note_zero_marks()
+
+    def _note_zero_marks(self) -> None:
+        self._zero_marks = not (self._incoming_high_water > 0 and self._outgoing_high_water > 0)
+
+    def _on_shutdown_complete(self, shutdown_exc: BaseException | None) -> None:
+        super()._on_shutdown_complete(shutdown_exc)
+        if not shutdown_exc and self._shutdown_timeout_handle is None:
+            # Closing waits until everything is sent, and a peer that doesn't read could hold the connection open for ever.
+            # Newer asyncios go on counting until the connection is lost; so does this, under each.
+            self._shutdown_timeout_handle = self._loop.call_later(
+                self._ssl_shutdown_timeout, self._check_shutdown_timeout
+            )
+
+    def _fatal_error_of(self, exception: Exception) -> None:
+        # Raised here, because asyncio logs what is being handled.
+        try:
+            raise exception
+        except Exception as error:
+            self._fatal_error(error, "Fatal error on SSL protocol")
+
+
+def _with_our_protocol(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """The running asyncio's method, which finds our `SSLProtocol` where it looks for asyncio's."""
+    assert isinstance(method, FunctionType)
+    names = {**method.__globals__, "sslproto": SimpleNamespace(SSLProtocol=SSLProtocol)}
+    function = FunctionType(method.__code__, names, method.__name__, method.__defaults__, method.__closure__)
+    function.__kwdefaults__ = method.__kwdefaults__
+    function.__qualname__ = method.__qualname__
+    function.__doc__ = method.__doc__
+    return function
+
+
+start_tls = _with_our_protocol(base_events.BaseEventLoop.start_tls)
