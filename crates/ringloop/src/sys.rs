@@ -4,6 +4,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+#[cfg(feature = "runtime")]
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
@@ -73,6 +74,7 @@ pub(crate) fn usable_cpus() -> io::Result<usize> {
 }
 
 /// The CPUs that the calling thread may run on.
+#[cfg(feature = "runtime")]
 pub(crate) fn cpus() -> io::Result<Vec<usize>> {
     let words = affinity()?;
     Ok((0..size_of_val(&words) * 8)
@@ -81,6 +83,7 @@ pub(crate) fn cpus() -> io::Result<Vec<usize>> {
 }
 
 /// Binds the calling thread to one CPU, see `sched_setaffinity(2)`.
+#[cfg(feature = "runtime")]
 pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     let mut words: CpuSet = [0; size_of::<CpuSet>() / size_of::<u64>()];
     words[cpu / 64] = 1 << (cpu % 64);
@@ -100,6 +103,7 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
 }
 
 /// The process, user and group at the other end of a Unix socket, see `SO_PEERCRED` in `unix(7)`.
+#[cfg(feature = "runtime")]
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, u32)> {
     let mut credentials = MaybeUninit::<libc::ucred>::uninit();
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -122,6 +126,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, 
 }
 
 /// Whether a descriptor has room for writing at this moment, see `poll(2)`.
+#[cfg(feature = "runtime")]
 pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = libc::pollfd {
         fd: descriptor.as_raw_fd(),
@@ -137,6 +142,7 @@ pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// A counter that does not block, see `eventfd(2)`.
+#[cfg(feature = "runtime")]
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: takes no memory of ours.
     let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -148,6 +154,7 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
 }
 
 /// Gives a signal its default effect, see `signal(2)`.
+#[cfg(feature = "runtime")]
 pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
     // SAFETY: SIG_DFL is no function of ours.
     if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
