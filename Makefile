@@ -43,7 +43,7 @@ test: test-rust test-python test-applications test-bench ## set everything up an
 
 test-rust: prerequisites ## the Rust tests alone
 	$(say) 'Rust tests'
-	@cargo test --locked --workspace --exclude ringloop-python --no-fail-fast
+	@cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast
 
 test-python: build ## the Python tests alone, on the interpreter of VENV
 	$(say) "Python tests on $$($(python) -V)"
@@ -80,7 +80,7 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	$(say) rustfmt
 	@cargo fmt --all --check
 	$(say) clippy
-	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
 
 lint-python: build
 	$(say) ruff

@@ -8,8 +8,10 @@
 //!   one-shot stays in the epoll set, disabled, and is left to close(2).
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::event::{Event, Interest, Mode, Readiness};
@@ -215,6 +217,10 @@ impl Epoll {
         let token = self.table.insert_operation(op)?;
         self.pending.push_back(token);
         Ok(token)
+    }
+
+    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
+        self.table.keep(token, file);
     }
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {

@@ -15,6 +15,15 @@ impl Interest {
     pub const READ: Interest = Interest(1);
     /// Room to write, or a connection that is established or has failed (`EPOLLOUT`).
     pub const WRITE: Interest = Interest(2);
+    /// Urgent data on a TCP socket (`EPOLLPRI`), at which a read ends though more may lie behind. Not to be watched for by
+    /// [`Mode::Level`], which would report it until somebody reads past it.
+    pub const PRIORITY: Interest = Interest(4);
+
+    /// Both; `|` for constants.
+    #[must_use]
+    pub const fn and(self, other: Interest) -> Interest {
+        Interest(self.0 | other.0)
+    }
 
     /// Whether all of `other` is in `self`.
     pub const fn contains(self, other: Interest) -> bool {
@@ -30,6 +39,9 @@ impl Interest {
         if self.contains(Interest::WRITE) {
             bits |= libc::EPOLLOUT as u32;
         }
+        if self.contains(Interest::PRIORITY) {
+            bits |= libc::EPOLLPRI as u32;
+        }
         bits
     }
 }
@@ -38,7 +50,7 @@ impl BitOr for Interest {
     type Output = Interest;
 
     fn bitor(self, other: Interest) -> Interest {
-        Interest(self.0 | other.0)
+        self.and(other)
     }
 }
 
@@ -53,7 +65,11 @@ impl fmt::Debug for Interest {
         formatter.write_str(match self.0 {
             1 => "READ",
             2 => "WRITE",
-            _ => "READ | WRITE",
+            3 => "READ | WRITE",
+            4 => "PRIORITY",
+            5 => "READ | PRIORITY",
+            6 => "WRITE | PRIORITY",
+            _ => "READ | WRITE | PRIORITY",
         })
     }
 }
@@ -87,6 +103,9 @@ impl Readiness {
     /// Both directions are closed (`EPOLLHUP`).
     pub const HANG_UP: Readiness = Readiness(libc::EPOLLHUP as u32);
 
+    /// Urgent data (`EPOLLPRI`).
+    pub const PRIORITY: Readiness = Readiness(libc::EPOLLPRI as u32);
+
     /// Readiness from the bits of `poll(2)`.
     pub const fn from_bits(bits: u32) -> Readiness {
         Readiness(bits)
@@ -110,6 +129,11 @@ impl Readiness {
     /// Whether the peer has finished sending (`EPOLLRDHUP` or `EPOLLHUP`); data may still be there to read.
     pub const fn is_read_closed(self) -> bool {
         self.0 & (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32 != 0
+    }
+
+    /// Whether there is urgent data (`EPOLLPRI`).
+    pub const fn is_priority(self) -> bool {
+        self.0 & libc::EPOLLPRI as u32 != 0
     }
 
     /// Whether both directions are closed (`EPOLLHUP`).
@@ -139,6 +163,7 @@ impl fmt::Debug for Readiness {
             (Readiness::READ_CLOSED, "READ_CLOSED"),
             (Readiness::ERROR, "ERROR"),
             (Readiness::HANG_UP, "HANG_UP"),
+            (Readiness::PRIORITY, "PRIORITY"),
         ];
         let mut separator = "";
         for (_, name) in names.iter().filter(|(bit, _)| self.0 & bit.0 != 0) {

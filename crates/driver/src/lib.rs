@@ -66,8 +66,10 @@ mod waker;
 mod workers;
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use config::{
@@ -228,6 +230,15 @@ impl Driver {
     pub fn submit(&mut self, op: Op) -> io::Result<Token> {
         self.check_process()?;
         self.backend.submit(op)
+    }
+
+    /// As [`submit`](Driver::submit), for an operation on `file`, which stays open until the kernel, or the thread that
+    /// stands in for it, is done: so the caller may let go of it at any time, and no operation meets another file that
+    /// has got the same descriptor.
+    pub fn submit_keeping(&mut self, op: Op, file: Arc<File>) -> io::Result<Token> {
+        let token = self.submit(op)?;
+        self.backend.keep(token, file);
+        Ok(token)
     }
 
     /// Gives back what a finished operation was made of, its buffers filled. `None` before its last event, and after

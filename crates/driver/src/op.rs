@@ -8,11 +8,13 @@
 
 use std::ffi::CString;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::Arc;
 
 use crate::sys;
 
@@ -389,7 +391,11 @@ pub(crate) struct Operation {
 unsafe impl Send for Operation {}
 
 /// An operation on the heap, which does not move and whose memory nobody in Rust claims to know.
-pub(crate) struct Parked(ptr::NonNull<Operation>);
+pub(crate) struct Parked {
+    operation: ptr::NonNull<Operation>,
+    /// What must stay open until the operation is over.
+    file: Option<Arc<File>>,
+}
 
 // SAFETY: a Parked owns its Operation, which is Send.
 unsafe impl Send for Parked {}
@@ -408,20 +414,29 @@ impl Parked {
             addr: SocketAddress::empty(),
             control: Vec::new(),
         };
-        // SAFETY: a Box's pointer is never null.
-        Parked(unsafe { ptr::NonNull::new_unchecked(Box::into_raw(Box::new(operation))) })
+        Parked {
+            // SAFETY: a Box's pointer is never null.
+            operation: unsafe { ptr::NonNull::new_unchecked(Box::into_raw(Box::new(operation))) },
+            file: None,
+        }
     }
 
     /// The operation. Must not be called while the kernel may write to it.
     pub(crate) fn get_mut(&mut self) -> &mut Operation {
         // SAFETY: the pointer came from a Box that this Parked owns. The backends call this only before the operation
         // is submitted and after its last completion (or, for a multishot accept, which has no memory, in between).
-        unsafe { self.0.as_mut() }
+        unsafe { self.operation.as_mut() }
     }
 
-    pub(crate) fn into_op(self) -> Op {
+    /// Keeps a file open as long as this lives.
+    pub(crate) fn keep(&mut self, file: Arc<File>) {
+        self.file = Some(file);
+    }
+
+    pub(crate) fn into_op(mut self) -> Op {
+        drop(self.file.take());
         // SAFETY: the pointer came from Box::into_raw, and `self` is forgotten, so that it is freed once.
-        let operation = unsafe { Box::from_raw(self.0.as_ptr()) };
+        let operation = unsafe { Box::from_raw(self.operation.as_ptr()) };
         mem::forget(self);
         operation.op
     }
@@ -435,7 +450,7 @@ impl Parked {
 impl Drop for Parked {
     fn drop(&mut self) {
         // SAFETY: the pointer came from Box::into_raw and nobody else frees it.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        drop(unsafe { Box::from_raw(self.operation.as_ptr()) });
     }
 }
 

@@ -5,6 +5,7 @@
 //! does not pass: a poll takes one turn of the script and notes for how long it would have waited.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -183,6 +184,10 @@ impl Scripted {
         let token = self.table.insert_operation(op)?;
         self.arm(token, fd);
         Ok(token)
+    }
+
+    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
+        self.table.keep(token, file);
     }
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {

@@ -1,8 +1,10 @@
 //! What a driver knows of its watches, its operations and the descriptors that they work on: the part of the
 //! bookkeeping that is the same on every backend.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use crate::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
@@ -247,6 +249,16 @@ impl Table {
         }
         self.counters.operations += 1;
         Ok(token)
+    }
+
+    /// Keeps a file open until the kernel is done with an operation that has just been inserted.
+    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
+        if let Some(parked) = self
+            .operation(token)
+            .and_then(|submitted| submitted.parked.as_mut())
+        {
+            parked.keep(file);
+        }
     }
 
     /// An operation that has not finished.

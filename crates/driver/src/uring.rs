@@ -12,9 +12,10 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
@@ -384,6 +385,10 @@ impl Uring {
             let entry = request(parked.get_mut()).user_data(user_data);
             self.queued.push_back(entry);
         }
+    }
+
+    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
+        self.table.keep(token, file);
     }
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {

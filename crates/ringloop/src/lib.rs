@@ -1,5 +1,42 @@
-//! The reactor of ringloop: one object that waits for the kernel's events, for timers' deadlines
-//! and for other threads, and that polls for a short while before it sleeps where that pays.
+//! A thread-per-core runtime on `io_uring`, and on epoll where the kernel or the container refuses `io_uring`.
+//!
+//! Tasks are polled in the thread that they were spawned in and need not be `Send`; each worker of a [`Pool`] has its own
+//! reactor and shares nothing on its hot path. `docs/rust.md` in the repository is the guide.
+//!
+//! ```
+//! use ringloop::server::{Connection, Handler, Server};
+//! use std::io;
+//!
+//! struct Echo;
+//!
+//! impl Handler for Echo {
+//!     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+//!         connection.write(bytes)
+//!     }
+//! }
+//!
+//! # fn main() -> io::Result<()> {
+//! let server = Server::bind("127.0.0.1:0").start(|| Echo)?;
+//! println!("listening on {}", server.local_addr());
+//! # server.shutdown(std::time::Duration::ZERO);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | module | what is in it |
+//! | --- | --- |
+//! | [`Runtime`], [`spawn`], [`JoinHandle`] | tasks, on one thread |
+//! | [`pool`] | [`Pool`]: a worker per core, and tasks that are sent to it |
+//! | [`server`] | [`Server`]: the socket pool, with a handler per connection, limits and draining |
+//! | [`net`], [`fs`], [`time`], [`signal`] | what tasks wait for |
+//! | [`channel`] | channels between tasks, also of different workers: those of `async-channel` |
+//! | [`blocking`] | calls that have no other way, in threads |
+//!
+//! # The reactor
+//!
+//! Below the runtime is one object that waits for the kernel's events, for timers' deadlines and for other threads, and
+//! that polls for a short while before it sleeps where that pays. It is public because ringloop's Python event loop is built
+//! on it, without the runtime.
 //!
 //! | module | what is in it |
 //! | --- | --- |
@@ -46,16 +83,59 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `runtime` | all but the reactor; on by default. The others are off |
+//! | `hyper` | `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
+//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves; no runtime of tokio's is needed |
+//! | `futures-io` | the same for the traits of `futures-io` |
 
 #![deny(unsafe_code)]
 
+#[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
+mod adapters;
+#[cfg(feature = "runtime")]
+pub mod blocking;
 pub mod busy_poll;
 pub mod clock;
+#[cfg(feature = "runtime")]
+pub mod fs;
+#[cfg(feature = "hyper")]
+pub mod hyper;
 pub mod inbox;
+#[cfg(feature = "runtime")]
+pub mod net;
+#[cfg(feature = "runtime")]
+pub mod pool;
 pub mod reactor;
+#[cfg(feature = "runtime")]
+mod runtime;
+#[cfg(feature = "runtime")]
+pub mod server;
+#[cfg(feature = "runtime")]
+pub mod signal;
+#[cfg(feature = "runtime")]
+mod source;
 mod sys;
+#[cfg(feature = "runtime")]
+mod task;
+#[cfg(feature = "runtime")]
+pub mod time;
 pub mod timers;
 
+#[cfg(feature = "runtime")]
+pub use async_channel as channel;
 pub use busy_poll::BusyPoll;
+#[cfg(feature = "runtime")]
+pub use pool::{Pool, PoolConfig};
 pub use reactor::{Config, Counters, Reactor};
 pub use ringloop_driver as driver;
+#[cfg(feature = "runtime")]
+pub use runtime::{Handle, Metrics, Runtime, RuntimeConfig, spawn, yield_now};
+#[cfg(feature = "runtime")]
+pub use server::Server;
+#[cfg(feature = "runtime")]
+pub use task::{JoinError, JoinHandle};

@@ -1,10 +1,11 @@
-//! What the standard library does not offer in the form needed here, and all the `unsafe` of this crate:
-//! two system calls, and the processor's time stamp counter.
+//! What the standard library does not offer in the form needed here: system calls, and the processor's time stamp counter.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem::MaybeUninit;
+#[cfg(feature = "runtime")]
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
 /// clock, but does not say what it shows.
@@ -43,10 +44,11 @@ pub(crate) fn time_stamps_are_trusted() -> bool {
         && std::fs::read_to_string(CLOCK_SOURCE).is_ok_and(|name| name.trim_end() == "tsc")
 }
 
-/// The number of CPUs that the calling thread may run on, see `sched_getaffinity(2)`.
-pub(crate) fn usable_cpus() -> io::Result<usize> {
-    // A `cpu_set_t` has room for 1024 CPUs; a kernel built for more refuses it with EINVAL.
-    let mut words = [0_u64; size_of::<libc::cpu_set_t>() / size_of::<u64>() * 16];
+/// A set of CPUs as bits. A `cpu_set_t` has room for 1024; a kernel built for more refuses that with EINVAL.
+type CpuSet = [u64; size_of::<libc::cpu_set_t>() / size_of::<u64>() * 16];
+
+fn affinity() -> io::Result<CpuSet> {
+    let mut words: CpuSet = [0; size_of::<CpuSet>() / size_of::<u64>()];
     // SAFETY: the kernel writes at most the given number of bytes to `words`, which is that long
     // and lives until the call has returned. Every pattern of bits is a valid u64.
     let written = unsafe {
@@ -60,5 +62,103 @@ pub(crate) fn usable_cpus() -> io::Result<usize> {
     if written < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(words.iter().map(|word| word.count_ones() as usize).sum())
+    Ok(words)
+}
+
+/// The number of CPUs that the calling thread may run on, see `sched_getaffinity(2)`.
+pub(crate) fn usable_cpus() -> io::Result<usize> {
+    Ok(affinity()?
+        .iter()
+        .map(|word| word.count_ones() as usize)
+        .sum())
+}
+
+/// The CPUs that the calling thread may run on.
+#[cfg(feature = "runtime")]
+pub(crate) fn cpus() -> io::Result<Vec<usize>> {
+    let words = affinity()?;
+    Ok((0..size_of_val(&words) * 8)
+        .filter(|cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1)
+        .collect())
+}
+
+/// Binds the calling thread to one CPU, see `sched_setaffinity(2)`.
+#[cfg(feature = "runtime")]
+pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
+    let mut words: CpuSet = [0; size_of::<CpuSet>() / size_of::<u64>()];
+    words[cpu / 64] = 1 << (cpu % 64);
+    // SAFETY: the kernel reads the given number of bytes from `words`, which is that long.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setaffinity,
+            0,
+            size_of_val(&words),
+            words.as_ptr(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The process, user and group at the other end of a Unix socket, see `SO_PEERCRED` in `unix(7)`.
+#[cfg(feature = "runtime")]
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, u32)> {
+    let mut credentials = MaybeUninit::<libc::ucred>::uninit();
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `credentials` is valid for writes of `length` bytes, and both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            credentials.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: getsockopt returned 0: for SO_PEERCRED it has filled in the whole structure.
+    let credentials = unsafe { credentials.assume_init() };
+    Ok((credentials.pid, credentials.uid, credentials.gid))
+}
+
+/// Whether a descriptor has room for writing at this moment, see `poll(2)`.
+#[cfg(feature = "runtime")]
+pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut polled = libc::pollfd {
+        fd: descriptor.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: `polled` is one pollfd, valid for reads and writes for the length of the call.
+    match unsafe { libc::poll(&raw mut polled, 1, 0) } {
+        0 => Ok(false),
+        1.. => Ok(true),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A counter that does not block, see `eventfd(2)`.
+#[cfg(feature = "runtime")]
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes no memory of ours.
+    let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor, which nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Gives a signal its default effect, see `signal(2)`.
+#[cfg(feature = "runtime")]
+pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
+    // SAFETY: SIG_DFL is no function of ours.
+    if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

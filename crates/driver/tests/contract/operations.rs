@@ -1,10 +1,12 @@
 //! Operations: results, errors, buffers, cancelling.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringloop_driver::{Driver, FileStatus, Interest, Message, Mode, Op, SocketAddress};
@@ -30,6 +32,7 @@ on_both_backends!(
     a_peer_that_is_gone_is_a_broken_pipe,
     pipes_are_read_and_written,
     files_are_opened_written_read_and_described,
+    a_file_that_is_kept_stays_open_until_the_operation_is_over,
     bad_descriptors_are_results,
     mistakes_are_refused,
     cancelling_ends_an_operation,
@@ -653,6 +656,50 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         "the file is still open"
     );
     std::fs::remove_file(path).unwrap();
+}
+
+fn a_file_that_is_kept_stays_open_until_the_operation_is_over(mut driver: Driver) {
+    let path = |name| {
+        std::env::temp_dir().join(format!(
+            "ringloop-driver-{}-{}-{name}",
+            std::process::id(),
+            driver.backend()
+        ))
+    };
+    let (first, second) = (path("first"), path("second"));
+    let file = Arc::new(File::create(&first).unwrap());
+    let weak = Arc::downgrade(&file);
+    let write = Op::Write {
+        fd: file.as_raw_fd(),
+        buffer: b"where it belongs".to_vec(),
+        start: 0,
+        offset: Some(0),
+    };
+    let token = driver.submit_keeping(write, file).unwrap();
+    // Would get the same descriptor, if it were free.
+    let other = File::create(&second).unwrap();
+    assert_eq!(event_of(&mut driver, token).result, 16);
+    assert!(driver.take(token).is_some());
+    assert!(weak.upgrade().is_none(), "the file is kept too long");
+    drop(other);
+    assert_eq!(std::fs::read(&first).unwrap(), b"where it belongs");
+    assert_eq!(std::fs::read(&second).unwrap(), b"");
+    let file = Arc::new(File::open(&first).unwrap());
+    let weak = Arc::downgrade(&file);
+    let read = Op::Read {
+        fd: file.as_raw_fd(),
+        buffer: Vec::with_capacity(8),
+        offset: Some(0),
+    };
+    let token = driver.submit_keeping(read, file).unwrap();
+    driver.discard(token);
+    let start = std::time::Instant::now();
+    while weak.upgrade().is_some() {
+        assert!(start.elapsed() < PATIENCE, "a discarded operation keeps it");
+        poll(&mut driver, Some(QUIET / 30), &mut Vec::new());
+    }
+    std::fs::remove_file(first).unwrap();
+    std::fs::remove_file(second).unwrap();
 }
 
 fn bad_descriptors_are_results(mut driver: Driver) {

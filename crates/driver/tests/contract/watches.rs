@@ -1,14 +1,14 @@
 //! Readiness: modes, errors, reuse.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use ringloop_driver::{Driver, Interest, Mode, Peek};
+use ringloop_driver::{Driver, Interest, Mode, Peek, Readiness};
 
 use crate::support::{
-    PATIENCE, all_events, errno, event_of, fill, on_both_backends, pair, poll, raw,
+    PATIENCE, all_events, errno, event_of, fill, listener, on_both_backends, pair, poll, raw,
 };
 
 on_both_backends!(
@@ -22,6 +22,7 @@ on_both_backends!(
     what_cannot_be_watched_is_refused,
     a_watch_changes_under_its_token,
     a_half_closed_peer_is_read_closed,
+    urgent_data_is_told_to_those_who_ask,
     a_writer_hears_nothing_of_the_end_of_what_the_peer_sends,
     a_writer_to_a_half_closed_peer_hears_of_room,
     a_watch_of_a_half_closed_peer_changes,
@@ -212,6 +213,33 @@ fn a_half_closed_peer_is_read_closed(mut driver: Driver) {
     assert_eq!(here.read(&mut [0; 4]).unwrap(), 0);
     // The other direction lives on.
     here.write_all(b"still here").unwrap();
+}
+
+fn urgent_data_is_told_to_those_who_ask(mut driver: Driver) {
+    let (listener, address) = listener();
+    for asks in [true, false] {
+        let peer = TcpStream::connect(address).unwrap();
+        let (mut here, _) = listener.accept().unwrap();
+        let interest = if asks {
+            Interest::READ | Interest::PRIORITY
+        } else {
+            Interest::READ
+        };
+        let token = driver.watch(raw(&here), interest, Mode::Edge).unwrap();
+        let urgent = b"!";
+        let sent = unsafe { libc::send(raw(&peer), urgent.as_ptr().cast(), 1, libc::MSG_OOB) };
+        assert_eq!(sent, 1);
+        (&peer).write_all(b"behind").unwrap();
+        let events = all_events(&mut driver);
+        assert!(events.iter().all(|event| event.token == token));
+        let is_told = |is: fn(&Readiness) -> bool| events.iter().any(|e| is(&e.readiness()));
+        assert!(is_told(|readiness| readiness.is_readable()));
+        assert_eq!(is_told(|readiness| readiness.is_priority()), asks);
+        let mut buffer = [0; 16];
+        assert_eq!(here.read(&mut buffer).unwrap(), 6);
+        driver.unwatch(token).unwrap();
+        driver.flush().unwrap();
+    }
 }
 
 fn a_writer_hears_nothing_of_the_end_of_what_the_peer_sends(mut driver: Driver) {

@@ -1,0 +1,182 @@
+//! The traits of other libraries for the connections of this one, behind the features `futures-io`, `tokio` and `hyper`.
+
+#![cfg_attr(any(feature = "hyper", feature = "tokio"), allow(unsafe_code))]
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::net::stream::HasCore;
+#[cfg(any(feature = "futures-io", feature = "tokio"))]
+use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream};
+use crate::net::{TcpStream, UnixStream};
+
+#[cfg(feature = "futures-io")]
+macro_rules! futures_io_read {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> futures_io::AsyncRead for $type {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                mut buffer: &mut [u8],
+            ) -> Poll<io::Result<usize>> {
+                self.core().poll_read_into(context, &mut buffer)
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "futures-io")]
+macro_rules! futures_io_write {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> futures_io::AsyncWrite for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                self.core().poll_write(context, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                pieces: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                self.core().poll_write_pieces(context, pieces)
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(self.core().finish())
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "tokio")]
+macro_rules! tokio_read {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> tokio::io::AsyncRead for $type {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                buffer: &mut tokio::io::ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                // SAFETY: what has been initialised stays so: the bytes are only read into.
+                let mut room = unsafe { buffer.unfilled_mut() };
+                let count = std::task::ready!(self.core().poll_read_into(context, &mut room))?;
+                // SAFETY: the read has filled that many bytes.
+                unsafe { buffer.assume_init(count) };
+                buffer.advance(count);
+                Poll::Ready(Ok(()))
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "tokio")]
+macro_rules! tokio_write {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> tokio::io::AsyncWrite for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                self.core().poll_write(context, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                pieces: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                self.core().poll_write_pieces(context, pieces)
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(self.core().finish())
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "hyper")]
+macro_rules! hyper_read {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> hyper::rt::Read for $type {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                mut buffer: hyper::rt::ReadBufCursor<'_>,
+            ) -> Poll<io::Result<()>> {
+                // SAFETY: what has been initialised stays so: the bytes are only read into.
+                let mut room = unsafe { buffer.as_mut() };
+                let count = std::task::ready!(self.core().poll_read_into(context, &mut room))?;
+                // SAFETY: the read has filled that many bytes.
+                unsafe { buffer.advance(count) };
+                Poll::Ready(Ok(()))
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "hyper")]
+macro_rules! hyper_write {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> hyper::rt::Write for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                self.core().poll_write(context, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                pieces: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                self.core().poll_write_pieces(context, pieces)
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(self.core().finish())
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "futures-io")]
+futures_io_read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+#[cfg(feature = "futures-io")]
+futures_io_write!([] TcpStream, [] UnixStream, [S: Stream] OwnedWriteHalf<S>);
+#[cfg(feature = "tokio")]
+tokio_read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+#[cfg(feature = "tokio")]
+tokio_write!([] TcpStream, [] UnixStream, [S: Stream] OwnedWriteHalf<S>);
+#[cfg(feature = "hyper")]
+hyper_read!([] TcpStream, [] UnixStream);
+#[cfg(feature = "hyper")]
+hyper_write!([] TcpStream, [] UnixStream);

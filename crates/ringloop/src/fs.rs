@@ -1,0 +1,691 @@
+//! Files.
+//!
+//! Reading, writing, opening and asking are operations of the driver's: `io_uring` does them, or under epoll a few
+//! threads of the driver's own, after a try that does not wait for the disk. Buffers are handed over and given back. A
+//! future that is dropped asks its operation to end: whether it still happened is not known then. The buffer and the file
+//! stay with the kernel until it is done, so that neither is used for anything else meanwhile.
+//!
+//! What is not here has [`std::fs`] and [`blocking::run`](crate::blocking::run).
+//!
+//! ```
+//! use ringloop::{Runtime, RuntimeConfig, fs};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! # let path = std::env::temp_dir().join(format!("ringloop-fs-{}", std::process::id()));
+//! Runtime::new(&RuntimeConfig::default())?.block_on(async {
+//!     fs::write(&path, "one two three").await?;
+//!     let file = fs::File::open(&path).await?;
+//!     let (count, bytes) = file.read_at(Vec::with_capacity(3), 4).await;
+//!     assert_eq!((count?, &bytes[..]), (3, &b"two"[..]));
+//!     assert_eq!(fs::read(&path).await?, b"one two three");
+//! #   std::fs::remove_file(&path)?;
+//!     Ok(())
+//! })
+//! # }
+//! ```
+
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fmt;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ringloop_driver::{FileStatus, Op};
+
+use crate::source::Operation;
+
+/// By how much a buffer grows at least, when nobody knows how much is to be read.
+const GROWTH_MIN: usize = 8 * 1024;
+
+/// Reads all of a file.
+///
+/// # Errors
+/// Those of open(2) and read(2); `OutOfMemory` for a file that does not fit into memory.
+pub async fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let (result, bytes) = File::open(path).await?.read_to_end(Vec::new()).await;
+    result.map(|_| bytes)
+}
+
+/// Reads all of a file that is UTF-8.
+///
+/// # Errors
+/// Those of [`read`], and `InvalidData` for other bytes.
+pub async fn read_to_string(path: impl AsRef<Path>) -> io::Result<String> {
+    String::from_utf8(read(path).await?)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Makes a file that consists of `contents`; what it had before is gone.
+///
+/// # Errors
+/// Those of open(2) and write(2).
+pub async fn write(path: impl AsRef<Path>, contents: impl Into<Vec<u8>>) -> io::Result<()> {
+    File::create(path).await?.write_all(contents.into()).await.0
+}
+
+/// What is known of a file, or of what a link leads to.
+///
+/// # Errors
+/// Those of stat(2).
+pub async fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
+    status(libc::AT_FDCWD, to_c(path.as_ref())?, 0, None).await
+}
+
+/// What is known of a file, or of a link itself.
+///
+/// # Errors
+/// Those of lstat(2).
+pub async fn symlink_metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    status(libc::AT_FDCWD, to_c(path.as_ref())?, flags, None).await
+}
+
+fn to_c(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the path has a zero byte in it",
+        )
+    })
+}
+
+async fn status(
+    directory: RawFd,
+    path: CString,
+    flags: i32,
+    file: Option<&Arc<std::fs::File>>,
+) -> io::Result<Metadata> {
+    let op = Op::Statx {
+        directory,
+        path,
+        flags,
+        mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
+        status: Box::default(),
+    };
+    match perform(op, file).await? {
+        (result, Some(Op::Statx { status, .. })) => result.map(|_| Metadata { status }),
+        (result, _) => Err(result.err().unwrap_or_else(lost)),
+    }
+}
+
+/// Does an operation, on a file that it keeps open.
+async fn perform(
+    op: Op,
+    file: Option<&Arc<std::fs::File>>,
+) -> io::Result<(io::Result<u32>, Option<Op>)> {
+    let operation = match file {
+        Some(file) => Operation::submit_keeping(op, Arc::clone(file))?,
+        None => Operation::submit(op)?,
+    };
+    Ok(operation.await)
+}
+
+/// An operation that is over comes back with what it was made of.
+fn lost() -> io::Error {
+    io::Error::other("the driver has not given the operation back")
+}
+
+fn is_interrupted<T>(result: &io::Result<T>) -> bool {
+    matches!(result, Err(error) if error.kind() == io::ErrorKind::Interrupted)
+}
+
+/// How a [`File`] is opened; as [`std::fs::OpenOptions`].
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, fs};
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("ringloop-open-{}", std::process::id()));
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let mut log = fs::OpenOptions::new().append(true).create(true).open(&path).await?;
+///     log.write_all(b"a line\n".to_vec()).await.0?;
+///     log.sync_data().await?;
+/// #   std::fs::remove_file(&path)?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "they are independent, as open(2) has them"
+)]
+pub struct OpenOptions {
+    read: bool,
+    write: bool,
+    append: bool,
+    truncate: bool,
+    create: bool,
+    create_new: bool,
+    mode: u32,
+    flags: i32,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$attribute:meta])* $name:ident: $kind:ty,)*) => {$(
+        $(#[$attribute])*
+        #[must_use]
+        pub fn $name(mut self, $name: $kind) -> Self {
+            self.$name = $name;
+            self
+        }
+    )*};
+}
+
+impl OpenOptions {
+    /// Options that open nothing yet: set at least one of `read`, `write` and `append`.
+    pub fn new() -> Self {
+        Self {
+            read: false,
+            write: false,
+            append: false,
+            truncate: false,
+            create: false,
+            create_new: false,
+            mode: 0o666,
+            flags: 0,
+        }
+    }
+
+    setters! {
+        /// Whether it can be read.
+        read: bool,
+        /// Whether it can be written.
+        write: bool,
+        /// Whether all writes go to its end, whatever their offset.
+        append: bool,
+        /// Whether what it has is thrown away.
+        truncate: bool,
+        /// Whether it is made if it does not exist.
+        create: bool,
+        /// Whether it is made, and must not exist.
+        create_new: bool,
+        /// Its permissions if it is made; the umask is taken off. 0o666 unless told.
+        mode: u32,
+    }
+
+    /// Further flags for open(2), such as `O_DIRECT`. Those for reading and writing have no effect here.
+    #[must_use]
+    pub fn custom_flags(mut self, flags: i32) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// Those of open(2); `InvalidInput` for options that contradict one another.
+    pub async fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        let (path, flags) = (to_c(path.as_ref())?, self.to_flags()?);
+        loop {
+            let op = Op::OpenAt {
+                directory: libc::AT_FDCWD,
+                path: path.clone(),
+                flags,
+                mode: self.mode,
+            };
+            let (result, _) = perform(op, None).await?;
+            if !is_interrupted(&result) {
+                return result.map(File::from_descriptor);
+            }
+        }
+    }
+
+    fn to_flags(&self) -> io::Result<i32> {
+        let contradiction = || {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "these options cannot go together, or open for neither reading nor writing",
+            )
+        };
+        let access = match (self.read, self.write, self.append) {
+            (true, false, false) => libc::O_RDONLY,
+            (false, true, false) => libc::O_WRONLY,
+            (true, true, false) => libc::O_RDWR,
+            (false, _, true) => libc::O_WRONLY | libc::O_APPEND,
+            (true, _, true) => libc::O_RDWR | libc::O_APPEND,
+            (false, false, false) => return Err(contradiction()),
+        };
+        let makes = self.create || self.create_new || self.truncate;
+        if (makes && !self.write && !self.append)
+            || (self.append && self.truncate && !self.create_new)
+        {
+            return Err(contradiction());
+        }
+        let creation = match (self.create, self.truncate, self.create_new) {
+            (_, _, true) => libc::O_CREAT | libc::O_EXCL,
+            (create, truncate, false) => {
+                (if create { libc::O_CREAT } else { 0 })
+                    | (if truncate { libc::O_TRUNC } else { 0 })
+            }
+        };
+        Ok(access | creation | (self.flags & !libc::O_ACCMODE))
+    }
+}
+
+/// An open file. It is closed when this and all operations on it are gone.
+///
+/// It may move to another thread, and be used in any runtime. Reads append to a buffer, as much as it has room for.
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, fs};
+/// use std::io::SeekFrom;
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("ringloop-file-{}", std::process::id()));
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let options = fs::OpenOptions::new().read(true).write(true).create(true);
+///     let mut file = options.open(&path).await?;
+///     file.write_all(b"hello world".to_vec()).await.0?;
+///     file.write_all_at(b"W".to_vec(), 6).await.0?;
+///     file.sync_all().await?;
+///     file.seek(SeekFrom::Start(6))?;
+///     let (count, bytes) = file.read_to_end(Vec::new()).await;
+///     assert_eq!((count?, &bytes[..]), (5, &b"World"[..]));
+/// #   std::fs::remove_file(&path)?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub struct File {
+    file: Arc<std::fs::File>,
+}
+
+impl File {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub async fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        OpenOptions::new().read(true).open(path).await
+    }
+
+    /// Opens a file for writing; makes it, or throws away what it has.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub async fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        let options = OpenOptions::new().write(true).create(true).truncate(true);
+        options.open(path).await
+    }
+
+    fn from_descriptor(descriptor: u32) -> Self {
+        // SAFETY: the result of an open that succeeded: a new descriptor, which nobody else has.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) };
+        Self::from(std::fs::File::from(descriptor))
+    }
+
+    /// Reads once, from a place in the file, into the room that the buffer has. 0 is the end of the file, or a buffer
+    /// without room.
+    ///
+    /// # Errors
+    /// Those of pread(2).
+    pub async fn read_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+        self.read_once(buffer, Some(offset)).await
+    }
+
+    /// Reads once, from where the last read or write ended, as [`read_at`](Self::read_at) does. The way to read pipes and
+    /// devices.
+    ///
+    /// If the future is dropped, how far the file's position has moved is not known.
+    pub async fn read(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        self.read_once(buffer, None).await
+    }
+
+    /// Reads all that comes after a place in the file.
+    ///
+    /// # Errors
+    /// Those of pread(2). What was read before is in the buffer.
+    pub async fn read_to_end_at(
+        &self,
+        buffer: Vec<u8>,
+        offset: u64,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        self.read_all(buffer, Some(offset)).await
+    }
+
+    /// Reads all from where the last read or write ended.
+    pub async fn read_to_end(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        self.read_all(buffer, None).await
+    }
+
+    /// Writes once, to a place in the file: part of the buffer, or all of it.
+    ///
+    /// # Errors
+    /// Those of pwrite(2).
+    pub async fn write_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+        self.write_once(buffer, 0, Some(offset)).await
+    }
+
+    /// Writes once, where the last read or write ended: part of the buffer, or all of it.
+    pub async fn write(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        self.write_once(buffer, 0, None).await
+    }
+
+    /// Writes all of a buffer, to a place in the file.
+    ///
+    /// # Errors
+    /// Those of pwrite(2). Some of it may have been written.
+    pub async fn write_all_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<()>, Vec<u8>) {
+        self.write_whole(buffer, Some(offset)).await
+    }
+
+    /// Writes all of a buffer, where the last read or write ended.
+    pub async fn write_all(&mut self, buffer: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
+        self.write_whole(buffer, None).await
+    }
+
+    async fn read_once(
+        &self,
+        mut buffer: Vec<u8>,
+        offset: Option<u64>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        while buffer.capacity() > buffer.len() {
+            let op = Op::Read {
+                fd: self.file.as_raw_fd(),
+                buffer,
+                offset,
+            };
+            let result;
+            (result, buffer) = match perform(op, Some(&self.file)).await {
+                Ok((result, Some(Op::Read { buffer, .. }))) => (result, buffer),
+                Ok((result, _)) => (result.and(Err(lost())), Vec::new()),
+                Err(error) => (Err(error), Vec::new()),
+            };
+            if !is_interrupted(&result) {
+                return (result.map(|count| count as usize), buffer);
+            }
+        }
+        (Ok(0), buffer)
+    }
+
+    async fn read_all(
+        &self,
+        mut buffer: Vec<u8>,
+        offset: Option<u64>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        let before = buffer.len();
+        let size = self.metadata().await.map_or(0, |metadata| metadata.len());
+        let start = offset.or_else(|| (&*self.file).stream_position().ok());
+        // One more than there should be, so that the read that finds the end needs no more room.
+        let mut wanted = match size.saturating_sub(start.unwrap_or(0)) {
+            0 => GROWTH_MIN,
+            left => usize::try_from(left).map_or(usize::MAX, |left| left.saturating_add(1)),
+        };
+        loop {
+            if buffer.capacity() - buffer.len() < wanted {
+                if let Err(error) = buffer.try_reserve(wanted) {
+                    return (
+                        Err(io::Error::new(io::ErrorKind::OutOfMemory, error)),
+                        buffer,
+                    );
+                }
+            }
+            let done = (buffer.len() - before) as u64;
+            let offset = offset.map(|offset| offset.saturating_add(done));
+            let result;
+            (result, buffer) = self.read_once(buffer, offset).await;
+            match result {
+                Ok(0) => return (Ok(buffer.len() - before), buffer),
+                Ok(_) if buffer.capacity() > buffer.len() => wanted = 1,
+                // The file is longer than it said, or nobody knows how long it is.
+                Ok(_) => wanted = buffer.len().max(GROWTH_MIN),
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+    }
+
+    async fn write_once(
+        &self,
+        mut buffer: Vec<u8>,
+        start: usize,
+        offset: Option<u64>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        loop {
+            let op = Op::Write {
+                fd: self.file.as_raw_fd(),
+                buffer,
+                start,
+                offset,
+            };
+            let result;
+            (result, buffer) = match perform(op, Some(&self.file)).await {
+                Ok((result, Some(Op::Write { buffer, .. }))) => (result, buffer),
+                Ok((result, _)) => (result.and(Err(lost())), Vec::new()),
+                Err(error) => (Err(error), Vec::new()),
+            };
+            if !is_interrupted(&result) {
+                return (result.map(|count| count as usize), buffer);
+            }
+        }
+    }
+
+    async fn write_whole(
+        &self,
+        mut buffer: Vec<u8>,
+        offset: Option<u64>,
+    ) -> (io::Result<()>, Vec<u8>) {
+        let mut written = 0;
+        while written < buffer.len() {
+            let offset = offset.map(|offset| offset.saturating_add(written as u64));
+            let result;
+            (result, buffer) = self.write_once(buffer, written, offset).await;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
+                Ok(count) => written += count,
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
+    }
+
+    /// Waits until all that was written is on the storage, and the metadata too (fsync(2)).
+    pub async fn sync_all(&self) -> io::Result<()> {
+        self.sync(false).await
+    }
+
+    /// Waits until all that was written is on the storage, and what is needed to read it again (fdatasync(2)).
+    pub async fn sync_data(&self) -> io::Result<()> {
+        self.sync(true).await
+    }
+
+    async fn sync(&self, data_only: bool) -> io::Result<()> {
+        loop {
+            let fd = self.file.as_raw_fd();
+            let (result, _) = perform(Op::Fsync { fd, data_only }, Some(&self.file)).await?;
+            if !is_interrupted(&result) {
+                return result.map(drop);
+            }
+        }
+    }
+
+    /// What is known of the file.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub async fn metadata(&self) -> io::Result<Metadata> {
+        let flags = libc::AT_EMPTY_PATH;
+        let fd = self.file.as_raw_fd();
+        status(fd, CString::default(), flags, Some(&self.file)).await
+    }
+
+    /// Moves the place where the next read or write begins, and gives it. Does not wait.
+    pub fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        (&*self.file).seek(to)
+    }
+
+    /// Cuts the file off, or fills it up with zeroes. May wait for the disk.
+    pub fn set_len(&self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)
+    }
+
+    /// The file as the standard library has it, or this one again while operations that were dropped are not over.
+    pub fn try_into_std(self) -> Result<std::fs::File, Self> {
+        Arc::try_unwrap(self.file).map_err(|file| Self { file })
+    }
+}
+
+impl From<std::fs::File> for File {
+    fn from(file: std::fs::File) -> Self {
+        Self {
+            file: Arc::new(file),
+        }
+    }
+}
+
+impl From<OwnedFd> for File {
+    /// Takes over a descriptor of any kind that can be read or written.
+    fn from(descriptor: OwnedFd) -> Self {
+        Self::from(std::fs::File::from(descriptor))
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.file.fmt(formatter)
+    }
+}
+
+/// What is known of a file, as statx(2) says it.
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, fs};
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let folder = fs::metadata("/").await?;
+///     assert!(folder.is_dir() && !folder.is_file());
+///     assert!(folder.modified() <= std::time::SystemTime::now());
+///     Ok(())
+/// })
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Metadata {
+    status: Box<FileStatus>,
+}
+
+impl Metadata {
+    fn is(&self, kind: libc::mode_t) -> bool {
+        self.mode() & libc::S_IFMT == kind
+    }
+
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "as in the standard library")]
+    pub fn len(&self) -> u64 {
+        self.status.0.stx_size
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.is(libc::S_IFREG)
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.is(libc::S_IFDIR)
+    }
+
+    /// Whether it is a symbolic link; see [`symlink_metadata`].
+    pub fn is_symlink(&self) -> bool {
+        self.is(libc::S_IFLNK)
+    }
+
+    /// Its type and permissions, as in inode(7).
+    pub fn mode(&self) -> u32 {
+        u32::from(self.status.0.stx_mode)
+    }
+
+    /// Its permissions, for the functions of [`std::fs`].
+    pub fn permissions(&self) -> std::fs::Permissions {
+        std::fs::Permissions::from_mode(self.mode())
+    }
+
+    /// The user that it belongs to.
+    pub fn uid(&self) -> u32 {
+        self.status.0.stx_uid
+    }
+
+    /// The group that it belongs to.
+    pub fn gid(&self) -> u32 {
+        self.status.0.stx_gid
+    }
+
+    /// The device that it is on.
+    pub fn dev(&self) -> u64 {
+        libc::makedev(self.status.0.stx_dev_major, self.status.0.stx_dev_minor)
+    }
+
+    /// Its number on that device.
+    pub fn ino(&self) -> u64 {
+        self.status.0.stx_ino
+    }
+
+    /// How many names it has.
+    pub fn nlink(&self) -> u64 {
+        u64::from(self.status.0.stx_nlink)
+    }
+
+    /// When its contents were changed last.
+    pub fn modified(&self) -> SystemTime {
+        time(&self.status.0.stx_mtime)
+    }
+
+    /// When it was read last, if the file system keeps that.
+    pub fn accessed(&self) -> SystemTime {
+        time(&self.status.0.stx_atime)
+    }
+
+    /// When it was made.
+    ///
+    /// # Errors
+    /// `Unsupported` if the file system does not keep that.
+    pub fn created(&self) -> io::Result<SystemTime> {
+        if self.status.0.stx_mask & libc::STATX_BTIME == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the file system does not keep when a file was made",
+            ));
+        }
+        Ok(time(&self.status.0.stx_btime))
+    }
+}
+
+fn time(stamp: &libc::statx_timestamp) -> SystemTime {
+    let whole = Duration::from_secs(stamp.tv_sec.unsigned_abs());
+    let seconds = if stamp.tv_sec < 0 {
+        UNIX_EPOCH - whole
+    } else {
+        UNIX_EPOCH + whole
+    };
+    seconds + Duration::from_nanos(u64::from(stamp.tv_nsec))
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Metadata")
+            .field("mode", &format_args!("{:o}", self.mode()))
+            .field("len", &self.len())
+            .field("modified", &self.modified())
+            .finish_non_exhaustive()
+    }
+}

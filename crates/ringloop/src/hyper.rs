@@ -1,0 +1,264 @@
+//! What the `hyper` library needs to serve and to send HTTP on this runtime; feature `hyper`.
+//!
+//! [`TcpStream`](crate::net::TcpStream) and [`UnixStream`](crate::net::UnixStream) implement hyper's `Read` and `Write`, so
+//! that a connection is given to hyper as it is. [`Executor`] runs hyper's own tasks, which HTTP/2 has, and [`Timer`] is for
+//! its timeouts. [`Io`] is for the few places where hyper wants a connection that is `Send`, such as upgrades.
+//!
+//! ```
+//! use std::convert::Infallible;
+//! use http_body_util::Full;
+//! use hyper::body::{Bytes, Incoming};
+//! use hyper::service::service_fn;
+//! use hyper::{Request, Response};
+//! use ringloop::hyper::Timer;
+//! use ringloop::net::{TcpListener, TcpStream};
+//! use ringloop::{Runtime, RuntimeConfig, spawn};
+//!
+//! async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+//!     Ok(Response::new(Full::new(Bytes::from_static(b"Hello, World!"))))
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! Runtime::new(&RuntimeConfig::default())?.block_on(async {
+//!     let listener = TcpListener::bind("127.0.0.1:0").await?;
+//!     let address = listener.local_addr()?;
+//!     let server = spawn(async move {
+//!         let (stream, _) = listener.accept().await.unwrap();
+//!         hyper::server::conn::http1::Builder::new()
+//!             .timer(Timer)
+//!             .serve_connection(stream, service_fn(hello))
+//!             .await
+//!     });
+//!     let stream = TcpStream::connect(address).await?;
+//!     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
+//!     let connection = spawn(connection);
+//!     let answer = sender.send_request(Request::new(Full::<Bytes>::default())).await?;
+//!     assert_eq!(answer.status(), 200);
+//!     drop((sender, answer));
+//!     connection.await??;
+//!     server.await??;
+//!     Ok(())
+//! })
+//! # }
+//! ```
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::mem::ManuallyDrop;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+
+use crate::time::{Sleep, sleep};
+use crate::{clock, spawn};
+
+/// Runs hyper's tasks in the runtime of the thread.
+///
+/// ```no_run
+/// use ringloop::hyper::Executor;
+///
+/// let server = hyper::server::conn::http2::Builder::new(Executor);
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Executor;
+
+impl<F: Future + 'static> hyper::rt::Executor<F> for Executor {
+    /// # Panics
+    /// Outside of a runtime.
+    fn execute(&self, future: F) {
+        drop(spawn(future));
+    }
+}
+
+/// Sleeps for hyper. What it makes is used in the thread that made it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Timer;
+
+impl hyper::rt::Timer for Timer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn hyper::rt::Sleep>> {
+        Box::pin(BoundSleep(Bound::new(sleep(duration))))
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
+        self.sleep(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn reset(&self, sleep: &mut Pin<Box<dyn hyper::rt::Sleep>>, new_deadline: Instant) {
+        if let Some(mut bound) = sleep.as_mut().downcast_mut_pin::<BoundSleep>() {
+            let left = new_deadline.saturating_duration_since(Instant::now());
+            let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+            let deadline_ns = clock::now_ns().saturating_add(left_ns);
+            bound.0.get_mut().reset(deadline_ns);
+        } else {
+            *sleep = self.sleep_until(new_deadline);
+        }
+    }
+}
+
+struct BoundSleep(Bound<Sleep>);
+
+impl Future for BoundSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        Pin::new(self.0.get_mut()).poll(context)
+    }
+}
+
+impl hyper::rt::Sleep for BoundSleep {}
+
+/// A connection that counts as `Send`, for interfaces that want it, such as hyper's upgrades: but used in another thread
+/// than its own it panics, and dropped there it is never closed.
+///
+/// ```
+/// use ringloop::hyper::Io;
+/// use ringloop::net::UnixStream;
+/// use ringloop::{Runtime, RuntimeConfig};
+///
+/// fn wants_send<T: Send>(connection: T) -> T {
+///     connection
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let (near, _far) = UnixStream::pair()?;
+///     let near: UnixStream = wants_send(Io::new(near)).into_inner();
+///     near.try_write(b"hello")?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub struct Io<T>(Bound<T>);
+
+impl<T> Io<T> {
+    /// Binds a connection to this thread.
+    pub fn new(connection: T) -> Self {
+        Self(Bound::new(connection))
+    }
+
+    /// The connection.
+    ///
+    /// # Panics
+    /// In another thread.
+    pub fn get_ref(&self) -> &T {
+        self.0.get()
+    }
+
+    /// The connection.
+    ///
+    /// # Panics
+    /// In another thread.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner()
+    }
+}
+
+impl<T: Read + Unpin> Read for Io<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(self.0.get_mut()).poll_read(context, buffer)
+    }
+}
+
+impl<T: Write + Unpin> Write for Io<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(self.0.get_mut()).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(self.0.get_mut()).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.get().is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.0.get_mut()).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.0.get_mut()).poll_shutdown(context)
+    }
+}
+
+impl<T> fmt::Debug for Io<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Io")
+    }
+}
+
+/// A value that any thread may hold, but only its own may touch.
+struct Bound<T> {
+    owner: ThreadId,
+    value: ManuallyDrop<T>,
+}
+
+// SAFETY: the value is reached through `get`, `get_mut`, `into_inner` and `drop` alone, and each makes sure that it runs in
+// the thread that the value was made in; other threads touch nothing but `owner`.
+unsafe impl<T> Send for Bound<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Bound<T> {}
+
+impl<T> Bound<T> {
+    fn new(value: T) -> Self {
+        Self {
+            owner: thread::current().id(),
+            value: ManuallyDrop::new(value),
+        }
+    }
+
+    fn is_here(&self) -> bool {
+        thread::current().id() == self.owner
+    }
+
+    fn check(&self) {
+        assert!(
+            self.is_here(),
+            "a ringloop connection or timer was moved to another thread, which it does not work in",
+        );
+    }
+
+    fn get(&self) -> &T {
+        self.check();
+        &self.value
+    }
+
+    fn get_mut(&mut self) -> &mut T {
+        self.check();
+        &mut self.value
+    }
+
+    fn into_inner(self) -> T {
+        self.check();
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, so that the value is taken once.
+        unsafe { ManuallyDrop::take(&mut this.value) }
+    }
+}
+
+impl<T> Drop for Bound<T> {
+    fn drop(&mut self) {
+        if self.is_here() {
+            // SAFETY: this is the only drop, and `into_inner` avoids it.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}

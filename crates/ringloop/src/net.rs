@@ -1,0 +1,19 @@
+//! Sockets.
+//!
+//! Streams read when there is something to read, directly, and write directly first: nothing is left with the kernel when
+//! a future is dropped, so that cancelling is simple and buffers may be borrowed. `ARCHITECTURE.md` has the measurement
+//! behind that.
+
+mod accept;
+mod address;
+mod datagram;
+pub(crate) mod stream;
+mod tcp;
+mod udp;
+mod unix;
+
+pub use address::{ToAddresses, resolve};
+pub use stream::{OwnedReadHalf, OwnedWriteHalf, Stream};
+pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
+pub use udp::{UdpSocket, UdpSocketOptions};
+pub use unix::{PeerCredentials, ToUnixAddress, UnixDatagram, UnixListener, UnixStream};

@@ -1,0 +1,153 @@
+//! What datagram sockets of every family share.
+
+#![allow(unsafe_code)]
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut};
+use ringloop_driver::Interest;
+use socket2::{SockAddr, Socket};
+
+use crate::source::Source;
+
+/// The most pieces that one datagram is put together from.
+const PIECES_MAX: usize = 64;
+
+/// A datagram socket, watched for both directions.
+#[derive(Debug)]
+pub(crate) struct Datagrams {
+    source: Source<Socket>,
+}
+
+impl Datagrams {
+    /// Watches a socket, which must not block.
+    pub(crate) fn new(socket: Socket) -> io::Result<Self> {
+        let source = Source::new(socket, Interest::READ | Interest::WRITE)?.shared();
+        source.assume_writable();
+        Ok(Self { source })
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        self.source.get()
+    }
+
+    pub(crate) async fn recv<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| {
+            self.source
+                .poll_read(context, |socket| Ok((receive(socket, &mut buffer)?, false)))
+        })
+        .await;
+        (result, buffer)
+    }
+
+    pub(crate) async fn recv_from<B: BufMut>(
+        &self,
+        mut buffer: B,
+    ) -> (io::Result<(usize, SockAddr)>, B) {
+        let result = poll_fn(|context| {
+            self.source.poll_read(context, |socket| {
+                Ok((receive_from(socket, &mut buffer)?, false))
+            })
+        })
+        .await;
+        (result, buffer)
+    }
+
+    pub(crate) async fn send<B: Buf>(
+        &self,
+        mut buffer: B,
+        to: Option<&SockAddr>,
+    ) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| self.poll_send(context, &mut buffer, to)).await;
+        (result, buffer)
+    }
+
+    /// Whether sending would be tried, rather than waited with.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.source.is_writable()
+    }
+
+    /// Lets the next sending be tried.
+    pub(crate) fn assume_writable(&self) {
+        self.source.assume_writable();
+    }
+
+    pub(crate) fn poll_send(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl Buf,
+        to: Option<&SockAddr>,
+    ) -> Poll<io::Result<usize>> {
+        // A datagram goes out whole or not at all, and there may be room for a shorter one.
+        let count = ready!(self.source.poll_write(context, |socket| {
+            Ok((send_buffer(socket, buffer, to)?, true))
+        }))?;
+        buffer.advance(count);
+        Poll::Ready(Ok(count))
+    }
+}
+
+impl AsFd for Datagrams {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket().as_fd()
+    }
+}
+
+/// Receives a datagram now, into the first chunk of a buffer.
+pub(crate) fn receive(socket: &Socket, buffer: &mut impl BufMut) -> io::Result<usize> {
+    // SAFETY: the bytes are only written to: a socket reads nothing from them.
+    let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
+    let count = socket.recv(room)?;
+    // SAFETY: recv(2) has filled that many bytes of the chunk.
+    unsafe { buffer.advance_mut(count) };
+    Ok(count)
+}
+
+/// Receives a datagram now, and who sent it.
+pub(crate) fn receive_from(
+    socket: &Socket,
+    buffer: &mut impl BufMut,
+) -> io::Result<(usize, SockAddr)> {
+    // SAFETY: the bytes are only written to: a socket reads nothing from them.
+    let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
+    let (count, address) = socket.recv_from(room)?;
+    // SAFETY: recvfrom(2) has filled that many bytes of the chunk.
+    unsafe { buffer.advance_mut(count) };
+    Ok((count, address))
+}
+
+/// Sends a datagram now.
+pub(crate) fn send(socket: &Socket, bytes: &[u8], to: Option<&SockAddr>) -> io::Result<usize> {
+    match to {
+        Some(address) => socket.send_to_with_flags(bytes, address, libc::MSG_NOSIGNAL),
+        None => socket.send_with_flags(bytes, libc::MSG_NOSIGNAL),
+    }
+}
+
+/// Sends all of a buffer as one datagram now.
+pub(crate) fn send_buffer(
+    socket: &Socket,
+    buffer: &impl Buf,
+    to: Option<&SockAddr>,
+) -> io::Result<usize> {
+    let first = buffer.chunk();
+    if first.len() == buffer.remaining() {
+        return send(socket, first, to);
+    }
+    let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+    let filled = buffer.chunks_vectored(&mut pieces);
+    let pieces = &pieces[..filled];
+    if pieces.iter().map(|piece| piece.len()).sum::<usize>() < buffer.remaining() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a datagram of more than 64 pieces: put them into one buffer first",
+        ));
+    }
+    match to {
+        Some(address) => socket.send_to_vectored_with_flags(pieces, address, libc::MSG_NOSIGNAL),
+        None => socket.send_vectored_with_flags(pieces, libc::MSG_NOSIGNAL),
+    }
+}

@@ -1,0 +1,303 @@
+//! What stream sockets of every family share.
+
+#![allow(unsafe_code)]
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut};
+use ringloop_driver::Interest;
+use socket2::{SockAddr, Socket};
+
+use crate::source::Source;
+
+/// The most pieces that one vectored write takes, of the kernel's 1024.
+const PIECES_MAX: usize = 64;
+
+/// Urgent data is nothing that can be read here, but reads end at it.
+const INTEREST: Interest = Interest::READ.and(Interest::WRITE).and(Interest::PRIORITY);
+
+/// Whether a read that fills less than its buffer has left nothing behind, so that the next one may wait for an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShortRead {
+    /// It has.
+    Drains,
+    /// Not always: a Unix socket ends a read where descriptors were sent along.
+    MayLeave,
+}
+
+/// A connection, watched for both directions.
+#[derive(Debug)]
+pub struct Core {
+    source: Source<Socket>,
+    short_read: ShortRead,
+}
+
+/// A connection of any family that can be split: a [`TcpStream`](crate::net::TcpStream) or a
+/// [`UnixStream`](crate::net::UnixStream).
+pub trait Stream: HasCore {}
+
+/// What makes a [`Stream`].
+pub trait HasCore {
+    /// Its connection.
+    fn core(&self) -> &Core;
+}
+
+impl Core {
+    /// Watches a socket that is connected.
+    pub(crate) fn new(socket: Socket, short_read: ShortRead) -> io::Result<Self> {
+        let source = Source::new(socket, INTEREST)?;
+        source.assume_writable();
+        Ok(Self { source, short_read })
+    }
+
+    /// Connects a socket, which must not block.
+    pub(crate) async fn connect(
+        socket: Socket,
+        address: &SockAddr,
+        short_read: ShortRead,
+    ) -> io::Result<Self> {
+        let is_connected = match socket.connect(address) {
+            Ok(()) => true,
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => false,
+            Err(error) => return Err(error),
+        };
+        let source = Source::new(socket, INTEREST)?;
+        if !is_connected {
+            source.writable().await;
+            if let Some(error) = source.get().take_error()? {
+                return Err(error);
+            }
+        }
+        source.assume_writable();
+        Ok(Self { source, short_read })
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        self.source.get()
+    }
+
+    pub(crate) async fn read<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
+        (result, buffer)
+    }
+
+    pub(crate) async fn read_with<T>(&self, use_bytes: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
+        let mut use_bytes = Some(use_bytes);
+        poll_fn(|context| {
+            self.poll_read_with(context, |bytes| {
+                let use_bytes = use_bytes.take().expect("one read ends the future");
+                use_bytes(bytes)
+            })
+        })
+        .await
+    }
+
+    pub(crate) fn poll_read_with<T>(
+        &self,
+        context: &mut Context<'_>,
+        use_bytes: impl FnOnce(&[u8]) -> T,
+    ) -> Poll<io::Result<T>> {
+        let drains = self.short_read == ShortRead::Drains;
+        self.source.poll_read_in_place(context, drains, use_bytes)
+    }
+
+    pub(crate) async fn write<B: Buf>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
+        (result, buffer)
+    }
+
+    pub(crate) async fn write_all<B: Buf>(&self, mut buffer: B) -> (io::Result<()>, B) {
+        while buffer.has_remaining() {
+            match poll_fn(|context| self.poll_write_from(context, &mut buffer)).await {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
+                Ok(_) => {}
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
+    }
+
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket().send_with_flags(bytes, libc::MSG_NOSIGNAL)
+    }
+
+    pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.socket().shutdown(how)
+    }
+
+    /// Ends what is written, as the traits of other libraries want it: a connection that is gone is no error.
+    #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        match self.shutdown(Shutdown::Write) {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result,
+        }
+    }
+
+    pub(crate) fn poll_read_into(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl BufMut,
+    ) -> Poll<io::Result<usize>> {
+        if !buffer.has_remaining_mut() {
+            return Poll::Ready(Ok(0));
+        }
+        let count = ready!(self.source.poll_read(context, |socket| {
+            // SAFETY: the bytes are only written to: a socket reads nothing from them.
+            let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
+            let count = socket.recv(room)?;
+            let drained = self.short_read == ShortRead::Drains && count < room.len();
+            Ok((count, drained))
+        }))?;
+        // SAFETY: recv(2) has filled that many bytes of the chunk.
+        unsafe { buffer.advance_mut(count) };
+        Poll::Ready(Ok(count))
+    }
+
+    pub(crate) fn poll_write_from(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl Buf,
+    ) -> Poll<io::Result<usize>> {
+        let first = buffer.chunk();
+        let count = if first.len() == buffer.remaining() {
+            ready!(self.poll_write(context, first))?
+        } else {
+            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+            let filled = buffer.chunks_vectored(&mut pieces);
+            ready!(self.poll_write_pieces(context, &pieces[..filled]))?
+        };
+        buffer.advance(count);
+        Poll::Ready(Ok(count))
+    }
+
+    pub(crate) fn poll_write(
+        &self,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.source.poll_write(context, |socket| {
+            let count = socket.send_with_flags(bytes, libc::MSG_NOSIGNAL)?;
+            Ok((count, count == bytes.len()))
+        })
+    }
+
+    pub(crate) fn poll_write_pieces(
+        &self,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let pieces = &pieces[..pieces.len().min(PIECES_MAX)];
+        let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
+        self.source.poll_write(context, |socket| {
+            let count = socket.send_vectored_with_flags(pieces, libc::MSG_NOSIGNAL)?;
+            Ok((count, count == wanted))
+        })
+    }
+}
+
+impl AsFd for Core {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket().as_fd()
+    }
+}
+
+/// The half of a connection that reads; made by `into_split`.
+///
+/// ```
+/// use ringloop::net::UnixStream;
+/// use ringloop::{Runtime, RuntimeConfig, spawn};
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let (near, far) = UnixStream::pair()?;
+///     let (mut reader, _writer) = near.into_split();
+///     let reading = spawn(async move { reader.read(Vec::with_capacity(16)).await });
+///     let (_reader, mut writer) = far.into_split();
+///     writer.write_all(&b"hello"[..]).await.0?;
+///     let (count, bytes) = reading.await.unwrap();
+///     assert_eq!((count?, &bytes[..]), (5, &b"hello"[..]));
+///     Ok(())
+/// })
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct OwnedReadHalf<S: Stream = crate::net::TcpStream> {
+    stream: Rc<S>,
+}
+
+/// The half of a connection that writes; made by `into_split`. The direction is ended when it is dropped.
+#[derive(Debug)]
+pub struct OwnedWriteHalf<S: Stream = crate::net::TcpStream> {
+    stream: Rc<S>,
+}
+
+pub(crate) fn split<S: Stream>(stream: S) -> (OwnedReadHalf<S>, OwnedWriteHalf<S>) {
+    let stream = Rc::new(stream);
+    let reader = OwnedReadHalf {
+        stream: Rc::clone(&stream),
+    };
+    (reader, OwnedWriteHalf { stream })
+}
+
+impl<S: Stream> OwnedReadHalf<S> {
+    /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
+    pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+        self.stream.core().read(buffer).await
+    }
+
+    /// Reads in place, as [`TcpStream::read_with`](crate::net::TcpStream::read_with).
+    pub async fn read_with<T>(&mut self, use_bytes: impl FnOnce(&[u8], &S) -> T) -> io::Result<T> {
+        let stream = &*self.stream;
+        stream
+            .core()
+            .read_with(|bytes| use_bytes(bytes, stream))
+            .await
+    }
+
+    /// The connection that this is a half of.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+}
+
+impl<S: Stream> OwnedWriteHalf<S> {
+    /// Writes part of a buffer, as much as there is room for, and advances it by that.
+    pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+        self.stream.core().write(buffer).await
+    }
+
+    /// Writes all of a buffer. After an error the buffer has what was not written.
+    pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
+        self.stream.core().write_all(buffer).await
+    }
+
+    /// The connection that this is a half of.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+}
+
+impl<S: Stream> HasCore for OwnedReadHalf<S> {
+    fn core(&self) -> &Core {
+        self.stream.core()
+    }
+}
+
+impl<S: Stream> HasCore for OwnedWriteHalf<S> {
+    fn core(&self) -> &Core {
+        self.stream.core()
+    }
+}
+
+impl<S: Stream> Drop for OwnedWriteHalf<S> {
+    fn drop(&mut self) {
+        // An error means that the connection is gone already.
+        drop(self.stream.core().shutdown(Shutdown::Write));
+    }
+}

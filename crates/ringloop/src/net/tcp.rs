@@ -1,0 +1,328 @@
+//! TCP.
+
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::{Context, Poll};
+
+use bytes::{Buf, BufMut};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::accept::Acceptor;
+use super::address::ToAddresses;
+use super::stream::{Core, HasCore, OwnedReadHalf, OwnedWriteHalf, ShortRead, Stream, split};
+
+/// How a [`TcpListener`] is set up.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TcpListenerOptions {
+    /// How many connections wait in the kernel until they are accepted, as for listen(2).
+    pub backlog: u32,
+    /// Whether further listeners may be bound to the same address, and share its connections (`SO_REUSEPORT`).
+    pub reuse_port: bool,
+}
+
+impl Default for TcpListenerOptions {
+    fn default() -> Self {
+        Self {
+            backlog: 1024,
+            reuse_port: false,
+        }
+    }
+}
+
+/// Accepts TCP connections.
+///
+/// ```
+/// use ringloop::net::{TcpListener, TcpStream};
+/// use ringloop::{Runtime, RuntimeConfig};
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let listener = TcpListener::bind("127.0.0.1:0").await?;
+///     let mut near = TcpStream::connect(listener.local_addr()?).await?;
+///     let (mut far, _address) = listener.accept().await?;
+///     near.write_all(&b"hello"[..]).await.0?;
+///     let mut buffer = [0; 16];
+///     let (count, _) = far.read(&mut buffer[..]).await;
+///     assert_eq!(&buffer[..count?], b"hello");
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub struct TcpListener {
+    acceptor: Acceptor,
+}
+
+impl TcpListener {
+    /// Binds and listens, with the default [`TcpListenerOptions`], on the first address that can be bound.
+    ///
+    /// # Errors
+    /// Those of the resolver, of bind(2) and of listen(2).
+    pub async fn bind(address: impl ToAddresses) -> io::Result<Self> {
+        Self::bind_with(address, &TcpListenerOptions::default()).await
+    }
+
+    /// Binds and listens.
+    pub async fn bind_with(
+        address: impl ToAddresses,
+        options: &TcpListenerOptions,
+    ) -> io::Result<Self> {
+        let mut last_error = None;
+        for address in address.to_addresses().await? {
+            match Self::bind_to(address, options) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last_error = Some(error),
+            }
+        }
+        Err(last_error.unwrap_or_else(no_address))
+    }
+
+    fn bind_to(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Self> {
+        Self::listen(address, options).map(Self::from)
+    }
+
+    /// A listener that another thread's runtime will take over.
+    pub(crate) fn bind_blocking(
+        address: SocketAddr,
+        options: &TcpListenerOptions,
+    ) -> io::Result<std::net::TcpListener> {
+        Self::listen(address, options).map(std::net::TcpListener::from)
+    }
+
+    fn listen(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Socket> {
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        )?;
+        socket.set_reuse_address(true)?;
+        if options.reuse_port {
+            socket.set_reuse_port(true)?;
+        }
+        socket.bind(&address.into())?;
+        socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))?;
+        Ok(socket)
+    }
+
+    /// The address that it is bound to.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        ip(&self.acceptor.socket().local_addr()?)
+    }
+
+    /// Waits for a connection.
+    ///
+    /// Dropping the future loses no connection. One task at a time may wait.
+    ///
+    /// # Errors
+    /// Those of accept(2): for want of descriptors (`EMFILE`) wait a little and try again.
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let socket = self.acceptor.accept().await?;
+        let peer = ip(&socket.peer_addr()?)?;
+        Ok((TcpStream::from_socket(socket)?, peer))
+    }
+}
+
+impl From<Socket> for TcpListener {
+    fn from(socket: Socket) -> Self {
+        Self {
+            acceptor: Acceptor::new(socket),
+        }
+    }
+}
+
+impl TryFrom<std::net::TcpListener> for TcpListener {
+    type Error = io::Error;
+
+    /// Takes over a listener of the standard library's.
+    fn try_from(listener: std::net::TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self::from(Socket::from(listener)))
+    }
+}
+
+impl AsFd for TcpListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.acceptor.socket().as_fd()
+    }
+}
+
+impl fmt::Debug for TcpListener {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TcpListener")
+            .field("local_addr", &self.local_addr())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A TCP connection.
+///
+/// Buffers may be owned or borrowed: whatever is a [`BufMut`] can be read into (`Vec<u8>`, `BytesMut`, `&mut [u8]`), and
+/// whatever is a [`Buf`] can be written (`Bytes`, `&[u8]`, a chain of both). They come back with the result.
+pub struct TcpStream {
+    core: Core,
+}
+
+impl TcpStream {
+    /// Connects, to the first address that can be reached.
+    ///
+    /// # Errors
+    /// Those of the resolver and of connect(2), from the address that was tried last.
+    pub async fn connect(address: impl ToAddresses) -> io::Result<Self> {
+        let mut last_error = None;
+        for address in address.to_addresses().await? {
+            match Self::connect_to(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last_error = Some(error),
+            }
+        }
+        Err(last_error.unwrap_or_else(no_address))
+    }
+
+    async fn connect_to(address: SocketAddr) -> io::Result<Self> {
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        )?;
+        let core = Core::connect(socket, &address.into(), ShortRead::Drains).await?;
+        Ok(Self { core })
+    }
+
+    fn from_socket(socket: Socket) -> io::Result<Self> {
+        let core = Core::new(socket, ShortRead::Drains)?;
+        Ok(Self { core })
+    }
+
+    /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
+    pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+        self.core.read(buffer).await
+    }
+
+    /// Reads in place: waits for data, reads it into the buffer that the connections of this thread share, and hands it
+    /// to `use_bytes`, without a copy. An empty slice is the end of the stream.
+    ///
+    /// What `use_bytes` does not use is lost. It cannot wait, but it may answer at once: it is given the stream too, for
+    /// [`try_write`](Self::try_write).
+    pub async fn read_with<T>(
+        &mut self,
+        use_bytes: impl FnOnce(&[u8], &TcpStream) -> T,
+    ) -> io::Result<T> {
+        let stream = &*self;
+        stream
+            .core
+            .read_with(|bytes| use_bytes(bytes, stream))
+            .await
+    }
+
+    pub(crate) fn poll_write_from(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl Buf,
+    ) -> Poll<io::Result<usize>> {
+        self.core.poll_write_from(context, buffer)
+    }
+
+    pub(crate) fn poll_read_with<T>(
+        &self,
+        context: &mut Context<'_>,
+        use_bytes: impl FnOnce(&[u8], &TcpStream) -> T,
+    ) -> Poll<io::Result<T>> {
+        self.core
+            .poll_read_with(context, |bytes| use_bytes(bytes, self))
+    }
+
+    /// Writes part of a buffer, as much as there is room for, and advances it by that.
+    pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+        self.core.write(buffer).await
+    }
+
+    /// Writes all of a buffer. After an error the buffer has what was not written.
+    pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
+        self.core.write_all(buffer).await
+    }
+
+    /// Writes as much as there is room for now, without waiting.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is none.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.core.try_write(bytes)
+    }
+
+    /// Ends one or both directions. What was written before still arrives.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.core.shutdown(how)
+    }
+
+    /// The address of this end.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        ip(&self.core.socket().local_addr()?)
+    }
+
+    /// The address of the other end.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        ip(&self.core.socket().peer_addr()?)
+    }
+
+    /// Whether small writes go out at once (`TCP_NODELAY`).
+    pub fn nodelay(&self) -> io::Result<bool> {
+        self.core.socket().tcp_nodelay()
+    }
+
+    /// Sets whether small writes go out at once.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.core.socket().set_tcp_nodelay(nodelay)
+    }
+
+    /// Splits the connection, so that one task may read while another one writes.
+    pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        split(self)
+    }
+}
+
+impl Stream for TcpStream {}
+
+impl HasCore for TcpStream {
+    fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl AsFd for TcpStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.core.as_fd()
+    }
+}
+
+impl TryFrom<std::net::TcpStream> for TcpStream {
+    type Error = io::Error;
+
+    /// Takes over a connection of the standard library's.
+    fn try_from(stream: std::net::TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Self::from_socket(Socket::from(stream))
+    }
+}
+
+impl fmt::Debug for TcpStream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TcpStream")
+            .field("local_addr", &self.local_addr())
+            .field("peer_addr", &self.peer_addr())
+            .finish()
+    }
+}
+
+pub(super) fn ip(address: &SockAddr) -> io::Result<SocketAddr> {
+    address
+        .as_socket()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not an IP address"))
+}
+
+pub(super) fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+}

@@ -1,0 +1,214 @@
+//! One runtime per core, each in a thread of its own, and nothing shared between them but what is sent.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::runtime::{Shared, yield_now};
+use crate::task::JoinHandle;
+use crate::time::timeout;
+use crate::{Handle, Runtime, RuntimeConfig, channel, sys};
+
+/// How a [`Pool`] is set up.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PoolConfig {
+    /// Each worker's runtime.
+    pub runtime: RuntimeConfig,
+    /// Whether each worker is bound to a CPU of its own, in turn from those that the calling thread may use.
+    pub pin: bool,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            runtime: RuntimeConfig::default(),
+            pin: true,
+        }
+    }
+}
+
+/// Workers: threads that run a [`Runtime`] each, and that tasks are sent to.
+///
+/// ```
+/// use ringloop::{Pool, PoolConfig};
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let pool = Pool::new(2, &PoolConfig::default())?;
+/// let (sender, receiver) = ringloop::channel::bounded(16);
+/// for worker in 0..pool.workers() {
+///     let sender = sender.clone();
+///     drop(pool.spawn_on(worker, move || async move {
+///         sender.send(worker).await.expect("the receiver lives");
+///     }));
+/// }
+/// let sum = receiver.recv_blocking().unwrap() + receiver.recv_blocking().unwrap();
+/// assert_eq!(sum, 1);
+/// pool.shutdown(Duration::from_secs(5));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Pool {
+    workers: Vec<Worker>,
+}
+
+struct Worker {
+    handle: Handle,
+    stop: channel::Sender<Duration>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// The number of workers that suits this machine: the CPUs that the calling thread may use.
+pub fn default_workers() -> usize {
+    sys::usable_cpus().unwrap_or(1).max(1)
+}
+
+impl Pool {
+    /// Starts workers.
+    ///
+    /// # Errors
+    /// `InvalidInput` for none; those of [`Runtime::new`], of starting a thread and of binding it to a CPU. Workers that
+    /// were started are ended again.
+    pub fn new(workers: usize, config: &PoolConfig) -> io::Result<Self> {
+        if workers == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a pool needs at least one worker",
+            ));
+        }
+        let cpus = sys::cpus()?;
+        let mut pool = Self {
+            workers: Vec::with_capacity(workers),
+        };
+        for index in 0..workers {
+            let cpu = config.pin.then(|| cpus[index % cpus.len()]);
+            pool.workers
+                .push(Worker::start(index, cpu, &config.runtime)?);
+        }
+        Ok(pool)
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// With which any thread reaches a worker. Workers count from 0.
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    pub fn handle(&self, worker: usize) -> &Handle {
+        &self.workers[worker].handle
+    }
+
+    /// Makes a task on a worker, of the future that `make` returns there; the future need not be `Send`.
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    pub fn spawn_on<M, F, T>(&self, worker: usize, make: M) -> JoinHandle<T>
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        self.handle(worker).spawn_with(make)
+    }
+
+    /// Makes a task on each worker, and gives their handles in order.
+    pub fn spawn_on_each<M, F, T>(&self, make: M) -> Vec<JoinHandle<T>>
+    where
+        M: FnOnce(usize) -> F + Clone + Send + 'static,
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        (0..self.workers.len())
+            .map(|worker| {
+                let make = make.clone();
+                self.spawn_on(worker, move || make(worker))
+            })
+            .collect()
+    }
+
+    /// Gives the tasks `patience` to end, drops those that have not by then, and ends the workers.
+    ///
+    /// Nobody tells the tasks: what should stop, such as an accept loop, is to be told or aborted before.
+    pub fn shutdown(mut self, patience: Duration) {
+        self.stop(patience);
+    }
+
+    fn stop(&mut self, patience: Duration) {
+        for worker in &self.workers {
+            // A worker that is gone needs no telling.
+            let _ = worker.stop.send_blocking(patience);
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take()
+                && let Err(payload) = thread.join()
+                && !thread::panicking()
+            {
+                std::panic::resume_unwind(payload);
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    /// As [`shutdown`](Pool::shutdown), without patience.
+    fn drop(&mut self) {
+        self.stop(Duration::ZERO);
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Pool")
+            .field("workers", &self.workers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    fn start(index: usize, cpu: Option<usize>, config: &RuntimeConfig) -> io::Result<Self> {
+        let (stop, stopped) = channel::bounded(1);
+        let (ready, started) = mpsc::sync_channel(1);
+        let config = config.clone();
+        let thread = thread::Builder::new()
+            .name(format!("ringloop-{index}"))
+            .spawn(move || {
+                // In this order, because the reactor polls only where the thread may use more than one CPU.
+                let made = Runtime::new(&config).and_then(|runtime| {
+                    cpu.map_or(Ok(()), sys::pin_to_cpu)?;
+                    Ok(runtime)
+                });
+                let mut runtime = match made {
+                    Ok(runtime) => {
+                        drop(ready.send(Ok(runtime.handle())));
+                        runtime
+                    }
+                    Err(error) => {
+                        drop(ready.send(Err(error)));
+                        return;
+                    }
+                };
+                runtime.block_on(async {
+                    let patience = stopped.recv().await.unwrap_or_default();
+                    // Tasks that were sent before may still lie in the inbox.
+                    yield_now().await;
+                    let _ = timeout(patience, Shared::current().tasks_ended()).await;
+                });
+            })?;
+        let handle = started
+            .recv()
+            .unwrap_or_else(|_| Err(io::Error::other("the worker's thread ended at once")))?;
+        Ok(Self {
+            handle,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}

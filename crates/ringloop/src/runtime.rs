@@ -1,0 +1,546 @@
+//! The runtime of one thread: it polls tasks, and waits for the kernel when none can go on.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use ringloop_driver::{BackendKind, Event};
+use slab::Slab;
+
+use crate::inbox::{Inbox, Sender};
+use crate::source::Sources;
+use crate::task::{self, JoinHandle, Runnable};
+use crate::timers::Timers;
+use crate::{Config, Reactor, clock, reactor};
+
+/// How many tasks run before the kernel is looked at again, so that I/O is not starved by tasks that wake one another.
+const TASKS_PER_LOOK: usize = 64;
+
+/// How many operations a task may do without waiting before it must let others run.
+const OPERATIONS_PER_POLL: u32 = 128;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Shared>>> = const { RefCell::new(None) };
+}
+
+/// What reaches a runtime from other threads.
+pub(crate) enum Message {
+    /// A task to be queued.
+    Run(Runnable),
+    /// A task that another thread has made.
+    Adopt(Orphan),
+}
+
+/// A task that no runtime has adopted. Where it is dropped as such its runtime is gone, and its handle is told.
+pub(crate) struct Orphan(Option<Runnable>);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task::end(&task);
+        }
+    }
+}
+
+/// What other threads have of a runtime.
+pub(crate) struct Remote {
+    sender: Sender<Message>,
+}
+
+impl Remote {
+    /// Queues a task, from any thread. Once the runtime is gone the task is over, and nothing happens.
+    pub(crate) fn schedule(self: &Arc<Self>, task: Runnable) {
+        let mut task = Some(task);
+        let _ = CURRENT.try_with(|current| {
+            if let Some(shared) = current.borrow().as_ref()
+                && Arc::ptr_eq(&shared.remote, self)
+            {
+                shared.queue.borrow_mut().extend(task.take());
+            }
+        });
+        if let Some(task) = task {
+            // An error hands the task back: its runtime has ended it.
+            drop(self.sender.send(Message::Run(task)));
+        }
+    }
+}
+
+/// The part of a runtime that its tasks and I/O objects share.
+pub(crate) struct Shared {
+    pub(crate) reactor: RefCell<Reactor>,
+    pub(crate) timers: RefCell<Timers<Waker>>,
+    pub(crate) sources: Sources,
+    /// Lent to reads in place; `None` while it is out.
+    pub(crate) hot_buffer: Cell<Option<Box<[u8]>>>,
+    queue: RefCell<VecDeque<Runnable>>,
+    tasks: RefCell<Slab<Runnable>>,
+    /// Who waits for the last task to end.
+    tasks_ended: Cell<Option<Waker>>,
+    remote: Arc<Remote>,
+    budget: Cell<u32>,
+    tasks_run: Cell<u64>,
+    is_running: Cell<bool>,
+}
+
+impl Shared {
+    /// The runtime that runs in this thread.
+    ///
+    /// Panics outside of one, with a text that says what to do.
+    pub(crate) fn current() -> Rc<Shared> {
+        Shared::try_current().expect(
+            "no ringloop runtime runs in this thread: call this inside of Runtime::block_on or of a task",
+        )
+    }
+
+    pub(crate) fn try_current() -> Option<Rc<Shared>> {
+        CURRENT
+            .try_with(|current| current.borrow().clone())
+            .ok()
+            .flatten()
+    }
+
+    /// Whether the runtime is inside of `block_on`, so that what is put off to the end of the turn will be done.
+    pub(crate) fn is_running(&self) -> bool {
+        self.is_running.get()
+    }
+
+    /// Counts one operation of the task that runs. `Pending` if it has had its share: it has been woken, and must let
+    /// others run.
+    pub(crate) fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.budget.get() {
+            0 => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            left => {
+                self.budget.set(left - 1);
+                Poll::Ready(())
+            }
+        }
+    }
+
+    fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
+        let (task, handle) = task::new(future, Arc::clone(&self.remote));
+        self.adopt(task);
+        handle
+    }
+
+    fn adopt(&self, task: Runnable) {
+        let index = self.tasks.borrow_mut().insert(Arc::clone(&task));
+        task.adopt(index);
+        self.queue.borrow_mut().push_back(task);
+    }
+
+    fn forget(&self, index: usize) {
+        let task = self.tasks.borrow_mut().try_remove(index);
+        drop(task);
+        if self.tasks.borrow().is_empty()
+            && let Some(waiter) = self.tasks_ended.take()
+        {
+            waiter.wake();
+        }
+    }
+
+    /// Waits until no task is alive; the future that `block_on` runs is none.
+    pub(crate) async fn tasks_ended(&self) {
+        std::future::poll_fn(|context| {
+            if self.tasks.borrow().is_empty() {
+                return Poll::Ready(());
+            }
+            self.tasks_ended.set(Some(context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// What a runtime has done since it was made. Times are in nanoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Polls of tasks.
+    pub tasks_run: u64,
+    /// Tasks that are alive.
+    pub tasks_live: u64,
+    /// Timers that wait.
+    pub timers: u64,
+    /// Descriptors and operations that the runtime looks after.
+    pub sources: u64,
+    /// The reactor's counters: turns, waits, time asleep, and the driver's counters with its system calls.
+    pub reactor: reactor::Counters,
+}
+
+/// A runtime for one thread.
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, spawn, time::sleep};
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let mut runtime = Runtime::new(&RuntimeConfig::default())?;
+/// let sum = runtime.block_on(async {
+///     let one = spawn(async { 1 });
+///     let two = spawn(async {
+///         sleep(Duration::from_millis(1)).await;
+///         2
+///     });
+///     one.await.unwrap() + two.await.unwrap()
+/// });
+/// assert_eq!(sum, 3);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Runtime {
+    shared: Rc<Shared>,
+    inbox: Inbox<Message>,
+    messages: Vec<Message>,
+    events: Vec<Event>,
+}
+
+/// How a [`Runtime`] is set up.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RuntimeConfig {
+    /// The reactor: backend, sizes of queues, waiting.
+    pub reactor: Config,
+    /// The size of the buffer that reads in place use, in bytes.
+    pub hot_buffer_bytes: usize,
+}
+
+impl Default for RuntimeConfig {
+    fn default() -> Self {
+        Self {
+            reactor: Config::default(),
+            hot_buffer_bytes: 256 * 1024,
+        }
+    }
+}
+
+impl RuntimeConfig {
+    /// The default, with the reactor's settings from the environment; see [`Config::from_env`].
+    pub fn from_env() -> io::Result<Self> {
+        Ok(Self {
+            reactor: Config::from_env()?,
+            ..Self::default()
+        })
+    }
+}
+
+impl Runtime {
+    /// A runtime for the calling thread; it waits for nothing yet.
+    ///
+    /// # Errors
+    /// Those of [`Reactor::new`], and `InvalidInput` for a hot buffer without room.
+    pub fn new(config: &RuntimeConfig) -> io::Result<Self> {
+        if config.hot_buffer_bytes == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "hot_buffer_bytes is 0: give reads some room",
+            ));
+        }
+        let reactor = Reactor::new(&config.reactor)?;
+        let inbox = Inbox::new(reactor.waker());
+        let remote = Arc::new(Remote {
+            sender: inbox.sender(),
+        });
+        let shared = Rc::new(Shared {
+            reactor: RefCell::new(reactor),
+            timers: RefCell::new(Timers::new()),
+            sources: Sources::new(),
+            hot_buffer: Cell::new(Some(vec![0; config.hot_buffer_bytes].into_boxed_slice())),
+            queue: RefCell::new(VecDeque::new()),
+            tasks: RefCell::new(Slab::new()),
+            tasks_ended: Cell::new(None),
+            remote,
+            budget: Cell::new(OPERATIONS_PER_POLL),
+            tasks_run: Cell::new(0),
+            is_running: Cell::new(false),
+        });
+        Ok(Self {
+            shared,
+            inbox,
+            messages: Vec::new(),
+            events: Vec::new(),
+        })
+    }
+
+    /// Runs a future to its end, and all tasks of this runtime meanwhile. Tasks that are not over by then rest until the
+    /// next call, or are dropped with the runtime.
+    ///
+    /// # Panics
+    /// If a runtime runs in this thread already; if the future panics; if the kernel refuses to wait, as it does in a
+    /// child after fork(2).
+    pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
+        let entered = Entered::new(Rc::clone(&self.shared));
+        let main = Arc::new(MainWaker {
+            woken: AtomicBool::new(true),
+            waker: self.shared.reactor.borrow().waker(),
+        });
+        let waker = Waker::from(Arc::clone(&main));
+        let mut context = Context::from_waker(&waker);
+        let mut future = pin!(future);
+        loop {
+            if main.woken.swap(false, Ordering::Acquire) {
+                self.shared.budget.set(OPERATIONS_PER_POLL);
+                if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                    drop(entered);
+                    return output;
+                }
+            }
+            self.run_tasks();
+            self.turn(&main);
+        }
+    }
+
+    /// Makes a task of a future; it begins to run in the next [`block_on`](Runtime::block_on).
+    pub fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
+        self.shared.spawn(future)
+    }
+
+    /// With which other threads reach this runtime.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            remote: Arc::clone(&self.shared.remote),
+        }
+    }
+
+    /// The interface to the kernel that is used.
+    pub fn backend(&self) -> BackendKind {
+        self.shared.reactor.borrow().backend()
+    }
+
+    /// Why that one, in words.
+    pub fn backend_reason(&self) -> String {
+        self.shared.reactor.borrow().backend_reason().to_owned()
+    }
+
+    /// What it has done so far.
+    pub fn metrics(&self) -> Metrics {
+        self.shared.metrics()
+    }
+
+    /// Polls tasks from the queue until it is empty, or until it is time to look at the kernel.
+    fn run_tasks(&mut self) {
+        for _ in 0..TASKS_PER_LOOK {
+            let Some(task) = self.shared.queue.borrow_mut().pop_front() else {
+                break;
+            };
+            self.shared.budget.set(OPERATIONS_PER_POLL);
+            self.shared.tasks_run.set(self.shared.tasks_run.get() + 1);
+            let index = task.index();
+            if task::run(task) {
+                self.shared.forget(index);
+            }
+        }
+    }
+
+    /// Looks at the kernel, and waits for it if there is nothing else to do; wakes whoever waits for what has come.
+    fn turn(&mut self, main: &MainWaker) {
+        self.shared.close_retired();
+        let is_idle = self.shared.queue.borrow().is_empty() && !main.woken.load(Ordering::Acquire);
+        let result = if is_idle && self.inbox.prepare_wait() {
+            let deadline_ns = self.shared.timers.borrow_mut().next_deadline_ns();
+            let mut reactor = self.shared.reactor.borrow_mut();
+            reactor.turn(deadline_ns, &mut self.events)
+        } else {
+            let mut reactor = self.shared.reactor.borrow_mut();
+            reactor.poll_now(&mut self.events)
+        };
+        match result {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                panic!("the runtime cannot wait for the kernel: {error}");
+            }
+            _ => {}
+        }
+        for event in self.events.drain(..) {
+            self.shared.dispatch(event);
+        }
+        self.inbox.receive(&mut self.messages);
+        for message in self.messages.drain(..) {
+            match message {
+                Message::Run(task) => self.shared.queue.borrow_mut().push_back(task),
+                Message::Adopt(mut orphan) => {
+                    if let Some(task) = orphan.0.take() {
+                        self.shared.adopt(task);
+                    }
+                }
+            }
+        }
+        self.shared.expire_timers();
+    }
+}
+
+impl Shared {
+    fn expire_timers(&self) {
+        if self.timers.borrow().is_empty() {
+            return;
+        }
+        let now_ns = clock::now_ns();
+        loop {
+            // Not `while let`: the borrow would last while the waker runs.
+            let expired = self.timers.borrow_mut().pop_expired(now_ns);
+            let Some(waker) = expired else { return };
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn metrics(&self) -> Metrics {
+        Metrics {
+            tasks_run: self.tasks_run.get(),
+            tasks_live: self.tasks.borrow().len() as u64,
+            timers: self.timers.borrow().len() as u64,
+            sources: self.sources.len() as u64,
+            reactor: self.reactor.borrow().counters(),
+        }
+    }
+}
+
+impl Drop for Runtime {
+    /// Drops all tasks. What they spawn while they are dropped is dropped as well.
+    fn drop(&mut self) {
+        // A runtime that is dropped inside of another one's task leaves that one current.
+        let previous = CURRENT
+            .try_with(|current| current.replace(Some(Rc::clone(&self.shared))))
+            .ok()
+            .flatten();
+        loop {
+            let tasks: Vec<Runnable> = self.shared.tasks.borrow_mut().drain().collect();
+            let queue = std::mem::take(&mut *self.shared.queue.borrow_mut());
+            if tasks.is_empty() && queue.is_empty() {
+                break;
+            }
+            for task in &tasks {
+                task::end(task);
+            }
+        }
+        let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());
+        drop(timers);
+        self.shared.close_retired();
+        let _ = CURRENT.try_with(|current| current.replace(previous));
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Runtime")
+            .field("backend", &self.backend())
+            .field("metrics", &self.metrics())
+            .finish_non_exhaustive()
+    }
+}
+
+/// That a runtime runs in this thread.
+struct Entered {
+    shared: Rc<Shared>,
+}
+
+impl Entered {
+    fn new(shared: Rc<Shared>) -> Self {
+        CURRENT.with(|current| {
+            let mut current = current.borrow_mut();
+            assert!(
+                current.is_none(),
+                "a ringloop runtime runs in this thread already: await the future, or spawn it, instead of blocking on it",
+            );
+            *current = Some(Rc::clone(&shared));
+        });
+        shared.is_running.set(true);
+        Self { shared }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.shared.close_retired();
+        self.shared.is_running.set(false);
+        CURRENT.with(|current| current.borrow_mut().take());
+    }
+}
+
+/// Wakes the future of `block_on`.
+struct MainWaker {
+    woken: AtomicBool,
+    waker: ringloop_driver::Waker,
+}
+
+impl Wake for MainWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            // In the runtime's own thread this is not needed: the flag is looked at before each wait.
+            self.waker.wake();
+        }
+    }
+}
+
+/// Reaches a runtime from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    remote: Arc<Remote>,
+}
+
+impl Handle {
+    /// The handle of the runtime that runs in this thread.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn current() -> Self {
+        Self {
+            remote: Arc::clone(&Shared::current().remote),
+        }
+    }
+
+    /// Makes a task in the runtime's thread, of the future that `make` returns there: the future itself need not be
+    /// `Send`. If the runtime is gone, the handle says that the task was cancelled.
+    pub fn spawn_with<M, F, T>(&self, make: M) -> JoinHandle<T>
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        // Until it is polled, which happens in the runtime's thread, this future holds nothing but `make`, which may move
+        // there, and may be dropped here.
+        let (task, handle) = task::new(async move { make().await }, Arc::clone(&self.remote));
+        drop(self.remote.sender.send(Message::Adopt(Orphan(Some(task)))));
+        handle
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Handle")
+    }
+}
+
+/// Makes a task of a future, in the runtime that runs in this thread. It begins to run when the caller waits.
+///
+/// # Panics
+/// Outside of a runtime.
+pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
+    Shared::current().spawn(future)
+}
+
+/// Lets the other tasks that are ready run first.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if yielded {
+            return Poll::Ready(());
+        }
+        yielded = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

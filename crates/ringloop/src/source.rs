@@ -1,0 +1,504 @@
+//! What tasks wait for: descriptors that are watched, and operations in flight.
+
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
+
+use crate::runtime::Shared;
+
+/// What a read in place uses while the thread's own buffer is lent.
+const NESTED_BUFFER_BYTES: usize = 16 * 1024;
+
+/// By the index of its token, whom an event concerns.
+pub(crate) struct Sources {
+    entries: RefCell<Vec<Option<Entry>>>,
+    live: Cell<usize>,
+    /// Descriptors whose watches are cancelled, to be closed when the kernel has been told.
+    retired: RefCell<Vec<OwnedFd>>,
+}
+
+struct Entry {
+    token: Token,
+    kind: Kind,
+}
+
+enum Kind {
+    Watch(Rc<Watched>),
+    Operation(Rc<InFlight>),
+}
+
+/// What is known of a watched descriptor.
+#[derive(Default)]
+struct Watched {
+    readable: Cell<bool>,
+    writable: Cell<bool>,
+    /// Short reads say nothing from here on: the peer has finished sending, which is announced once, perhaps together with
+    /// the last data; or it has sent urgent data, at which a read ends.
+    short_reads_leave: Cell<bool>,
+    reader: Waiters,
+    writer: Waiters,
+}
+
+/// Who waits for one direction.
+#[derive(Default)]
+struct Waiters {
+    last: Cell<Option<Waker>>,
+    /// Only of a source that tasks share.
+    #[expect(
+        clippy::box_collection,
+        reason = "a connection has none, and should be small"
+    )]
+    others: Cell<Option<Box<Vec<Waker>>>>,
+}
+
+impl Waiters {
+    /// Puts a task's waker into its place, unless it is there already.
+    fn register(&self, context: &Context<'_>, is_shared: bool) {
+        let known = self.last.take();
+        let waker = match known {
+            Some(waker) if waker.will_wake(context.waker()) => waker,
+            Some(other) if is_shared => {
+                let mut others = self.others.take().unwrap_or_default();
+                others.retain(|waker| !waker.will_wake(context.waker()));
+                others.push(other);
+                self.others.set(Some(others));
+                context.waker().clone()
+            }
+            _ => context.waker().clone(),
+        };
+        self.last.set(Some(waker));
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.last.take() {
+            waker.wake();
+        }
+        for waker in self.others.take().into_iter().flat_map(|others| *others) {
+            waker.wake();
+        }
+    }
+}
+
+/// What an operation has come to.
+struct InFlight {
+    results: RefCell<VecDeque<i32>>,
+    /// The operation itself, after its last event.
+    finished: RefCell<Option<Op>>,
+    is_over: Cell<bool>,
+    waiter: Cell<Option<Waker>>,
+}
+
+impl Sources {
+    pub(crate) fn new() -> Self {
+        Self {
+            entries: RefCell::new(Vec::new()),
+            live: Cell::new(0),
+            retired: RefCell::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.live.get()
+    }
+
+    fn insert(&self, token: Token, kind: Kind) {
+        let index = token.index() as usize;
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() <= index {
+            entries.resize_with(index + 1, || None);
+        }
+        entries[index] = Some(Entry { token, kind });
+        self.live.set(self.live.get() + 1);
+    }
+
+    fn remove(&self, token: Token) {
+        let mut entries = self.entries.borrow_mut();
+        if let Some(slot) = entries.get_mut(token.index() as usize)
+            && slot.as_ref().is_some_and(|entry| entry.token == token)
+        {
+            *slot = None;
+            self.live.set(self.live.get() - 1);
+        }
+    }
+}
+
+impl Shared {
+    /// Wakes whoever waits for an event.
+    pub(crate) fn dispatch(&self, event: Event) {
+        let entries = self.sources.entries.borrow();
+        let Some(Some(entry)) = entries.get(event.token.index() as usize) else {
+            return;
+        };
+        if entry.token != event.token {
+            return;
+        }
+        match &entry.kind {
+            Kind::Watch(watched) => {
+                let watched = Rc::clone(watched);
+                drop(entries);
+                watched.report(event.readiness());
+            }
+            Kind::Operation(operation) => {
+                let operation = Rc::clone(operation);
+                drop(entries);
+                operation.results.borrow_mut().push_back(event.result);
+                if !event.is_more() {
+                    operation.is_over.set(true);
+                    *operation.finished.borrow_mut() =
+                        self.reactor.borrow_mut().driver().take(event.token);
+                    self.sources.remove(event.token);
+                }
+                if let Some(waiter) = operation.waiter.take() {
+                    waiter.wake();
+                }
+            }
+        }
+    }
+
+    /// Tells the kernel of dropped watches, and closes their descriptors.
+    pub(crate) fn close_retired(&self) {
+        if self.sources.retired.borrow().is_empty() {
+            return;
+        }
+        // An error means that the kernel has no memory for it now; the next enter will do it.
+        drop(self.reactor.borrow_mut().driver().flush());
+        self.sources.retired.borrow_mut().clear();
+    }
+
+    fn retire(&self, token: Token, descriptor: OwnedFd) {
+        self.sources.remove(token);
+        let mut reactor = self.reactor.borrow_mut();
+        // Fails after fork only, where the parent's watches are none of ours.
+        drop(reactor.driver().unwatch(token));
+        if reactor.backend() == BackendKind::Epoll {
+            drop(reactor);
+            drop(descriptor);
+            return;
+        }
+        drop(reactor);
+        self.sources.retired.borrow_mut().push(descriptor);
+        if !self.is_running() {
+            self.close_retired();
+        }
+    }
+}
+
+impl Watched {
+    fn report(&self, readiness: Readiness) {
+        if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
+            self.short_reads_leave.set(true);
+        }
+        if readiness.is_readable() {
+            self.readable.set(true);
+            self.reader.wake();
+        }
+        if readiness.is_writable() {
+            self.writable.set(true);
+            self.writer.wake();
+        }
+    }
+}
+
+/// Puts a waker into the place of an operation's, unless it is there already.
+fn register(place: &Cell<Option<Waker>>, context: &Context<'_>) {
+    let waker = match place.take() {
+        Some(waker) if waker.will_wake(context.waker()) => waker,
+        _ => context.waker().clone(),
+    };
+    place.set(Some(waker));
+}
+
+/// A descriptor that is watched for both directions while this lives.
+///
+/// One task may wait for each direction, or any number if the source [is shared](Source::shared). The watch is edge-triggered: what was ready stays so in our books until a call
+/// says `WouldBlock` or moves less than it could have.
+pub(crate) struct Source<S: Into<OwnedFd>> {
+    shared: Rc<Shared>,
+    watched: Rc<Watched>,
+    token: Token,
+    is_shared: bool,
+    /// `None` only while it is dropped.
+    inner: Option<S>,
+}
+
+impl<S: AsFd + Into<OwnedFd>> Source<S> {
+    /// Watches a descriptor, which must not block, in the runtime that runs in this thread.
+    pub(crate) fn new(inner: S, interest: Interest) -> io::Result<Self> {
+        let shared = Shared::current();
+        let descriptor = inner.as_fd().as_raw_fd();
+        let token = shared
+            .reactor
+            .borrow_mut()
+            .driver()
+            .watch(descriptor, interest, Mode::Edge)?;
+        let watched = Rc::new(Watched::default());
+        shared
+            .sources
+            .insert(token, Kind::Watch(Rc::clone(&watched)));
+        Ok(Self {
+            shared,
+            watched,
+            token,
+            is_shared: false,
+            inner: Some(inner),
+        })
+    }
+
+    /// Lets several tasks wait for one direction. Each event wakes them all.
+    pub(crate) fn shared(mut self) -> Self {
+        self.is_shared = true;
+        self
+    }
+
+    pub(crate) fn get(&self) -> &S {
+        self.inner.as_ref().expect("it is there until the drop")
+    }
+
+    /// Whether a write would be tried.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.watched.writable.get()
+    }
+
+    /// Assumes that writing will not block until it does: true of a new connection.
+    pub(crate) fn assume_writable(&self) {
+        self.watched.writable.set(true);
+    }
+
+    /// Reads by `read` as soon as there is something. `read` returns its result, and whether it left nothing behind.
+    pub(crate) fn poll_read<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut read: impl FnMut(&S) -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        std::task::ready!(self.shared.poll_budget(context));
+        if self.watched.readable.get() {
+            match retry(|| read(self.get())) {
+                Ok((result, drained)) => {
+                    if drained && !self.watched.short_reads_leave.get() {
+                        self.watched.readable.set(false);
+                    }
+                    return Poll::Ready(Ok(result));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.watched.readable.set(false);
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        self.watched.reader.register(context, self.is_shared);
+        Poll::Pending
+    }
+
+    /// Reads into the thread's buffer as soon as there is something, and hands it on. `short_drains`: a read that does not
+    /// fill the buffer leaves nothing behind.
+    pub(crate) fn poll_read_in_place<T>(
+        &self,
+        context: &mut Context<'_>,
+        short_drains: bool,
+        use_bytes: impl FnOnce(&[u8]) -> T,
+    ) -> Poll<io::Result<T>>
+    where
+        for<'s> &'s S: io::Read,
+    {
+        let mut lent = self.shared.hot_buffer.take().unwrap_or_else(|| {
+            // A read in place inside of another one's closure.
+            vec![0; NESTED_BUFFER_BYTES].into_boxed_slice()
+        });
+        let polled = self.poll_read(context, |mut inner| {
+            let count = io::Read::read(&mut inner, &mut lent)?;
+            Ok((count, short_drains && count < lent.len()))
+        });
+        let result = polled.map_ok(|count| use_bytes(&lent[..count]));
+        self.shared.hot_buffer.set(Some(lent));
+        result
+    }
+
+    /// Waits until there is room to write, or an error to be told of.
+    pub(crate) async fn writable(&self) {
+        std::future::poll_fn(|context| {
+            if self.watched.writable.get() {
+                return Poll::Ready(());
+            }
+            self.watched.writer.register(context, self.is_shared);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Writes by `write` as soon as there is room. `write` returns its result, and whether there may be more room.
+    pub(crate) fn poll_write<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut write: impl FnMut(&S) -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        std::task::ready!(self.shared.poll_budget(context));
+        if self.watched.writable.get() {
+            match retry(|| write(self.get())) {
+                Ok((result, has_room)) => {
+                    self.watched.writable.set(has_room);
+                    return Poll::Ready(Ok(result));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.watched.writable.set(false);
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        self.watched.writer.register(context, self.is_shared);
+        Poll::Pending
+    }
+}
+
+/// Repeats a system call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+impl<S: Into<OwnedFd>> Drop for Source<S> {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.take() {
+            self.shared.retire(self.token, inner.into());
+        }
+    }
+}
+
+impl<S: Into<OwnedFd> + fmt::Debug> fmt::Debug for Source<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(formatter)
+    }
+}
+
+/// An operation in flight. Dropping it cancels the operation; its buffers live until the kernel lets go.
+pub(crate) struct Operation {
+    shared: Rc<Shared>,
+    state: Rc<InFlight>,
+    token: Token,
+    /// Results that nobody takes are descriptors that nobody would close.
+    brings_descriptors: bool,
+}
+
+impl Operation {
+    /// Begins an operation in the runtime that runs in this thread.
+    pub(crate) fn submit(op: Op) -> io::Result<Self> {
+        let shared = Shared::current();
+        let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
+        let token = shared.reactor.borrow_mut().driver().submit(op)?;
+        let mut operation = Self::submitted(shared, token);
+        operation.brings_descriptors = brings_descriptors;
+        Ok(operation)
+    }
+
+    /// Begins an operation on a file, which stays open until the kernel is done.
+    pub(crate) fn submit_keeping(op: Op, file: Arc<File>) -> io::Result<Self> {
+        let shared = Shared::current();
+        let token = shared
+            .reactor
+            .borrow_mut()
+            .driver()
+            .submit_keeping(op, file)?;
+        Ok(Self::submitted(shared, token))
+    }
+
+    fn submitted(shared: Rc<Shared>, token: Token) -> Self {
+        let state = Rc::new(InFlight {
+            results: RefCell::new(VecDeque::new()),
+            finished: RefCell::new(None),
+            is_over: Cell::new(false),
+            waiter: Cell::new(None),
+        });
+        shared
+            .sources
+            .insert(token, Kind::Operation(Rc::clone(&state)));
+        Self {
+            shared,
+            state,
+            token,
+            brings_descriptors: false,
+        }
+    }
+
+    /// The next result of a multishot operation; `None` after the last.
+    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<io::Result<u32>>> {
+        if let Some(result) = self.state.results.borrow_mut().pop_front() {
+            return Poll::Ready(Some(result_of(result)));
+        }
+        if self.state.is_over.get() {
+            return Poll::Ready(None);
+        }
+        register(&self.state.waiter, context);
+        Poll::Pending
+    }
+
+    /// How many results wait to be taken.
+    pub(crate) fn backlog(&self) -> usize {
+        self.state.results.borrow().len()
+    }
+
+    /// Ends the operation, and closes the descriptor that it worked on when the kernel has let go of it.
+    pub(crate) fn cancel_and_close(self, descriptor: OwnedFd) {
+        let shared = Rc::clone(&self.shared);
+        drop(self);
+        shared.sources.retired.borrow_mut().push(descriptor);
+        if !shared.is_running() {
+            shared.close_retired();
+        }
+    }
+
+    /// Asks the operation to end; its results can still be taken.
+    pub(crate) fn cancel(&self) {
+        self.shared.reactor.borrow_mut().driver().cancel(self.token);
+    }
+}
+
+/// Waits for the only result, and gives the operation back with it.
+impl Future for Operation {
+    type Output = (io::Result<u32>, Option<Op>);
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.state.is_over.get()
+            && let Some(result) = self.state.results.borrow_mut().pop_front()
+        {
+            return Poll::Ready((result_of(result), self.state.finished.take()));
+        }
+        register(&self.state.waiter, context);
+        Poll::Pending
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if self.brings_descriptors {
+            for descriptor in self.state.results.take() {
+                // SAFETY: results of the driver's that are not negative are new descriptors here, each of which was
+                // reported once; nobody has taken this one.
+                drop((descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) }));
+            }
+        }
+        if !self.state.is_over.get() {
+            self.shared.sources.remove(self.token);
+            let mut reactor = self.shared.reactor.borrow_mut();
+            reactor.driver().discard(self.token);
+        }
+    }
+}
+
+fn result_of(result: i32) -> io::Result<u32> {
+    u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+}

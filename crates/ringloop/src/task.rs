@@ -1,0 +1,382 @@
+//! Tasks: a future, its place in a run queue, and what becomes of it.
+//!
+//! A task belongs to the thread of the runtime that it was spawned on: it is polled and dropped there and nowhere
+//! else, so its future need not be `Send`. What other threads may do is wake it, abort it and wait for its result.
+//!
+//! One allocation holds all of a task. It is shared by the runtime's list of live tasks, the run queue, wakers and the
+//! [`JoinHandle`]. Whether it is queued is one bit, so that a task is in the queue at most once.
+
+#![allow(unsafe_code)]
+
+mod state;
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::panic::{self, AssertUnwindSafe};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::runtime::Remote;
+use state::{Begin, State};
+
+/// A task of any kind, as the run queue has it.
+pub(crate) type Runnable = Arc<dyn Run>;
+
+/// What a runtime does with its tasks.
+pub(crate) trait Run: Send + Sync {
+    /// Polls the task once, unless it is over. True if it is over now.
+    ///
+    /// # Safety
+    /// Only in the thread of the task's runtime, and not while it runs already.
+    unsafe fn run(self: Arc<Self>) -> bool;
+
+    /// Ends the task where it stands: drops its future and tells its handle.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn end(&self);
+
+    /// The task's place in its runtime's list of live tasks.
+    fn index(&self) -> usize;
+
+    /// Sets that place.
+    fn adopt(&self, index: usize);
+}
+
+/// Why a task has no result.
+pub struct JoinError {
+    reason: Reason,
+}
+
+enum Reason {
+    Cancelled,
+    Panicked(Box<dyn Any + Send>),
+}
+
+impl JoinError {
+    /// Whether the task was aborted, or its runtime ended before it.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self.reason, Reason::Cancelled)
+    }
+
+    /// Whether the task panicked.
+    pub fn is_panic(&self) -> bool {
+        !self.is_cancelled()
+    }
+
+    /// What the task panicked with, for [`std::panic::resume_unwind`]; the error itself if it was cancelled.
+    pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, JoinError> {
+        match self.reason {
+            Reason::Panicked(payload) => Ok(payload),
+            Reason::Cancelled => Err(self),
+        }
+    }
+
+    fn message(&self) -> Option<&str> {
+        match &self.reason {
+            Reason::Cancelled => None,
+            Reason::Panicked(payload) => payload
+                .downcast_ref::<&str>()
+                .copied()
+                .or_else(|| payload.downcast_ref::<String>().map(String::as_str)),
+        }
+    }
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.reason, self.message()) {
+            (Reason::Cancelled, _) => formatter.write_str("the task was cancelled"),
+            (_, Some(message)) => write!(formatter, "the task panicked: {message}"),
+            (_, None) => formatter.write_str("the task panicked"),
+        }
+    }
+}
+
+impl fmt::Debug for JoinError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "JoinError({self})")
+    }
+}
+
+impl std::error::Error for JoinError {}
+
+/// Where a task's result waits for its handle.
+enum Outcome<T> {
+    /// The task is not over; whoever waits for it.
+    Pending(Option<Waker>),
+    /// It is over, and nobody has asked yet.
+    Ready(Result<T, JoinError>),
+    /// Given away, or nobody will ask.
+    Gone,
+}
+
+enum Stage<F> {
+    Live(F),
+    Over,
+}
+
+struct Task<F: Future> {
+    state: State,
+    /// Of no interest to other threads.
+    index: AtomicUsize,
+    owner: Arc<Remote>,
+    outcome: Mutex<Outcome<F::Output>>,
+    stage: UnsafeCell<Stage<F>>,
+}
+
+// SAFETY: other threads reach `state`, `owner` and `outcome`, which are synchronised. `stage` is touched by `run` and
+// `end` alone, whose callers are in the owner's thread; it is `Over` before the runtime lets go of the task, so that
+// whoever drops the last reference drops no future. A value in `outcome` that is not Send leaves the owner's thread
+// only with a JoinHandle, which is Send only if the value is.
+unsafe impl<F: Future> Send for Task<F> {}
+// SAFETY: as above.
+unsafe impl<F: Future> Sync for Task<F> {}
+
+impl<F: Future> Task<F> {
+    fn outcome(&self) -> MutexGuard<'_, Outcome<F::Output>> {
+        // No code of users runs under the lock, so it is never poisoned.
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops the future, and gives the result to the handle.
+    ///
+    /// # Safety
+    /// As for [`Run::run`].
+    unsafe fn finish(&self, result: Result<F::Output, JoinError>) {
+        self.state.finish();
+        // SAFETY: the caller is in the owner's thread and the task is not being polled.
+        let stage = unsafe { &mut *self.stage.get() };
+        // An assignment drops the pinned future where it lies, and is made even if that panics.
+        let dropped = panic::catch_unwind(AssertUnwindSafe(|| *stage = Stage::Over));
+        let result = match dropped {
+            Ok(()) => result,
+            Err(payload) => Err(JoinError {
+                reason: Reason::Panicked(payload),
+            }),
+        };
+        let mut outcome = self.outcome();
+        let (waiter, unwanted) = match std::mem::replace(&mut *outcome, Outcome::Gone) {
+            Outcome::Pending(waiter) => {
+                *outcome = Outcome::Ready(result);
+                (waiter, None)
+            }
+            _ => (None, Some(result)),
+        };
+        drop(outcome);
+        if let Some(waiter) = waiter {
+            waiter.wake();
+        }
+        // The destructor of a result, or of what was panicked with, is the user's code. If it panics nobody is left to
+        // be told: the panic hook has reported it.
+        drop(panic::catch_unwind(AssertUnwindSafe(|| drop(unwanted))));
+    }
+}
+
+impl<F: Future + 'static> Run for Task<F> {
+    unsafe fn run(self: Arc<Self>) -> bool {
+        let task: *const Self = &raw const *self;
+        match self.state.begin() {
+            Begin::Over => return true,
+            Begin::Abort => {
+                // SAFETY: the caller's.
+                unsafe { self.end() };
+                return true;
+            }
+            Begin::Poll => {}
+        }
+        // The queue's reference becomes the waker's: polling counts no references.
+        let waker = Waker::from(self);
+        // SAFETY: the waker holds a reference until the end of this function.
+        let task = unsafe { &*task };
+        // SAFETY: the caller is in the owner's thread, and a task that runs is not run again.
+        let Stage::Live(future) = (unsafe { &mut *task.stage.get() }) else {
+            return true;
+        };
+        // SAFETY: the future lies in an allocation that does not move, and is dropped in place by `finish`.
+        let future = unsafe { Pin::new_unchecked(future) };
+        let mut context = Context::from_waker(&waker);
+        let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(&mut context)));
+        let result = match polled {
+            Ok(Poll::Pending) => return false,
+            Ok(Poll::Ready(output)) => Ok(output),
+            Err(payload) => Err(JoinError {
+                reason: Reason::Panicked(payload),
+            }),
+        };
+        // SAFETY: the caller's; the poll is over.
+        unsafe { task.finish(result) };
+        true
+    }
+
+    unsafe fn end(&self) {
+        // SAFETY: the caller's.
+        unsafe {
+            self.finish(Err(JoinError {
+                reason: Reason::Cancelled,
+            }));
+        };
+    }
+
+    fn index(&self) -> usize {
+        self.index.load(Ordering::Relaxed)
+    }
+
+    fn adopt(&self, index: usize) {
+        self.index.store(index, Ordering::Relaxed);
+    }
+}
+
+impl<F: Future + 'static> Wake for Task<F> {
+    fn wake(self: Arc<Self>) {
+        if self.state.schedule() {
+            let owner = Arc::clone(&self.owner);
+            owner.schedule(self);
+        }
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.state.schedule() {
+            self.owner.schedule(Arc::clone(self) as Runnable);
+        }
+    }
+}
+
+/// What a [`JoinHandle`] asks of its task.
+trait Join<T>: Send + Sync {
+    fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<T, JoinError>>;
+    fn abort(self: Arc<Self>);
+    fn is_finished(&self) -> bool;
+    fn detach(&self);
+}
+
+impl<F: Future + 'static> Join<F::Output> for Task<F> {
+    fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<F::Output, JoinError>> {
+        let mut outcome = self.outcome();
+        match std::mem::replace(&mut *outcome, Outcome::Gone) {
+            Outcome::Ready(result) => Poll::Ready(result),
+            Outcome::Pending(waiter) => {
+                let replaced = match waiter {
+                    Some(waiter) if waiter.will_wake(context.waker()) => {
+                        *outcome = Outcome::Pending(Some(waiter));
+                        None
+                    }
+                    other => {
+                        // Cloning a waker may run the user's code, but a waker that takes this lock would be odd.
+                        *outcome = Outcome::Pending(Some(context.waker().clone()));
+                        other
+                    }
+                };
+                drop(outcome);
+                drop(replaced);
+                Poll::Pending
+            }
+            Outcome::Gone => panic!("a JoinHandle was polled after it had given its result"),
+        }
+    }
+
+    fn abort(self: Arc<Self>) {
+        if self.state.abort() {
+            let owner = Arc::clone(&self.owner);
+            owner.schedule(self);
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        !matches!(*self.outcome(), Outcome::Pending(_))
+    }
+
+    fn detach(&self) {
+        let outcome = std::mem::replace(&mut *self.outcome(), Outcome::Gone);
+        drop(outcome);
+    }
+}
+
+/// Waits for a task's result. Dropping it lets the task go on by itself.
+///
+/// It may move to another thread if the result may.
+#[must_use = "a task goes on without its handle; `drop` it to say so, or await it to hear of a panic"]
+pub struct JoinHandle<T> {
+    task: Arc<dyn Join<T>>,
+    result: PhantomData<T>,
+}
+
+impl<T> JoinHandle<T> {
+    /// Ends the task at the point where it waits: its future is dropped in its own thread, and the handle gives a
+    /// [`JoinError`] that [is cancelled](JoinError::is_cancelled). A task that is over stays so.
+    pub fn abort(&self) {
+        Arc::clone(&self.task).abort();
+    }
+
+    /// Whether the task is over.
+    pub fn is_finished(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = Result<T, JoinError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.task.poll_outcome(context)
+    }
+}
+
+impl<T> Unpin for JoinHandle<T> {}
+
+impl<T> Drop for JoinHandle<T> {
+    fn drop(&mut self) {
+        self.task.detach();
+    }
+}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("JoinHandle")
+            .field("is_finished", &self.is_finished())
+            .finish()
+    }
+}
+
+/// Makes a task that its runtime is to adopt and to queue at once.
+///
+/// In another thread than the owner's the future must be one that only holds what may move there: see
+/// [`Handle::spawn_with`](crate::Handle::spawn_with).
+pub(crate) fn new<F: Future + 'static>(
+    future: F,
+    owner: Arc<Remote>,
+) -> (Runnable, JoinHandle<F::Output>) {
+    let task = Arc::new(Task {
+        state: State::scheduled(),
+        index: AtomicUsize::new(usize::MAX),
+        owner,
+        outcome: Mutex::new(Outcome::Pending(None)),
+        stage: UnsafeCell::new(Stage::Live(future)),
+    });
+    let handle = JoinHandle {
+        task: Arc::clone(&task) as Arc<dyn Join<F::Output>>,
+        result: PhantomData,
+    };
+    (task, handle)
+}
+
+/// Polls a task that was taken from its runtime's queue. True if it is over.
+///
+/// Only a runtime's own queue gives out tasks, and a runtime does not leave its thread, which is what makes this safe:
+/// `Runnable`s reach other threads only as wakers and messages, which have no way to run them.
+pub(crate) fn run(task: Runnable) -> bool {
+    // SAFETY: see above; and a runtime polls one task at a time.
+    unsafe { task.run() }
+}
+
+/// Drops a task's future; see [`run`] for why that is safe.
+pub(crate) fn end(task: &Runnable) {
+    // SAFETY: as in `run`; a runtime that ends polls nothing.
+    unsafe { task.end() }
+}

@@ -1,0 +1,167 @@
+//! Sleeping, deadlines and intervals, on the clock of [`crate::clock`].
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::clock;
+use crate::runtime::Shared;
+use crate::timers::TimerKey;
+
+/// Waits until a time has come. Made by [`sleep`] and [`sleep_until`].
+#[must_use = "a sleep does nothing unless it is awaited"]
+pub struct Sleep {
+    deadline_ns: u64,
+    timer: Option<(Rc<Shared>, TimerKey)>,
+}
+
+/// Waits for a duration, at least. A duration of zero lets the other tasks that are ready run.
+pub fn sleep(duration: Duration) -> Sleep {
+    sleep_until(clock::now_ns().saturating_add(nanoseconds(duration)))
+}
+
+/// Waits until `deadline_ns`, in nanoseconds of [`clock::now_ns`].
+pub fn sleep_until(deadline_ns: u64) -> Sleep {
+    Sleep {
+        deadline_ns,
+        timer: None,
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Sleep {
+    /// When it ends, in nanoseconds of [`clock::now_ns`].
+    pub fn deadline_ns(&self) -> u64 {
+        self.deadline_ns
+    }
+
+    /// Moves the end. A task that waits already is woken at the new one.
+    pub fn reset(&mut self, deadline_ns: u64) {
+        self.deadline_ns = deadline_ns;
+        if let Some((shared, key)) = self.timer.take() {
+            let mut timers = shared.timers.borrow_mut();
+            // Without a waker it was over, and the task is on its way.
+            let rearmed = timers
+                .cancel(key)
+                .map(|waker| timers.insert(deadline_ns, waker));
+            drop(timers);
+            self.timer = rearmed.map(|key| (shared, key));
+        }
+    }
+
+    fn disarm(&mut self) {
+        if let Some((shared, key)) = self.timer.take() {
+            let waker = shared.timers.borrow_mut().cancel(key);
+            drop(waker);
+        }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.timer.is_some() && clock::now_ns() >= self.deadline_ns {
+            self.disarm();
+            return Poll::Ready(());
+        }
+        // The task may have got another waker since.
+        self.disarm();
+        let shared = Shared::current();
+        let key = shared
+            .timers
+            .borrow_mut()
+            .insert(self.deadline_ns, context.waker().clone());
+        self.timer = Some((shared, key));
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.disarm();
+    }
+}
+
+impl fmt::Debug for Sleep {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Sleep")
+            .field("deadline_ns", &self.deadline_ns)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The time given to [`timeout`] is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Elapsed;
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the time is over")
+    }
+}
+
+impl std::error::Error for Elapsed {}
+
+impl From<Elapsed> for std::io::Error {
+    fn from(elapsed: Elapsed) -> Self {
+        Self::new(std::io::ErrorKind::TimedOut, elapsed)
+    }
+}
+
+/// Runs a future for at most `duration`, then drops it.
+///
+/// # Errors
+/// [`Elapsed`] if it was not over by then. A future that is ready counts as in time, however late it is looked at.
+pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
+    let mut future = std::pin::pin!(future);
+    let mut sleep = sleep(duration);
+    std::future::poll_fn(move |context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Ok(output));
+        }
+        Pin::new(&mut sleep).poll(context).map(|()| Err(Elapsed))
+    })
+    .await
+}
+
+/// Ticks at a fixed rate. Made by [`interval`].
+#[derive(Debug)]
+pub struct Interval {
+    next: Sleep,
+    period_ns: u64,
+}
+
+/// Ticks every `period`, for the first time one period from now. Ticks that were missed are left out: the rhythm stays.
+///
+/// # Panics
+/// If the period is zero.
+pub fn interval(period: Duration) -> Interval {
+    let period_ns = nanoseconds(period);
+    assert!(period_ns > 0, "an interval needs a period above zero");
+    Interval {
+        next: sleep(period),
+        period_ns,
+    }
+}
+
+impl Interval {
+    /// Waits for the next tick. Dropping the future loses no tick.
+    pub async fn tick(&mut self) {
+        (&mut self.next).await;
+        let late_ns = clock::now_ns().saturating_sub(self.next.deadline_ns);
+        let periods = late_ns / self.period_ns + 1;
+        let deadline_ns = self
+            .next
+            .deadline_ns
+            .saturating_add(periods.saturating_mul(self.period_ns));
+        self.next.reset(deadline_ns);
+    }
+}

@@ -1,0 +1,418 @@
+//! HTTP by hyper, on both backends.
+
+mod common;
+
+use std::convert::Infallible;
+use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::thread;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::{http1 as client1, http2 as client2};
+use hyper::header::{CONNECTION, UPGRADE};
+use hyper::rt::{Read as HyperRead, Write as HyperWrite};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use ringloop::hyper::{Executor, Io, Timer};
+use ringloop::net::{TcpListener, TcpStream, UnixStream};
+use ringloop::server::Server;
+use ringloop::time::{sleep, timeout};
+use ringloop::{JoinHandle, PoolConfig, spawn, yield_now};
+
+use common::{LONG, on_both, pattern, poll_times};
+
+/// Answers with the request's path and its body.
+async fn echo(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
+    let path = request.uri().path().to_owned();
+    let body = request.into_body().collect().await?.to_bytes();
+    let mut answer = Response::new(Full::new(body));
+    answer
+        .headers_mut()
+        .insert("x-path", path.parse().expect("a path is a header's value"));
+    Ok(answer)
+}
+
+fn request(index: usize, body: Vec<u8>) -> Request<Full<Bytes>> {
+    Request::builder()
+        .method(Method::POST)
+        .uri(format!("http://example.org/{index}"))
+        .header("host", "example.org")
+        .body(Full::new(body.into()))
+        .unwrap()
+}
+
+async fn check(answer: Response<Incoming>, index: usize, body: &[u8]) {
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(answer.headers()["x-path"], format!("/{index}"));
+    let received = answer.into_body().collect().await.unwrap().to_bytes();
+    assert!(received == body);
+}
+
+fn serve1<S: HyperRead + HyperWrite + Unpin + 'static>(
+    stream: S,
+) -> JoinHandle<Result<(), hyper::Error>> {
+    spawn(
+        http1::Builder::new()
+            .timer(Timer)
+            .serve_connection(stream, service_fn(echo)),
+    )
+}
+
+fn serve2<S: HyperRead + HyperWrite + Unpin + 'static>(
+    stream: S,
+) -> JoinHandle<Result<(), hyper::Error>> {
+    spawn(
+        http2::Builder::new(Executor)
+            .timer(Timer)
+            .serve_connection(stream, service_fn(echo)),
+    )
+}
+
+async fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap())
+        .await
+        .unwrap();
+    let (far, _) = listener.accept().await.unwrap();
+    (near, far)
+}
+
+const BODIES: [usize; 5] = [0, 1, 5000, 700_001, 3];
+
+async fn talk1<S: HyperRead + HyperWrite + Unpin + 'static>(near: S, far: S) {
+    let server = serve1(far);
+    let (mut sender, connection) = client1::handshake(near).await.unwrap();
+    let connection = spawn(connection);
+    for (index, size) in BODIES.into_iter().enumerate() {
+        sender.ready().await.unwrap();
+        let answer = sender
+            .send_request(request(index, pattern(size)))
+            .await
+            .unwrap();
+        check(answer, index, &pattern(size)).await;
+    }
+    drop(sender);
+    connection.await.unwrap().unwrap();
+    server.await.unwrap().unwrap();
+}
+
+async fn talk2<S: HyperRead + HyperWrite + Unpin + 'static>(near: S, far: S) {
+    let server = serve2(far);
+    let (sender, connection) = client2::handshake(Executor, near).await.unwrap();
+    let connection = spawn(connection);
+    // All at once, over one connection.
+    let requests: Vec<_> = (0..50)
+        .map(|index| {
+            let mut sender = sender.clone();
+            spawn(async move {
+                let body = pattern(BODIES[index % BODIES.len()]);
+                let answer = sender
+                    .send_request(request(index, body.clone()))
+                    .await
+                    .unwrap();
+                check(answer, index, &body).await;
+            })
+        })
+        .collect();
+    for request in requests {
+        request.await.unwrap();
+    }
+    drop(sender);
+    connection.await.unwrap().unwrap();
+    server.await.unwrap().unwrap();
+}
+
+#[test]
+fn http_1_and_2_are_answered_over_tcp_and_unix_sockets() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (near, far) = tcp().await;
+            timeout(LONG, talk1(near, far)).await.unwrap();
+            let (near, far) = tcp().await;
+            timeout(LONG, talk2(near, far)).await.unwrap();
+            let (near, far) = UnixStream::pair().unwrap();
+            timeout(LONG, talk1(near, far)).await.unwrap();
+            let (near, far) = UnixStream::pair().unwrap();
+            timeout(LONG, talk2(near, far)).await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn the_socket_pool_serves_http() {
+    for backend in ["io_uring", "epoll"] {
+        let mut config = PoolConfig::default();
+        config.runtime.reactor.driver.backend = backend.parse().unwrap();
+        let server = Server::bind("127.0.0.1:0").workers(2).pool(config);
+        let server = server.start_with(|stream, _| async move {
+            http1::Builder::new()
+                .serve_connection(stream, service_fn(echo))
+                .await
+                .map_err(io::Error::other)
+        });
+        let server = match server {
+            Ok(server) => server,
+            Err(error) if backend == "io_uring" => {
+                eprintln!("left out: {error}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        for index in 0..10 {
+            let mut client = std::net::TcpStream::connect(server.local_addr()).unwrap();
+            client.set_read_timeout(Some(LONG)).unwrap();
+            let text = format!(
+                "POST /{index} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello"
+            );
+            // Byte by byte.
+            for byte in text.as_bytes() {
+                client.write_all(&[*byte]).unwrap();
+            }
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+            assert!(
+                answer.contains(&format!("x-path: /{index}\r\n")),
+                "{answer}"
+            );
+            assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
+        }
+        server.shutdown(LONG);
+    }
+}
+
+#[test]
+fn clients_that_vanish_or_talk_nonsense_disturb_nobody() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            // In the middle of a head, of a body, of an answer.
+            for text in [
+                "GET / HT",
+                "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf",
+            ] {
+                let (mut near, far) = tcp().await;
+                let server = serve1(far);
+                near.write_all(text.as_bytes()).await.0.unwrap();
+                yield_now().await;
+                drop(near);
+                let ended = timeout(LONG, server).await.unwrap().unwrap();
+                // The service hears of a body that ends too early, and fails with that.
+                let error = ended.unwrap_err();
+                assert!(error.is_incomplete_message() || error.is_user(), "{error}");
+            }
+            let (mut near, far) = tcp().await;
+            let server = serve1(far);
+            near.write_all(&b"\0\0\0 nonsense\r\n\r\n"[..])
+                .await
+                .0
+                .unwrap();
+            let mut answer = Vec::new();
+            loop {
+                let (count, filled) = near.read(answer).await;
+                answer = filled;
+                if count.unwrap() == 0 {
+                    break;
+                }
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 400 Bad Request\r\n"));
+            let ended = timeout(LONG, server).await.unwrap().unwrap();
+            assert!(ended.unwrap_err().is_parse());
+            let (mut near, far) = tcp().await;
+            let server = serve2(far);
+            near.write_all(&b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n\r\n"[..])
+                .await
+                .0
+                .unwrap();
+            assert!(timeout(LONG, server).await.unwrap().unwrap().is_err());
+            // Never reads its large answer, and goes: a reset, because what was sent is unread.
+            let (mut near, far) = tcp().await;
+            let server = serve1(far);
+            let head = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6000000\r\n\r\n";
+            near.write_all(head.as_bytes()).await.0.unwrap();
+            near.write_all(&vec![1; 6_000_000][..]).await.0.unwrap();
+            sleep(Duration::from_millis(2)).await;
+            assert!(!server.is_finished());
+            drop(near);
+            assert!(timeout(LONG, server).await.unwrap().unwrap().is_err());
+            // And others go on.
+            let (near, far) = tcp().await;
+            timeout(LONG, talk1(near, far)).await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn hypers_timeouts_end_connections() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            // HTTP/1.1: a client that sends no head.
+            let (_near, far) = tcp().await;
+            let server = spawn(
+                http1::Builder::new()
+                    .timer(Timer)
+                    .header_read_timeout(Duration::from_millis(3))
+                    .serve_connection(far, service_fn(echo)),
+            );
+            let ended = timeout(LONG, server).await.unwrap().unwrap();
+            assert!(ended.unwrap_err().is_timeout());
+            // HTTP/2: a client that answers no ping; one that does lives through many.
+            let (mut near, far) = tcp().await;
+            let serve = |far| {
+                spawn(
+                    http2::Builder::new(Executor)
+                        .timer(Timer)
+                        .keep_alive_interval(Duration::from_millis(2))
+                        .keep_alive_timeout(Duration::from_millis(200))
+                        .serve_connection(far, service_fn(echo)),
+                )
+            };
+            let server = serve(far);
+            let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+            near.write_all(&preface[..]).await.0.unwrap();
+            let ended = timeout(LONG, server).await.unwrap().unwrap();
+            assert!(ended.unwrap_err().is_timeout());
+
+            let (near, far) = tcp().await;
+            let server = serve(far);
+            let (mut sender, connection) = client2::handshake(Executor, near).await.unwrap();
+            let connection = spawn(connection);
+            for index in 0..5 {
+                let answer = sender
+                    .send_request(request(index, pattern(index)))
+                    .await
+                    .unwrap();
+                check(answer, index, &pattern(index)).await;
+                sleep(Duration::from_millis(10)).await;
+            }
+            drop(sender);
+            connection.await.unwrap().unwrap();
+            server.await.unwrap().unwrap();
+        });
+    });
+}
+
+async fn upgrade(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    drop(spawn(async move {
+        let upgraded = hyper::upgrade::on(request).await.unwrap();
+        let parts = upgraded.downcast::<Io<TcpStream>>().unwrap();
+        let mut stream = parts.io.into_inner();
+        let mut received = parts.read_buf.to_vec();
+        loop {
+            stream.write_all(&received[..]).await.0.unwrap();
+            received.clear();
+            received.reserve(64);
+            let (count, filled) = stream.read(received).await;
+            received = filled;
+            if count.unwrap() == 0 {
+                return;
+            }
+        }
+    }));
+    let mut answer = Response::new(Full::default());
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    answer
+        .headers_mut()
+        .insert(UPGRADE, "echo".parse().expect("a value"));
+    answer
+        .headers_mut()
+        .insert(CONNECTION, "upgrade".parse().expect("a value"));
+    Ok(answer)
+}
+
+#[test]
+fn a_connection_can_be_upgraded() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (mut near, far) = tcp().await;
+            let server = spawn(
+                http1::Builder::new()
+                    .serve_connection(Io::new(far), service_fn(upgrade))
+                    .with_upgrades(),
+            );
+            let head =
+                "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\nhello";
+            near.write_all(head.as_bytes()).await.0.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"hello") {
+                answer.reserve(256);
+                let (count, filled) = timeout(LONG, near.read(answer)).await.unwrap();
+                assert!(count.unwrap() > 0);
+                answer = filled;
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 101 Switching Protocols\r\n"));
+            near.write_all(&b" and again"[..]).await.0.unwrap();
+            let (count, bytes) = timeout(LONG, near.read(Vec::with_capacity(64)))
+                .await
+                .unwrap();
+            assert_eq!((count.unwrap(), &bytes[..]), (10, &b" and again"[..]));
+            server.await.unwrap().unwrap();
+            drop(near);
+        });
+    });
+}
+
+#[test]
+fn what_is_bound_to_a_thread_works_in_no_other() {
+    let dropped = Rc::new(());
+    let io = Io::new(Rc::clone(&dropped));
+    let io = thread::spawn(move || {
+        let error = catch_unwind(AssertUnwindSafe(|| drop(Rc::clone(io.get_ref())))).unwrap_err();
+        let text = error.downcast_ref::<&str>().unwrap();
+        assert!(text.contains("another thread"), "{text}");
+        io
+    })
+    .join()
+    .unwrap();
+    assert_eq!(Rc::strong_count(&dropped), 2);
+    drop(io);
+    assert_eq!(Rc::strong_count(&dropped), 1);
+    let io = Io::new(Rc::clone(&dropped));
+    thread::spawn(move || drop(io)).join().unwrap();
+    assert_eq!(
+        Rc::strong_count(&dropped),
+        2,
+        "what is dropped elsewhere stays"
+    );
+    assert!(Rc::ptr_eq(
+        &Io::new(Rc::clone(&dropped)).into_inner(),
+        &dropped
+    ));
+}
+
+#[test]
+fn every_future_may_be_dropped_after_any_poll() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            for polls in 0..8 {
+                let (near, far) = tcp().await;
+                let server = serve2(far);
+                let (mut sender, connection) = client2::handshake(Executor, near).await.unwrap();
+                let connection = spawn(connection);
+                let body = pattern(100_000);
+                drop(poll_times(polls, sender.send_request(request(0, body.clone()))).await);
+                // The connection goes on without the one that was dropped.
+                let answer = sender.send_request(request(1, body.clone())).await.unwrap();
+                check(answer, 1, &body).await;
+                drop(sender);
+                timeout(LONG, connection).await.unwrap().unwrap().unwrap();
+                timeout(LONG, server).await.unwrap().unwrap().unwrap();
+                let (near, far) = tcp().await;
+                let serving = http1::Builder::new()
+                    .timer(Timer)
+                    .serve_connection(far, service_fn(echo));
+                let (mut sender, connection) = client1::handshake(near).await.unwrap();
+                let connection = spawn(connection);
+                let sending = spawn(async move {
+                    drop(sender.send_request(request(0, pattern(10))).await);
+                });
+                drop(poll_times(polls, serving).await);
+                timeout(LONG, sending).await.unwrap().unwrap();
+                drop(timeout(LONG, connection).await.unwrap().unwrap());
+            }
+        });
+    });
+}

@@ -1,0 +1,179 @@
+//! What a pool promises, on both backends.
+
+use std::collections::HashSet;
+use std::future::pending;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use ringloop::driver::{BackendChoice, Config};
+use ringloop::net::{TcpListener, TcpListenerOptions};
+use ringloop::time::sleep;
+use ringloop::{Pool, PoolConfig, channel, spawn};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn on_both(workers: usize, body: impl Fn(Pool)) {
+    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
+        let mut config = PoolConfig::default();
+        config.runtime.reactor.driver = Config::with_backend(backend);
+        match Pool::new(workers, &config) {
+            Ok(pool) => body(pool),
+            Err(error) if backend == BackendChoice::IoUring => eprintln!("left out: {error}"),
+            Err(error) => panic!("epoll is refused: {error}"),
+        }
+    }
+}
+
+/// Blocks on a handle, in a thread without a runtime.
+fn wait<T>(handle: ringloop::JoinHandle<T>) -> Result<T, ringloop::JoinError> {
+    ringloop::Runtime::new(&ringloop::RuntimeConfig::default())
+        .unwrap()
+        .block_on(handle)
+}
+
+#[test]
+fn each_worker_is_a_thread_with_a_cpu_of_its_own() {
+    on_both(2, |pool| {
+        let threads: HashSet<_> = pool
+            .spawn_on_each(|worker| async move {
+                let thread = thread::current();
+                assert_eq!(thread.name(), Some(&*format!("ringloop-{worker}")));
+                // A future that cannot move between threads.
+                let local = Rc::new(worker);
+                sleep(Duration::from_micros(10)).await;
+                assert_eq!(*local, worker);
+                thread.id()
+            })
+            .into_iter()
+            .map(|handle| wait(handle).unwrap())
+            .collect();
+        assert_eq!(threads.len(), 2);
+        assert!(!threads.contains(&thread::current().id()));
+    });
+}
+
+#[test]
+fn a_panic_crosses_threads_to_its_handle() {
+    on_both(1, |pool| {
+        let error = wait(pool.spawn_on(0, || async { panic!("over there") })).unwrap_err();
+        assert_eq!(error.to_string(), "the task panicked: over there");
+        let early = pool.spawn_on(0, || -> std::future::Ready<()> {
+            panic!("before it began")
+        });
+        assert!(wait(early).unwrap_err().is_panic());
+        assert_eq!(wait(pool.spawn_on(0, || async { 1 })).unwrap(), 1);
+    });
+}
+
+#[test]
+fn messages_go_round_between_workers_in_order() {
+    on_both(2, |pool| {
+        let (to_second, at_second) = channel::bounded::<u32>(4);
+        let (to_first, at_first) = channel::bounded::<u32>(4);
+        let second = pool.spawn_on(1, move || async move {
+            while let Ok(number) = at_second.recv().await {
+                to_first.send(number + 1).await.unwrap();
+            }
+        });
+        let first = pool.spawn_on(0, move || async move {
+            let reading = spawn(async move {
+                for number in 0..5_000 {
+                    assert_eq!(at_first.recv().await, Ok(number + 1));
+                }
+            });
+            for number in 0..5_000 {
+                to_second.send(number).await.unwrap();
+            }
+            drop(to_second);
+            reading.await.unwrap();
+        });
+        wait(first).unwrap();
+        wait(second).unwrap();
+        pool.shutdown(LONG);
+    });
+}
+
+#[test]
+fn a_shutdown_waits_for_tasks_and_drops_those_that_take_too_long() {
+    on_both(2, |pool| {
+        let ended = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&ended);
+        let quick = pool.spawn_on_each(move |_| async move {
+            sleep(Duration::from_millis(5)).await;
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        pool.shutdown(LONG);
+        assert_eq!(ended.load(Ordering::Relaxed), 2);
+        assert!(quick.iter().all(ringloop::JoinHandle::is_finished));
+    });
+    on_both(1, |pool| {
+        let endless = pool.spawn_on(0, pending::<()>);
+        pool.shutdown(Duration::from_millis(5));
+        assert!(wait(endless).unwrap_err().is_cancelled());
+    });
+    on_both(1, |pool| {
+        let handle = pool.handle(0).clone();
+        drop(pool);
+        assert!(
+            wait(handle.spawn_with(|| async {}))
+                .unwrap_err()
+                .is_cancelled()
+        );
+    });
+}
+
+#[test]
+fn workers_share_a_port() {
+    on_both(2, |pool| {
+        let mut options = TcpListenerOptions::default();
+        options.reuse_port = true;
+        let reserved = wait(pool.spawn_on(0, || async {
+            let mut options = TcpListenerOptions::default();
+            options.reuse_port = true;
+            let listener = TcpListener::bind_with("127.0.0.1:0", &options).await?;
+            listener.local_addr()
+        }))
+        .unwrap()
+        .unwrap();
+        let (listening, ready) = channel::bounded(2);
+        let accepting = pool.spawn_on_each(move |_| async move {
+            let listener = TcpListener::bind_with(reserved, &options).await.unwrap();
+            listening.send(()).await.unwrap();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                drop(spawn(async move {
+                    let (count, buffer) = stream.read(Vec::with_capacity(64)).await;
+                    if count.is_ok_and(|count| count > 0) {
+                        stream.write_all(&buffer[..]).await.0.unwrap();
+                    }
+                }));
+            }
+        });
+        ready.recv_blocking().unwrap();
+        ready.recv_blocking().unwrap();
+        for index in 0..50_u8 {
+            let mut stream = std::net::TcpStream::connect(reserved).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            stream.write_all(&[index; 9]).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            assert_eq!(answer, [index; 9]);
+        }
+        for task in &accepting {
+            task.abort();
+        }
+        pool.shutdown(LONG);
+    });
+}
+
+#[test]
+fn a_pool_without_workers_is_refused() {
+    let error = Pool::new(0, &PoolConfig::default()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+}
