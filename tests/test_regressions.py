@@ -1,5 +1,6 @@
 """What broke once. Each test is named for what a user would have seen."""
 
+import array
 import asyncio
 import os
 import signal
@@ -8,7 +9,7 @@ import tempfile
 
 import pytest
 
-from support import Recorder, attach, receive_all, run_child, tcp_pair, until
+from support import PATIENCE_S, BufferedRecorder, Recorder, attach, receive_all, run_child, tcp_pair, turns, until
 
 DATA = bytes(range(256)) * 4096
 
@@ -182,5 +183,49 @@ def test_a_server_that_stops_refuses_the_next_connection_at_once(loop):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address).close()
         await server.wait_closed()
+
+    loop.run_until_complete(main())
+
+
+def _with_urgent_data(sock):
+    sock.send(b"abc")
+    sock.send(b"!", socket.MSG_OOB)
+    sock.send(b"def")
+
+
+def _with_descriptors(sock):
+    inside, outside = os.pipe()
+    with open(inside, "rb"), open(outside, "wb"):
+        passed = array.array("i", [inside])
+        sock.sendmsg([b"abc"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+    sock.send(b"def")
+
+
+@pytest.mark.parametrize("protocol_type", [Recorder, BufferedRecorder, None], ids=["data", "buffered", "stream"])
+@pytest.mark.parametrize("send", [_with_urgent_data, _with_descriptors], ids=["urgent", "descriptors"])
+def test_data_behind_what_ends_a_read_arrives(loop, arm, send, protocol_type):
+    """The kernel ends a read at urgent data and behind passed descriptors. That it was short doesn't mean that it was all."""
+    if send is _with_urgent_data and arm == "io_uring":
+        pytest.skip("io_uring doesn't tell of urgent data: what lies behind comes with the next packet")
+
+    async def main():
+        near, far = tcp_pair() if send is _with_urgent_data else socket.socketpair()
+        if protocol_type is None:
+            reader = asyncio.StreamReader()
+            protocol = asyncio.StreamReaderProtocol(reader)
+        else:
+            protocol = protocol_type()
+        transport, _ = await loop.create_connection(lambda: protocol, sock=near)
+        with far:
+            for rounds in range(1, 6):
+                send(far)
+                if protocol_type is None:
+                    assert await asyncio.wait_for(reader.readexactly(6), PATIENCE_S) == b"abcdef"
+                else:
+                    await until(lambda: len(protocol.data) >= 6 * rounds)  # noqa: B023
+                    assert protocol.data == b"abcdef" * rounds
+                await turns(2)
+        transport.abort()
+        await turns(2)
 
     loop.run_until_complete(main())

@@ -16,7 +16,8 @@ impl Interest {
     /// Room to write, or a connection that is established or has failed (`EPOLLOUT`).
     pub const WRITE: Interest = Interest(2);
     /// Urgent data on a TCP socket (`EPOLLPRI`), at which a read ends though more may lie behind. Not to be watched for by
-    /// [`Mode::Level`], which would report it until somebody reads past it.
+    /// [`Mode::Level`], which would report it until somebody reads past it. `io_uring` cannot tell it from other data, and
+    /// never reports it.
     pub const PRIORITY: Interest = Interest(4);
 
     /// Both; `|` for constants.

@@ -337,8 +337,10 @@ impl Uring {
             return;
         };
         let user_data = self.table.next_sequence(token);
+        // TCP's wake-ups bear EPOLLPRI with any data, and io_uring believes them, where epoll asks the socket.
+        let bits = watch.interest.poll_bits() & !(libc::EPOLLPRI as u32);
         // Without IORING_POLL_ADD_LEVEL a multishot poll is edge-triggered (io_uring_enter(2)).
-        let entry = opcode::PollAdd::new(Fd(watch.fd), watch.interest.poll_bits())
+        let entry = opcode::PollAdd::new(Fd(watch.fd), bits)
             .multi(watch.mode == Mode::Edge || watch.outlasting)
             .build()
             .user_data(user_data);

@@ -63,15 +63,16 @@ impl Received {
         unsafe { (&raw mut (*self.object.as_ptr()).ob_sval).cast() }
     }
 
-    /// Receives what the socket has, up to `CAPACITY`.
-    pub(crate) fn receive(&mut self, fd: RawFd) -> io::Result<usize> {
-        self.receive_up_to(fd, Self::CAPACITY)
+    /// Receives what the socket has, up to `CAPACITY`; for `cut_short` see `receive`.
+    pub(crate) fn receive(&mut self, fd: RawFd, cut_short: Option<&mut bool>) -> io::Result<usize> {
+        // SAFETY: as in `receive_up_to`.
+        unsafe { receive(fd, self.memory(), Self::CAPACITY, cut_short) }
     }
 
     /// Receives up to `count_max` bytes, at most `CAPACITY`.
     pub(crate) fn receive_up_to(&mut self, fd: RawFd, count_max: usize) -> io::Result<usize> {
         // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out).
-        unsafe { receive(fd, self.memory(), count_max.min(Self::CAPACITY)) }
+        unsafe { receive(fd, self.memory(), count_max.min(Self::CAPACITY), None) }
     }
 
     /// Receives a datagram, or its first `count_max` bytes, at most `CAPACITY`; and where it came from.
@@ -283,7 +284,7 @@ pub(crate) fn receive_bytes(
             return Err(PyErr::fetch(py));
         }
         let memory = ffi::PyBytes_AsString(object).cast::<u8>();
-        match receive(fd, memory, capacity) {
+        match receive(fd, memory, capacity, None) {
             Ok(count) => {
                 _PyBytes_Resize(&raw mut object, count as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, object).map(|bytes| Ok((bytes.unbind(), count)))
@@ -296,10 +297,12 @@ pub(crate) fn receive_bytes(
     }
 }
 
-/// Receives into a writable bytes-like object. `Err` if it isn't one; otherwise what recv(2) said, and the capacity.
+/// Receives into a writable bytes-like object. `Err` if it isn't one; otherwise what recv(2) said, and the capacity. For
+/// `cut_short` see `receive`.
 pub(crate) fn receive_into(
     fd: RawFd,
     buffer: &Bound<'_, PyAny>,
+    cut_short: Option<&mut bool>,
 ) -> PyResult<(io::Result<usize>, usize)> {
     let view = View::new(buffer, ffi::PyBUF_WRITABLE)?;
     let capacity = view.0.len as usize;
@@ -308,7 +311,7 @@ pub(crate) fn receive_into(
         return Ok((Ok(0), 0));
     }
     // SAFETY: the view is writable and `capacity` bytes long until it is released.
-    let result = unsafe { receive(fd, view.0.buf.cast(), capacity) };
+    let result = unsafe { receive(fd, view.0.buf.cast(), capacity, cut_short) };
     Ok((result, capacity))
 }
 
@@ -356,13 +359,33 @@ unsafe fn receive_from(
     Ok((count(received)?, Address::from_kernel(&name, length)))
 }
 
-/// recv(2).
+/// recv(2); where `cut_short` is wanted, recvmsg(2), which tells whether descriptors or credentials came along: the kernel
+/// ends a read of a Unix stream at these, whatever lies behind. They are dropped, as by recv(2).
 ///
 /// # Safety
 /// `memory` is valid for writing `capacity` bytes.
-unsafe fn receive(fd: RawFd, memory: *mut u8, capacity: usize) -> io::Result<usize> {
-    // SAFETY: as the function asks.
-    count(unsafe { libc::recv(fd, memory.cast(), capacity, libc::MSG_DONTWAIT) })
+unsafe fn receive(
+    fd: RawFd,
+    memory: *mut u8,
+    capacity: usize,
+    cut_short: Option<&mut bool>,
+) -> io::Result<usize> {
+    let Some(cut_short) = cut_short else {
+        // SAFETY: as the function asks.
+        return count(unsafe { libc::recv(fd, memory.cast(), capacity, libc::MSG_DONTWAIT) });
+    };
+    let mut piece = libc::iovec {
+        iov_base: memory.cast(),
+        iov_len: capacity,
+    };
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    // SAFETY: the message has one piece, which is as the function asks, and no room for anything else.
+    let received = count(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
+    *cut_short = message.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok(received)
 }
 
 /// send(2): the number of bytes that the socket took, 0 where it is full.

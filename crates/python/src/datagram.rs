@@ -626,7 +626,7 @@ fn queue_read(transport: &Bound<'_, DatagramTransport>) {
     let readiness = Readiness {
         readable: true,
         writable: false,
-        ending: false,
+        read_on: false,
     };
     event_loop
         .get()

@@ -241,7 +241,7 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
             Err(error) => Some(Err(error)),
         },
-        Kind::ReceiveInto => match buffers::receive_into(fd, &argument) {
+        Kind::ReceiveInto => match buffers::receive_into(fd, &argument, None) {
             Ok((Ok(count), _)) => Some(count.into_pyobject(py).map_or_else(
                 |never| match never {},
                 |count| Ok(count.into_any().unbind()),

@@ -84,8 +84,11 @@ struct State {
     end_received: bool,
     /// The socket may have something to read.
     readable: bool,
-    /// The peer has ended or the socket failed: read until that shows.
-    ending: bool,
+    /// A short read doesn't mean that nothing is left: the peer has ended, the socket failed, or something came at which
+    /// reads end (urgent data, descriptors). Until a read finds nothing.
+    read_on: bool,
+    /// A Unix stream, whose reads may end before what has arrived does.
+    is_unix: bool,
     protocol_paused: bool,
     /// Above zero once `connection_lost` is scheduled; counts writes after that.
     lost: u32,
@@ -140,7 +143,8 @@ impl SocketTransport {
                 eof: false,
                 end_received: false,
                 readable: false,
-                ending: false,
+                read_on: false,
+                is_unix: sock.getattr(intern!(py, "family"))?.extract::<i32>()? == libc::AF_UNIX,
                 protocol_paused: false,
                 lost: 0,
                 buffer: VecDeque::new(),
@@ -858,7 +862,10 @@ fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         transport.as_any(),
         TransportKind::Stream,
         fd,
-        (Interest::READ | Interest::WRITE, Mode::Edge),
+        (
+            Interest::READ | Interest::WRITE | Interest::PRIORITY,
+            Mode::Edge,
+        ),
     )?;
     this.state.get_mut(py).token = Some(token);
     Ok(())
@@ -886,7 +893,7 @@ fn queue_read(transport: &Bound<'_, SocketTransport>, event_loop: &Loop) {
     let readiness = Readiness {
         readable: true,
         writable: false,
-        ending: false,
+        read_on: false,
     };
     queue_ready(transport, event_loop, readiness);
 }
@@ -910,7 +917,7 @@ pub(crate) fn on_ready(
     let (read, context) = {
         let mut state = this.state.get_mut(py);
         state.readable |= readiness.readable;
-        state.ending |= readiness.ending;
+        state.read_on |= readiness.read_on;
         let read = state.readable && state.wants_data();
         (
             read,

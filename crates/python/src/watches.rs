@@ -26,8 +26,8 @@ use crate::transport::SocketTransport;
 pub(crate) struct Readiness {
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    /// The peer has closed its side, or the socket failed: read on until the end shows.
-    pub(crate) ending: bool,
+    /// The peer has closed its side, the socket failed, or urgent data came: read on until nothing is left.
+    pub(crate) read_on: bool,
 }
 
 /// The reader's and the writer's handle of a descriptor.
@@ -166,12 +166,12 @@ impl Watches {
     /// Queues what the event stands for.
     pub(crate) fn dispatch(&self, py: Python<'_>, event: &Event, queue: &mut Queue) {
         let ready = event.readiness();
-        let ending = ready.is_read_closed() || ready.is_error();
+        let read_on = ready.is_read_closed() || ready.is_error() || ready.is_priority();
         let readiness = Readiness {
             readable: ready.is_readable(),
             // Not at the end of what the peer sends: there may be no room, and asyncio would wait for some.
             writable: ready.is_writable(),
-            ending,
+            read_on,
         };
         match self.source(event.token) {
             Some(Source::Transport(listed)) => {

@@ -185,7 +185,7 @@ fn queue_step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         Readiness {
             readable: false,
             writable: true,
-            ending: false,
+            read_on: false,
         },
     );
     Ok(())

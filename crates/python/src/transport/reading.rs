@@ -60,7 +60,7 @@ fn settle(
         }
         Ok(count) => {
             let mut state = transport.get().state.get_mut(py);
-            let more = count == capacity || state.ending;
+            let more = count == capacity || state.read_on;
             state.readable = more;
             let outcome = if more {
                 Outcome::Filled
@@ -72,7 +72,7 @@ fn settle(
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             let mut state = transport.get().state.get_mut(py);
             state.readable = false;
-            state.ending = false;
+            state.read_on = false;
             Ok((Outcome::Drained, None))
         }
         Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
@@ -92,11 +92,15 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
     let this = transport.get();
     let event_loop = this.event_loop(py)?;
     let mut received = event_loop.get().receive_buffer(py)?;
-    let (fd, protocol) = {
+    let (fd, is_unix, protocol) = {
         let state = this.state.get(py);
-        (state.fd, state.protocol.clone_ref_opt(py))
+        (state.fd, state.is_unix, state.protocol.clone_ref_opt(py))
     };
-    let result = received.receive(fd);
+    let mut cut_short = false;
+    let result = received.receive(fd, is_unix.then_some(&mut cut_short));
+    if cut_short {
+        this.state.get_mut(py).read_on = true;
+    }
     let (outcome, count) = settle(transport, result, Received::CAPACITY)?;
     let (Some(count), Some(protocol)) = (count, protocol) else {
         event_loop.get().return_receive_buffer(py, received);
@@ -161,12 +165,17 @@ fn delivered(
 fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
     let py = transport.py();
     let this = transport.get();
-    let (fd, protocol, sock) = {
+    let (fd, is_unix, protocol, sock) = {
         let state = this.state.get(py);
         let (Some(protocol), Some(sock)) = (&state.protocol, &state.sock) else {
             return Ok(Outcome::Drained);
         };
-        (state.fd, protocol.clone_ref(py), sock.clone_ref(py))
+        (
+            state.fd,
+            state.is_unix,
+            protocol.clone_ref(py),
+            sock.clone_ref(py),
+        )
     };
     let offered = protocol
         .bind(py)
@@ -191,7 +200,12 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
             return Ok(Outcome::Drained);
         }
     };
-    let Ok((result, capacity)) = buffers::receive_into(fd, &buffer) else {
+    let mut cut_short = false;
+    let received = buffers::receive_into(fd, &buffer, is_unix.then_some(&mut cut_short));
+    if cut_short {
+        this.state.get_mut(py).read_on = true;
+    }
+    let Ok((result, capacity)) = received else {
         // No writable buffer: the socket module says so in its own words.
         let error = sock
             .bind(py)

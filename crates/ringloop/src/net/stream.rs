@@ -18,7 +18,8 @@ use crate::source::Source;
 /// The most pieces that one vectored write takes, of the kernel's 1024.
 const PIECES_MAX: usize = 64;
 
-/// Urgent data is nothing that can be read here, but reads end at it.
+/// Urgent data is nothing that can be read here, but reads end at it. `io_uring` does not tell of it: what lies behind comes
+/// with the next packet there.
 const INTEREST: Interest = Interest::READ.and(Interest::WRITE).and(Interest::PRIORITY);
 
 /// Whether a read that fills less than its buffer has left nothing behind, so that the next one may wait for an event.
