@@ -139,3 +139,8 @@ pub use runtime::{Handle, Metrics, Runtime, RuntimeConfig, spawn, yield_now};
 pub use server::Server;
 #[cfg(feature = "runtime")]
 pub use task::{JoinError, JoinHandle};
+
+/// The programs of the guide compile.
+#[cfg(all(doctest, feature = "runtime"))]
+#[doc = include_str!("../../../docs/rust.md")]
+struct Guide;
