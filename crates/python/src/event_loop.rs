@@ -32,7 +32,7 @@ use crate::handle::{Call, HandleRef};
 use crate::metrics::{self, Meter};
 use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, guard};
-use crate::transport::{Holding, SocketTransport};
+use crate::transport::SocketTransport;
 use crate::watches::{self, Readiness, Watches};
 
 /// What a turn runs, in order of arrival.
@@ -63,7 +63,6 @@ pub(crate) struct Loop {
     pub(crate) watches: GilCell<Watches>,
     pub(crate) reactor: GilCell<Option<Box<Reactor>>>,
     pub(crate) events: GilCell<Vec<Event>>,
-    pub(crate) holding: Holding,
     /// Absent once closed: it holds a descriptor.
     waker: GilCell<Option<Waker>>,
     backend: &'static str,
@@ -119,7 +118,6 @@ impl Loop {
             }),
             watches: GilCell::new(Watches::default()),
             events: GilCell::new(Vec::new()),
-            holding: Holding::new(),
             waker: GilCell::new(Some(reactor.waker())),
             backend: reactor.backend().name(),
             backend_reason: reactor.backend_reason().to_owned(),
@@ -499,7 +497,6 @@ impl Loop {
         if let Some(watches) = self.watches.for_traversal() {
             watches.traverse(&visit)?;
         }
-        self.holding.traverse(&visit)?;
         if let Some(factory) = self.task_factory.for_traversal() {
             if let Some(factory) = &*factory {
                 visit.call(factory)?;
@@ -591,7 +588,6 @@ impl Loop {
         drop(self.batch.replace(py, None));
         queue.discard(py);
         drop(watches);
-        self.holding.clear(py);
     }
 }
 

@@ -9,7 +9,6 @@
 #![allow(unsafe_code)]
 
 mod file_sending;
-mod holding;
 mod reading;
 mod writing;
 
@@ -32,10 +31,7 @@ use crate::support::{self, GilCell};
 use crate::tls::SSLProtocol;
 use crate::watches::{self, Readiness, TransportKind};
 
-pub(crate) use self::holding::Holding;
-
 use self::file_sending::FileSending;
-use self::holding::WriteHabit;
 use self::reading::read_once;
 use self::writing::{begin_blocked_write, count_lost_write, enqueue, flush, maybe_pause_protocol};
 
@@ -98,7 +94,6 @@ struct State {
     low_water: usize,
     empty_waiter: Option<Py<PyAny>>,
     file: Option<FileSending>,
-    habit: WriteHabit,
     /// Deliveries left for which received data is copied, because the protocol kept the last one.
     copies_left: u8,
 }
@@ -153,7 +148,6 @@ impl SocketTransport {
                 low_water: HIGH_WATER_DEFAULT / 4,
                 empty_waiter: None,
                 file: None,
-                habit: WriteHabit::default(),
                 copies_left: 1,
             }),
         })
@@ -219,14 +213,12 @@ impl SocketTransport {
     /// Information on the connection: "socket", "sockname", "peername", or what the caller added.
     #[pyo3(signature = (name, default=None))]
     fn get_extra_info(
-        slf: &Bound<'_, Self>,
+        &self,
         py: Python<'_>,
         name: &Bound<'_, PyAny>,
         default: Option<Py<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let extra = slf.get().state.get(py).extra.clone_ref(py);
-        // Whoever asks may be about to use the socket by other means.
-        holding::release(slf)?;
+        let extra = self.state.get(py).extra.clone_ref(py);
         let found = extra.bind(py).get_item(name)?;
         Ok(found.map_or_else(|| default.unwrap_or_else(|| py.None()), Bound::unbind))
     }
@@ -318,8 +310,8 @@ impl SocketTransport {
                 .call1((data,))
                 .map_or_else(|error| error, PyErr::from_value));
         }
-        let (fd, direct, lost, held) = {
-            let mut state = slf.get().state.get_mut(py);
+        let (fd, direct, lost) = {
+            let state = slf.get().state.get(py);
             if state.eof {
                 return Err(PyRuntimeError::new_err(
                     "Cannot call write() after write_eof()",
@@ -330,13 +322,8 @@ impl SocketTransport {
                     "unable to write; sendfile is in progress",
                 ));
             }
-            let lost = state.lost > 0;
-            let held = !lost && state.holds_back(data);
-            (state.fd, state.buffer.is_empty(), lost, held)
+            (state.fd, state.buffer.is_empty(), state.lost > 0)
         };
-        if held {
-            return holding::hold(slf, data);
-        }
         if lost {
             if buffers::is_empty(data)? {
                 return Ok(());
@@ -384,7 +371,6 @@ impl SocketTransport {
                 )));
             }
         }
-        holding::release(slf)?;
         let mut chunks = VecDeque::new();
         let mut total = 0;
         for data in list_of_data.try_iter()? {
@@ -421,11 +407,9 @@ impl SocketTransport {
     }
 
     /// Ends the sending side once everything buffered is sent; receiving goes on.
-    fn write_eof(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let py = slf.py();
-        holding::release(slf)?;
+    fn write_eof(&self, py: Python<'_>) -> PyResult<()> {
         let fd = {
-            let mut state = slf.get().state.get_mut(py);
+            let mut state = self.state.get_mut(py);
             if state.closing || state.eof {
                 return Ok(());
             }
@@ -445,7 +429,6 @@ impl SocketTransport {
     /// Closes the connection once everything buffered is sent; nothing more is received.
     fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        holding::release(slf)?;
         {
             let mut state = slf.get().state.get_mut(py);
             if state.closing {
@@ -467,7 +450,6 @@ impl SocketTransport {
 
     #[pyo3(signature = (exc))]
     fn _force_close(slf: &Bound<'_, Self>, exc: Option<Bound<'_, PyAny>>) -> PyResult<()> {
-        holding::release(slf)?;
         let dropped = {
             let mut state = slf.get().state.get_mut(slf.py());
             if state.lost > 0 {
@@ -484,7 +466,7 @@ impl SocketTransport {
 
     /// Bytes that wait to be sent.
     fn get_write_buffer_size(&self, py: Python<'_>) -> usize {
-        self.state.get(py).waiting_bytes()
+        self.state.get(py).buffer_len
     }
 
     /// The (low, high) marks of flow control, in bytes.
@@ -505,7 +487,6 @@ impl SocketTransport {
             .getattr(intern!(py, "water_marks"))?
             .call1((high, low))?
             .extract()?;
-        holding::release(slf)?;
         {
             let mut state = slf.get().state.get_mut(py);
             state.high_water = high_water;
@@ -521,7 +502,6 @@ impl SocketTransport {
         if this.state.get(py).empty_waiter.is_some() {
             return Err(PyRuntimeError::new_err("Empty waiter is already set"));
         }
-        holding::release(slf)?;
         let event_loop = this.event_loop(py)?;
         let waiter = event_loop
             .bind(py)
@@ -662,7 +642,7 @@ impl SocketTransport {
         let state = self.state.get(py);
         (
             state.started && state.is_reading() && !state.end_received,
-            state.is_sending() && !state.habit.holding,
+            state.is_sending(),
         )
     }
 

@@ -108,8 +108,6 @@ fn turn(
         // never reach the interpreter's own check.
         py.check_signals()?;
     }
-    let report_held =
-        |transport: &Bound<'_, SocketTransport>, result| report(event_loop, transport, result);
     // What these callbacks queue runs in the next turn, after the kernel was looked at.
     for left in (0..count).rev() {
         let Some(ready) = this.queue.get_mut(py).ready.pop_front() else {
@@ -121,7 +119,7 @@ fn turn(
                     handle.release(py);
                     continue;
                 }
-                let mut result = this.holding.around(py, || handle.run(py), report_held);
+                let mut result = handle.run(py);
                 if stopwatch.count(left, this) && result.is_ok() {
                     result = stopwatch.read(Some(&Ready::Handle(handle)));
                 }
@@ -134,9 +132,7 @@ fn turn(
                     ready.release(py);
                     continue;
                 }
-                let mut result =
-                    this.holding
-                        .around(py, || run_one(event_loop, &ready), report_held);
+                let mut result = run_one(event_loop, &ready);
                 if stopwatch.count(left, this) && result.is_ok() {
                     result = stopwatch.read(Some(&ready));
                 }
