@@ -332,7 +332,9 @@ impl Loop {
         sock: &Bound<'py, PyAny>,
         n: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if let Ok(count_max) = n.extract::<usize>() {
+        // The socket module takes no more than an `isize`, and says so itself.
+        let count_max = n.extract().ok().filter(|&it| isize::try_from(it).is_ok());
+        if let Some(count_max) = count_max {
             let kind = Kind::Receive { count_max };
             if let Some(operation) = socket_operation::new(slf, sock, n, kind)? {
                 return Ok(operation);

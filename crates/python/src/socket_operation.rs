@@ -234,13 +234,14 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
     match kind {
         // As in the socket module, which asks nobody for nothing.
         Kind::Receive { count_max: 0 } => Some(Ok(PyBytes::new(py, b"").into_any().unbind())),
-        Kind::Receive { count_max } => match receive(py, event_loop.get(), fd, count_max, is_ready)
-        {
-            Ok(Ok(bytes)) => Some(Ok(bytes)),
-            Ok(Err(error)) if would_block(&error) => None,
-            Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
-            Err(error) => Some(Err(error)),
-        },
+        Kind::Receive { count_max } => {
+            match receive(sock.bind(py), event_loop.get(), fd, count_max, is_ready) {
+                Ok(Ok(bytes)) => Some(Ok(bytes)),
+                Ok(Err(error)) if would_block(&error) => None,
+                Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
+                Err(error) => Some(Err(error)),
+            }
+        }
         Kind::ReceiveInto => match buffers::receive_into(fd, &argument, None) {
             Ok((Ok(count), _)) => Some(count.into_pyobject(py).map_or_else(
                 |never| match never {},
@@ -316,17 +317,24 @@ fn said_by_the_socket(
 }
 
 /// recv(2) into a `bytes` object: by way of the loop's buffer, or straight into the object where the socket is known to be
-/// ready and much is expected.
+/// ready and much is expected. Only a stream may be given less than it asks for: of a datagram the rest would be lost.
 fn receive(
-    py: Python<'_>,
+    sock: &Bound<'_, PyAny>,
     event_loop: &Loop,
     fd: RawFd,
     count_max: usize,
     is_ready: bool,
 ) -> PyResult<std::io::Result<Py<PyAny>>> {
+    let py = sock.py();
     let habit = event_loop.sock_recv_habit.load(Relaxed);
     let capacity = buffers::with_slack(habit).min(count_max);
-    let result = if is_ready && habit >= buffers::DIRECT_MIN {
+    let direct = is_ready && habit >= buffers::DIRECT_MIN;
+    let allowed = if direct { capacity } else { Received::CAPACITY };
+    if allowed < count_max && !datagram::is_stream(sock)? {
+        let result = buffers::receive_bytes(py, fd, count_max)?;
+        return Ok(result.map(|(bytes, _)| bytes));
+    }
+    let result = if direct {
         buffers::receive_bytes(py, fd, capacity)?
     } else {
         let mut received = event_loop.receive_buffer(py)?;

@@ -21,20 +21,30 @@ pub(super) type Attempt = Option<PyResult<Py<PyAny>>>;
 
 /// The address family of a plain socket, if `addresses` knows it.
 pub(crate) fn known_family(sock: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
-    static MEMBER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static FAMILY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let family = member(sock, &FAMILY, "family")?;
+    Ok(matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX).then_some(family))
+}
+
+/// Whether a plain socket is a stream: one without the bounds of messages.
+pub(super) fn is_stream(sock: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static TYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    Ok(member(sock, &TYPE, "type")? == libc::SOCK_STREAM)
+}
+
+/// The C type's member: the property of `socket.socket` makes an enum of it, and takes ten times as long.
+fn member(sock: &Bound<'_, PyAny>, cell: &PyOnceLock<Py<PyAny>>, name: &str) -> PyResult<i32> {
     let py = sock.py();
-    // The C type's member: the property of `socket.socket` makes an enum of it, and takes ten times as long.
-    let member = MEMBER.get_or_try_init(py, || {
+    let descriptor = cell.get_or_try_init(py, || {
         py.import("_socket")?
             .getattr("socket")?
-            .getattr("family")
+            .getattr(name)
             .map(Bound::unbind)
     })?;
-    let family = member
+    descriptor
         .bind(py)
         .call_method1(intern!(py, "__get__"), (sock,))?
-        .extract()?;
-    Ok(matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX).then_some(family))
+        .extract()
 }
 
 pub(super) fn receive_from(
