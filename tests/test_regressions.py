@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -229,3 +230,219 @@ def test_data_behind_what_ends_a_read_arrives(loop, arm, send, protocol_type):
         await turns(2)
 
     loop.run_until_complete(main())
+
+
+async def _received_late(loop, near, far, data, count_max):
+    """What `sock_recv` gives when the data comes while it waits."""
+    receiving = asyncio.ensure_future(loop.sock_recv(near, count_max))
+    await turns(3)
+    far.send(data)
+    return await asyncio.wait_for(receiving, PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_SEQPACKET], ids=["datagram", "seqpacket"])
+def test_sock_recv_takes_messages_whole_whatever_streams_were_like(loop, kind):
+    """How much to expect is learned, and less is asked for: of a message the rest would be lost."""
+
+    async def main():
+        near, far = socket.socketpair()
+        with near, far:
+            near.setblocking(False)
+            for _ in range(4):
+                assert len(await _received_late(loop, near, far, bytes(40_000), 1 << 17)) == 40_000
+        near, far = socket.socketpair(socket.AF_UNIX, kind)
+        with near, far:
+            near.setblocking(False)
+            for size in (100_000, 60_000, 1, 100_000):
+                assert len(await _received_late(loop, near, far, bytes(size), 1 << 17)) == size
+
+    loop.run_until_complete(main())
+
+
+def test_sock_recv_takes_a_message_larger_than_the_receive_buffer(loop):
+    size = 300_000
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with near, far:
+        near.setblocking(False)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * size)
+        if far.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < size + 4096:
+            pytest.skip("this machine's net.core.wmem_max allows no datagram of this size")
+        far.send(bytes(size))
+        assert len(loop.run_until_complete(loop.sock_recv(near, 1 << 20))) == size
+        assert len(loop.run_until_complete(_received_late(loop, near, far, bytes(size), 1 << 20))) == size
+
+
+def test_sock_recv_of_more_than_fits_in_a_size(loop):
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        with pytest.raises(OverflowError):
+            loop.run_until_complete(loop.sock_recv(near, 1 << 63))
+
+
+class _Interrupts(asyncio.Protocol):
+    """Raises KeyboardInterrupt out of its first callback for what arrives."""
+
+    def __init__(self):
+        self.data = bytearray()
+        self.calls = 0
+
+    def interrupt_once(self):
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+
+    def data_received(self, data):
+        self.data += data
+        self.interrupt_once()
+
+
+class _InterruptsBuffered(_Interrupts, asyncio.BufferedProtocol):
+    def get_buffer(self, sizehint):
+        self.buffer = bytearray(4)
+        return self.buffer
+
+    def buffer_updated(self, nbytes):
+        self.data += self.buffer[:nbytes]
+        self.interrupt_once()
+
+
+class _InterruptsInGetBuffer(_InterruptsBuffered):
+    def get_buffer(self, sizehint):
+        self.interrupt_once()
+        return super().get_buffer(sizehint)
+
+
+class _InterruptsAtEnd(_Interrupts):
+    ends = 0
+    lost = False
+
+    def data_received(self, data):
+        self.data += data
+
+    def eof_received(self):
+        self.ends += 1
+        self.interrupt_once()
+
+    def connection_lost(self, exc):
+        self.lost = True
+
+
+@pytest.mark.parametrize("protocol_type", [_Interrupts, _InterruptsBuffered, _InterruptsInGetBuffer])
+def test_what_is_left_of_an_interrupted_delivery_arrives_in_the_next_run(loop, protocol_type):
+    """Under asyncio the socket reports it again."""
+    data = DATA[:12] if issubclass(protocol_type, _InterruptsBuffered) else DATA[:280_000]
+    protocol = protocol_type()
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.setblocking(False)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    transport, _ = loop.run_until_complete(loop.connect_accepted_socket(lambda: protocol, near))
+    with far:
+        # All at once, and more than one read takes.
+        sent = far.send(data)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(until(lambda: protocol.calls > 1))
+        loop.run_until_complete(until(lambda: len(protocol.data) >= sent))
+        assert protocol.data == data[:sent]
+        transport.abort()
+        loop.run_until_complete(turns(2))
+
+
+def test_the_end_of_a_stream_is_told_again_after_an_interrupt(loop):
+    protocol = _InterruptsAtEnd()
+    _, far = loop.run_until_complete(attach(loop, protocol))
+    far.close()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(until(lambda: protocol.lost))
+    loop.run_until_complete(until(lambda: protocol.lost))
+    assert protocol.ends == 2
+
+
+def test_an_interrupted_delivery_does_not_lose_the_room_to_write(loop):
+    protocol = _Interrupts()
+    transport, far = loop.run_until_complete(attach(loop, protocol))
+    with far:
+        transport.write(bytes(8 << 20))
+        loop.run_until_complete(turns(2))
+        far.send(b"interrupt")
+        received = 0
+        # The room and the data are one report to the loop, which doesn't turn meanwhile.
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                received += len(far.recv(1 << 20))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(until(lambda: protocol.calls > 1))
+        transport.close()
+        rest = loop.run_until_complete(asyncio.wait_for(receive_all(loop, far), PATIENCE_S))
+        assert received + len(rest) == 8 << 20
+
+
+class _TurnsTheLoop(asyncio.Protocol, asyncio.DatagramProtocol):
+    """Makes the loop turn in its first callback, when more has arrived."""
+
+    def __init__(self, loop):
+        self.loop = loop
+        self.pieces = []
+
+    def data_received(self, data):
+        self.pieces.append(bytes(data))
+        if len(self.pieces) == 1:
+            self.far.send(b"second")
+            for _ in range(3):
+                self.loop.call_soon(lambda: None)
+                self.loop._run_once()
+            self.pieces.append(b"first ends")
+
+    def datagram_received(self, data, addr):
+        self.data_received(data)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["stream", "datagram"])
+def test_what_arrives_in_a_nested_turn_is_delivered_after_it(loop, kind):
+    # asyncio tells the handler of the context that it can't enter.
+    loop.set_exception_handler(lambda loop, context: None)
+
+    async def main():
+        protocol = _TurnsTheLoop(loop)
+        if kind == socket.SOCK_STREAM:
+            near, protocol.far = tcp_pair()
+            transport, _ = await loop.create_connection(lambda: protocol, sock=near)
+        else:
+            transport, _ = await loop.create_datagram_endpoint(lambda: protocol, local_addr=("127.0.0.1", 0))
+            protocol.far = socket.socket(type=socket.SOCK_DGRAM)
+            protocol.far.connect(transport.get_extra_info("sockname"))
+        with protocol.far:
+            protocol.far.send(b"first")
+            await until(lambda: len(protocol.pieces) >= 3)
+            protocol.far.send(b"third")
+            await until(lambda: len(protocol.pieces) >= 4)
+            transport.abort()
+            await turns(2)
+        assert protocol.pieces == [b"first", b"first ends", b"second", b"third"]
+
+    loop.run_until_complete(main())
+
+
+def test_room_to_write_that_comes_in_a_nested_turn_is_used_after_it(loop):
+    loop.set_exception_handler(lambda loop, context: None)
+    received = 0
+
+    class TurnsTheLoop(Recorder):
+        def resume_writing(self):
+            nonlocal received
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    received += len(far.recv(1 << 20))
+            for _ in range(3):
+                loop.call_soon(lambda: None)
+                loop._run_once()
+
+    protocol = TurnsTheLoop()
+    transport, far = loop.run_until_complete(attach(loop, protocol))
+    with far:
+        transport.set_write_buffer_limits(high=7 << 20, low=7 << 20)
+        transport.write(bytes(8 << 20))
+        transport.close()
+        rest = loop.run_until_complete(asyncio.wait_for(receive_all(loop, far), PATIENCE_S))
+        assert received + len(rest) == 8 << 20

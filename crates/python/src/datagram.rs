@@ -79,6 +79,10 @@ struct State {
     undelivered: VecDeque<Incoming>,
     /// A read is queued for the next turn.
     queued: bool,
+    /// The protocol is being served with what arrived. It may make the loop turn meanwhile.
+    delivering: bool,
+    /// The socket reported while delivering.
+    reported: bool,
     second_look: SecondLook,
     addresses: AddressCache,
 }
@@ -141,6 +145,8 @@ impl DatagramTransport {
                 low_water: 0,
                 undelivered: VecDeque::new(),
                 queued: false,
+                delivering: false,
+                reported: false,
                 second_look: SecondLook::default(),
                 addresses: AddressCache::default(),
             }),
@@ -645,12 +651,33 @@ pub(crate) fn on_ready(
     let py = transport.py();
     let this = transport.get();
     let context = {
-        let state = this.state.get(py);
+        let mut state = this.state.get_mut(py);
         let read = readiness.readable && state.started && state.is_reading() && state.lost == 0;
-        read.then(|| state.read_context.clone_ref_opt(py)).flatten()
+        if read {
+            state.queued = false;
+        }
+        let deliver = read && !state.delivering;
+        state.reported |= read && !deliver;
+        let context = deliver.then(|| state.read_context.clone_ref_opt(py));
+        let context = context.flatten();
+        state.delivering |= context.is_some();
+        context
     };
     if let Some(context) = context {
-        let result = in_context(py, &context, || read_batch(transport));
+        let mut entered = false;
+        let result = in_context(py, &context, || {
+            entered = true;
+            read_batch(transport)
+        });
+        let again = {
+            let mut state = this.state.get_mut(py);
+            state.delivering = false;
+            let reported = std::mem::take(&mut state.reported);
+            (reported || !entered) && state.is_reading()
+        };
+        if again {
+            queue_read(transport);
+        }
         report(transport, "_read_ready", result)?;
     }
     let context = {

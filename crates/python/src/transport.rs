@@ -80,6 +80,8 @@ struct State {
     end_received: bool,
     /// The socket may have something to read.
     readable: bool,
+    /// The protocol is being served with what arrived. It may make the loop turn meanwhile.
+    delivering: bool,
     /// A short read doesn't mean that nothing is left: the peer has ended, the socket failed, or something came at which
     /// reads end (urgent data, descriptors). Until a read finds nothing.
     read_on: bool,
@@ -138,6 +140,7 @@ impl SocketTransport {
                 eof: false,
                 end_received: false,
                 readable: false,
+                delivering: false,
                 read_on: false,
                 is_unix: sock.getattr(intern!(py, "family"))?.extract::<i32>()? == libc::AF_UNIX,
                 protocol_paused: false,
@@ -894,18 +897,34 @@ pub(crate) fn on_ready(
 ) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (read, context) = {
+    let context = {
         let mut state = this.state.get_mut(py);
         state.readable |= readiness.readable;
         state.read_on |= readiness.read_on;
-        let read = state.readable && state.wants_data();
-        (
-            read,
-            read.then(|| state.read_context.clone_ref_opt(py)).flatten(),
-        )
+        let read = state.readable && state.wants_data() && !state.delivering;
+        let context = read.then(|| state.read_context.clone_ref_opt(py)).flatten();
+        state.delivering |= context.is_some();
+        context
     };
-    if let Some(context) = context.as_ref().filter(|_| read) {
-        in_context(py, context, || read_once(transport))?;
+    if let Some(context) = context {
+        let result = in_context(py, &context, || read_once(transport));
+        let (again, event_loop) = {
+            let mut state = this.state.get_mut(py);
+            state.delivering = false;
+            // The kernel reports arrivals, not remains: come back for those, and for what is left undone by an error.
+            let again = Readiness {
+                readable: state.readable && state.wants_data(),
+                writable: readiness.writable && result.is_err(),
+                read_on: false,
+            };
+            let come_back = again.readable || again.writable;
+            let event_loop = come_back.then(|| state.event_loop.clone_ref_opt(py));
+            (again, event_loop.flatten())
+        };
+        if let Some(event_loop) = event_loop {
+            queue_ready(transport, event_loop.get(), again);
+        }
+        result?;
     }
     if readiness.writable {
         let context = {
@@ -919,10 +938,28 @@ pub(crate) fn on_ready(
             }
             state.write_context.clone_ref_opt(py)
         };
-        match context {
-            Some(context) => in_context(py, &context, || flush(transport))?,
-            None => flush(transport)?,
+        let result = match context {
+            Some(context) => in_context(py, &context, || flush(transport)),
+            None => flush(transport),
+        };
+        if result.is_err() {
+            // The edge is spent; an error that left something to send, such as that of a nested turn, must not end it.
+            let event_loop = {
+                let state = this.state.get(py);
+                let come_back = state.is_sending() && state.lost == 0;
+                let event_loop = come_back.then(|| state.event_loop.clone_ref_opt(py));
+                event_loop.flatten()
+            };
+            if let Some(event_loop) = event_loop {
+                let again = Readiness {
+                    readable: false,
+                    writable: true,
+                    read_on: false,
+                };
+                queue_ready(transport, event_loop.get(), again);
+            }
         }
+        return result;
     }
     Ok(())
 }

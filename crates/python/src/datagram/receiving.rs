@@ -24,8 +24,7 @@ pub(super) fn read_batch(transport: &Bound<'_, DatagramTransport>) -> PyResult<(
     let py = transport.py();
     let this = transport.get();
     let (fd, family, has_parked) = {
-        let mut state = this.state.get_mut(py);
-        state.queued = false;
+        let state = this.state.get(py);
         (state.fd, state.family, !state.undelivered.is_empty())
     };
     let event_loop = this.event_loop(py)?;
@@ -138,12 +137,13 @@ fn deliver(
     }
     for index in 0..count {
         let (content, address) = batch.datagram(index);
-        let address = address_object(transport, &address)?;
-        let data = PyBytes::new(py, content).into_any();
-        let result = deliver_one(transport, &data, address.bind(py));
+        let result = address_object(transport, &address).and_then(|address| {
+            let data = PyBytes::new(py, content).into_any();
+            deliver_one(transport, &data, address.bind(py))
+        });
         if index + 1 < count && (result.is_err() || !goes_on(transport, event_loop)) {
-            park(transport, batch, index + 1..count)?;
-            return result;
+            let parked = park(transport, batch, index + 1..count);
+            return result.and(parked);
         }
         result?;
     }
@@ -181,17 +181,22 @@ fn park(
     if transport.get().state.get(py).closing {
         return Ok(());
     }
+    let mut result = Ok(());
     for index in indexes {
         let (content, address) = batch.datagram(index);
-        let address = address_object(transport, &address)?;
-        let data = PyBytes::new(py, content).into_any().unbind();
-        let mut state = transport.get().state.get_mut(py);
-        state.undelivered.push_back((data, address));
+        match address_object(transport, &address) {
+            Ok(address) => {
+                let data = PyBytes::new(py, content).into_any().unbind();
+                let mut state = transport.get().state.get_mut(py);
+                state.undelivered.push_back((data, address));
+            }
+            Err(error) => result = Err(error),
+        }
     }
     if transport.get().state.get(py).is_reading() {
         queue_read(transport);
     }
-    Ok(())
+    result
 }
 
 /// Whether the next datagram may be delivered at once. A loop that was told to stop gets no more in this turn, as under

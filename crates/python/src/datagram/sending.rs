@@ -106,7 +106,7 @@ pub(super) fn block(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
         state.write_context.replace(context)
     };
     drop(previous);
-    update_watch(transport)
+    update_watch(transport).inspect_err(|_| this.state.get_mut(py).blocked = false)
 }
 
 /// Buffers a datagram, and tells the protocol to pause if that is too much.

@@ -4,90 +4,60 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::{
-    CloneRefOption, Receiver, SocketTransport, fatal_error, log_if_debug, queue_read, update_hold,
-};
+use super::{CloneRefOption, Receiver, SocketTransport, fatal_error, log_if_debug, update_hold};
 use crate::buffers::{self, Received};
 use crate::support::{self, call_method1};
 use crate::tls;
 
-/// Reads once; comes back in the next turn while there may be more.
+/// Reads once. Leaves `readable` set while there may be more.
 pub(super) fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    let this = transport.get();
-    let buffered = matches!(this.state.get(py).receiver, Receiver::Buffered);
-    let outcome = if buffered {
+    let buffered = {
+        let state = transport.get().state.get(transport.py());
+        matches!(state.receiver, Receiver::Buffered)
+    };
+    if buffered {
         read_into_protocol(transport)
     } else {
         read_for_protocol(transport)
-    }?;
-    if let Outcome::Filled = outcome {
-        // The kernel reports arrivals, not remains: come back for those.
-        let event_loop = {
-            let state = this.state.get(py);
-            if !state.wants_data() {
-                return Ok(());
-            }
-            state.event_loop.as_ref().map(|it| it.clone_ref(py))
-        };
-        if let Some(event_loop) = event_loop {
-            queue_read(transport, event_loop.get());
-        }
     }
-    Ok(())
 }
 
-/// How a read left the socket.
-enum Outcome {
-    /// Nothing more to read for now, or for ever.
-    Drained,
-    /// There may be more.
-    Filled,
-}
-
-/// Settles what a receive of `capacity` bytes found; Some(count) if data is to be delivered.
+/// Settles what a receive of `capacity` bytes found: the count if data is to be delivered.
 fn settle(
     transport: &Bound<'_, SocketTransport>,
     result: std::io::Result<usize>,
     capacity: usize,
-) -> PyResult<(Outcome, Option<usize>)> {
+) -> PyResult<Option<usize>> {
     let py = transport.py();
     match result {
         Ok(0) => {
-            transport.get().state.get_mut(py).readable = false;
+            // An error that ends the loop leaves the end to be found, and told, again.
             on_end(transport)?;
-            Ok((Outcome::Drained, None))
+            transport.get().state.get_mut(py).readable = false;
+            Ok(None)
         }
         Ok(count) => {
             let mut state = transport.get().state.get_mut(py);
-            let more = count == capacity || state.read_on;
-            state.readable = more;
-            let outcome = if more {
-                Outcome::Filled
-            } else {
-                Outcome::Drained
-            };
-            Ok((outcome, Some(count)))
+            state.readable = count == capacity || state.read_on;
+            Ok(Some(count))
         }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             let mut state = transport.get().state.get_mut(py);
             state.readable = false;
             state.read_on = false;
-            Ok((Outcome::Drained, None))
+            Ok(None)
         }
-        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
-            Ok((Outcome::Filled, None))
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(None),
         Err(error) => {
             let error = support::os_error(py, &error);
             fatal_error(transport, error, "Fatal read error on socket transport")?;
-            Ok((Outcome::Drained, None))
+            Ok(None)
         }
     }
 }
 
 /// Receives into the loop's buffer and delivers to `data_received`, or to the stream reader.
-fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
+fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
     let event_loop = this.event_loop(py)?;
@@ -101,10 +71,10 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
     if cut_short {
         this.state.get_mut(py).read_on = true;
     }
-    let (outcome, count) = settle(transport, result, Received::CAPACITY)?;
+    let count = settle(transport, result, Received::CAPACITY)?;
     let (Some(count), Some(protocol)) = (count, protocol) else {
         event_loop.get().return_receive_buffer(py, received);
-        return Ok(outcome);
+        return Ok(());
     };
     let (feed, tls) = match &this.state.get(py).receiver {
         Receiver::Stream(feed) => (Some(feed.clone_ref(py)), None),
@@ -115,12 +85,12 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
         let taken = tls::feed(tls.bind(py), received.bytes(count));
         event_loop.get().return_receive_buffer(py, received);
         let result = taken.and_then(|()| tls::on_arrival(tls.bind(py)));
-        return delivered(transport, result, outcome, "buffer_updated");
+        return delivered(transport, result, "buffer_updated");
     }
     if let Some(feed) = feed {
         let result = feed.feed(py, received.bytes(count));
         event_loop.get().return_receive_buffer(py, received);
-        return delivered(transport, result, outcome, "data_received");
+        return delivered(transport, result, "data_received");
     }
     let copy = {
         let mut state = this.state.get_mut(py);
@@ -140,35 +110,33 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome
     if let Some(received) = received.put_back(&data) {
         event_loop.get().return_receive_buffer(py, received);
     }
-    delivered(transport, result, outcome, "data_received")
+    delivered(transport, result, "data_received")
 }
 
 /// Settles a delivery: what the protocol's `method` raised ends the connection.
 fn delivered(
     transport: &Bound<'_, SocketTransport>,
     result: PyResult<()>,
-    outcome: Outcome,
     method: &str,
-) -> PyResult<Outcome> {
+) -> PyResult<()> {
     match result {
-        Ok(()) => Ok(outcome),
+        Ok(()) => Ok(()),
         Err(error) if support::ends_the_loop(transport.py(), &error) => Err(error),
         Err(error) => {
             let message = format!("Fatal error: protocol.{method}() call failed.");
-            fatal_error(transport, error, &message)?;
-            Ok(Outcome::Drained)
+            fatal_error(transport, error, &message)
         }
     }
 }
 
 /// Receives into the buffer that a `BufferedProtocol` offers.
-fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcome> {
+fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
     let (fd, is_unix, protocol, sock) = {
         let state = this.state.get(py);
         let (Some(protocol), Some(sock)) = (&state.protocol, &state.sock) else {
-            return Ok(Outcome::Drained);
+            return Ok(());
         };
         (
             state.fd,
@@ -197,7 +165,7 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
                 error,
                 "Fatal error: protocol.get_buffer() call failed.",
             )?;
-            return Ok(Outcome::Drained);
+            return Ok(());
         }
     };
     let mut cut_short = false;
@@ -213,17 +181,17 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<Outcom
             .err()
             .unwrap_or_else(|| PyTypeError::new_err("the buffer is not writable"));
         fatal_error(transport, error, "Fatal read error on socket transport")?;
-        return Ok(Outcome::Drained);
+        return Ok(());
     };
-    let (outcome, count) = settle(transport, result, capacity)?;
+    let count = settle(transport, result, capacity)?;
     let Some(count) = count else {
-        return Ok(outcome);
+        return Ok(());
     };
     let result = protocol
         .bind(py)
         .call_method1(intern!(py, "buffer_updated"), (count,))
         .map(drop);
-    delivered(transport, result, outcome, "buffer_updated")
+    delivered(transport, result, "buffer_updated")
 }
 
 /// The peer has ended its side.
