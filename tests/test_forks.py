@@ -184,6 +184,51 @@ run(main)
     assert outcome(source, arm)[0] == ["[5, 5, 5, 5, 5]"]
 
 
+def test_a_fork_while_threads_wait_for_the_end_of_a_callback(arm):
+    """As they do from Python 3.14 on, to learn whether it was cancelled. Of their waiting the child inherits nothing that blocks."""
+    source = """
+def in_the_child():
+    entered = threading.Event()
+    def work():
+        entered.set()
+        time.sleep(0.01)
+    loop = new_loop()
+    handle = loop.call_soon_threadsafe(work)
+    asking = threading.Thread(target=lambda: (entered.wait(), handle.cancelled()))
+    asking.start()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    asking.join()
+    loop.close()
+    os._exit(5)
+async def main(loop, reader, writer):
+    def fork():
+        time.sleep(0.001)  # The threads most likely wait by now; if not, the test says less.
+        pid = os.fork()
+        if not pid:
+            in_the_child()
+        forked.set_result(pid)
+    def ask():
+        while not ended.is_set():
+            handle.cancelled()
+    codes = []
+    for _ in range(5):
+        forked, ended = loop.create_future(), threading.Event()
+        handle = loop.call_soon_threadsafe(fork)
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        pid = await forked
+        ended.set()
+        for thread in threads:
+            thread.join()
+        codes.append(await until_exit(pid))
+    print(codes)
+run(main)
+"""
+    assert outcome(source, arm)[0] == ["[5, 5, 5, 5, 5]"]
+
+
 def test_a_child_of_another_thread_that_ends_as_programs_end(arm):
     """It finalises an interpreter in which its parent's loop waits, in a thread that is gone."""
     source = """

@@ -302,6 +302,36 @@ def test_a_callable_that_refuses_to_be_named_harms_nobody(loop):
     assert "Refusing object at" in loop.metrics().slowest_callback
 
 
+@pytest.mark.parametrize("where", ["path", "name"])
+def test_what_is_not_in_utf_8_is_named(loop, where):
+    """As where the file system's encoding is another: Python has surrogates in such names."""
+    names = {"slow": slow}
+    path = "/home/j\udcfcrgen/app.py" if where == "path" else "/home/app.py"
+    exec(compile("def named():\n    slow()\n", path, "exec"), names)
+    if where == "name":
+        names["named"].__qualname__ = "j\udcfcrgen"
+    contexts = support.capture_contexts(loop)
+    loop.slow_callback_duration = 60  # Nothing in the log of debug mode.
+    loop.metrics(reset_slowest=True)
+    run_until_stopped(loop, names["named"])
+    text = {"path": "named() at /home/j\\udcfcrgen/app.py:1", "name": "j\\udcfcrgen() at /home/app.py:1"}
+    assert loop.metrics().slowest_callback == text[where]
+    assert not contexts
+
+
+def test_where_nothing_can_be_described_the_loop_goes_on(loop, monkeypatch):
+    def refuse(subject):
+        raise RuntimeError("no text")
+
+    monkeypatch.setattr("ringloop._metrics.describe", refuse)
+    contexts = support.capture_contexts(loop)
+    loop.slow_callback_duration = 60
+    loop.metrics(reset_slowest=True)
+    run_until_stopped(loop, slow)
+    assert loop.metrics().slowest_callback == "what cannot be described"
+    assert not contexts
+
+
 def test_the_slowest_callback_is_not_kept_alive(loop):
     def callback():
         slow()

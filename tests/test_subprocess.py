@@ -9,12 +9,22 @@ import os
 import signal
 import subprocess
 import threading
+import types
 import warnings
 
 import pytest
 
 import support
-from support import PATIENCE_S, BackgroundThread, finish, resource_warnings, run_child, same_as_asyncio, until
+from support import (
+    PATIENCE_S,
+    BackgroundThread,
+    finish,
+    open_descriptors,
+    resource_warnings,
+    run_child,
+    same_as_asyncio,
+    until,
+)
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 
@@ -790,6 +800,22 @@ def test_without_pidfds_a_thread_waits(loop, monkeypatch, error):
         assert not waiting.is_alive()
 
     loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+def test_a_pidfd_that_cannot_be_watched_is_closed(loop, monkeypatch):
+    from ringloop._children import Child
+
+    def refuse(fd, callback):
+        assert fd in {fd for fd, _ in open_descriptors() - descriptors}
+        raise RuntimeError("not today")
+
+    with subprocess.Popen(["cat"], stdin=PIPE) as process:
+        descriptors = open_descriptors()
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="not today"):
+            patch.setattr(type(loop), "_add_reader", staticmethod(refuse), raising=False)
+            Child(loop, types.SimpleNamespace(_proc=process))
+        assert open_descriptors() == descriptors
 
 
 @pytest.mark.ringloop_only

@@ -541,6 +541,61 @@ def test_client_certificates(loop, version):
     loop.run_until_complete(main())
 
 
+@pytest.mark.parametrize("how", ["protocol", "buffered", "stream"])
+def test_a_client_is_asked_for_its_certificate_after_the_handshake(loop, how):
+    """In TLS 1.3. What asks is what the server reads next, which then has something to send."""
+
+    async def main():
+        context = server_context("TLSv1.3")
+        authority().configure_trust(context)
+        context.verify_mode = ssl.CERT_OPTIONAL
+        context.post_handshake_auth = True
+        ours = client_context("TLSv1.3")
+        ours.post_handshake_auth = True
+        certificate("client.test").configure_cert(ours)
+        seen = []
+
+        def look(tls):
+            seen.append(bool(tls.getpeercert()))
+            if len(seen) == 1:
+                tls.verify_client_post_handshake()
+
+        class Plain(Recorder):
+            def data_received(self, data):
+                look(self.transport.get_extra_info("ssl_object"))
+
+        class Buffered(PlainBufferedRecorder):
+            def buffer_updated(self, nbytes):
+                look(self.transport.get_extra_info("ssl_object"))
+
+        async def read(reader, writer):
+            while await reader.read(100):
+                look(writer.get_extra_info("ssl_object"))
+            writer.close()
+
+        if how == "stream":
+            server = await asyncio.start_server(read, HOST, 0, ssl=context)
+            address = server.sockets[0].getsockname()
+        else:
+            server, address = await serve(loop, {"protocol": Plain, "buffered": Buffered}[how], context)
+        transport, client = await loop.create_connection(Recorder, *address, ssl=ours, server_hostname=NAME)
+        for said in range(1, 10):
+            transport.write(b"hello")
+            await until(lambda said=said: len(seen) >= said)
+            if seen[-1]:
+                break
+            # The request and the answer are under way.
+            await asyncio.sleep(0.01)
+        # Not in the first two: of them the first asks, and the second is read before the answer.
+        assert seen[:2] == [False, False]
+        assert seen[-1]
+        transport.close()
+        await ended(client)
+        await closed(server)
+
+    loop.run_until_complete(main())
+
+
 @pytest.mark.parametrize("path", [True, False], ids=["path", "abstract"])
 def test_unix_sockets(loop, path):
     async def main():

@@ -88,6 +88,9 @@ class Child:
             # No pidfds here (an old kernel or C library, a sandbox), or no descriptor left to have.
             self._close_pidfd()
             self._wait_in_thread(f"asyncio-waitpid-{next(_THREAD_NUMBERS)}")
+        except BaseException:
+            self._close_pidfd()
+            raise
         loop._children.add(self)
 
     def _exited(self) -> None:

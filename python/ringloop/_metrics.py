@@ -60,7 +60,11 @@ class Metrics(NamedTuple):
 
 
 def describe(subject: object) -> str:
-    """Says what was run: a callback, one of asyncio's handles, or a transport."""
+    """Says what was run: a callback, one of asyncio's handles, or a transport. In UTF-8, whatever the path or the name is in."""
+    return _describe(subject).encode("utf-8", "backslashreplace").decode()
+
+
+def _describe(subject: object) -> str:
     try:
         if isinstance(subject, asyncio.Handle):
             return _describe_callback(subject._callback)  # type: ignore[attr-defined]

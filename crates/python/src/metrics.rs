@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloop::Counters;
@@ -348,7 +349,7 @@ impl<'a> Stopwatch<'a> {
         if elapsed_ns < SLOW_NS || elapsed_ns <= self.meter.slowest_ns.load(Relaxed) {
             return Ok(());
         }
-        let last = last.map(|ready| ready.describe(py)).transpose()?;
+        let last = last.map(|ready| ready.describe_safely(py)).transpose()?;
         let text = match last {
             Some(last) if callbacks == 1 => last,
             Some(last) => format!("one of {callbacks} callbacks, the last of them {last}"),
@@ -374,6 +375,17 @@ impl Drop for Stopwatch<'_> {
 }
 
 impl Ready {
+    /// The same, or a text that stands for it: an exception would end the loop.
+    fn describe_safely(&self, py: Python<'_>) -> PyResult<String> {
+        self.describe(py).or_else(|error| {
+            if error.is_instance_of::<PyException>(py) {
+                Ok("what cannot be described".to_owned())
+            } else {
+                Err(error)
+            }
+        })
+    }
+
     /// A short text that says what was run, and keeps nothing alive.
     fn describe(&self, py: Python<'_>) -> PyResult<String> {
         let object = match self {

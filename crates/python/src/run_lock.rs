@@ -5,19 +5,20 @@
 //! waits but the note of who runs what.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 
 /// Whether the running Python's asyncio has such a lock.
 static IN_USE: AtomicBool = AtomicBool::new(false);
-/// Threads that wait for the end of a run. Changed under the GIL.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-/// Counts the runs that have ended while somebody waited.
-static ENDED: Mutex<u64> = Mutex::new(0);
-static SOME_RUN_HAS_ENDED: Condvar = Condvar::new();
+/// Whether `WAITING` has any.
+static SOME_WAIT: AtomicBool = AtomicBool::new(false);
+/// Threads that wait for the end of a run, to be unparked. A lock that is held only with the GIL, and never while that is
+/// released: so `os.fork`, which holds the GIL too, finds it free, and no child inherits it locked.
+static WAITING: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 /// How long a wait goes on without a look at signals: asyncio's can be interrupted.
 const WAIT_AT_MOST: Duration = Duration::from_millis(50);
 
@@ -44,9 +45,8 @@ pub(crate) fn begin(handle: usize) {
 pub(crate) fn end() {
     if IN_USE.load(Relaxed) {
         OWN_RUNS.with_borrow_mut(Vec::pop);
-        if WAITING.load(Relaxed) > 0 {
-            *ended() += 1;
-            SOME_RUN_HAS_ENDED.notify_all();
+        if SOME_WAIT.load(Relaxed) {
+            wake_all();
         }
     }
 }
@@ -61,21 +61,26 @@ pub(crate) fn wait_for_end(
         return Ok(());
     }
     while is_running() {
-        // Before the GIL is released, so that the end of this run counts.
-        let before = *ended();
-        WAITING.fetch_add(1, Relaxed);
-        py.detach(|| {
-            let waited = SOME_RUN_HAS_ENDED
-                .wait_timeout_while(ended(), WAIT_AT_MOST, |ended| *ended == before);
-            drop(waited);
-        });
-        WAITING.fetch_sub(1, Relaxed);
+        // Before the GIL is released, so that the end of this run unparks.
+        waiting().push(thread::current());
+        SOME_WAIT.store(true, Relaxed);
+        py.detach(|| thread::park_timeout(WAIT_AT_MOST));
+        let own = thread::current().id();
+        waiting().retain(|thread| thread.id() != own);
         py.check_signals()?;
     }
     Ok(())
 }
 
-/// Held for moments only, and never while the GIL is waited for.
-fn ended() -> MutexGuard<'static, u64> {
-    ENDED.lock().unwrap_or_else(PoisonError::into_inner)
+/// Each looks again whether it was its run that ended. After a fork some may be threads of the parent's, which is harmless.
+#[cold]
+fn wake_all() {
+    SOME_WAIT.store(false, Relaxed);
+    for thread in waiting().drain(..) {
+        thread.unpark();
+    }
+}
+
+fn waiting() -> MutexGuard<'static, Vec<Thread>> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }

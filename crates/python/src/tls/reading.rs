@@ -76,15 +76,15 @@ pub(super) fn do_read(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
     };
     let body = || {
         if !paused {
-            let quiet = if this.state.get(py).app_protocol_is_buffer {
+            if this.state.get(py).app_protocol_is_buffer {
                 read_into_protocol(protocol, &engine)?;
-                false
             } else {
-                read_for_protocol(protocol, &engine)?
-            };
+                read_for_protocol(protocol, &engine)?;
+            }
             if this.has_backlog(py)? {
                 protocol.call_method0(intern!(py, "_do_write"))?;
-            } else if !quiet || this.state.get(py).ssl_writing_paused {
+            } else {
+                // OpenSSL may have something to send though only data came: a request for the client's certificate.
                 writing::process_outgoing(protocol)?;
             }
         }
@@ -194,9 +194,8 @@ fn is_any_left(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<b
     Ok(left)
 }
 
-/// Delivers to `data_received`, or to the stream reader, all at once. True if nothing but data was read: nothing that
-/// OpenSSL would have answered.
-fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<bool> {
+/// Delivers to `data_received`, or to the stream reader, all at once.
+fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> {
     let py = protocol.py();
     let this = protocol.get();
     let pending = pending_incoming(protocol, engine)?;
@@ -206,14 +205,13 @@ fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyRe
             None
         } else if !state.records.is_any_complete(pending) {
             state.records.settle();
-            return Ok(false);
+            return Ok(());
         } else {
             state.records.only_complete(pending)
         }
     };
     let Some(len) = only.filter(|&len| len < IN_PLACE_MIN) else {
-        read_all(protocol, engine)?;
-        return Ok(false);
+        return read_all(protocol, engine);
     };
     // The usual case, and it needs no buffer.
     this.state.get_mut(py).pending = None;
@@ -230,15 +228,12 @@ fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyRe
             if this.state.get(py).leftover {
                 read_all(protocol, engine)?;
             }
-            Ok(true)
+            Ok(())
         }
-        Found::End => {
-            on_end(protocol)?;
-            Ok(false)
-        }
+        Found::End => on_end(protocol),
         Found::Again => {
             this.state.get_mut(py).on_again();
-            Ok(false)
+            Ok(())
         }
     }
 }
