@@ -86,6 +86,14 @@ def skip_unless(condition, feature):
         pytest.skip(f"asyncio of Python {sys.version_info.major}.{sys.version_info.minor} has no {feature}")
 
 
+def has_flow_control_in_writelines():
+    """Whether the running asyncio's TCP transport pauses its protocol in `writelines`, which 3.12's forgets."""
+    writelines = asyncio.selector_events._SelectorSocketTransport.writelines
+    return "_maybe_pause_protocol" in writelines.__code__.co_names or writelines.__qualname__.startswith(
+        "WriteTransport"
+    )
+
+
 def has_parameter(function, name):
     """Whether the running asyncio's function takes this argument."""
     return name in inspect.signature(function).parameters

@@ -529,7 +529,16 @@ def cancel_at_each_step(story, loop, journal):
 
 # Cancelled between accepting and connection_made, asyncio leaves a transport behind, whose finaliser fails on 3.13.
 @pytest.mark.filterwarnings("ignore:.*_SelectorTransport.__del__:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+@pytest.mark.parametrize(
+    "story",
+    [
+        # In debug mode asyncio reports a connection that is accepted while its server closes. The kernel has its say in which
+        # turn that is, and the slower loop gives it more or fewer of them.
+        pytest.param(story, marks=pytest.mark.without_debug_mode) if story is serve_and_close else story
+        for story in STORIES
+    ],
+    ids=lambda story: story.__name__,
+)
 def test_cancelled_at_each_step(loop_factory, story):
     demand_the_same(cancel_at_each_step, loop_factory, story)
 
