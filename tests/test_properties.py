@@ -467,8 +467,11 @@ def run_tasks(program, loop, journal):
     loop.set_exception_handler(
         lambda _loop, _context: None
     )  # Exceptions that nobody asked for are reported at some time.
-    for _, task in tasks:
-        task.cancel()
+    # Again and again: a program may suppress a cancellation and then wait for what never comes.
+    while not all(task.done() for _, task in tasks):
+        for _, task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
     finish(loop)
     for _, task in tasks:
         if not task.cancelled():
