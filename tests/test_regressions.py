@@ -441,8 +441,9 @@ def test_room_to_write_that_comes_in_a_nested_turn_is_used_after_it(loop):
     protocol = TurnsTheLoop()
     transport, far = loop.run_until_complete(attach(loop, protocol))
     with far:
-        transport.set_write_buffer_limits(high=7 << 20, low=7 << 20)
-        transport.write(bytes(8 << 20))
+        transport.set_write_buffer_limits(high=16 << 20, low=16 << 20)
+        transport.write(bytes(32 << 20))
         transport.close()
         rest = loop.run_until_complete(asyncio.wait_for(receive_all(loop, far), PATIENCE_S))
-        assert received + len(rest) == 8 << 20
+        assert received > 0
+        assert received + len(rest) == 32 << 20
