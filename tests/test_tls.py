@@ -1204,9 +1204,6 @@ def test_start_tls_on_both_sides(loop, version):
     loop.run_until_complete(main())
 
 
-@pytest.mark.skipif(
-    not hasattr(asyncio.StreamWriter, "start_tls"), reason="StreamWriter.start_tls came with Python 3.11"
-)
 def test_stream_writers_upgrade(loop):
     async def main():
         async def upgrade(reader, writer):

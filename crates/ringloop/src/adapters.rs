@@ -78,10 +78,11 @@ macro_rules! tokio_read {
     )*};
 }
 
-#[cfg(feature = "tokio")]
-macro_rules! tokio_write {
-    ($([$($generics:tt)*] $type:ty),*) => {$(
-        impl<$($generics)*> tokio::io::AsyncWrite for $type {
+/// The writing traits of tokio and of hyper have the same methods.
+#[cfg(any(feature = "hyper", feature = "tokio"))]
+macro_rules! write_as {
+    ($write:path: $([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> $write for $type {
             fn poll_write(
                 self: Pin<&mut Self>,
                 context: &mut Context<'_>,
@@ -133,41 +134,6 @@ macro_rules! hyper_read {
     )*};
 }
 
-#[cfg(feature = "hyper")]
-macro_rules! hyper_write {
-    ($([$($generics:tt)*] $type:ty),*) => {$(
-        impl<$($generics)*> hyper::rt::Write for $type {
-            fn poll_write(
-                self: Pin<&mut Self>,
-                context: &mut Context<'_>,
-                bytes: &[u8],
-            ) -> Poll<io::Result<usize>> {
-                self.core().poll_write(context, bytes)
-            }
-
-            fn poll_write_vectored(
-                self: Pin<&mut Self>,
-                context: &mut Context<'_>,
-                pieces: &[IoSlice<'_>],
-            ) -> Poll<io::Result<usize>> {
-                self.core().poll_write_pieces(context, pieces)
-            }
-
-            fn is_write_vectored(&self) -> bool {
-                true
-            }
-
-            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(Ok(()))
-            }
-
-            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(self.core().finish())
-            }
-        }
-    )*};
-}
-
 #[cfg(feature = "futures-io")]
 futures_io_read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
 #[cfg(feature = "futures-io")]
@@ -175,8 +141,8 @@ futures_io_write!([] TcpStream, [] UnixStream, [S: Stream] OwnedWriteHalf<S>);
 #[cfg(feature = "tokio")]
 tokio_read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
 #[cfg(feature = "tokio")]
-tokio_write!([] TcpStream, [] UnixStream, [S: Stream] OwnedWriteHalf<S>);
+write_as!(tokio::io::AsyncWrite: [] TcpStream, [] UnixStream, [S: Stream] OwnedWriteHalf<S>);
 #[cfg(feature = "hyper")]
 hyper_read!([] TcpStream, [] UnixStream);
 #[cfg(feature = "hyper")]
-hyper_write!([] TcpStream, [] UnixStream);
+write_as!(hyper::rt::Write: [] TcpStream, [] UnixStream);
