@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-applications test-modes test-bench conformance bench lint lint-rust lint-python format clean prerequisites
+.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench conformance bench lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -32,13 +32,13 @@ help: ## explain the targets (this text)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
 		printf '  %-18s %s\n' "$$target" "$$text"; done
 
-build: prerequisites $(VENV)/.tools-installed ## make VENV from PYTHON, with a release build of ringloop importable in it
+build: prerequisites $(VENV)/.tools-installed $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a release build of ringloop importable in it, and ringlab
 	$(say) "building the extension for $$($(python) -V)"
 	@env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath $(extension_target)) \
 		$(VENV)/bin/maturin develop --release --locked
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-test: test-rust test-python test-applications test-bench ## set everything up and run every test: Rust, Python on both backends, real applications, the benchmarks in small
+test: test-rust test-python test-applications test-lab test-bench ## set everything up and run every test: Rust, Python on both backends, real applications, ringlab, the benchmarks in small
 	@$(python) tools/report_backends.py
 
 test-rust: prerequisites ## the Rust tests alone
@@ -52,6 +52,10 @@ test-python: build ## the Python tests alone, on the interpreter of VENV
 test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
 	$(say) "real applications on $$($(python) -V)"
 	@$(python) -m pytest tests/applications $(ARGS)
+
+test-lab: build ## the tests of ringlab alone
+	$(say) "ringlab on $$($(python) -V)"
+	@$(python) -m pytest lab/tests $(ARGS)
 
 test-modes: build ## the Python tests in asyncio's debug mode, and in Python's development mode, on ringloop
 	$(say) "Python tests with PYTHONASYNCIODEBUG=1"
@@ -109,6 +113,12 @@ $(VENV)/.tools-installed: pyproject.toml | prerequisites
 	@test -x $(python) || $(PYTHON) -m venv $(VENV)
 	@$(pip) install --upgrade 'pip==26.3'
 	@$(pip) install --group build --group test --group lint
+	@touch $@
+
+# Editable, so that only a change of what it depends on is a reason to install it anew.
+$(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
+	$(say) 'installing ringlab'
+	@$(pip) install --editable lab
 	@touch $@
 
 $(VENV)/.applications-installed: $(VENV)/.tools-installed

@@ -1,0 +1,87 @@
+"""A result is the same after it was written and read, and the published schema is the classes' own."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ringlab import results
+
+
+def make_result() -> results.Result:
+    sample = results.Sample(
+        arm="a",
+        round=1,
+        position=2,
+        begun_s=0.5,
+        duration_s=1.5,
+        status="void",
+        reasons=["stalled"],
+        figures={"server_cpu_us": 4.5},
+        errors={"reset": results.ErrorCount(count=2, first="connection reset")},
+    )
+    cell = results.Cell(
+        name="echo/1KB/50",
+        workload="echo",
+        title="echo",
+        operation="message",
+        metrics=[results.Metric(key="server_cpu_us", title="CPU", unit="us", better="lower", primary=True)],
+        arms=["a"],
+        orders=[["a"]],
+        samples=[sample],
+        ceiling=results.Ceiling(operations_per_s=100000, client_cpu_fraction=0.9),
+    )
+    scale = results.Scale(name="quick", rounds=1, window_s=1, warm_up_s=0.1, ramp_s=0.1)
+    run = results.Run(command=["ringlab", "run"], begun="2026-11-21T15:00:00+00:00", seed=1, scale=scale)
+    return results.Result(run=run, cells=[cell])
+
+
+def test_the_published_schema_is_made_from_the_classes() -> None:
+    assert results.published_schema() == results.make_schema(), (
+        "write it anew: .venv/bin/python -m ringlab.results > lab/ringlab/schema/result-v1.json"
+    )
+    jsonschema.Draft202012Validator.check_schema(results.published_schema())
+
+
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    made = make_result()
+    made.write(tmp_path / "folder" / "result.json")
+    assert results.Result.read(tmp_path / "folder" / "result.json") == made
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["result.json"]
+
+
+def test_a_void_sample_does_not_count() -> None:
+    cell = make_result().cells[0]
+    assert cell.series("a", "server_cpu_us") == [None]
+    cell.samples[0].status = "measured"
+    assert cell.series("a", "server_cpu_us") == [4.5]
+    assert cell.primary.key == "server_cpu_us"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cells": None}, r"at \$\.cells: None is not of type 'array'"),
+        ({"schema_version": 99}, "schema version 99, and this ringlab reads up to 1: use a newer ringlab"),
+        ({"run": {}}, r"at \$\.run: 'command' is a required property"),
+    ],
+)
+def test_what_is_no_result_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(make_result().to_json() | change))
+    with pytest.raises(results.ResultError, match=message) as caught:
+        results.Result.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(results.ResultError, match="cannot read .*: No such file"):
+        results.Result.read(tmp_path / "missing.json")
+    (tmp_path / "text.json").write_text("text")
+    with pytest.raises(results.ResultError, match="is no JSON"):
+        results.Result.read(tmp_path / "text.json")
+
+
+def test_a_newer_minor_field_is_ignored() -> None:
+    content = make_result().to_json() | {"of_a_later_version": 1}
+    assert results.Result.from_json(content) == make_result()
