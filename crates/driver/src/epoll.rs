@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, Operation, Parked, spare};
+use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
 use crate::sys::{self, FileKind, Waiting};
 use crate::table::{Phase, Table, Watch};
 use crate::token::Token;
@@ -299,9 +299,11 @@ impl Epoll {
             Op::Accept { .. } | Op::Recv { .. } | Op::RecvMsg { .. } | Op::Read { .. } => {
                 Some(Interest::READ)
             }
-            Op::Connect { .. } | Op::Send { .. } | Op::SendMsg { .. } | Op::Write { .. } => {
-                Some(Interest::WRITE)
-            }
+            Op::Connect { .. }
+            | Op::Send { .. }
+            | Op::SendZeroCopy { .. }
+            | Op::SendMsg { .. }
+            | Op::Write { .. } => Some(Interest::WRITE),
             _ => None,
         }
     }
@@ -351,9 +353,9 @@ impl Epoll {
             let Some(parked) = submitted.parked.as_mut() else {
                 return false;
             };
-            let mut accepted = Vec::new();
-            let attempt = try_now(parked.get_mut(), multishot, &mut accepted);
-            let more = accepted.into_iter().map(|result| Completion {
+            let mut earlier = Vec::new();
+            let attempt = try_now(parked.get_mut(), multishot, &mut earlier);
+            let more = earlier.into_iter().map(|result| Completion {
                 token,
                 result,
                 more: true,
@@ -583,10 +585,10 @@ impl Drop for Epoll {
     }
 }
 
-/// Tries an operation without blocking the thread. What a multishot accept brings goes to `accepted`.
-fn try_now(operation: &mut Operation, multishot: bool, accepted: &mut Vec<i32>) -> Attempt {
+/// Tries an operation without blocking the thread. Results that come before the last one go to `earlier`.
+fn try_now(operation: &mut Operation, multishot: bool, earlier: &mut Vec<i32>) -> Attempt {
     let result = match &mut operation.op {
-        Op::Accept { fd, .. } => return accept(*fd, multishot, accepted),
+        Op::Accept { fd, .. } => return accept(*fd, multishot, earlier),
         Op::Connect { .. } => return connect(operation),
         Op::Recv { fd, buffer, flags } => {
             sys::receive(*fd, spare(buffer), *flags | libc::MSG_DONTWAIT)
@@ -601,6 +603,15 @@ fn try_now(operation: &mut Operation, multishot: bool, accepted: &mut Vec<i32>) 
             &buffer[*start..],
             *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
         ),
+        Op::SendZeroCopy { fd, bytes, flags } => sys::send(
+            *fd,
+            bytes.as_slice(),
+            *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+        .map(|count| {
+            earlier.push(count as i32);
+            SENT_BY_COPY as usize
+        }),
         Op::RecvMsg { .. } | Op::SendMsg { .. } => operation.transfer_message(),
         Op::Read { fd, buffer, offset } => {
             let fd = *fd;

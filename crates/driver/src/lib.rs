@@ -76,7 +76,7 @@ pub use config::{
     BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, UnknownBackend,
 };
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
-pub use op::{FileStatus, Message, Op, SocketAddress};
+pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
 pub use scripted::{Script, Step};
 pub use token::Token;
 pub use waker::Waker;
@@ -124,6 +124,10 @@ pub struct Counters {
     pub refused_submits: u64,
     /// Rings built because the driver had moved to another thread.
     pub rings_rebuilt: u64,
+    /// Zero-copy sends that are over, those that failed excepted.
+    pub zero_copy_sends: u64,
+    /// The part of them of which the kernel made a copy all the same.
+    pub zero_copy_copies: u64,
 }
 
 /// The kernel's I/O for one thread at a time. See the [crate's documentation](crate) for the contract.

@@ -61,6 +61,22 @@ pub enum Op {
         /// `MSG_*` as for send(2).
         flags: i32,
     },
+    /// Sends on a socket from where the bytes lie, without a copy of them in the kernel, where it can do that.
+    ///
+    /// There are two events. The first, which [is not the last](crate::Event::is_more), counts bytes, as for
+    /// [`Send`](Op::Send). The last comes when the kernel has let go of the bytes, for TCP when the peer has acknowledged
+    /// them; its result is [`SENT_WITHOUT_COPY`] or [`SENT_BY_COPY`]. An error is the only event.
+    ///
+    /// Copies are made under epoll, by kernels before Linux 6.2, for sockets that know nothing else (Unix sockets), and
+    /// where data has to be delivered on the same machine.
+    SendZeroCopy {
+        /// The socket.
+        fd: RawFd,
+        /// What to send. It must not change: the kernel may read it again to send it again.
+        bytes: Bytes,
+        /// `MSG_*` as for send(2).
+        flags: i32,
+    },
     /// Receives a datagram, or bytes with descriptors. The result counts bytes.
     RecvMsg {
         /// The socket.
@@ -154,6 +170,7 @@ impl Op {
             | Op::Connect { fd, .. }
             | Op::Recv { fd, .. }
             | Op::Send { fd, .. }
+            | Op::SendZeroCopy { fd, .. }
             | Op::RecvMsg { fd, .. }
             | Op::SendMsg { fd, .. }
             | Op::Read { fd, .. }
@@ -184,6 +201,40 @@ impl Op {
             _ => return Ok(()),
         };
         Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
+    }
+}
+
+/// The last result of an [`Op::SendZeroCopy`] whose bytes were sent from where they lay.
+pub const SENT_WITHOUT_COPY: i32 = 0;
+
+/// The last result of an [`Op::SendZeroCopy`] of which the kernel has copied at least a part.
+pub const SENT_BY_COPY: i32 = 1;
+
+/// Bytes with their owner, whatever it is, at an address that stays.
+///
+/// ```
+/// use ringloop_driver::Bytes;
+///
+/// let bytes = Bytes::new(vec![1, 2, 3]);
+/// assert_eq!(bytes.as_slice(), [1, 2, 3]);
+/// ```
+pub struct Bytes(Box<dyn AsRef<[u8]> + Send>);
+
+impl Bytes {
+    /// The bytes that `owner` gives out, which must be the same each time.
+    pub fn new(owner: impl AsRef<[u8]> + Send + 'static) -> Bytes {
+        Bytes(Box::new(owner))
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Bytes({})", self.as_slice().len())
     }
 }
 
@@ -380,6 +431,8 @@ pub(crate) struct Operation {
     pub(crate) op: Op,
     /// The epoll backend's: whether a connect is under way.
     pub(crate) started: bool,
+    /// The `io_uring` backend's: whether a send without a copy is to be an ordinary one.
+    pub(crate) copies: bool,
     header: libc::msghdr,
     vector: libc::iovec,
     addr: SocketAddress,
@@ -405,6 +458,7 @@ impl Parked {
         let operation = Operation {
             op,
             started: false,
+            copies: false,
             // SAFETY: a msghdr consists of integers and pointers, for which all zeroes are valid.
             header: unsafe { mem::zeroed() },
             vector: libc::iovec {
@@ -424,7 +478,8 @@ impl Parked {
     /// The operation. Must not be called while the kernel may write to it.
     pub(crate) fn get_mut(&mut self) -> &mut Operation {
         // SAFETY: the pointer came from a Box that this Parked owns. The backends call this only before the operation
-        // is submitted and after its last completion (or, for a multishot accept, which has no memory, in between).
+        // is submitted and after its last completion (or in between for a multishot accept, which has no memory, and a
+        // zero-copy send, whose bytes the kernel only reads).
         unsafe { self.operation.as_mut() }
     }
 

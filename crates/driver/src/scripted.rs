@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::Op;
-use crate::table::{Owner, Table};
+use crate::table::{Owner, Phase, Table};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::{Counters, Peek};
@@ -343,11 +343,11 @@ impl Scripted {
         {
             parked.get_mut().fill_with_zeros(result);
         }
+        let submitted = self.table.operation(token);
+        let phase = submitted.as_ref().map(|submitted| submitted.phase);
+        let multishot = submitted.is_some_and(|submitted| submitted.multishot);
         let more = result >= 0
-            && self
-                .table
-                .operation(token)
-                .is_some_and(|submitted| submitted.multishot);
+            && (multishot || self.table.is_zero_copy(token) && phase == Some(Phase::InFlight));
         if !more {
             self.accepted
                 .retain(|request| request.user_data != user_data);

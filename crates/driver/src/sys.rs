@@ -79,6 +79,21 @@ pub(crate) fn kernel_release() -> String {
         .into_owned()
 }
 
+/// Whether the running kernel is this version or a later one.
+pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    is_at_least(&kernel_release(), (major, minor))
+}
+
+fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
+    let mut numbers = release
+        .split(|character: char| !character.is_ascii_digit())
+        .map_while(|number| number.parse().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(major), Some(minor)) => (major, minor) >= wanted,
+        _ => false,
+    }
+}
+
 // ---- descriptors
 
 /// What kind of file a descriptor refers to, as far as waiting for it goes.
@@ -450,4 +465,19 @@ pub(crate) fn statx(
 ) -> io::Result<()> {
     // SAFETY: the path is a terminated string, and the result is a statx of the caller's.
     check(unsafe { libc::statx(directory, path.as_ptr(), flags, mask, status) }).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        for release in ["6.2.0", "6.10-rc1", "7.0.1-generic", "6.2"] {
+            assert!(is_at_least(release, (6, 2)), "{release}");
+        }
+        for release in ["6.1.99", "5.19.0", "unknown", "6", ""] {
+            assert!(!is_at_least(release, (6, 2)), "{release}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, Parked};
+use crate::op::{Op, Parked, SENT_BY_COPY};
 use crate::sys;
 use crate::token::{Slots, Token};
 
@@ -33,6 +33,8 @@ pub(crate) struct Submitted {
     pub(crate) phase: Phase,
     /// The `io_uring` backend's: whether a cancel was asked for, which a request that is queued anew must hear again.
     pub(crate) cancelled: bool,
+    /// The `io_uring` backend's: the error of a zero-copy send that still has its memory; 0 if there is none.
+    pub(crate) error: i32,
     /// Nobody wants its events any more: what they carry is closed or freed.
     discarded: bool,
 }
@@ -41,6 +43,8 @@ pub(crate) struct Submitted {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Phase {
     InFlight,
+    /// A zero-copy send's: the count has been reported, and only the memory is still with the kernel.
+    Answered,
     /// The epoll backend's: the last result is known, but not reported.
     Ended,
     /// The last event has been reported.
@@ -241,6 +245,7 @@ impl Table {
             multishot,
             phase: Phase::InFlight,
             cancelled: false,
+            error: 0,
             discarded: false,
         };
         let token = self.slots.insert(Entry::Operation(submitted));
@@ -313,7 +318,11 @@ impl Table {
         if discarded && carries_descriptor && real && result >= 0 {
             sys::close_orphan(result);
         }
+        if more && !submitted.multishot {
+            submitted.phase = Phase::Answered;
+        }
         if !more {
+            let answered = submitted.phase == Phase::Answered;
             let fd = submitted.fd;
             submitted.phase = Phase::Finished;
             if let Some(parked) = &mut submitted.parked {
@@ -325,6 +334,10 @@ impl Table {
                     .retain(|operation| *operation != token);
             }
             self.counters.operations -= 1;
+            if answered {
+                self.counters.zero_copy_sends += 1;
+                self.counters.zero_copy_copies += u64::from(result == SENT_BY_COPY);
+            }
             if discarded {
                 self.slots.remove(token);
             } else {
@@ -373,6 +386,13 @@ impl Table {
         {
             parked.leak();
         }
+    }
+
+    /// Whether an operation is a zero-copy send.
+    pub(crate) fn is_zero_copy(&mut self, token: Token) -> bool {
+        self.operation(token)
+            .and_then(|submitted| submitted.parked.as_mut())
+            .is_some_and(|parked| matches!(parked.get_mut().op, Op::SendZeroCopy { .. }))
     }
 
     // ---- what the kernel is told

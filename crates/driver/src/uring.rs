@@ -23,9 +23,9 @@ use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
 use crate::config::{Config, Refused};
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, Operation, spare};
+use crate::op::{Bytes, Op, Operation, SENT_BY_COPY, SENT_WITHOUT_COPY, spare};
 use crate::sys::{self, FileKind};
-use crate::table::{Owner, Table, Watch};
+use crate::table::{Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::{Counters, Peek};
@@ -105,6 +105,7 @@ const SQ_POLL_IDLE_MS: u32 = 10;
 struct Granted {
     ring: IoUring,
     description: String,
+    sends_zero_copy: bool,
 }
 
 /// Why `io_uring` cannot be had, for people.
@@ -141,10 +142,11 @@ fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
             (setup.apply)(&mut builder);
             match builder.build(entries) {
                 Ok(ring) => {
-                    check_features(&ring)?;
+                    let sends_zero_copy = check_features(&ring)?;
                     return Ok(Granted {
                         description: describe(setup, &ring),
                         ring,
+                        sends_zero_copy,
                     });
                 }
                 Err(error) => refused = error,
@@ -198,11 +200,12 @@ const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::Close::CODE, "CLOSE"),
 ];
 
-/// Checks that the kernel has all that the backend builds on. Asked once per process: kernels don't change under us.
-fn check_features(ring: &IoUring) -> io::Result<()> {
-    static COMPLETE: OnceLock<()> = OnceLock::new();
-    if COMPLETE.get().is_some() {
-        return Ok(());
+/// Checks that the kernel has all that the backend builds on, and says whether it sends without copying. Asked once per
+/// process: kernels don't change under us.
+fn check_features(ring: &IoUring) -> io::Result<bool> {
+    static SENDS_ZERO_COPY: OnceLock<bool> = OnceLock::new();
+    if let Some(known) = SENDS_ZERO_COPY.get() {
+        return Ok(*known);
     }
     let lacks = |what: &str| {
         Err(io::Error::new(
@@ -234,9 +237,10 @@ fn check_features(ring: &IoUring) -> io::Result<()> {
             return lacks(name);
         }
     }
-    // A second setter has found the same.
-    let _ = COMPLETE.set(());
-    Ok(())
+    // The operation came with Linux 6.0, and with 6.2 the report of whether it copied (IORING_SEND_ZC_REPORT_USAGE), which
+    // no probe knows.
+    let sends_zero_copy = probe.is_supported(opcode::SendZc::CODE) && sys::kernel_is_at_least(6, 2);
+    Ok(*SENDS_ZERO_COPY.get_or_init(|| sends_zero_copy))
 }
 
 pub(crate) struct Uring {
@@ -244,6 +248,8 @@ pub(crate) struct Uring {
     config: Config,
     setups: &'static [Setup],
     description: String,
+    /// Whether the kernel has the operation for it.
+    sends_zero_copy: bool,
     /// The number of the thread that enabled the ring; 0 as long as nobody has.
     owner: u64,
     /// Entries that are not in the kernel's queue yet.
@@ -267,12 +273,17 @@ impl Uring {
     }
 
     fn with_setups(config: &Config, setups: &'static [Setup], waker: Waker) -> io::Result<Uring> {
-        let Granted { ring, description } = set_up(config, setups)?;
+        let Granted {
+            ring,
+            description,
+            sends_zero_copy,
+        } = set_up(config, setups)?;
         let mut uring = Uring {
             ring,
             config: config.clone(),
             setups,
             description,
+            sends_zero_copy,
             owner: 0,
             queued: VecDeque::new(),
             rearm: Vec::new(),
@@ -384,7 +395,9 @@ impl Uring {
             .operation(token)
             .and_then(|submitted| submitted.parked.as_mut())
         {
-            let entry = request(parked.get_mut()).user_data(user_data);
+            let operation = parked.get_mut();
+            operation.copies |= !self.sends_zero_copy;
+            let entry = request(operation).user_data(user_data);
             self.queued.push_back(entry);
         }
     }
@@ -398,7 +411,12 @@ impl Uring {
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {
-        if let Some(submitted) = self.table.operation(token) {
+        // A zero-copy send that has been answered is over but for its memory, which nobody can call back.
+        if let Some(submitted) = self
+            .table
+            .operation(token)
+            .filter(|submitted| submitted.phase != Phase::Answered)
+        {
             submitted.cancelled = true;
             self.queued
                 .push_back(cancel_request(self.table.user_data(token)));
@@ -448,7 +466,9 @@ impl Uring {
                  finish or cancel them in the thread that submitted them, then move",
             ));
         }
-        let Granted { ring, description } = set_up(&self.config, self.setups)?;
+        let Granted {
+            ring, description, ..
+        } = set_up(&self.config, self.setups)?;
         // Closing the old ring makes the kernel drop the requests that it still has; nothing of ours is in them.
         self.ring = ring;
         self.description = description;
@@ -685,6 +705,19 @@ impl Uring {
                     self.table
                         .report_readiness(token, Readiness::from_bits(readiness), events);
                 }
+                Some((token, Owner::Operation)) if self.table.is_zero_copy(token) => {
+                    let is_notification = cqueue::notif(completion.flags());
+                    if end_zero_copy(
+                        &mut self.table,
+                        token,
+                        result,
+                        more,
+                        is_notification,
+                        events,
+                    ) {
+                        restart.push(token);
+                    }
+                }
                 Some((token, Owner::Operation)) => {
                     let multishot = self
                         .table
@@ -894,6 +927,59 @@ fn cancel_request(user_data: u64) -> squeue::Entry {
         .user_data(IGNORED)
 }
 
+/// Takes a completion of a zero-copy send: its result, after which a notification follows if `more`, or that
+/// notification, after which the kernel has let go of the memory. Returns whether the request is to be queued anew.
+fn end_zero_copy(
+    table: &mut Table,
+    token: Token,
+    result: i32,
+    more: bool,
+    is_notification: bool,
+    events: &mut Vec<Event>,
+) -> bool {
+    let Some(submitted) = table.operation(token) else {
+        return false;
+    };
+    let last = if is_notification {
+        match submitted.error {
+            0 if result & NOTIFICATION_COPIED == 0 => SENT_WITHOUT_COPY,
+            0 => SENT_BY_COPY,
+            error => error,
+        }
+    } else if result < 0 && more {
+        // The memory is still with the kernel: the error waits for the notification.
+        submitted.error = result;
+        return false;
+    } else if result < 0 {
+        result
+    } else {
+        table.report_completion(token, result, true, events);
+        if more {
+            return false;
+        }
+        // An ordinary send, which has copied all.
+        SENT_BY_COPY
+    };
+    if last == -libc::EOPNOTSUPP
+        && let Some(submitted) = table.operation(token)
+        && let Some(parked) = submitted.parked.as_mut()
+        && !parked.get_mut().copies
+    {
+        // The socket knows no such sending, as a Unix socket doesn't.
+        submitted.error = 0;
+        parked.get_mut().copies = true;
+        return true;
+    }
+    table.report_completion(token, last, false, events);
+    false
+}
+
+/// Set in the result of a notification if the kernel has copied (`IORING_NOTIF_USAGE_ZC_COPIED`).
+const NOTIFICATION_COPIED: i32 = i32::MIN;
+
+/// Asks that the notification say whether the kernel has copied (`IORING_SEND_ZC_REPORT_USAGE`).
+const REPORT_USAGE: u16 = 1 << 3;
+
 /// Whether a queued entry is more than the arming of a watch.
 fn is_operation_or_cancel(entry: &squeue::Entry) -> bool {
     entry.get_opcode() != u32::from(opcode::PollAdd::CODE)
@@ -942,6 +1028,9 @@ fn request(operation: &mut Operation) -> squeue::Entry {
             opcode::Send::new(Fd(*fd), rest.as_ptr(), length(rest.len()))
                 .flags(flags)
                 .build()
+        }
+        Op::SendZeroCopy { fd, bytes, flags } => {
+            zero_copy_request(*fd, bytes, *flags, operation.copies)
         }
         Op::RecvMsg { fd, flags, .. } => {
             let flags = (*flags | libc::MSG_CMSG_CLOEXEC) as u32;
@@ -997,6 +1086,21 @@ fn request(operation: &mut Operation) -> squeue::Entry {
             .build(),
         Op::Shutdown { fd, how } => opcode::Shutdown::new(Fd(*fd), *how).build(),
         Op::Close { fd } => opcode::Close::new(Fd(*fd)).build(),
+    }
+}
+
+/// The kernel's form of a zero-copy send, or of an ordinary one in its place if it `copies`.
+fn zero_copy_request(fd: RawFd, bytes: &Bytes, flags: i32, copies: bool) -> squeue::Entry {
+    let (bytes, flags) = (bytes.as_slice(), flags | libc::MSG_NOSIGNAL);
+    if copies {
+        opcode::Send::new(Fd(fd), bytes.as_ptr(), length(bytes.len()))
+            .flags(flags)
+            .build()
+    } else {
+        opcode::SendZc::new(Fd(fd), bytes.as_ptr(), length(bytes.len()))
+            .flags(flags)
+            .zc_flags(REPORT_USAGE)
+            .build()
     }
 }
 
@@ -1078,5 +1182,38 @@ mod tests {
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
             assert_eq!(next_events(&mut uring)[0].result, -libc::ECANCELED);
         }
+    }
+
+    /// Before Linux 6.2, zero-copy sends are ordinary ones with the events of others.
+    #[test]
+    fn a_kernel_without_zero_copy_sends_copies() {
+        let mut uring = match Uring::new(&Config::default(), Waker::new().unwrap()) {
+            Ok(uring) => uring,
+            Err(error) => {
+                eprintln!("SKIPPED on io_uring: {error}");
+                return;
+            }
+        };
+        uring.sends_zero_copy = false;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let send = uring
+            .submit(Op::SendZeroCopy {
+                fd: client.as_raw_fd(),
+                bytes: Bytes::new("hello"),
+                flags: 0,
+            })
+            .unwrap();
+        let events = next_events(&mut uring);
+        let results: Vec<_> = events
+            .iter()
+            .map(|event| (event.token, event.result, event.is_more()))
+            .collect();
+        assert_eq!(results, [(send, 5, true), (send, SENT_BY_COPY, false)]);
+        assert!(uring.take(send).is_some());
+        let mut received = [0; 5];
+        server.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"hello");
     }
 }

@@ -4,7 +4,8 @@ use std::io;
 use std::time::Duration;
 
 use ringloop_driver::{
-    BackendKind, Driver, Event, Interest, Mode, Op, Peek, Readiness, Script, Step,
+    BackendKind, Bytes, Driver, Event, Interest, Mode, Op, Peek, Readiness, SENT_WITHOUT_COPY,
+    Script, Step,
 };
 
 /// Descriptors of the script: only numbers.
@@ -192,4 +193,27 @@ fn a_wake_ends_a_wait_and_timeouts_are_noted() {
         None,
     ];
     assert_eq!(script.timeouts(), noted);
+}
+
+#[test]
+fn a_zero_copy_send_has_a_count_and_then_its_memory() {
+    let (script, mut driver) = scripted();
+    script.turn([
+        Step::Complete(ONE, 3),
+        Step::Complete(ONE, SENT_WITHOUT_COPY),
+    ]);
+    let send = driver
+        .submit(Op::SendZeroCopy {
+            fd: ONE,
+            bytes: Bytes::new("abc"),
+            flags: 0,
+        })
+        .unwrap();
+    let results: Vec<_> = events(&mut driver)
+        .iter()
+        .map(|event| (event.token, event.result, event.is_more()))
+        .collect();
+    assert_eq!(results, [(send, 3, true), (send, SENT_WITHOUT_COPY, false)]);
+    assert_eq!(driver.counters().zero_copy_sends, 1);
+    assert_eq!(driver.counters().zero_copy_copies, 0);
 }
