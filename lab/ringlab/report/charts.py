@@ -1,0 +1,369 @@
+"""Charts as inline SVG, made from the figures alone: no script, no picture, no font that must be fetched.
+
+Colours are CSS variables of the page, so that one drawing serves light and dark. Every mark says what it is in a `title`,
+which browsers show under the pointer and screen readers read.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+
+from ringlab.report import scales
+from ringlab.report.scales import Axis, latency, linear_marks, logarithmic_marks, ratio_marks, significant
+
+WIDTH = 760
+ROW = 24
+FOOT = 40
+CHARACTER = 6.7
+"""The width of a character at the size of the charts' text, about."""
+LABEL_MOST = 230
+RATIO_MOST = 2.5
+"""As far from 1 as an axis of ratios goes."""
+COLOURS = 8
+"""The page has so many colours for lines; further lines share them and are dashed."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One row of a forest plot: an arm's ratio to the baseline."""
+
+    name: str
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: an arm's median, and the range of its rounds."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    text: str
+    kind: str = ""
+    """A class of the page's style: the winner, the baseline."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: an arm's pairs of x and y."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One row of a strip of rounds: an arm's figures, and what is to be said where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+    texts: Sequence[str]
+    missing: Sequence[str] = field(default_factory=tuple)
+    """By round: void, failed, or nothing."""
+
+
+def label_width(names: Sequence[str]) -> float:
+    """Return how much room the names of rows need."""
+    return min(LABEL_MOST, 12 + CHARACTER * max((len(name) for name in names), default=0))
+
+
+def shorten(name: str, room: float) -> str:
+    """Return as much of a name as there is room for."""
+    most = int((room - 8) / CHARACTER)
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def number(value: float) -> str:
+    """Return a coordinate, to a tenth of a pixel."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def element(name: str, title: str = "", **attributes: object) -> Markup:
+    """Return an empty SVG element, or one with a title. `class_` and `stroke_width` become `class` and `stroke-width`."""
+    described = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(number(value) if isinstance(value, float) else str(value))}"'
+        for key, value in attributes.items()
+    )
+    inside = f"<title>{escape(title)}</title>" if title else ""
+    return Markup(f"<{name}{described}>{inside}</{name}>")
+
+
+def text(content: str, x: float, y: float, class_: str = "", anchor: str = "start", title: str = "") -> Markup:
+    """Return a line of text."""
+    inside = Markup(f"<title>{escape(title)}</title>") if title else Markup("")
+    return Markup('<text x="{}" y="{}" class="{}" text-anchor="{}">{}{}</text>').format(
+        number(x), number(y), class_, anchor, content, inside
+    )
+
+
+def drawing(parts: Sequence[Markup], height: float, title: str) -> Markup:
+    """Return the whole picture."""
+    return Markup(
+        '<div class="scroll"><svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">{}</svg></div>'
+    ).format(number(WIDTH), number(height), title, Markup("\n").join(parts))
+
+
+def row_labels(names: Sequence[str], room: float) -> list[Markup]:
+    """Return the names of rows, at the left."""
+    return [
+        text(shorten(name, room), room - 8, ROW * index + ROW / 2 + 4, "name", "end", name)
+        for index, name in enumerate(names)
+    ]
+
+
+def forest(rows: Sequence[Interval], noise: float, axis_title: str, title: str) -> Markup:
+    """Draw paired ratios with their intervals; what lies within the noise band is no difference."""
+    if not rows:
+        return Markup("")
+    room, figures = label_width([row.name for row in rows]), 178
+    low = min([1 / (1 + noise), *(row.low for row in rows)]) * 0.97
+    high = max([1 + noise, *(row.high for row in rows)]) * 1.03
+    # An arm that is far off would press all others together: it is drawn as an arrow at the edge, beside its figures.
+    low, high = max(low, 1 / RATIO_MOST), min(high, RATIO_MOST)
+    axis = Axis(low, high, room, WIDTH - figures, logarithmic=True)
+    bottom = ROW * len(rows) + 4
+    parts = [
+        element(
+            "rect",
+            f"noise: ratios from {1 / (1 + noise):.3f} to {1 + noise:.3f} are no difference",
+            class_="noise",
+            x=axis(1 / (1 + noise)),
+            y=0.0,
+            width=max(1.0, axis(1 + noise) - axis(1 / (1 + noise))),
+            height=float(bottom),
+        )
+    ]
+    for mark in ratio_marks(low, high):
+        place = axis(mark)
+        kind = "one" if math.isclose(mark, 1) else "grid"
+        parts.append(element("line", class_=kind, x1=place, x2=place, y1=0.0, y2=float(bottom)))
+        parts.append(text(scales.mark(mark), place, bottom + 15, "tick", "middle"))
+    parts += row_labels([row.name for row in rows], room)
+    for index, row in enumerate(rows):
+        middle = ROW * index + ROW / 2
+        kind = row.verdict.replace(" ", "-")
+        parts.append(
+            element(
+                "line", row.text, class_=f"interval {kind}", x1=axis(row.low), x2=axis(row.high), y1=middle, y2=middle
+            )
+        )
+        parts.append(point(row, axis, middle, kind))
+        is_baseline = row.low == row.high == 1
+        said = "baseline" if is_baseline else f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})"
+        parts.append(text(said, WIDTH - figures + 12, middle + 4, "figure"))
+    parts.append(text(axis_title, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
+    return drawing(parts, bottom + FOOT, title)
+
+
+def point(row: Interval, axis: Axis, middle: float, kind: str) -> Markup:
+    """Draw a ratio: a point, or an arrow where it lies beyond the axis."""
+    place = axis(row.ratio)
+    if axis.low <= row.ratio <= axis.high:
+        return element("circle", row.text, class_=f"point {kind}", cx=place, cy=middle, r=4.5)
+    tip = 7 if row.ratio > axis.high else -7
+    corners = f"{number(place + tip)},{number(middle)} {number(place)},{number(middle - 5)} {number(place)},{number(middle + 5)}"
+    return element("polygon", row.text, class_=f"point {kind}", points=corners)
+
+
+def bars(rows: Sequence[Bar], unit: str, title: str) -> Markup:
+    """Draw medians as bars from 0, each with the range of its rounds."""
+    if not rows:
+        return Markup("")
+    room, figures = label_width([row.name for row in rows]), 96
+    high = max(row.high for row in rows) * 1.02
+    axis = Axis(0, high, room, WIDTH - figures)
+    bottom = ROW * len(rows) + 4
+    parts = []
+    for mark in linear_marks(0, high):
+        parts.append(element("line", class_="grid", x1=axis(mark), x2=axis(mark), y1=0.0, y2=float(bottom)))
+        parts.append(text(scales.mark(mark), axis(mark), bottom + 15, "tick", "middle"))
+    parts += row_labels([row.name for row in rows], room)
+    for index, row in enumerate(rows):
+        top = ROW * index + 5
+        middle = ROW * index + ROW / 2
+        parts.append(
+            element(
+                "rect",
+                row.text,
+                class_=f"bar {row.kind}".strip(),
+                x=axis(0),
+                y=float(top),
+                width=max(1.0, axis(row.value) - axis(0)),
+                height=float(ROW - 10),
+                rx=2,
+            )
+        )
+        parts.append(
+            element("line", row.text, class_="range", x1=axis(row.low), x2=axis(row.high), y1=middle, y2=middle)
+        )
+        parts.append(text(significant(row.value), WIDTH - figures + 12, middle + 4, "figure"))
+    parts.append(text(unit, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
+    return drawing(parts, bottom + FOOT, title)
+
+
+def spread(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
+    """Return the places moved apart, so that labels at them do not overlap; their order stays."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    moved = list(places)
+    previous = low - least
+    for index in order:
+        moved[index] = max(moved[index], previous + least)
+        previous = moved[index]
+    following = high + least
+    for index in reversed(order):
+        moved[index] = min(moved[index], following - least)
+        following = moved[index]
+    return moved
+
+
+def line_style(index: int) -> str:
+    """Return the classes of the line that is drawn as number `index`."""
+    return f"line c{index % COLOURS} d{index // COLOURS % 3}"
+
+
+def draw_lines(
+    lines: Sequence[Line], x: Axis, y: Axis, labels_x: float, describe: Sequence[Sequence[str]]
+) -> list[Markup]:
+    """Draw lines with their names at their right ends."""
+    parts = []
+    top, bottom = min(y.start, y.end), max(y.start, y.end)
+    ends = spread([y(line.points[-1][1]) for line in lines], 14, top + 2, max(bottom, top + 14 * len(lines)))
+    for index, line in enumerate(lines):
+        style = line_style(index)
+        path = " ".join(f"{number(x(across))},{number(y(up))}" for across, up in line.points)
+        parts.append(element("polyline", line.name, class_=style, points=path))
+        for (across, up), said in zip(line.points, describe[index], strict=True):
+            if said:
+                parts.append(element("circle", said, class_=f"dot c{index % COLOURS}", cx=x(across), cy=y(up), r=3))
+        last_x, last_y = x(line.points[-1][0]), y(line.points[-1][1])
+        parts.append(element("line", class_="leader", x1=last_x + 4, x2=labels_x - 3, y1=last_y, y2=ends[index]))
+        room = WIDTH - labels_x
+        parts.append(
+            text(shorten(line.name, room), labels_x, ends[index] + 4, f"end t{index % COLOURS}", title=line.name)
+        )
+    return parts
+
+
+def percentile_place(percentile: float) -> float:
+    """Return a percentile as its distance from 100, turned over: 90, 99 and 99.9 are equally far apart."""
+    return 1 / max(1e-6, 1 - percentile / 100)
+
+
+PERCENTILES = (0, 50, 90, 99, 99.9, 99.99, 99.999)
+
+
+def percentiles(lines: Sequence[Line], title: str) -> Markup:
+    """Draw latency (in ns) by percentile, both on logarithmic scales."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return Markup("")
+    highest = max(percentile for line in lines for percentile, _ in line.points if percentile < 100)
+    shown = next((mark for mark in PERCENTILES[3:] if mark >= highest), PERCENTILES[-1])
+    cut = [
+        Line(line.name, [(percentile_place(percentile), ns) for percentile, ns in line.points if percentile <= shown])
+        for line in lines
+    ]
+    cut = [line for line in cut if line.points]
+    labels_x = WIDTH - label_width([line.name for line in cut])
+    low = min(ns for line in cut for _, ns in line.points)
+    high = max(ns for line in cut for _, ns in line.points)
+    height = max(250, 15 * len(cut) + 20)
+    x = Axis(1, percentile_place(shown), 62, labels_x - 16, logarithmic=True)
+    y = Axis(max(low * 0.9, 1), max(high * 1.1, 2), height, 8, logarithmic=True)
+    parts = []
+    for mark in PERCENTILES:
+        if mark <= shown:
+            place = x(percentile_place(mark))
+            parts.append(element("line", class_="grid", x1=place, x2=place, y1=8.0, y2=float(height)))
+            parts.append(text(f"{mark:g}", place, height + 16, "tick", "middle"))
+    parts += y_grid(y, x)
+    parts.append(text("percentile", (x.start + x.end) / 2, height + 34, "axis", "middle"))
+    parts += draw_lines(cut, x, y, labels_x, [[""] * len(line.points) for line in cut])
+    return drawing(parts, height + FOOT + 4, title)
+
+
+def y_grid(y: Axis, x: Axis) -> list[Markup]:
+    """Draw an axis of latencies (in ns) at the left."""
+    parts = []
+    for mark in logarithmic_marks(y.low, y.high):
+        parts.append(element("line", class_="grid", x1=x.start, x2=x.end, y1=y(mark), y2=y(mark)))
+        parts.append(text(latency(mark, scales.mark), x.start - 8, y(mark) + 4, "tick", "end"))
+    return parts
+
+
+def latency_over_rate(lines: Sequence[Line], title: str) -> Markup:
+    """Draw latency (in ns) over the offered rate (per second)."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return Markup("")
+    labels_x = WIDTH - label_width([line.name for line in lines])
+    rates = [rate for line in lines for rate, _ in line.points]
+    latencies = [ns for line in lines for _, ns in line.points]
+    height = max(250, 15 * len(lines) + 20)
+    x = Axis(0, max(rates) * 1.03, 62, labels_x - 16)
+    y = Axis(max(min(latencies) * 0.9, 1), max(latencies) * 1.1, height, 8, logarithmic=True)
+    parts = []
+    for mark in linear_marks(0, x.high):
+        parts.append(element("line", class_="grid", x1=x(mark), x2=x(mark), y1=8.0, y2=float(height)))
+        parts.append(text(scales.mark(mark), x(mark), height + 16, "tick", "middle"))
+    parts += y_grid(y, x)
+    parts.append(text("offered, requests/s", (x.start + x.end) / 2, height + 34, "axis", "middle"))
+    said = [
+        [f"{line.name}: {latency(ns)} at {significant(rate)} requests/s" for rate, ns in line.points] for line in lines
+    ]
+    parts += draw_lines(lines, x, y, labels_x, said)
+    return drawing(parts, height + FOOT + 4, title)
+
+
+DEVIATIONS = (0.02, 0.05, 0.10, 0.20)
+"""Bounds of the shades of a strip of rounds."""
+
+
+def shade(value: float, usual: float) -> str:
+    """Return the class of a round's figure, by how far it lies from the arm's median."""
+    distance = value / usual - 1 if usual else 0.0
+    step = sum(abs(distance) > bound for bound in DEVIATIONS)
+    return f"s{step}" if step == 0 else f"{'up' if distance > 0 else 'down'} s{step}"
+
+
+def strip(rows: Sequence[Strip], title: str) -> Markup:
+    """Draw each round of each arm as a field: the further from the arm's own median, the stronger its colour."""
+    rows = [row for row in rows if row.values]
+    if not rows:
+        return Markup("")
+    room = label_width([row.name for row in rows])
+    rounds = max(len(row.values) for row in rows)
+    width = min(44.0, (WIDTH - room - 8) / rounds)
+    parts = row_labels([row.name for row in rows], room)
+    for index, row in enumerate(rows):
+        known = sorted(value for value in row.values if value is not None)
+        usual = known[len(known) // 2] if known else 0.0
+        for place, value in enumerate(row.values):
+            x, y = room + place * width, float(ROW * index + 3)
+            gap = max(0.5, min(2.0, width * 0.1))
+            kind = (row.missing[place] if row.missing else "") if value is None else shade(value, usual)
+            parts.append(
+                element(
+                    "rect",
+                    row.texts[place],
+                    class_=f"field {kind or 'none'}",
+                    x=x,
+                    y=y,
+                    width=width - gap,
+                    height=float(ROW - 6),
+                    rx=2,
+                )
+            )
+    bottom = ROW * len(rows) + 4
+    step = max(1, math.ceil(rounds / 16))
+    for place in range(0, rounds, step):
+        parts.append(text(str(place + 1), room + place * width + width / 2, bottom + 12, "tick", "middle"))
+    parts.append(text("round", room, bottom + 28, "axis"))
+    return drawing(parts, bottom + FOOT - 6, title)

@@ -1,0 +1,224 @@
+"""The page of a result: everything is on it, nothing is fetched, and a real browser shows it as it is meant."""
+
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import report_data
+
+from ringlab.report import charts, html, scales
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+)  # fmt: skip
+WITHOUT_END_TAG = {"meta", "br", "hr", "img", "input", "link"}
+
+# Measures the page from within, and leaves what it found where --dump-dom shows it.
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const problems = [];
+  const wide = document.documentElement.scrollWidth;
+  if (wide > innerWidth) problems.push(`the page is ${wide} wide in a window of ${innerWidth}`);
+  for (const details of document.querySelectorAll("details")) details.open = true;
+  let texts = 0;
+  for (const chart of document.querySelectorAll("svg.chart")) {
+    const frame = chart.getBoundingClientRect();
+    if (frame.width < 200 || frame.height < 50) problems.push("a chart has no room: " + chart.ariaLabel);
+    const boxes = [...chart.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+    for (const [text, box] of boxes) {
+      texts += 1;
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
+        problems.push(`"${text}" leaves the chart ${chart.ariaLabel}`);
+    }
+    for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+      const [a, b] = [boxes[i][1], boxes[j][1]];
+      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+        problems.push(`"${boxes[i][0]}" lies over "${boxes[j][0]}" in ${chart.ariaLabel}`);
+    }
+  }
+  for (const link of document.querySelectorAll("a")) {
+    if (!document.getElementById(link.getAttribute("href").slice(1))) problems.push("dead link: " + link.href);
+  }
+  const requests = performance.getEntriesByType("resource").map((entry) => entry.name);
+  document.body.dataset.found = JSON.stringify({problems, texts, requests, ink: getComputedStyle(document.body).color});
+});
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return html.render([("a run", report_data.make_result())])
+
+
+def browse(page: str, folder: Path, width: int, *flags: str) -> dict[str, object]:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium is here to show the page; install it with: apt-get install chromium")
+    path = folder / "report.html"
+    path.write_text(page.replace("</body>", MEASURE + "</body>"))
+    command = [browser, *BROWSER_FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1200"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=50, check=True
+    ).stdout
+    found = re.search(r'data-found="([^"]*)"', shown)
+    assert found is not None, shown[-2000:]
+    measured: dict[str, object] = json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&"))
+    return measured
+
+
+@pytest.mark.parametrize("width", [1400, 500])
+def test_a_browser_shows_every_chart_within_its_frame_and_no_text_over_another(
+    page: str, tmp_path: Path, width: int
+) -> None:
+    found = browse(page, tmp_path, width)
+    assert found["problems"] == []
+    assert found["requests"] == [], "the page fetches something"
+    assert isinstance(found["texts"], int)
+    assert found["texts"] > 300
+
+
+def test_it_is_light_or_dark_as_the_reader_likes(page: str, tmp_path: Path) -> None:
+    (tmp_path / "light").mkdir()
+    (tmp_path / "dark").mkdir()
+    light = browse(page, tmp_path / "light", 1000, "--blink-settings=preferredColorScheme=1")
+    dark = browse(page, tmp_path / "dark", 1000, "--blink-settings=preferredColorScheme=0")
+    assert light["ink"] != dark["ink"]
+    assert dark["problems"] == []
+
+
+class Balance(HTMLParser):
+    """Fails where an element is not ended, or ended twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in WITHOUT_END_TAG:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        # Paragraphs and rows may be left open in HTML; ours are not.
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+
+def test_its_elements_are_nested_as_they_should(page: str) -> None:
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+
+
+def test_it_needs_nothing_from_elsewhere(page: str) -> None:
+    assert not re.search(r"https?://|url\(|@import|<link|<img|<script| src=", page)
+
+
+def test_it_says_everything_that_a_reader_must_know(page: str) -> None:
+    result = report_data.make_result()
+    for text in (
+        "ringlab run echo http --quick --seed 7",
+        "c-epoll and ringloop-io_uring tie: within 3% of each other.",
+        "Two copies of tokio differed by 1.1%.",
+        "go, round 3: void: a frame came back changed: connection 7, message 12",
+        "node, round 5: failed: it ended with code 1",
+        "the limit of descriptors is 1,024 and 2,064 are needed: ulimit -n 4096",
+        "there is no erl on the PATH",
+        "apt-get install erlang-base erlang-ranch",
+        "backlog 128 (violated, declared 1024)",
+        "the machine is busy",
+        "go: client-limited in 2 rounds",
+        "412,000 per second",
+        "2.04",
+        "p99 over the offered rate, 50 connections",
+    ):
+        assert text in page, text
+    shown = [cell for cell in result.cells if not cell.left_out]
+    assert page.count("Paired ratios of") == page.count("Rounds of") == len(shown)
+
+
+def test_texts_from_elsewhere_cannot_become_elements(page: str) -> None:
+    assert "&lt;name&gt;" in page
+    assert "<name>" not in page
+
+
+def test_an_interrupted_run_says_so_and_one_without_cells_is_a_page_too() -> None:
+    result = report_data.make_result()
+    result.run.interrupted, result.run.complete = True, False
+    assert "interrupted: what follows is what was measured" in html.render([("a run", result)])
+    result.run.interrupted, result.cells, result.arms = False, [], []
+    assert "not complete" in html.render([("a run", result)])
+
+
+def test_two_results_stand_one_below_the_other(page: str) -> None:
+    both = html.render([("first", report_data.make_result()), ("second", report_data.make_result())])
+    anchors = re.findall(r' id="([^"]*)"', both)
+    assert len(anchors) == len(set(anchors)) == 2 * len(re.findall(r' id="', page))
+
+
+def test_an_arm_that_is_far_off_does_not_press_the_others_together() -> None:
+    rows = [
+        charts.Interval("near", 1.1, 1.05, 1.15, "worse", ""),
+        charts.Interval("far", 40.0, 30.0, 50.0, "worse", ""),
+    ]
+    drawn = charts.forest(rows, 0.02, "ratio", "a forest")
+    assert drawn.count("<polygon") == 1
+    near = float(re.search(r'<circle[^>]* cx="([0-9.]+)"', drawn)[1])  # type: ignore[index]
+    one = float(re.search(r'class="one" x1="([0-9.]+)"', drawn)[1])  # type: ignore[index]
+    assert near - one > 20
+
+
+def test_charts_of_nothing_are_nothing() -> None:
+    assert charts.forest([], 0.02, "", "") == charts.bars([], "us", "") == charts.strip([], "") == ""
+    assert charts.percentiles([charts.Line("a", [])], "") == charts.latency_over_rate([], "") == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0, 0.7, [0, 0.2, 0.4, 0.6]), (3, 3, [3])]
+)
+def test_marks_of_a_linear_axis_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert scales.linear_marks(low, high) == pytest.approx(expected)
+
+
+def test_marks_of_a_logarithmic_axis_are_round_and_few() -> None:
+    assert scales.logarithmic_marks(90, 1.1e6) == pytest.approx([100, 1000, 1e4, 1e5, 1e6])
+    for high in (1.5, 3, 20, 1e4, 1e9):
+        marks = scales.logarithmic_marks(1, high)
+        assert 2 <= len(marks) <= 10, marks
+
+
+def test_marks_around_one_hold_one() -> None:
+    for low, high in ((0.97, 1.02), (0.5, 1.3), (0.4, 2.5)):
+        marks = scales.ratio_marks(low, high)
+        assert any(math.isclose(mark, 1) for mark in marks)
+        assert len(marks) <= 9
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1234567, "1,230,000"), (999.6, "1,000"), (12.34, "12.3"), (0.012345, "0.0123"), (4.0, "4.00")],
+)
+def test_figures_have_three_digits(value: float, text: str) -> None:
+    assert scales.significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value_ns", "text"), [(850, "850 ns"), (12_340, "12.3 us"), (4.2e6, "4.20 ms"), (3e9, "3.00 s"), (0.4, "0.400 ns")]
+)
+def test_times_have_the_unit_that_suits_them(value_ns: float, text: str) -> None:
+    assert scales.latency(value_ns) == text
+
+
+def test_labels_are_moved_apart_and_keep_their_order() -> None:
+    moved = charts.spread([10, 11, 12, 100], 14, 0, 120)
+    assert moved == sorted(moved)
+    assert all(later - earlier >= 14 for earlier, later in itertools.pairwise(moved))
+    assert charts.spread([119, 120], 14, 0, 120) == [106, 120]
