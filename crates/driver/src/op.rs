@@ -67,8 +67,8 @@ pub enum Op {
     /// [`Send`](Op::Send). The last comes when the kernel has let go of the bytes, for TCP when the peer has acknowledged
     /// them; its result is [`SENT_WITHOUT_COPY`] or [`SENT_BY_COPY`]. An error is the only event.
     ///
-    /// Copies are made under epoll, by kernels before Linux 6.2, for sockets that know nothing else (Unix sockets), and
-    /// where data has to be delivered on the same machine.
+    /// Copies are made under epoll, by kernels before Linux 6.2, for sockets that know nothing else (Unix sockets), where
+    /// `RLIMIT_MEMLOCK` allows no more memory to be held, and where data is delivered on the same machine.
     SendZeroCopy {
         /// The socket.
         fd: RawFd,

@@ -960,12 +960,12 @@ fn end_zero_copy(
         // An ordinary send, which has copied all.
         SENT_BY_COPY
     };
-    if last == -libc::EOPNOTSUPP
+    if matches!(-last, libc::EOPNOTSUPP | libc::ENOMEM)
         && let Some(submitted) = table.operation(token)
         && let Some(parked) = submitted.parked.as_mut()
         && !parked.get_mut().copies
     {
-        // The socket knows no such sending, as a Unix socket doesn't.
+        // The socket knows no such sending, as a Unix socket doesn't; or RLIMIT_MEMLOCK is used up.
         submitted.error = 0;
         parked.get_mut().copies = true;
         return true;

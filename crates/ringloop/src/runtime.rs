@@ -362,6 +362,7 @@ impl Runtime {
         for event in self.events.drain(..) {
             self.shared.dispatch(event);
         }
+        self.shared.drop_returned();
         self.inbox.receive(&mut self.messages);
         for message in self.messages.drain(..) {
             match message {
@@ -411,6 +412,7 @@ impl Drop for Runtime {
             .ok()
             .flatten();
         loop {
+            self.shared.drop_returned();
             let tasks: Vec<Runnable> = self.shared.tasks.borrow_mut().drain().collect();
             let queue = std::mem::take(&mut *self.shared.queue.borrow_mut());
             if tasks.is_empty() && queue.is_empty() {

@@ -9,11 +9,13 @@ use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use bytes::Bytes;
 use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
 
 use crate::runtime::Shared;
@@ -27,6 +29,32 @@ pub(crate) struct Sources {
     live: Cell<usize>,
     /// Descriptors whose watches are cancelled, to be closed when the kernel has been told.
     retired: RefCell<Vec<OwnedFd>>,
+    /// Bytes that the driver has given back.
+    returned: RefCell<Vec<Bytes>>,
+}
+
+/// Bytes that are lent to the driver. Their owner may be of the user's making, and its destructor must not run while the
+/// reactor is borrowed: it is put off to the end of the turn.
+pub(crate) struct Lent(Option<Bytes>);
+
+impl Lent {
+    pub(crate) fn new(bytes: Bytes) -> Self {
+        Self(Some(bytes))
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(shared) = Shared::try_current() {
+            shared.sources.returned.borrow_mut().extend(self.0.take());
+        }
+    }
 }
 
 struct Entry {
@@ -106,6 +134,7 @@ impl Sources {
             entries: RefCell::new(Vec::new()),
             live: Cell::new(0),
             retired: RefCell::new(Vec::new()),
+            returned: RefCell::new(Vec::new()),
         }
     }
 
@@ -156,14 +185,28 @@ impl Shared {
                 operation.results.borrow_mut().push_back(event.result);
                 if !event.is_more() {
                     operation.is_over.set(true);
+                    let finished = self.reactor.borrow_mut().driver().take(event.token);
+                    // Nobody wants the bytes back: they must not wait for the connection's end.
                     *operation.finished.borrow_mut() =
-                        self.reactor.borrow_mut().driver().take(event.token);
+                        finished.filter(|op| !matches!(op, Op::SendZeroCopy { .. }));
                     self.sources.remove(event.token);
                 }
                 if let Some(waiter) = operation.waiter.take() {
                     waiter.wake();
                 }
             }
+        }
+    }
+
+    /// Drops what the driver has given back.
+    pub(crate) fn drop_returned(&self) {
+        if self.sources.returned.borrow().is_empty() {
+            return;
+        }
+        let returned = self.sources.returned.take();
+        for bytes in returned {
+            // If a destructor of the user's panics nobody is left to be told: the panic hook has reported it.
+            drop(panic::catch_unwind(AssertUnwindSafe(|| drop(bytes))));
         }
     }
 
@@ -444,6 +487,19 @@ impl Operation {
         }
         register(&self.state.waiter, context);
         Poll::Pending
+    }
+
+    /// A result that has come already.
+    pub(crate) fn try_next(&self) -> Option<io::Result<u32>> {
+        self.state.results.borrow_mut().pop_front().map(result_of)
+    }
+
+    /// Ends the operation before anything else is done with what it works on.
+    pub(crate) fn cancel_now(self) {
+        let shared = Rc::clone(&self.shared);
+        drop(self);
+        // An error means that the kernel has no memory for it now; the next enter will do it.
+        drop(shared.reactor.borrow_mut().driver().flush());
     }
 
     /// How many results wait to be taken.

@@ -1,10 +1,11 @@
 //! `io_uring` refused, in a process of its own each time.
 
 use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 
-use ringloop_driver::{BackendChoice, BackendKind, Config, Driver, Interest, Mode};
+use ringloop_driver::{BackendChoice, BackendKind, Bytes, Config, Driver, Interest, Mode, Op};
 
-use crate::support::{event_of, in_child, pair, raw};
+use crate::support::{driver, event_of, in_child, pair, poll, raw};
 
 /// Makes `io_uring_setup(2)` fail with `errno` in this process from here on.
 fn refuse_io_uring(errno: i32) {
@@ -120,7 +121,7 @@ fn forced_epoll_says_who_forced_it() {
 
 #[test]
 fn io_uring_says_what_was_granted() {
-    if let Some(driver) = crate::support::driver(BackendChoice::IoUring) {
+    if let Some(driver) = driver(BackendChoice::IoUring) {
         assert_eq!(driver.backend(), BackendKind::IoUring);
         let reason = driver.backend_reason();
         assert!(
@@ -128,4 +129,45 @@ fn io_uring_says_what_was_granted() {
             "{reason}"
         );
     }
+}
+
+/// What is sent without a copy counts against RLIMIT_MEMLOCK, for users without privileges.
+#[test]
+fn a_zero_copy_send_beyond_the_limit_of_locked_memory_copies() {
+    const BYTES: usize = 128 * 1024;
+    in_child(|| {
+        let limit = libc::rlimit {
+            rlim_cur: 4096,
+            rlim_max: 4096,
+        };
+        if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) } != 0
+            || unsafe { libc::geteuid() == 0 && libc::setuid(65_534) != 0 }
+        {
+            return Err(std::io::Error::last_os_error().to_string());
+        }
+        let Some(mut driver) = driver(BackendChoice::IoUring) else {
+            return Ok(());
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
+        let address = listener.local_addr().map_err(|error| error.to_string())?;
+        let near = TcpStream::connect(address).map_err(|error| error.to_string())?;
+        let token = driver
+            .submit(Op::SendZeroCopy {
+                fd: raw(&near),
+                bytes: Bytes::new(vec![7; BYTES]),
+                flags: 0,
+            })
+            .map_err(|error| error.to_string())?;
+        let sent = event_of(&mut driver, token).io_result();
+        let sent = sent.map_err(|error| error.to_string())?;
+        while driver.counters().operations > 0 {
+            poll(&mut driver, None, &mut Vec::new());
+        }
+        let counters = driver.counters();
+        if sent > 0 && counters.zero_copy_copies == 1 {
+            Ok(())
+        } else {
+            Err(format!("{sent} bytes, {counters:?}"))
+        }
+    });
 }

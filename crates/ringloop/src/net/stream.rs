@@ -2,21 +2,30 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BufMut};
-use ringloop_driver::Interest;
+use bytes::{Buf, BufMut, Bytes};
+use ringloop_driver::{Interest, Op, SENT_BY_COPY};
 use socket2::{SockAddr, Socket};
 
-use crate::source::Source;
+use crate::source::{Lent, Operation, Source};
 
 /// The most pieces that one vectored write takes, of the kernel's 1024.
 const PIECES_MAX: usize = 64;
+
+/// From so many bytes on, sending them without a copy costs less than copying them where they have to be fetched from memory
+/// (docs/backends.md has the figures).
+const ZERO_COPY_MIN_BYTES: usize = 32 * 1024;
+
+/// The most that one operation sends without a copy: what it holds counts against `RLIMIT_MEMLOCK`.
+const ZERO_COPY_MAX_BYTES: usize = 1024 * 1024;
 
 /// Urgent data is nothing that can be read here, but reads end at it. `io_uring` does not tell of it: what lies behind comes
 /// with the next packet there.
@@ -32,10 +41,33 @@ pub(crate) enum ShortRead {
 }
 
 /// A connection, watched for both directions.
-#[derive(Debug)]
 pub struct Core {
     source: Source<Socket>,
     short_read: ShortRead,
+    zero_copy: Cell<ZeroCopy>,
+}
+
+/// What is known of sending without copies.
+#[derive(Default)]
+enum ZeroCopy {
+    /// It may be tried.
+    #[default]
+    Possible,
+    /// The last operation, which has not said yet whether there was a copy.
+    Asked(Box<Operation>),
+    /// The kernel copies all the same, as it does where both ends are on one machine.
+    Copies,
+}
+
+/// A zero-copy send whose count has not come. While one that is dropped goes on, nothing else may be written.
+struct Unanswered(Option<Operation>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(operation) = self.0.take() {
+            operation.cancel_now();
+        }
+    }
 }
 
 /// A connection of any family that can be split: a [`TcpStream`](crate::net::TcpStream) or a
@@ -53,7 +85,15 @@ impl Core {
     pub(crate) fn new(socket: Socket, short_read: ShortRead) -> io::Result<Self> {
         let source = Source::new(socket, INTEREST)?;
         source.assume_writable();
-        Ok(Self { source, short_read })
+        Ok(Self::from_source(source, short_read))
+    }
+
+    fn from_source(source: Source<Socket>, short_read: ShortRead) -> Self {
+        Self {
+            source,
+            short_read,
+            zero_copy: Cell::default(),
+        }
     }
 
     /// Connects a socket, which must not block.
@@ -75,7 +115,7 @@ impl Core {
             }
         }
         source.assume_writable();
-        Ok(Self { source, short_read })
+        Ok(Self::from_source(source, short_read))
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -121,6 +161,54 @@ impl Core {
             }
         }
         (Ok(()), buffer)
+    }
+
+    pub(crate) async fn write_all_zero_copy(&self, mut bytes: Bytes) -> (io::Result<()>, Bytes) {
+        while bytes.len() >= ZERO_COPY_MIN_BYTES && self.may_send_zero_copy() {
+            let part = bytes.slice(..bytes.len().min(ZERO_COPY_MAX_BYTES));
+            match self.send_zero_copy(part).await {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), bytes),
+                Ok(count) => bytes.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return (Err(error), bytes),
+            }
+        }
+        self.write_all(bytes).await
+    }
+
+    /// Sends without a copy, and waits for the count; the memory is the driver's until the kernel is done.
+    async fn send_zero_copy(&self, bytes: Bytes) -> io::Result<usize> {
+        let operation = Operation::submit(Op::SendZeroCopy {
+            fd: self.socket().as_raw_fd(),
+            bytes: ringloop_driver::Bytes::new(Lent::new(bytes)),
+            flags: libc::MSG_WAITALL,
+        })?;
+        let mut unanswered = Unanswered(Some(operation));
+        let count = poll_fn(|context| {
+            let operation = unanswered.0.as_ref().expect("it is taken below");
+            operation.poll_next(context)
+        })
+        .await;
+        let count = count.unwrap_or_else(|| Err(io::ErrorKind::WriteZero.into()))?;
+        let asked = unanswered.0.take().map(Box::new);
+        self.zero_copy
+            .set(asked.map_or_else(ZeroCopy::default, ZeroCopy::Asked));
+        Ok(count as usize)
+    }
+
+    /// Whether it is worth trying, by what the last operation has said.
+    fn may_send_zero_copy(&self) -> bool {
+        let known = match self.zero_copy.take() {
+            ZeroCopy::Asked(operation) => match operation.try_next() {
+                Some(Ok(last)) if last == SENT_BY_COPY as u32 => ZeroCopy::Copies,
+                Some(_) => ZeroCopy::Possible,
+                None => ZeroCopy::Asked(operation),
+            },
+            known => known,
+        };
+        let may = !matches!(known, ZeroCopy::Copies);
+        self.zero_copy.set(known);
+        may
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
@@ -199,6 +287,12 @@ impl Core {
             let count = socket.send_vectored_with_flags(pieces, libc::MSG_NOSIGNAL)?;
             Ok((count, count == wanted))
         })
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(formatter)
     }
 }
 
@@ -281,6 +375,14 @@ impl<S: Stream> OwnedWriteHalf<S> {
     /// The connection that this is a half of.
     pub fn stream(&self) -> &S {
         &self.stream
+    }
+}
+
+impl OwnedWriteHalf {
+    /// Writes all of a buffer without copying it, as
+    /// [`TcpStream::write_all_zero_copy`](crate::net::TcpStream::write_all_zero_copy).
+    pub async fn write_all_zero_copy(&mut self, bytes: Bytes) -> (io::Result<()>, Bytes) {
+        self.stream.core().write_all_zero_copy(bytes).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll};
 
-use bytes::{Buf, BufMut};
+use bytes::{Buf, BufMut, Bytes};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::accept::Acceptor;
@@ -242,6 +242,40 @@ impl TcpStream {
     /// Writes all of a buffer. After an error the buffer has what was not written.
     pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
         self.core.write_all(buffer).await
+    }
+
+    /// Writes all of a buffer as [`write_all`](Self::write_all) does, but lets the network card take the bytes from where they
+    /// lie, where the kernel can do that and it pays: for large bodies that are not in the processor's caches.
+    ///
+    /// Less than 32 KB are copied. So is all that goes to an address of the same machine, and everything under epoll; a
+    /// connection that the kernel has told of a copy does without the attempts. The runtime holds on to the bytes until
+    /// the peer has acknowledged them, which may be long after this is over; a clone of `bytes` may be sent to others
+    /// meanwhile. [`Metrics`](crate::Metrics) counts such sends, and the copies (`reactor.driver.zero_copy_sends` and
+    /// `zero_copy_copies`).
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use ringloop::net::{TcpListener, TcpStream};
+    /// use ringloop::{Runtime, RuntimeConfig};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").await?;
+    ///     let mut near = TcpStream::connect(listener.local_addr()?).await?;
+    ///     let (mut far, _address) = listener.accept().await?;
+    ///     let body = Bytes::from(vec![7; 100_000]);
+    ///     near.write_all_zero_copy(body.clone()).await.0?;
+    ///     let (count, bytes) = far.read(Vec::with_capacity(body.len())).await;
+    ///     assert_eq!(bytes, body[..count?]);
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of send(2). The buffer that comes back has what was not written.
+    pub async fn write_all_zero_copy(&mut self, bytes: Bytes) -> (io::Result<()>, Bytes) {
+        self.core.write_all_zero_copy(bytes).await
     }
 
     /// Writes as much as there is room for now, without waiting.
