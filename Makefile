@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench conformance bench lint lint-rust lint-python format clean prerequisites
+.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench conformance bench bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -66,6 +66,7 @@ test-modes: build ## the Python tests in asyncio's debug mode, and in Python's d
 test-bench: build ## the benchmarks in small: a check that they run, not a measurement
 	$(say) 'benchmarks in small'
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
+	@$(python) bench/native.py --quick --arms ringloop,ringloop-epoll,c-epoll --output $(CARGO_TARGET_DIR)/bench-native-quick.json
 
 conformance: build ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
@@ -74,6 +75,10 @@ conformance: build ## CPython's own asyncio tests, of the Python of VENV, on bot
 bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
+
+bench-native: ## race the native runtime against tokio, monoio, hyper and raw C, in under 8 minutes; FULL=1 runs every cell
+	$(say) 'the native runtime and its peers'
+	@$(PYTHON) bench/native.py $(if $(FULL),--full) $(ARGS)
 
 lint: lint-rust lint-python ## rustfmt, clippy, ruff, mypy, stubtest; changes nothing
 	@echo 'lint: clean'

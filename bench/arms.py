@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class Arm:
     first_python: tuple[int, int] = (3, 11)
     lacks: frozenset[str] = frozenset()
     """What it has never had; it takes no part in cells about that."""
+    programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The commands of a native arm, by the workload of a cell."""
 
     def command(self, *arguments: str) -> list[str]:
         """The command of the measured program; -I keeps the user's Python environment out of it."""

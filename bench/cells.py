@@ -1,6 +1,7 @@
 """The cells of the race: what is measured, in which figures, and which goals of ringloop rest on it."""
 
 import fnmatch
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -41,13 +42,17 @@ class Cell:
     api: str = ""
     transport: str = "tcp"
     size_bytes: int = 0
-    # A cell about an HTTP server: who it is that stands on the loop.
+    # A cell about an HTTP server: what each response must have, and, on a Python loop, who it is that stands on it.
+    body: str = ""
     framework: str = ""
     # Of an echo or HTTP cell:
     connections: int = 0
     # A cell about waiting:
     interval_us: int = 0
     idle: bool = False
+    # A cell of the native race: which program of an arm it is about, with how many workers.
+    workload: str = ""
+    workers: int = 1
 
     @property
     def group(self) -> str:
@@ -254,6 +259,8 @@ def other_operation_cells() -> list[Cell]:
     ]
 
 
+BODY = "Hello, world!"
+"""Of every HTTP response of the Python race."""
 HTTP = (
     replace(SERVER_CPU, unit="us of CPU"),
     replace(THROUGHPUT, unit="requests/s"),
@@ -273,6 +280,7 @@ def http_cells() -> list[Cell]:
             in_subset=True,
             in_quick=connections == 50,
             needs=needs,
+            body=BODY,
             framework=framework,
             connections=connections,
         )
@@ -292,10 +300,10 @@ CELLS = (
 ROUND_TRIP_CELL = "echo/protocol/1KB/1"
 
 
-def choose(globs: list[str], *, full: bool, quick: bool) -> list[Cell]:
+def choose(globs: list[str], *, full: bool, quick: bool, every: Sequence[Cell] = CELLS) -> list[Cell]:
     """Return the cells that the options ask for; a glob reaches every cell, whatever subset it is in."""
     if globs:
-        return [cell for cell in CELLS if any(fnmatch.fnmatchcase(cell.name, glob) for glob in globs)]
+        return [cell for cell in every if any(fnmatch.fnmatchcase(cell.name, glob) for glob in globs)]
     if quick:
-        return [cell for cell in CELLS if cell.in_quick]
-    return [cell for cell in CELLS if full or cell.in_subset]
+        return [cell for cell in every if cell.in_quick]
+    return [cell for cell in every if full or cell.in_subset]

@@ -9,13 +9,15 @@ import functools
 import importlib.metadata
 import json
 import os
+import re
 import resource
 import select
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,17 +29,20 @@ HERE = Path(__file__).parent
 SOURCES = {name: HERE / f"{name}.c" for name in ("load", "floor")}
 TLS_SUFFIX = "-tls"
 TLS_OPTIONS = {True: (["-DWITH_TLS"], ["-lssl", "-lcrypto"]), False: ([], [])}
-BODY = "Hello, world!"
-"""Of every HTTP response."""
 CERTIFICATE_DAYS = 3650
 START_TIMEOUT_S = 20
 SAMPLE_TIMEOUT_S = 60
 """Beyond the time that a sample is meant to take."""
+NO_PATH = Path()
 DESCRIPTORS_SPARE = 64
 PROCESS_START_S = 0.15
 """What a fresh interpreter takes till it has a loop: for the estimate of the duration only."""
 FRAMEWORK_START_S = 0.5
 """... and what importing a web framework adds."""
+WRK_S = 1
+"""wrk counts in whole seconds."""
+OPERATION_EXPECTED_S = 1e-5
+"""Of making and closing a listener: for the number of them in a sample only."""
 
 
 class SampleFailed(Exception):
@@ -64,6 +69,8 @@ class Scale:
         """About how long one sample takes."""
         if cell.micro:
             return PROCESS_START_S + 1.5 * self.micro_s
+        if "wrk" in cell.needs:
+            return PROCESS_START_S + max(WRK_S, self.window_s)
         window_s = self.waiting_s if cell.idle or cell.interval_us else self.window_s
         start_s = PROCESS_START_S + (FRAMEWORK_START_S if cell.framework else 0)
         connect_s = cell.connections * (2e-3 if cell.transport == "tls" else 1e-4)
@@ -128,21 +135,24 @@ def binary(name: str) -> Path:
 
 def compile_programs(*, tls: bool = False) -> None:
     """Compile what is missing or older than its source."""
-    more, libraries = TLS_OPTIONS[tls]
     for name, source in SOURCES.items():
-        target = binary(name + TLS_SUFFIX if tls else name)
-        if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
-            continue
-        compiler = os.environ.get("CC", "cc")
-        if shutil.which(compiler) is None:
-            raise SetupFailed(f"the load program needs a C compiler ({compiler}): apt-get install gcc libc6-dev")
-        target.parent.mkdir(exist_ok=True)
-        unfinished = target.with_suffix(f".{os.getpid()}")
-        command = [compiler, "-O2", "-Wall", "-Wextra", *more, "-o", str(unfinished), str(source), *libraries]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SetupFailed(f"{' '.join(command)} failed:\n{done.stderr}")
-        unfinished.replace(target)
+        compile_program(binary(name + TLS_SUFFIX if tls else name), [source], *TLS_OPTIONS[tls])
+
+
+def compile_program(target: Path, sources: Sequence[Path], options: Sequence[str], libraries: Sequence[str]) -> None:
+    """Compile the first of these files if the program is missing or older than any of them."""
+    if target.exists() and all(target.stat().st_mtime >= source.stat().st_mtime for source in sources):
+        return
+    compiler = os.environ.get("CC", "cc")
+    if shutil.which(compiler) is None:
+        raise SetupFailed(f"the load program needs a C compiler ({compiler}): apt-get install gcc libc6-dev")
+    target.parent.mkdir(exist_ok=True)
+    unfinished = target.with_suffix(f".{os.getpid()}")
+    command = [compiler, "-O2", "-Wall", "-Wextra", *options, "-o", str(unfinished), str(sources[0]), *libraries]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SetupFailed(f"{' '.join(command)} failed:\n{done.stderr}")
+    unfinished.replace(target)
 
 
 def certificate() -> tuple[Path, Path]:
@@ -174,6 +184,9 @@ def missing(need: str) -> str:
             return "no certificate without the openssl command: apt-get install openssl"
         if not all(path.exists() for path in certificate()):
             make_certificate(*certificate())
+    elif need == "wrk":
+        if shutil.which("wrk") is None:
+            return "wrk is not installed: apt-get install wrk"
     elif need == "libssl":
         try:
             compile_programs(tls=True)
@@ -251,6 +264,13 @@ class Server:
         return f"; the server's last line: {words}" if words else ""
 
 
+def port_in(line: str) -> int:
+    """The port in the first line that a server prints: {"port": 7000}, or `listening on 127.0.0.1:7000`."""
+    if found := re.match(r"listening on [^ ]*:(\d+)", line):
+        return int(found[1])
+    return int(json.loads(line)["port"])
+
+
 @contextlib.contextmanager
 def serving(command: list[str], environment: dict[str, str] | None) -> Iterator[Server]:
     """Start an echo server, wait until it listens, and end it at the end."""
@@ -270,9 +290,10 @@ def serving(command: list[str], environment: dict[str, str] | None) -> Iterator[
             line = process.stdout.readline() if readable else b""
             if not line:
                 raise SampleFailed(said(stderr) or f"the server didn't listen after {START_TIMEOUT_S} s")
-            yield Server(process, json.loads(line)["port"], stderr)
+            yield Server(process, port_in(line.decode()), stderr)
         finally:
-            process.stdin.close()  # Which ends the server.
+            process.stdin.close()  # Which ends a server of the Python race, and SIGTERM the others.
+            process.terminate()
             try:
                 process.wait(2)
             except subprocess.TimeoutExpired:
@@ -283,9 +304,13 @@ def serving(command: list[str], environment: dict[str, str] | None) -> Iterator[
 
 def sample(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
     """Measure one arm in one cell once, or raise SampleFailed."""
+    if cell.workload:
+        return sample_program(arm, cell, scale, placement)
     if cell.micro:
         return sample_micro(arm, cell, scale, placement)
-    return sample_echo(arm, cell, scale, placement)
+    with tempfile.TemporaryDirectory(prefix="ringloop-bench-") as folder:
+        path = Path(folder) / "socket"
+        return sample_server(server_command(arm, cell, path), arm, cell, scale, placement, path)
 
 
 def sample_micro(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
@@ -327,7 +352,7 @@ def check_plausible(result: dict[str, Any], cell: Cell, window_s: float) -> None
 def server_command(arm: Arm, cell: Cell, path: Path) -> list[str]:
     """The command of an echo or HTTP server; `path` is for a Unix socket."""
     if cell.framework:
-        return arm.command("http", cell.framework, BODY)
+        return arm.command("http", cell.framework, cell.body)
     pair = list(map(str, certificate()))
     if arm.loop:
         more = {"unix": [str(path)], "tls": pair}.get(cell.transport, [])
@@ -351,20 +376,91 @@ def load_command(cell: Cell, server: Server, path: Path) -> list[str]:
     command += ["--connections", str(cell.connections)]
     if cell.transport == "tls":
         command += ["--certificate", str(certificate()[0])]
-    command += ["--http-get", "/", "--body", BODY] if cell.framework else ["--size", str(cell.size_bytes)]
+    command += ["--http-get", "/", "--body", cell.body] if cell.body else ["--size", str(cell.size_bytes)]
     if cell.interval_us:
         command += ["--interval-us", str(cell.interval_us)]
     return command
 
 
-def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
-    """Load a server in one process from another."""
+def sample_program(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
+    """Measure a program of a native arm."""
+    # The program ends when this process does, whatever that dies of.
+    command = ["setpriv", "--pdeathsig", "TERM", *arm.programs[cell.workload]]
+    if cell.micro:
+        count = max(100, int(scale.micro_s / OPERATION_EXPECTED_S))
+        result = run([*command, "--count", str(count)], arm.child_environment(), scale.micro_s, placement.measured)
+        return {"operation_us": result["ns"] / result["operations"] / 1000}
+    command += ["--workers", str(cell.workers)]
+    if cell.workers > 1:
+        # They share the CPUs with the load, as the kernel or the arm places them.
+        placement = Placement()
+    if "wrk" in cell.needs:
+        return sample_by_wrk(command, arm, cell, scale, placement)
+    return sample_server(command, arm, cell, scale, placement)
+
+
+def cpu_time_ns(pid: int) -> int:
+    """The CPU time of a process, all threads together: clock_getcpuclockid(3), which Python has for threads only."""
+    cpuclock_sched = 2
+    return time.clock_gettime_ns(~pid << 3 | cpuclock_sched)
+
+
+def sample_by_wrk(command: list[str], arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dict[str, float]:
+    """Load an HTTP server by wrk, which shares nothing with our load. Its connecting is within its window."""
+    check_descriptors(cell.connections)
+    seconds = max(WRK_S, round(scale.window_s))
+    with serving(command, arm.child_environment()) as server:
+        pin(server.process.pid, placement.measured)
+        load = [
+            "wrk",
+            "--threads",
+            "1",
+            "--connections",
+            str(cell.connections),
+            "--duration",
+            f"{seconds}s",
+            "--latency",
+        ]
+        load.append(f"http://127.0.0.1:{server.port}/")
+        if placement.other is not None:
+            load = ["taskset", "--cpu-list", str(placement.other), *load]
+        begin_ns = cpu_time_ns(server.process.pid)
+        done = subprocess.run(load, capture_output=True, text=True, timeout=seconds + SAMPLE_TIMEOUT_S, check=False)
+        cpu_ns = cpu_time_ns(server.process.pid) - begin_ns
+        if done.returncode != 0:
+            raise SampleFailed(f"{last_line(done.stderr) or 'wrk failed'}{server.last_words()}")
+    return figures_of_wrk(done.stdout, cpu_ns)
+
+
+def figures_of_wrk(text: str, cpu_ns: int) -> dict[str, float]:
+    """What wrk has printed, and the CPU time that the server has taken for it."""
+    scales = {"us": 1.0, "ms": 1e3, "s": 1e6}
+    requests = re.search(r"(\d+) requests in ", text)
+    rate = re.search(r"Requests/sec: +([\d.]+)", text)
+    latencies = {
+        percent: float(value) * scales[unit]
+        for percent, value, unit in re.findall(r" (50|99)% +([\d.]+)(us|ms|s)\b", text)
+    }
+    if not requests or not rate or len(latencies) < 2 or requests[1] == "0":
+        raise SampleFailed(f"wrk's output isn't understood: {last_line(text)}")
+    if errors := re.search(r"(Socket errors|Non-2xx).*", text):
+        raise SampleFailed(f"wrk: {errors[0]}")
+    return {
+        "server_cpu_us": cpu_ns / int(requests[1]) / 1000,
+        "messages_per_s": float(rate[1]),
+        "latency_us_p50": latencies["50"],
+        "latency_us_p99": latencies["99"],
+    }
+
+
+def sample_server(
+    command: list[str], arm: Arm, cell: Cell, scale: Scale, placement: Placement, path: Path = NO_PATH
+) -> dict[str, float]:
+    """Load a server in one process from another; `path` is that of its Unix socket."""
     check_descriptors(cell.connections)
     waiting = cell.idle or cell.interval_us > 0
     window_s = scale.waiting_s if waiting else scale.window_s
-    with contextlib.ExitStack() as stack:
-        path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringloop-bench-"))) / "socket"
-        server = stack.enter_context(serving(server_command(arm, cell, path), arm.child_environment()))
+    with serving(command, arm.child_environment()) as server:
         pin(server.process.pid, placement.measured)
         load = load_command(cell, server, path)
         load += ["--duration", str(window_s), "--warm-up", str(scale.warm_up_s)]
@@ -384,7 +480,7 @@ def sample_echo(arm: Arm, cell: Cell, scale: Scale, placement: Placement) -> dic
         "messages_per_s": result["messages_per_s"],
         "in_flight_average": result["in_flight_average"],
     }
-    if not cell.framework:
+    if not cell.body:
         figures["megabytes_per_s"] = result["megabytes_per_s"]
     if cell.idle:
         return figures

@@ -4,7 +4,7 @@ import sys
 import textwrap
 import time
 
-from bench.arms import CONTROL, FLOOR, Presence
+from bench.arms import Presence
 from bench.goals import Verdict
 from bench.ratios import show
 from bench.results import CellResult, Results
@@ -52,7 +52,7 @@ class Progress:
         self.planned_s += planned_s
 
 
-def print_setting(results: Results, expected_s: float, cells: int) -> None:
+def print_setting(results: Results, expected_s: float, cells: int, control: str) -> None:
     """What will be measured, on what."""
     facts = results.environment
     say(f"Python {facts['python']}, Linux {facts['kernel']}, {facts['cpu_model']}, {facts['cpus_usable']} CPUs")
@@ -64,7 +64,8 @@ def print_setting(results: Results, expected_s: float, cells: int) -> None:
         say(f"note: the load average is {load:.2f}; whatever else runs here makes the figures less certain")
     say(f"{cells} cells, {results.scale.rounds} round{'s' * (results.scale.rounds > 1)}, about {minutes(expected_s)}")
     say(
-        "ratios: the median over the rounds of the ratio within a round (and its range); above 1 is better than asyncio"
+        "ratios: the median over the rounds of the ratio within a round (and its range);"
+        f" above 1 is better than {control}"
     )
 
 
@@ -78,13 +79,13 @@ def print_left_out(reasons: dict[str, str]) -> None:
 def print_cell(result: CellResult) -> None:
     """The rows of one cell: the first figure with its ratios, then the others."""
     first, *others = result.cell.metrics
-    with_floor = FLOOR in result.samples and first.has_ratio
-    with_ratio = CONTROL in result.samples and first.has_ratio
+    floor = result.floor if first.has_ratio else None
+    with_ratio = result.control in result.samples and first.has_ratio
     say()
     say(f"{result.cell.name}: {result.cell.title}")
     head = f"  {'':{ARM_WIDTH}}{first.unit:>{VALUE_WIDTH}}"
-    head += f"  {'x asyncio':{RATIO_WIDTH}}" if with_ratio else ""
-    head += f"  {'of the floor':{RATIO_WIDTH}}" if with_floor else ""
+    head += f"  {f'x {result.control}':{RATIO_WIDTH}}" if with_ratio else ""
+    head += f"  {'of the floor':{RATIO_WIDTH}}" if floor else ""
     say((head + "".join(f"{metric.unit:>{VALUE_WIDTH}}" for metric in others)).rstrip())
     for arm in result.samples:
         value = result.median(arm, first.key)
@@ -94,10 +95,10 @@ def print_cell(result: CellResult) -> None:
             continue
         row = f"  {arm:{ARM_WIDTH}}{show(value):>{VALUE_WIDTH}}"
         if with_ratio:
-            advantage = result.advantage(arm, CONTROL, first.key)
-            row += f"  {'control' if arm == CONTROL else str(advantage or ''):{RATIO_WIDTH}}"
-        if with_floor:
-            row += f"  {'' if arm == FLOOR else str(result.ratio(arm, FLOOR, first.key) or ''):{RATIO_WIDTH}}"
+            advantage = result.advantage(arm, result.control, first.key)
+            row += f"  {'control' if arm == result.control else str(advantage or ''):{RATIO_WIDTH}}"
+        if floor:
+            row += f"  {'floor' if arm == floor else str(result.ratio(arm, floor, first.key) or ''):{RATIO_WIDTH}}"
         for metric in others:
             other = result.median(arm, metric.key)
             row += f"{'' if other is None else show(other):>{VALUE_WIDTH}}"
@@ -106,21 +107,21 @@ def print_cell(result: CellResult) -> None:
             say(f"  {'':{ARM_WIDTH}}failed in {reason}")
 
 
-def print_summary(results: Results) -> None:
-    """How many times better than asyncio, all cells at a glance."""
+def print_summary(results: Results, control: str) -> None:
+    """How many times better than the control, all cells at a glance."""
     present = [presence.arm.name for presence in results.presences if not presence.problem]
-    arms = [name for name in present if name != CONTROL]
+    arms = [name for name in present if name != control]
     compared = [result for result in results.cells.values() if result.cell.metrics[0].has_ratio]
-    if not compared or not arms or CONTROL not in present:
+    if not compared or not arms or control not in present:
         return
     width = max(len(arm) for arm in arms) + 2
     say()
-    say("How many times better than asyncio, in the first figure of each cell:")
+    say(f"How many times better than {control}, in the first figure of each cell:")
     say(f"  {'':26}" + "".join(f"{arm:>{width}}" for arm in arms))
     for result in compared:
         row = f"  {result.cell.name:26}"
         for arm in arms:
-            advantage = result.advantage(arm, CONTROL, result.cell.metrics[0].key)
+            advantage = result.advantage(arm, control, result.cell.metrics[0].key)
             text = show(advantage.median) if advantage else "failed" if result.failures.get(arm) else ""
             row += f"{text:>{width}}"
         say(row.rstrip())

@@ -28,6 +28,16 @@ class CellResult:
     """What went wrong, by arm."""
     orders: list[list[str]] = field(default_factory=list)
     """The order of the arms within each round."""
+    control: str = CONTROL
+    floors: tuple[str, ...] = (FLOOR,)
+
+    @property
+    def floor(self) -> str | None:
+        """The best of the floors in this cell, by the median of the first figure."""
+        key = self.cell.metrics[0].key
+        medians = {name: median for name in self.floors if (median := self.median(name, key)) is not None}
+        # No floor takes part where more is better in the first figure.
+        return min(medians, key=lambda name: medians[name]) if medians else None
 
     def series(self, arm: str, metric: str) -> list[float | None]:
         """One figure of one arm, by round."""
@@ -55,13 +65,14 @@ class CellResult:
                 entry: dict[str, Any] = {"median": self.median(arm, metric.key), "unit": metric.unit}
                 if metric.has_ratio:
                     for name, ratio in (
-                        ("times_better_than_asyncio", self.advantage(arm, CONTROL, metric.key)),
-                        ("times_floor", self.ratio(arm, FLOOR, metric.key)),
+                        (f"times_better_than_{self.control}", self.advantage(arm, self.control, metric.key)),
+                        ("times_floor", self.ratio(arm, self.floor, metric.key) if self.floor else None),
                     ):
                         entry[name] = asdict(ratio) if ratio else None
                 summary[arm][metric.key] = entry
         return {
             "title": self.cell.title,
+            "floor": self.floor,
             "orders": self.orders,
             "failures": self.failures,
             "samples": self.samples,

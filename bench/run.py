@@ -9,7 +9,8 @@ import datetime
 import random
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # Run as a file, but made of modules of one package.
@@ -31,13 +32,45 @@ Plan = list[tuple[cells.Cell, list[arms.Arm]]]
 """Each cell, and who takes part in it."""
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+@dataclass(frozen=True)
+class Contest:
+    """Who races in what, and which goals rest on it."""
+
+    name: str
+    """In the name of the results' file."""
+    contestants: Sequence[arms.Arm]
+    control: str
+    floors: tuple[str, ...]
+    choose: Callable[..., list[cells.Cell]]
+    """The cells that the options ask for, as `cells.choose`."""
+    probe: Callable[[arms.Arm], arms.Presence]
+    judge: Callable[[dict[str, results.CellResult]], list[goals.Verdict]]
+    subset: measure.Scale
+    full: measure.Scale
+
+
+PYTHON = Contest(
+    name=f"py{sys.version_info[0]}.{sys.version_info[1]}",
+    contestants=arms.ARMS,
+    control=arms.CONTROL,
+    floors=(arms.FLOOR,),
+    choose=cells.choose,
+    probe=arms.probe,
+    judge=goals.judge,
+    subset=SUBSET,
+    full=FULL,
+)
+
+
+def parse(arguments: list[str], contest: Contest) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--full", action="store_true", help="every cell, with longer samples and more rounds")
     extent.add_argument("--quick", action="store_true", help="a check that everything runs; measures nothing")
-    parser.add_argument("--arms", metavar="A,B", help="only these, by name; stock asyncio is the control of the ratios")
+    parser.add_argument(
+        "--arms", metavar="A,B", help=f"only these, by name; {contest.control} is the control of the ratios"
+    )
     parser.add_argument(
         "--cells", metavar="GLOB", action="append", default=[], help="only these, as 'echo/*/1KB/50'; repeatable"
     )
@@ -45,10 +78,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--rounds",
         type=int,
         metavar="N",
-        help=f"({ROUNDS_LEAST} to {ROUNDS_MOST}, as fit in {SUBSET_S} s; --full {FULL.rounds})",
+        help=f"({ROUNDS_LEAST} to {ROUNDS_MOST}, as fit in {SUBSET_S} s; --full {contest.full.rounds})",
     )
     parser.add_argument("--seconds", type=float, metavar="S", help="the measured time of a sample, in every cell")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON file (bench/results/DATE-PYTHON.json)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"the JSON file (bench/results/DATE-{contest.name}.json)"
+    )
     parser.add_argument(
         "--placement",
         choices=("apart", "free"),
@@ -65,21 +100,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def choose_arms(names: str | None) -> list[arms.Arm]:
+def choose_arms(names: str | None, every: Sequence[arms.Arm]) -> list[arms.Arm]:
     """Return the arms that the user asks for, or all."""
     if not names:
-        return list(arms.ARMS)
-    known = {arm.name: arm for arm in arms.ARMS}
+        return list(every)
+    known = {arm.name: arm for arm in every}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in known:
             raise measure.SetupFailed(f"there is no arm {name}; there are: {', '.join(known)}")
-    return [arm for arm in arms.ARMS if arm.name in wanted]
+    return [arm for arm in every if arm.name in wanted]
 
 
-def choose_scale(options: argparse.Namespace) -> measure.Scale:
+def choose_scale(options: argparse.Namespace, contest: Contest) -> measure.Scale:
     """Return how long and how often."""
-    scale = FULL if options.full else QUICK if options.quick else SUBSET
+    scale = contest.full if options.full else QUICK if options.quick else contest.subset
     if options.rounds:
         scale = replace(scale, rounds=options.rounds)
     if options.seconds:
@@ -94,7 +129,9 @@ def expect_s(plan: Plan, scale: measure.Scale) -> float:
 
 
 def takes_part(arm: arms.Arm, cell: cells.Cell) -> bool:
-    """The raw C program has no scheduler to measure; some loops lack a feature."""
+    """The raw C program has no scheduler to measure; some loops lack a feature; native arms have a program or not."""
+    if cell.workload:
+        return cell.workload in arm.programs
     return cell.feature not in arm.lacks if arm.loop else cell.floor
 
 
@@ -131,16 +168,16 @@ def race(
             progress.advance(scale.sample_s(cell))
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], contest: Contest = PYTHON) -> int:
     """Run the race; return the exit status."""
-    options = parse(arguments)
+    options = parse(arguments, contest)
     try:
-        asked = choose_arms(options.arms)
-        chosen = cells.choose(options.cells, full=options.full or options.list, quick=options.quick)
+        asked = choose_arms(options.arms, contest.contestants)
+        chosen = contest.choose(options.cells, full=options.full or options.list, quick=options.quick)
         if not chosen:
             raise measure.SetupFailed("no cell has such a name; --list shows them")
         if options.list:
-            print_list(asked, chosen)
+            print_list([contest.probe(arm) for arm in asked], chosen)
             return 0
         measure.compile_programs()
         chosen, left_out = leave_out(chosen)
@@ -149,9 +186,9 @@ def main(arguments: list[str]) -> int:
         print(f"bench: {failure}", file=sys.stderr)
         return 2
 
-    presences = [arms.probe(arm) for arm in asked]
+    presences = [contest.probe(arm) for arm in asked]
     present = [presence.arm for presence in presences if not presence.problem]
-    scale = choose_scale(options)
+    scale = choose_scale(options, contest)
     placement = measure.place_apart() if options.placement == "apart" else measure.Placement()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     plan: Plan = [(cell, [arm for arm in present if takes_part(arm, cell)]) for cell in chosen]
@@ -161,16 +198,17 @@ def main(arguments: list[str]) -> int:
     expected_s = scale.rounds * expect_s(plan, scale)
     found = results.Results(presences, scale, seed, results.environment(placement), left_out)
     date = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    output = options.output or RESULTS / f"{date}-py{sys.version_info[0]}.{sys.version_info[1]}.json"
+    output = options.output or RESULTS / f"{date}-{contest.name}.json"
 
-    report.print_setting(found, expected_s, len(chosen))
+    report.print_setting(found, expected_s, len(chosen), contest.control)
     report.print_left_out(left_out)
     progress = report.Progress(expected_s)
     dice = random.Random(seed)
     begin = time.monotonic()
     try:
         for cell, contestants in plan:
-            result = results.CellResult(cell, {arm.name: [] for arm in contestants})
+            samples: dict[str, list[dict[str, float] | None]] = {arm.name: [] for arm in contestants}
+            result = results.CellResult(cell, samples, control=contest.control, floors=contest.floors)
             found.cells[cell.name] = result
             race(cell, contestants, scale, placement, dice, progress, result)
             report.print_cell(result)
@@ -181,20 +219,20 @@ def main(arguments: list[str]) -> int:
             report.print_cell(list(found.cells.values())[-1])
         report.say("\ninterrupted: what follows rests on what was measured till then")
 
-    report.print_summary(found)
-    verdicts = [] if options.quick else goals.judge(found.cells)
+    report.print_summary(found, contest.control)
+    verdicts = [] if options.quick else contest.judge(found.cells)
     found.verdicts = [verdict.record() for verdict in verdicts]
     report.print_verdicts(verdicts)
     found.write(output)
     report.say(f"\n{report.minutes(time.monotonic() - begin)}; every sample is in {output}")
     if found.interrupted:
         return 130
-    return 1 if report_failures(found) else 0
+    return 1 if report_failures(found, contest) else 0
 
 
-def report_failures(found: results.Results) -> bool:
+def report_failures(found: results.Results, contest: Contest) -> bool:
     """Repeat what has failed, and say whether any of it is ours: a peer may lack a feature, ringloop may not."""
-    ours = {arm.name for arm in arms.ARMS if arm.own or arm.name in (arms.CONTROL, arms.FLOOR)}
+    ours = {arm.name for arm in contest.contestants if arm.own or arm.name in (contest.control, *contest.floors)}
     failed = False
     for presence in found.presences:
         if presence.broken:
@@ -209,10 +247,10 @@ def report_failures(found: results.Results) -> bool:
     return failed
 
 
-def print_list(asked: list[arms.Arm], chosen: list[cells.Cell]) -> None:
+def print_list(presences: list[arms.Presence], chosen: list[cells.Cell]) -> None:
     """Say what could be measured."""
     report.say("arms:")
-    report.print_presences([arms.probe(arm) for arm in asked])
+    report.print_presences(presences)
     report.say("cells (those with a star run without --full as well):")
     for cell in chosen:
         report.say(f"  {'*' if cell.in_subset else ' '} {cell.name:26} {cell.title}")
