@@ -1,0 +1,224 @@
+//! The command line.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use crate::run::Settings;
+use crate::system;
+
+const VERSION: &str = if cfg!(debug_assertions) {
+    concat!(env!("CARGO_PKG_VERSION"), " (debug)")
+} else {
+    concat!(env!("CARGO_PKG_VERSION"), " (release)")
+};
+
+/// Loads a TCP server, checks every byte that comes back, and measures: throughput, latency, and what the server's processes cost.
+///
+/// Prints JSON on stdout, one object per line: events while it runs ("connected", "window_start", "progress" once per second,
+/// "window_end"), and as the last line the "result". Sizes are in bytes, times on the command line in seconds, times in the output in
+/// the unit that their names end with (_s, _ns).
+///
+/// Exit status: 0 if it measured, also if the server made mistakes (they are in the result); 1 if it could not measure (stderr says why);
+/// 2 for a wrong command line. Ctrl-C ends a run early and still prints its result, with "interrupted": true.
+#[derive(Debug, Parser)]
+#[command(name = "ringlab-load", version = VERSION, max_term_width = 120)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) workload: Workload,
+}
+
+/// What to run.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Workload {
+    /// Messages that an echo server sends back, on many connections: framed and checked, or endless streams
+    ///
+    /// A frame carries the number of its connection, its sequence number and seeded random bytes; each connection sends the next one
+    /// when it has the whole echo (closed loop). A single wrong byte ends the run and makes it void. An operation is one frame.
+    Echo(Echo),
+}
+
+/// What all workloads understand.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Common {
+    /// Server to load, as HOST:PORT
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
+    pub(crate) address: SocketAddr,
+
+    /// Seconds for which the load runs before anything is counted
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
+    pub(crate) warm_up: Duration,
+
+    /// Seconds that are measured
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    #[serde(rename = "window_s", serialize_with = "as_seconds")]
+    pub(crate) window: Duration,
+
+    /// Seconds over which the connections are opened, evenly; 0: as fast as the server takes them
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
+    #[serde(rename = "ramp_s", serialize_with = "as_seconds")]
+    pub(crate) ramp: Duration,
+
+    /// Seconds after which an answer or a connection counts as lost
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
+    #[serde(rename = "timeout_s", serialize_with = "as_seconds")]
+    pub(crate) timeout: Duration,
+
+    /// Ends the window once so many operations are counted (or a few more), if it isn't over before
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_operations: Option<u64>,
+
+    /// Seed of the bytes that are sent, and of the order in which connections are used
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// CPUs for the generator's threads, as in 1 or 2,3 or 4-7: the first thread gets the first, and so on in turn
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub(crate) cpu: Option<Cpus>,
+
+    /// Process of the server, whose CPU time and memory to account for; may be given several times
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) account: Vec<i32>,
+
+    /// Never sleep: look for events all the time. For a generator with a CPU of its own; its CPU time then says nothing
+    #[arg(long)]
+    pub(crate) spin: bool,
+
+    /// Include the latency histograms in the result, in HdrHistogram's compressed V2 format, as base64
+    #[arg(long)]
+    pub(crate) hdr: bool,
+}
+
+/// How many connections, and from how many threads.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Load {
+    /// Connections to open; by default 50, and 1 for rtt
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) connections: Option<u32>,
+
+    /// Threads of the generator, among which the connections are divided
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: u32,
+
+    /// Requests in flight on each connection
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) pipeline: u32,
+}
+
+/// What an echo server is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Frames, of which each waits for the echo of the one before
+    Framed,
+    /// 'hello world' over and over, written as fast as the server takes it. An operation is one such message; there are no latencies
+    Stream,
+}
+
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Echo {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) common: Common,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) load: Load,
+
+    /// Size of each frame in bytes (framed mode)
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=256 * 1024 * 1024))]
+    #[serde(rename = "size_bytes")]
+    pub(crate) size: u64,
+
+    /// What to send
+    #[arg(long, value_enum, default_value_t = Mode::Framed)]
+    pub(crate) mode: Mode,
+}
+
+impl Common {
+    /// The settings of a run with that load.
+    pub(crate) fn settings(
+        &self,
+        load: &Load,
+        connections_default: u32,
+        rate: Option<f64>,
+    ) -> Settings {
+        let connections = load.connections.unwrap_or(connections_default);
+        Settings {
+            address: self.address,
+            connections,
+            pipeline: load.pipeline,
+            // More threads than connections would have nothing to do.
+            threads: load.threads.min(connections) as usize,
+            cpus: self.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
+            ramp_ns: system::ns(self.ramp),
+            warm_up_ns: system::ns(self.warm_up),
+            window_ns: system::ns(self.window),
+            rate,
+            max_operations: self.max_operations,
+            timeout_ns: system::ns(self.timeout),
+            seed: self.seed,
+            spin: self.spin,
+            account: self.account.clone(),
+            hdr: self.hdr,
+        }
+    }
+}
+
+/// Numbers of CPUs.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cpus(pub(crate) Vec<usize>);
+
+fn parse_cpus(text: &str) -> Result<Cpus, String> {
+    let number = |text: &str| {
+        let number = text.trim().parse::<usize>();
+        number.map_err(|_| format!("'{text}' is not the number of a CPU"))
+    };
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        match part.split_once('-') {
+            None => cpus.push(number(part)?),
+            Some((first, last)) => {
+                let (first, last) = (number(first)?, number(last)?);
+                if first > last || last - first > 4096 {
+                    return Err(format!("'{part}' is not a range of CPUs"));
+                }
+                cpus.extend(first..=last);
+            }
+        }
+    }
+    Ok(Cpus(cpus))
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let mut addresses = text
+        .to_socket_addrs()
+        .map_err(|error| format!("{error}; write it as HOST:PORT, for example 127.0.0.1:5050"))?;
+    addresses
+        .next()
+        .ok_or_else(|| format!("'{text}' has no address"))
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "write it as a number of seconds, for example 0.5".to_owned())?;
+    if !(0.0..=86_400.0).contains(&seconds) {
+        return Err("it must be from 0 to 86400 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
+    match parse_seconds(text)? {
+        Duration::ZERO => Err("it must be more than 0 seconds".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+fn as_seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}

@@ -1,0 +1,168 @@
+//! What can go wrong on a connection, by kind, and how it is counted.
+
+use std::fmt;
+use std::io;
+use std::sync::Mutex;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// The kinds of failures. One of the kinds that [void](Kind::voids) a run ends it at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    /// A connection couldn't be made.
+    Connect,
+    /// The server reset a connection.
+    Reset,
+    /// The server closed a connection before it answered.
+    Closed,
+    /// The server closed or reset a connection in the middle of an answer.
+    HalfAnswer,
+    /// No answer came in time.
+    Timeout,
+    /// An answer has other bytes than it must have.
+    Mismatch,
+    /// Bytes came that answer nothing.
+    Unexpected,
+    /// An HTTP response with another status than 200.
+    Status,
+    /// Something that isn't an HTTP response.
+    Malformed,
+    /// Anything else that the kernel reports on a connection.
+    Other,
+}
+
+const KINDS: [Kind; 10] = [
+    Kind::Connect,
+    Kind::Reset,
+    Kind::Closed,
+    Kind::HalfAnswer,
+    Kind::Timeout,
+    Kind::Mismatch,
+    Kind::Unexpected,
+    Kind::Status,
+    Kind::Malformed,
+    Kind::Other,
+];
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Reset => "reset",
+            Self::Closed => "closed",
+            Self::HalfAnswer => "half_answer",
+            Self::Timeout => "timeout",
+            Self::Mismatch => "mismatch",
+            Self::Unexpected => "unexpected",
+            Self::Status => "status",
+            Self::Malformed => "malformed",
+            Self::Other => "other",
+        }
+    }
+
+    /// After it no figure of the run can be trusted: what was measured isn't what was asked for.
+    pub(crate) fn voids(self) -> bool {
+        matches!(self, Self::Mismatch | Self::Unexpected)
+    }
+}
+
+/// One failure, in words.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) kind: Kind,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+/// All failures of a run: how many of each kind, and the first of each in words. Shared by the threads; nothing of it is touched
+/// while all goes well.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    kinds: Mutex<[(u64, Option<String>); KINDS.len()]>,
+}
+
+impl Failures {
+    pub(crate) fn add(&self, failure: Failure) {
+        let mut kinds = self
+            .kinds
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (count, first) = &mut kinds[failure.kind as usize];
+        *count += 1;
+        first.get_or_insert(failure.message);
+    }
+
+    /// The number of failures of all kinds.
+    pub(crate) fn total(&self) -> u64 {
+        self.read(|kinds| kinds.iter().map(|(count, _)| count).sum())
+    }
+
+    /// The first failure of a kind, in words.
+    pub(crate) fn first(&self, kind: Kind) -> Option<String> {
+        self.read(|kinds| kinds[kind as usize].1.clone())
+    }
+
+    /// `{KIND: {"count": N, "first": TEXT}}`, with the kinds that there were.
+    pub(crate) fn to_json(&self) -> Value {
+        self.read(|kinds| {
+            let mut object = Map::new();
+            for kind in KINDS {
+                let (count, first) = &kinds[kind as usize];
+                if *count == 0 {
+                    continue;
+                }
+                object.insert(kind.name().into(), json!({"count": count, "first": first}));
+            }
+            Value::Object(object)
+        })
+    }
+
+    fn read<R>(&self, look: impl FnOnce(&[(u64, Option<String>); KINDS.len()]) -> R) -> R {
+        look(
+            &self
+                .kinds
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        )
+    }
+}
+
+/// Why a connection couldn't be made, with what to do about it.
+pub(crate) fn connect_failure(
+    number: u32,
+    address: std::net::SocketAddr,
+    error: &io::Error,
+) -> Failure {
+    let advice = match error.raw_os_error() {
+        Some(libc::EADDRNOTAVAIL) => format!(
+            "; no local port is free: there are {} for one address (net.ipv4.ip_local_port_range), and closed connections keep theirs \
+             for a minute",
+            crate::system::local_ports()
+                .map_or_else(|| "few".to_owned(), |count| count.to_string())
+        ),
+        Some(libc::EMFILE) => "; this process may open no more descriptors (ulimit -n)".to_owned(),
+        Some(libc::ENFILE) => "; the machine may open no more descriptors (fs.file-max)".to_owned(),
+        Some(libc::ECONNREFUSED) => "; is the server listening there?".to_owned(),
+        _ => String::new(),
+    };
+    Failure::new(
+        Kind::Connect,
+        format!("connection {number} to {address} failed: {error}{advice}"),
+    )
+}

@@ -1,0 +1,270 @@
+//! The bytes of echo frames: each frame says which connection and which message it is, and the rest follows from a seed.
+//!
+//! A frame of `size` bytes is a header of 16 bytes and filler. The header is an 8-byte mark, which is a hash of seed, connection
+//! and sequence, then the connection's number and the frame's sequence number (4 bytes each, little-endian). The filler is a part
+//! of one fixed sequence of random bytes; which part depends on the mark. So neighbouring frames differ in every place, and no
+//! frame costs more than writing 16 bytes. Frames shorter than 16 bytes have the beginning of the header.
+
+use std::io::{self, Write};
+
+use crate::failure::{Failure, Kind};
+
+const HEADER_BYTES: usize = 16;
+/// How many different parts of the filler frames begin with. A prime, so that no regular pattern of numbers uses few of them.
+const VARIANTS: usize = 4093;
+/// How much is sent at once where several frames are due.
+const TOGETHER_BYTES: usize = 64 * 1024;
+
+/// The bytes of all frames of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Pattern {
+    seed: u64,
+    size: usize,
+    filler: Vec<u8>,
+    /// Where several frames are put together.
+    together: Vec<u8>,
+}
+
+/// Which frame a header belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) connection: u32,
+    pub(crate) sequence: u32,
+}
+
+/// A bijection of 64 bits that leaves no pattern (splitmix64's finalizer, by Sebastiano Vigna, in the public domain).
+pub(crate) fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+impl Pattern {
+    /// Frames of `size` bytes (at least one).
+    pub(crate) fn new(seed: u64, size: usize) -> Self {
+        let filler = (0..(size + VARIANTS).div_ceil(8) as u64)
+            .flat_map(|word| mix(seed ^ mix(word)).to_le_bytes())
+            .collect();
+        Self {
+            seed,
+            size,
+            filler,
+            together: Vec::new(),
+        }
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    fn mark(&self, frame: Frame) -> u64 {
+        let number = (u64::from(frame.connection) << 32) | u64::from(frame.sequence);
+        mix(self.seed ^ mix(number))
+    }
+
+    /// The header, and where the filler begins.
+    fn header(&self, frame: Frame) -> ([u8; HEADER_BYTES], usize) {
+        let mark = self.mark(frame);
+        let mut header = [0; HEADER_BYTES];
+        header[..8].copy_from_slice(&mark.to_le_bytes());
+        header[8..12].copy_from_slice(&frame.connection.to_le_bytes());
+        header[12..].copy_from_slice(&frame.sequence.to_le_bytes());
+        (header, (mark % VARIANTS as u64) as usize)
+    }
+
+    /// Writes `frames` frames from `first` on, beginning at byte `position` of it, in one call; returns how many bytes were taken.
+    pub(crate) fn write(
+        &mut self,
+        mut to: impl Write,
+        first: Frame,
+        position: usize,
+        frames: usize,
+    ) -> io::Result<usize> {
+        if frames == 1 || self.size >= TOGETHER_BYTES {
+            return self.with_frame(first, |frame| to.write(&frame[position..]));
+        }
+        let mut together = std::mem::take(&mut self.together);
+        together.clear();
+        let count = frames.min((TOGETHER_BYTES + position).div_ceil(self.size));
+        for index in 0..count as u32 {
+            let frame = Frame {
+                sequence: first.sequence.wrapping_add(index),
+                ..first
+            };
+            self.with_frame(frame, |frame| together.extend_from_slice(frame));
+        }
+        let result = to.write(&together[position..]);
+        self.together = together;
+        result
+    }
+
+    /// Shows a frame in one piece: its header is laid over the filler for that time.
+    pub(crate) fn with_frame<R>(&mut self, frame: Frame, show: impl FnOnce(&[u8]) -> R) -> R {
+        let (header, offset) = self.header(frame);
+        let length = HEADER_BYTES.min(self.size);
+        let mut covered = [0; HEADER_BYTES];
+        covered[..length].copy_from_slice(&self.filler[offset..offset + length]);
+        self.filler[offset..offset + length].copy_from_slice(&header[..length]);
+        let result = show(&self.filler[offset..offset + self.size]);
+        self.filler[offset..offset + length].copy_from_slice(&covered[..length]);
+        result
+    }
+
+    /// Whether `received` is what stands at byte `position` of a frame, of which it may be a part.
+    pub(crate) fn check(
+        &mut self,
+        frame: Frame,
+        position: usize,
+        received: &[u8],
+    ) -> Result<(), Failure> {
+        let (header, offset) = self.header(frame);
+        let header = &header[..HEADER_BYTES.min(self.size)];
+        let in_header = header.len().saturating_sub(position).min(received.len());
+        let (first, rest) = received.split_at(in_header);
+        let at = offset + position + in_header;
+        if first == &header[position.min(header.len())..][..in_header]
+            && rest == &self.filler[at..at + rest.len()]
+        {
+            return Ok(());
+        }
+        Err(self.explain(frame, position, received))
+    }
+
+    /// Says in words what is wrong with received bytes.
+    #[cold]
+    fn explain(&mut self, frame: Frame, position: usize, received: &[u8]) -> Failure {
+        let size = self.size;
+        let (at, expected) = self.with_frame(frame, |right| {
+            let right = &right[position..];
+            let at = received
+                .iter()
+                .zip(right)
+                .position(|(came, sent)| came != sent)
+                .unwrap_or(0);
+            (at, right[at])
+        });
+        let came = if position == 0 {
+            self.recognize(received)
+        } else {
+            None
+        };
+        let came = came.map_or_else(String::new, |other| {
+            format!(
+                "; what came begins as message {} of connection {}",
+                other.sequence, other.connection
+            )
+        });
+        Failure::new(
+            Kind::Mismatch,
+            format!(
+                "wrong echo on connection {}, message {}: byte {} of {size} is 0x{:02x}, 0x{expected:02x} was sent{came}",
+                frame.connection,
+                frame.sequence,
+                position + at,
+                received[at],
+            ),
+        )
+    }
+
+    /// The frame that received bytes begin with, if it is one of this run.
+    fn recognize(&self, received: &[u8]) -> Option<Frame> {
+        let number = |range| {
+            Some(u32::from_le_bytes(
+                received
+                    .get::<std::ops::Range<usize>>(range)?
+                    .try_into()
+                    .ok()?,
+            ))
+        };
+        let frame = Frame {
+            connection: number(8..12)?,
+            sequence: number(12..16)?,
+        };
+        (received[..8] == self.mark(frame).to_le_bytes()).then_some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(connection: u32, sequence: u32) -> Frame {
+        Frame {
+            connection,
+            sequence,
+        }
+    }
+
+    fn bytes_of(pattern: &mut Pattern, which: Frame) -> Vec<u8> {
+        pattern.with_frame(which, <[u8]>::to_vec)
+    }
+
+    #[test]
+    fn a_frame_passes_in_any_pieces_and_no_other_frame_does() {
+        for size in [1, 7, 8, 15, 16, 17, 1024, 70_000] {
+            let mut pattern = Pattern::new(7, size);
+            let sent = bytes_of(&mut pattern, frame(3, 9));
+            assert_eq!(sent.len(), size);
+            for split in [0, 1, 8, 15, 16, 17, size / 2, size] {
+                let split = split.min(size);
+                pattern.check(frame(3, 9), 0, &sent[..split]).unwrap();
+                pattern.check(frame(3, 9), split, &sent[split..]).unwrap();
+            }
+            assert!(size < 8 || pattern.check(frame(3, 10), 0, &sent).is_err());
+            assert!(size < 8 || pattern.check(frame(4, 9), 0, &sent).is_err());
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found_at_its_byte() {
+        let mut pattern = Pattern::new(1, 100);
+        let sent = bytes_of(&mut pattern, frame(0, 1));
+        for position in 0..100 {
+            let mut received = sent.clone();
+            received[position] ^= 0x10;
+            let failure = pattern.check(frame(0, 1), 0, &received).unwrap_err();
+            assert_eq!(failure.kind, Kind::Mismatch);
+            assert!(
+                failure.message.contains(&format!("byte {position} of 100")),
+                "{failure}"
+            );
+        }
+    }
+
+    #[test]
+    fn another_connections_frame_is_named() {
+        let mut pattern = Pattern::new(1, 64);
+        let sent = bytes_of(&mut pattern, frame(5, 17));
+        let failure = pattern.check(frame(4, 16), 0, &sent).unwrap_err();
+        assert!(
+            failure
+                .message
+                .ends_with("what came begins as message 17 of connection 5"),
+            "{failure}"
+        );
+    }
+
+    #[test]
+    fn frames_written_together_are_the_frames_one_by_one() {
+        for size in [1, 11, 1000, 64 * 1024, 100_000] {
+            let mut pattern = Pattern::new(3, size);
+            let whole: Vec<u8> = (u32::MAX - 1..=u32::MAX)
+                .chain(0..3)
+                .flat_map(|sequence| bytes_of(&mut pattern, frame(2, sequence)))
+                .collect();
+            let mut written = Vec::new();
+            while written.len() < whole.len() {
+                let (index, position) = (written.len() / size, written.len() % size);
+                let first = frame(2, (u32::MAX - 1).wrapping_add(index as u32));
+                let before = written.len();
+                let count = pattern
+                    .write(&mut written, first, position, 5 - index)
+                    .unwrap();
+                assert_eq!(written.len(), before + count);
+                assert!(count > 0);
+            }
+            assert!(written == whole, "frames of {size} bytes");
+        }
+    }
+}

@@ -1,0 +1,922 @@
+//! One thread of the generator: its connections, and the loop that serves them.
+//!
+//! In the closed loop a connection sends its next request when an answer is complete: the instant of the one is the instant of the
+//! other, so one reading of the clock serves both. In the open loop requests have intended instants, evenly spread over time
+//! and connections; a request whose connection is still busy waits, and its latency counts from the intended instant.
+//!
+//! Sockets are edge-triggered (streams excepted): each is read once per answer, and a short read says that nothing is left.
+
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::exchange::{Answer, Exchange, STREAM_MESSAGE};
+use crate::failure::{Failure, Kind, connect_failure};
+use crate::latencies::Latencies;
+use crate::pattern::{Frame, mix};
+use crate::run::{Control, Phase, Settings, Shared};
+use crate::system::{
+    EDGE_TRIGGERED, ENDED, Epoll, Event, NO_EVENT, READABLE, WRITABLE, Wait, now_ns,
+};
+
+/// The most that is received at once, in bytes.
+pub(crate) const READ_BYTES: usize = 256 * 1024;
+const EVENTS_PER_TURN: usize = 256;
+/// How many connections may be in the making at once where no ramp is asked for: fewer than a listener's shortest usual backlog.
+const CONNECTING_MAX: usize = 64;
+/// How often late answers are looked for.
+const TICK_NS: u64 = 50_000_000;
+/// How often a thread looks whether it is to begin or end, while nothing happens.
+const IDLE_NS: u64 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Not yet made.
+    New,
+    Connecting,
+    Open,
+    /// Failed; it isn't made again.
+    Dead,
+}
+
+struct Connection<P> {
+    stream: Option<TcpStream>,
+    state: State,
+    /// Its number among all connections of the run.
+    number: u32,
+    /// Requests are numbered from 0. Those below `answered` are answered, those below `sent` are sent, those below `started`
+    /// were to be sent, those below `due` should have been: `answered <= sent <= started <= due`, the last in the open loop only.
+    answered: u32,
+    sent: u32,
+    started: u32,
+    due: u32,
+    /// How much of request `sent` is sent, in bytes; how much of the message that a stream repeats.
+    position: usize,
+    /// What was sent on a stream and has not come back, in bytes.
+    outstanding: u64,
+    /// Sending failed, because the server has closed the connection or reset it.
+    broken: bool,
+    /// The server said that it will close.
+    closing: bool,
+    partial: P,
+    /// When the connection was begun, or (streams) something came last.
+    since_ns: u64,
+    /// What was answered in the window: requests, or (streams) bytes.
+    operations: u64,
+}
+
+impl<P> Connection<P> {
+    fn in_flight(&self) -> u32 {
+        self.started.wrapping_sub(self.answered)
+    }
+
+    fn unsent(&self) -> u32 {
+        self.started.wrapping_sub(self.sent)
+    }
+
+    fn frame(&self, sequence: u32) -> Frame {
+        Frame {
+            connection: self.number,
+            sequence,
+        }
+    }
+}
+
+/// The intended instants of the open loop: request `number` of this thread is due at `begin_ns + number * gap_ns`, on the
+/// connections in turn.
+struct Schedule {
+    begin_ns: u64,
+    gap_ns: f64,
+    /// The connections, in the order in which their requests are due.
+    order: Vec<u32>,
+    /// The place of each connection in that order.
+    places: Vec<u32>,
+    next: u64,
+    next_ns: u64,
+}
+
+impl Schedule {
+    fn new(connections: usize, gap_ns: f64, seed: u64) -> Self {
+        let mut order: Vec<u32> = (0..connections as u32).collect();
+        for last in (1..order.len()).rev() {
+            order.swap(
+                last,
+                (mix(seed ^ mix(last as u64)) % (last as u64 + 1)) as usize,
+            );
+        }
+        let mut places = vec![0; connections];
+        for (place, &connection) in order.iter().enumerate() {
+            places[connection as usize] = place as u32;
+        }
+        Self {
+            begin_ns: 0,
+            gap_ns,
+            order,
+            places,
+            next: 0,
+            next_ns: u64::MAX,
+        }
+    }
+
+    fn begin(&mut self, begin_ns: u64) {
+        self.begin_ns = begin_ns;
+        self.next_ns = self.instant_ns(0);
+    }
+
+    fn instant_ns(&self, number: u64) -> u64 {
+        self.begin_ns + (number as f64 * self.gap_ns) as u64
+    }
+
+    /// When request `sequence` of a connection is due.
+    fn intended_ns(&self, connection: usize, sequence: u32) -> u64 {
+        self.instant_ns(
+            u64::from(sequence) * self.order.len() as u64 + u64::from(self.places[connection]),
+        )
+    }
+
+    /// The connection whose request is due next; the one after it becomes the next.
+    fn step(&mut self) -> usize {
+        let connection = self.order[(self.next % self.order.len() as u64) as usize];
+        self.next += 1;
+        self.next_ns = self.instant_ns(self.next);
+        connection as usize
+    }
+}
+
+/// What a thread has measured.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    /// From the instant in which a request was sent.
+    pub(crate) service: Latencies,
+    /// From the instant in which it was to be sent (open loop).
+    pub(crate) corrected: Latencies,
+    /// How late requests were sent on connections that were free (open loop): the generator's own share of `corrected`.
+    pub(crate) lateness: Latencies,
+    /// How long connecting took.
+    pub(crate) connecting: Latencies,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    /// For each connection, what was answered in the window: requests, or (streams) messages.
+    pub(crate) operations: Vec<u64>,
+    pub(crate) opened: u64,
+    pub(crate) reopened: u64,
+    pub(crate) alive: u64,
+    /// Requests that were due in the window and had no answer in the end (open loop).
+    pub(crate) unfinished: u64,
+    /// The longest that a turn of the loop took, its waiting excepted.
+    pub(crate) turn_ns_max: u64,
+    /// The sum over the window of requests in flight times ns.
+    pub(crate) in_flight_ns: u128,
+}
+
+/// One thread's part of a run.
+pub(crate) struct Worker<'a, E: Exchange> {
+    settings: &'a Settings,
+    shared: &'a Shared,
+    exchange: E,
+    thread: usize,
+    epoll: Epoll,
+    connections: Vec<Connection<E::Partial>>,
+    /// When the requests in flight were started: `pipeline` places for each connection.
+    starts_ns: Vec<u64>,
+    schedule: Option<Schedule>,
+    /// New requests may be started.
+    sending: bool,
+    /// How many connections were begun, how many of these are neither open nor dead, and when the first was begun.
+    begun: usize,
+    connecting: usize,
+    begun_ns: u64,
+    ready: bool,
+    drained: bool,
+    in_flight: u64,
+    in_flight_since_ns: u64,
+    completed: u64,
+    measured: Measured,
+}
+
+impl<'a, E: Exchange> Worker<'a, E> {
+    /// The part of thread `thread`: every connection whose number leaves that rest.
+    pub(crate) fn new(
+        settings: &'a Settings,
+        shared: &'a Shared,
+        thread: usize,
+        exchange: E,
+    ) -> io::Result<Self> {
+        let connections: Vec<_> = (thread as u32..settings.connections)
+            .step_by(settings.threads)
+            .map(|number| Connection {
+                stream: None,
+                state: State::New,
+                number,
+                answered: 0,
+                sent: 0,
+                started: 0,
+                due: 0,
+                position: 0,
+                outstanding: 0,
+                broken: false,
+                closing: false,
+                partial: E::Partial::default(),
+                since_ns: 0,
+                operations: 0,
+            })
+            .collect();
+        let schedule = settings.rate.map(|rate| {
+            let own_rate = rate * connections.len() as f64 / f64::from(settings.connections);
+            Schedule::new(
+                connections.len(),
+                1e9 / own_rate,
+                settings.seed ^ thread as u64,
+            )
+        });
+        Ok(Self {
+            settings,
+            shared,
+            exchange,
+            thread,
+            epoll: Epoll::new()?,
+            starts_ns: vec![0; connections.len() * settings.pipeline as usize],
+            connections,
+            schedule,
+            sending: false,
+            begun: 0,
+            connecting: 0,
+            begun_ns: 0,
+            ready: false,
+            drained: false,
+            in_flight: 0,
+            in_flight_since_ns: 0,
+            completed: 0,
+            measured: Measured {
+                service: Latencies::new(),
+                corrected: Latencies::new(),
+                lateness: Latencies::new(),
+                connecting: Latencies::new(),
+                bytes_in: 0,
+                bytes_out: 0,
+                operations: Vec::new(),
+                opened: 0,
+                reopened: 0,
+                alive: 0,
+                unfinished: 0,
+                turn_ns_max: 0,
+                in_flight_ns: 0,
+            },
+        })
+    }
+
+    /// Runs until the phase is [`Phase::Over`]. The first thread has the control of the run, the others follow.
+    pub(crate) fn run(mut self, mut control: Option<&mut Control<'_>>) -> io::Result<Measured> {
+        let mut buffer = vec![0; READ_BYTES];
+        let mut events = [NO_EVENT; EVENTS_PER_TURN];
+        let mut next_tick_ns = now_ns() + TICK_NS;
+        let mut now = now_ns();
+        loop {
+            self.shared
+                .publish(self.thread, self.completed, self.measured.alive);
+            if let Some(control) = &mut control {
+                // What is due is sent first, so that nothing due in the window is left out.
+                self.send_due(now);
+                now = control.advance(now);
+            }
+            match self.shared.phase() {
+                Phase::Connecting => self.connect_some(now),
+                Phase::WarmUp | Phase::Window if !self.sending => self.begin_sending(),
+                Phase::WarmUp | Phase::Window => {}
+                Phase::Drain => self.drain()?,
+                Phase::Over => return Ok(self.finish(now)),
+            }
+            if now >= next_tick_ns {
+                self.tick(now);
+                next_tick_ns = now + TICK_NS;
+            }
+            let mut until_ns = next_tick_ns;
+            if let Some(control) = &control {
+                until_ns = until_ns.min(control.next_ns());
+            }
+            if !self.sending || self.drained {
+                until_ns = until_ns.min(now + IDLE_NS);
+            }
+            let wait = match &self.schedule {
+                _ if self.settings.spin => Wait::Poll,
+                Some(schedule) if self.sending => {
+                    match until_ns.min(schedule.next_ns).saturating_sub(now) {
+                        0 => Wait::Poll,
+                        left_ns => Wait::Precise(left_ns),
+                    }
+                }
+                _ => Wait::Coarse(until_ns.saturating_sub(now)),
+            };
+            let happened = self.epoll.wait(&mut events, wait)?;
+            let woken_ns = now_ns();
+            now = woken_ns;
+            self.send_due(now);
+            for event in happened {
+                now = self.serve(*event, &mut buffer, now);
+                self.send_due(now);
+            }
+            if self.shared.phase() == Phase::Window {
+                self.measured.turn_ns_max = self.measured.turn_ns_max.max(now - woken_ns);
+            }
+        }
+    }
+
+    // --- connecting ---
+
+    fn connect_some(&mut self, now: u64) {
+        if self.begun == 0 {
+            self.begun_ns = now;
+        }
+        while self.begun < self.connections.len() {
+            let allowed = if self.settings.ramp_ns == 0 {
+                self.connecting < CONNECTING_MAX
+            } else {
+                let part = self.begun as f64 / self.connections.len() as f64;
+                now >= self.begun_ns + (self.settings.ramp_ns as f64 * part) as u64
+            };
+            if !allowed {
+                return;
+            }
+            self.begun += 1;
+            self.open(self.begun - 1, now_ns());
+        }
+        if self.connecting == 0 && !self.ready {
+            self.ready = true;
+            self.shared.threads_ready.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Begins to make a connection.
+    fn open(&mut self, index: usize, now: u64) {
+        let address = self.settings.address;
+        let connect = || -> io::Result<(TcpStream, bool)> {
+            let socket = Socket::new(
+                Domain::for_address(address),
+                Type::STREAM,
+                Some(Protocol::TCP),
+            )?;
+            socket.set_nonblocking(true)?;
+            socket.set_tcp_nodelay(true)?;
+            let connected = match socket.connect(&address.into()) {
+                Ok(()) => true,
+                Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => false,
+                Err(error) => return Err(error),
+            };
+            let events = READABLE | WRITABLE | ENDED;
+            let trigger = if E::STREAMING { 0 } else { EDGE_TRIGGERED };
+            self.epoll.add(&socket, events | trigger, index as u64)?;
+            Ok((socket.into(), connected))
+        };
+        self.connecting += 1;
+        let begun = connect();
+        let connection = &mut self.connections[index];
+        connection.since_ns = now;
+        match begun {
+            Ok((stream, connected)) => {
+                connection.stream = Some(stream);
+                connection.state = State::Connecting;
+                if connected {
+                    self.opened(index, now_ns());
+                }
+            }
+            Err(error) => self.not_opened(index, &error),
+        }
+    }
+
+    fn opened(&mut self, index: usize, now: u64) {
+        let connection = &mut self.connections[index];
+        self.measured
+            .connecting
+            .record(now.saturating_sub(connection.since_ns));
+        connection.state = State::Open;
+        connection.since_ns = now;
+        self.connecting -= 1;
+        self.measured.alive += 1;
+        if self.shared.phase() == Phase::Connecting {
+            self.measured.opened += 1;
+        } else {
+            self.measured.reopened += 1;
+            self.start_all(index, now);
+            self.send(index);
+        }
+    }
+
+    fn not_opened(&mut self, index: usize, error: &io::Error) {
+        let connection = &mut self.connections[index];
+        connection.stream = None;
+        connection.state = State::Dead;
+        self.connecting -= 1;
+        let failure = connect_failure(connection.number, self.settings.address, error);
+        self.shared.fail(failure);
+    }
+
+    fn finish_connecting(&mut self, index: usize, event: u32, now: u64) {
+        let Some(stream) = &self.connections[index].stream else {
+            return;
+        };
+        match stream.take_error() {
+            Ok(None) if event & WRITABLE != 0 => self.opened(index, now),
+            Ok(None) => {}
+            Ok(Some(error)) | Err(error) => self.not_opened(index, &error),
+        }
+    }
+
+    // --- requests ---
+
+    fn begin_sending(&mut self) {
+        self.sending = true;
+        let begin_ns = self.shared.sending_begin_ns.load(Ordering::Acquire);
+        if let Some(schedule) = &mut self.schedule {
+            // The threads' schedules are staggered, so that together they are even as well.
+            schedule.begin(
+                begin_ns
+                    + (schedule.gap_ns / self.settings.threads as f64 * self.thread as f64) as u64,
+            );
+            return;
+        }
+        for index in 0..self.connections.len() {
+            if self.connections[index].state == State::Open {
+                self.start_all(index, now_ns());
+                self.send(index);
+            }
+        }
+    }
+
+    /// Starts the requests of the open loop that are due.
+    #[inline]
+    fn send_due(&mut self, now: u64) {
+        let Some(schedule) = &mut self.schedule else {
+            return;
+        };
+        if schedule.next_ns > now || !self.sending {
+            return;
+        }
+        while let Some(schedule) = &mut self.schedule
+            && schedule.next_ns <= now
+        {
+            let intended_ns = schedule.next_ns;
+            let index = schedule.step();
+            let connection = &mut self.connections[index];
+            connection.due = connection.due.wrapping_add(1);
+            let free = connection.in_flight() < self.settings.pipeline
+                && connection.due.wrapping_sub(connection.started) == 1
+                && connection.state == State::Open
+                && !connection.closing;
+            if free {
+                // The requests before it took their time, which belongs to this one's lateness.
+                let now = now_ns();
+                if self.shared.counts(intended_ns) {
+                    self.measured
+                        .lateness
+                        .record(now.saturating_sub(intended_ns));
+                }
+                self.start_next(index, now);
+                self.send(index);
+            }
+        }
+    }
+
+    /// Starts as many requests of a connection as it may have.
+    fn start_all(&mut self, index: usize, now: u64) {
+        while self.start_next(index, now) {}
+    }
+
+    /// Starts a connection's next request, if it may have one more.
+    #[inline]
+    fn start_next(&mut self, index: usize, now: u64) -> bool {
+        let pipeline = self.settings.pipeline;
+        let open_loop = self.schedule.is_some();
+        let connection = &mut self.connections[index];
+        let wanted = !open_loop || connection.started != connection.due;
+        if !self.sending || !wanted || connection.in_flight() >= pipeline || connection.closing {
+            return false;
+        }
+        let place = index * pipeline as usize + (connection.started % pipeline) as usize;
+        connection.started = connection.started.wrapping_add(1);
+        self.starts_ns[place] = now;
+        if E::STREAMING {
+            connection.since_ns = now;
+        }
+        self.count_in_flight(now);
+        self.in_flight += 1;
+        true
+    }
+
+    /// Adds up the requests in flight, of which there were as many until now.
+    #[inline]
+    fn count_in_flight(&mut self, now: u64) {
+        if self.shared.phase() == Phase::Window {
+            let since_ns = self.in_flight_since_ns.max(self.shared.window_begin_ns());
+            self.measured.in_flight_ns +=
+                u128::from(self.in_flight) * u128::from(now.saturating_sub(since_ns));
+        }
+        self.in_flight_since_ns = now;
+    }
+
+    /// Sends what is started and not sent, as far as the socket takes it; an edge brings the rest.
+    fn send(&mut self, index: usize) {
+        let request_bytes = self.exchange.request_bytes();
+        loop {
+            let connection = &mut self.connections[index];
+            let unsent = connection.unsent() as usize;
+            if unsent == 0 || connection.state != State::Open {
+                return;
+            }
+            let Some(stream) = &connection.stream else {
+                return;
+            };
+            let first = connection.frame(connection.sent);
+            match self
+                .exchange
+                .send(stream, first, connection.position, unsent)
+            {
+                Ok(bytes) => {
+                    if self.shared.phase() == Phase::Window {
+                        self.measured.bytes_out += bytes as u64;
+                    }
+                    let sent = connection.position + bytes;
+                    connection.position = sent % request_bytes;
+                    if E::STREAMING {
+                        connection.outstanding += bytes as u64;
+                        return;
+                    }
+                    connection.sent = connection.sent.wrapping_add((sent / request_bytes) as u32);
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted => {}
+                    // What the server said before may still be there to be read; the socket's event will bring it, and the end.
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                        connection.broken = true;
+                        return;
+                    }
+                    _ => {
+                        let failure = Failure::new(
+                            Kind::Other,
+                            format!("sending on connection {} failed: {error}", first.connection),
+                        );
+                        return self.fail(index, failure);
+                    }
+                },
+            }
+        }
+    }
+
+    // --- answers ---
+
+    /// Serves a socket; returns the time.
+    #[inline]
+    fn serve(&mut self, event: Event, buffer: &mut [u8], now: u64) -> u64 {
+        let (events, index) = (event.events, event.u64 as usize);
+        let mut now = now;
+        if self.connections[index].state == State::Connecting {
+            now = now_ns();
+            self.finish_connecting(index, events, now);
+        }
+        if events & (READABLE | ENDED) != 0 && self.connections[index].state == State::Open {
+            now = self.receive(index, events & ENDED != 0, buffer, now);
+        }
+        if events & WRITABLE != 0 {
+            self.send(index);
+        }
+        now
+    }
+
+    fn receive(&mut self, index: usize, ended: bool, buffer: &mut [u8], mut now: u64) -> u64 {
+        loop {
+            let connection = &mut self.connections[index];
+            let Some(mut stream) = connection.stream.as_ref() else {
+                return now;
+            };
+            match stream.read(buffer) {
+                Ok(0) => {
+                    self.ended(index, None);
+                    return now;
+                }
+                Ok(bytes) => {
+                    now = now_ns();
+                    if !self.take(index, &buffer[..bytes], now) {
+                        return now;
+                    }
+                    self.send(index);
+                    if E::STREAMING || (bytes < buffer.len() && !ended) {
+                        return now;
+                    }
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return now,
+                    io::ErrorKind::Interrupted => {}
+                    _ => {
+                        self.ended(index, Some(&error));
+                        return now;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Takes what has come on a connection; returns whether it is still open.
+    #[inline]
+    fn take(&mut self, index: usize, received: &[u8], now: u64) -> bool {
+        let counting = self.shared.phase() == Phase::Window;
+        if counting {
+            self.measured.bytes_in += received.len() as u64;
+        }
+        let mut rest = received;
+        while !rest.is_empty() {
+            let connection = &mut self.connections[index];
+            if connection.in_flight() == 0 {
+                let failure = Failure::new(
+                    Kind::Unexpected,
+                    format!(
+                        "{} bytes came on connection {} after the answer to its message {}, which nobody asked for",
+                        rest.len(),
+                        connection.number,
+                        connection.answered.wrapping_sub(1)
+                    ),
+                );
+                self.fail(index, failure);
+                return false;
+            }
+            let request = connection.frame(connection.answered);
+            let taken = match self.exchange.take(request, &mut connection.partial, rest) {
+                Ok(taken) => taken,
+                Err(failure) => {
+                    self.fail(index, failure);
+                    return false;
+                }
+            };
+            rest = &rest[taken.bytes..];
+            if E::STREAMING {
+                if taken.bytes as u64 > connection.outstanding {
+                    let failure = Failure::new(
+                        Kind::Unexpected,
+                        format!(
+                            "connection {} brought {} bytes more than were sent on it",
+                            connection.number,
+                            taken.bytes as u64 - connection.outstanding
+                        ),
+                    );
+                    self.fail(index, failure);
+                    return false;
+                }
+                connection.outstanding -= taken.bytes as u64;
+                connection.since_ns = now;
+                if counting {
+                    connection.operations += taken.bytes as u64;
+                    self.completed += taken.bytes as u64 / STREAM_MESSAGE.len() as u64;
+                }
+                if !self.sending {
+                    self.end_stream(index);
+                }
+                continue;
+            }
+            let right = match taken.answer {
+                Answer::Incomplete => continue,
+                Answer::Right => true,
+                Answer::RightAndLast => {
+                    connection.closing = true;
+                    true
+                }
+                Answer::Wrong(failure) => {
+                    self.shared.fail(failure);
+                    false
+                }
+            };
+            let connection = &mut self.connections[index];
+            if connection.answered == connection.sent {
+                let failure = Failure::new(
+                    Kind::Unexpected,
+                    format!(
+                        "connection {}: message {} was answered before it was sent to its end",
+                        connection.number, connection.answered
+                    ),
+                );
+                self.fail(index, failure);
+                return false;
+            }
+            self.complete(index, now, counting, right);
+        }
+        true
+    }
+
+    /// The oldest request of a connection has its whole answer.
+    #[inline]
+    fn complete(&mut self, index: usize, now: u64, counting: bool, right: bool) {
+        let pipeline = self.settings.pipeline;
+        let connection = &mut self.connections[index];
+        let sequence = connection.answered;
+        let started_ns = self.starts_ns[index * pipeline as usize + (sequence % pipeline) as usize];
+        connection.answered = sequence.wrapping_add(1);
+        if right {
+            if counting {
+                connection.operations += 1;
+                self.completed += 1;
+            }
+            match &self.schedule {
+                None => {
+                    if counting && self.shared.counts(started_ns) {
+                        self.measured.service.record(now - started_ns);
+                    }
+                }
+                Some(schedule) => {
+                    let intended_ns = schedule.intended_ns(index, sequence);
+                    if self.shared.counts(intended_ns) {
+                        self.measured.service.record(now - started_ns);
+                        self.measured
+                            .corrected
+                            .record(now.saturating_sub(intended_ns));
+                    }
+                }
+            }
+        }
+        self.count_in_flight(now);
+        self.in_flight -= 1;
+        self.start_next(index, now);
+    }
+
+    /// The server has closed a connection, or it broke.
+    #[cold]
+    fn ended(&mut self, index: usize, error: Option<&io::Error>) {
+        let connection = &mut self.connections[index];
+        let idle =
+            connection.in_flight() == 0 && self.exchange.describe(&connection.partial).is_none();
+        if E::RECONNECTS && error.is_none() && (idle || connection.closing) {
+            self.reopen(index);
+            return;
+        }
+        let number = connection.number;
+        let reset = connection.broken
+            || error.is_some_and(|error| {
+                matches!(error.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE))
+            });
+        let (how, kind) = match error {
+            _ if reset => ("the server reset".to_owned(), Kind::Reset),
+            None => ("the server closed".to_owned(), Kind::Closed),
+            Some(error) => (format!("an error ({error}) broke"), Kind::Other),
+        };
+        let answered = connection.answered;
+        let failure = match self.exchange.describe(&connection.partial) {
+            _ if idle => Failure::new(
+                kind,
+                format!("{how} connection {number} with nothing to answer"),
+            ),
+            Some(progress) => Failure::new(
+                Kind::HalfAnswer,
+                format!(
+                    "{how} connection {number} after {progress}, in answer to message {answered}"
+                ),
+            ),
+            None => Failure::new(
+                kind,
+                format!("{how} connection {number} without an answer to message {answered}"),
+            ),
+        };
+        self.fail(index, failure);
+    }
+
+    /// Makes a connection anew that the server closed in good order.
+    fn reopen(&mut self, index: usize) {
+        self.forget(index);
+        let connection = &mut self.connections[index];
+        connection.closing = false;
+        connection.broken = false;
+        connection.partial = E::Partial::default();
+        self.open(index, now_ns());
+    }
+
+    /// Reports a failure and gives its connection up.
+    #[cold]
+    fn fail(&mut self, index: usize, failure: Failure) {
+        self.forget(index);
+        self.connections[index].state = State::Dead;
+        self.shared.fail(failure);
+    }
+
+    /// Closes an open connection; nothing of it is in flight any more.
+    fn forget(&mut self, index: usize) {
+        self.count_in_flight(now_ns());
+        let connection = &mut self.connections[index];
+        self.in_flight -= u64::from(connection.in_flight());
+        connection.started = connection.answered;
+        connection.sent = connection.answered;
+        connection.position = 0;
+        connection.stream = None;
+        self.measured.alive -= 1;
+    }
+
+    // --- time ---
+
+    /// Gives up what takes too long.
+    fn tick(&mut self, now: u64) {
+        let timeout_ns = self.settings.timeout_ns;
+        for index in 0..self.connections.len() {
+            let connection = &self.connections[index];
+            match connection.state {
+                State::Connecting if now.saturating_sub(connection.since_ns) > timeout_ns => {
+                    let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
+                    self.not_opened(index, &error);
+                }
+                State::Open if connection.in_flight() > 0 => {
+                    let oldest = index * self.settings.pipeline as usize
+                        + (connection.answered % self.settings.pipeline) as usize;
+                    let since_ns = if E::STREAMING {
+                        connection.since_ns
+                    } else {
+                        self.starts_ns[oldest]
+                    };
+                    if now.saturating_sub(since_ns) > timeout_ns {
+                        let progress = self
+                            .exchange
+                            .describe(&connection.partial)
+                            .unwrap_or_else(|| "nothing".to_owned());
+                        let failure = Failure::new(
+                            Kind::Timeout,
+                            format!(
+                                "no whole answer to message {} on connection {} within {} s; {progress} came",
+                                connection.answered,
+                                connection.number,
+                                timeout_ns as f64 / 1e9
+                            ),
+                        );
+                        self.fail(index, failure);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Starts nothing new, and says when everything is answered.
+    fn drain(&mut self) -> io::Result<()> {
+        if self.sending {
+            self.sending = false;
+            let end_ns = self.shared.window_end_ns();
+            self.measured.in_flight_ns += u128::from(self.in_flight)
+                * u128::from(end_ns.saturating_sub(self.in_flight_since_ns));
+            if E::STREAMING {
+                for index in 0..self.connections.len() {
+                    if let Some(stream) = &self.connections[index].stream {
+                        self.epoll.change(stream, READABLE | ENDED, index as u64)?;
+                        self.end_stream(index);
+                    }
+                }
+            }
+        }
+        if !self.drained && self.in_flight == 0 && self.connecting == 0 {
+            self.drained = true;
+            self.shared.threads_drained.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Ends a stream on which everything has come back.
+    fn end_stream(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if connection.outstanding == 0 && connection.in_flight() > 0 {
+            connection.answered = connection.started;
+            connection.sent = connection.started;
+            self.in_flight -= 1;
+        }
+    }
+
+    /// The requests that were due in the window and have no answer count with the time for which they had waited, at least.
+    fn count_unfinished(&mut self, now: u64) {
+        let Some(schedule) = &self.schedule else {
+            return;
+        };
+        let end_ns = self.shared.window_end_ns();
+        for (index, connection) in self.connections.iter().enumerate() {
+            let mut sequence = connection.answered;
+            while sequence != connection.due {
+                let intended_ns = schedule.intended_ns(index, sequence);
+                let in_flight = sequence.wrapping_sub(connection.answered) < connection.in_flight();
+                let waited_until_ns = if in_flight { now } else { end_ns };
+                if self.shared.counts(intended_ns) {
+                    self.measured
+                        .corrected
+                        .record(waited_until_ns.saturating_sub(intended_ns));
+                    self.measured.unfinished += 1;
+                }
+                sequence = sequence.wrapping_add(1);
+            }
+        }
+    }
+
+    fn finish(mut self, now: u64) -> Measured {
+        self.count_unfinished(now);
+        let unit = if E::STREAMING {
+            STREAM_MESSAGE.len() as u64
+        } else {
+            1
+        };
+        self.measured.operations = self
+            .connections
+            .iter()
+            .map(|connection| connection.operations / unit)
+            .collect();
+        self.measured
+    }
+}
