@@ -3,6 +3,7 @@
 mod arguments;
 
 use std::io;
+use std::process::ExitCode;
 
 use clap::Parser;
 use ringloop::server::{Connection, Handler};
@@ -22,7 +23,8 @@ impl Handler for Echo {
     }
 }
 
-fn main() -> io::Result<()> {
-    let arguments = Arguments::parse();
-    arguments::run(arguments.listening.server().start(|| Echo)?)
+fn main() -> ExitCode {
+    let Arguments { listening } = Arguments::parse();
+    let server = listening.start(|server| server.start(|| Echo));
+    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
 }

@@ -4,6 +4,7 @@ mod arguments;
 
 use std::convert::Infallible;
 use std::io;
+use std::process::ExitCode;
 
 use clap::Parser;
 use http_body_util::Full;
@@ -28,12 +29,10 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
     Ok(answer)
 }
 
-fn main() -> io::Result<()> {
-    let arguments = Arguments::parse();
-    let server = arguments
-        .listening
-        .server()
-        .start_with(|stream, _peer| async move {
+fn main() -> ExitCode {
+    let Arguments { listening } = Arguments::parse();
+    let server = listening.start(|server| {
+        server.start_with(|stream, _peer| async move {
             http1::Builder::new()
                 // For the time that a client may take to send its request's head.
                 .timer(Timer)
@@ -41,6 +40,7 @@ fn main() -> io::Result<()> {
                 .serve_connection(stream, service_fn(hello))
                 .await
                 .map_err(io::Error::other)
-        })?;
-    arguments::run(server)
+        })
+    });
+    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
 }

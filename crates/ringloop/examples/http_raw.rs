@@ -6,6 +6,7 @@ mod arguments;
 use clap::Parser;
 use ringloop::server::{Connection, Handler};
 use std::io;
+use std::process::ExitCode;
 
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, World!";
@@ -60,7 +61,8 @@ impl Handler for HelloWorld {
     }
 }
 
-fn main() -> io::Result<()> {
-    let arguments = Arguments::parse();
-    arguments::run(arguments.listening.server().start(HelloWorld::default)?)
+fn main() -> ExitCode {
+    let Arguments { listening } = Arguments::parse();
+    let server = listening.start(|server| server.start(HelloWorld::default));
+    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
 }

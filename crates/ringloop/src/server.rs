@@ -243,8 +243,9 @@ impl Server {
         M: Fn() -> H + Clone + Send + 'static,
         H: Handler,
     {
+        let signals = EndSignals::listen()?;
         let running = self.start(make_handler)?;
-        running.wait_for_signal()?;
+        signals.wait();
         running.shutdown(patience);
         Ok(())
     }
@@ -622,6 +623,56 @@ impl fmt::Display for Signal {
     }
 }
 
+/// Listens to the signals that ask a process to end, SIGINT (Ctrl-C) and SIGTERM, from when it is made: a program that says
+/// that it is ready should listen before. A second such signal ends the process at once.
+///
+/// ```no_run
+/// use ringloop::server::{Connection, EndSignals, Handler, Server};
+/// use std::{io, time::Duration};
+///
+/// # struct Echo;
+/// # impl Handler for Echo {
+/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+/// #         connection.write(bytes)
+/// #     }
+/// # }
+/// # fn main() -> io::Result<()> {
+/// let signals = EndSignals::listen()?;
+/// let server = Server::bind("127.0.0.1:7000").start(|| Echo)?;
+/// println!("ready");
+/// let signal = signals.wait();
+/// println!("{signal}: ending");
+/// server.shutdown(Duration::from_secs(5));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct EndSignals {
+    signals: Signals,
+}
+
+impl EndSignals {
+    /// Listens from now on, until the process ends.
+    ///
+    /// # Errors
+    /// Those of sigaction(2).
+    pub fn listen() -> io::Result<Self> {
+        let signals = Signals::new([SIGINT, SIGTERM])?;
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the first signal finds `asked` unset.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
+            flag::register(signal, Arc::clone(&asked))?;
+        }
+        Ok(Self { signals })
+    }
+
+    /// Blocks until the first such signal, which may have come already.
+    pub fn wait(mut self) -> Signal {
+        Signal(self.signals.forever().next().unwrap_or(SIGTERM))
+    }
+}
+
 /// A server that runs.
 #[derive(Debug)]
 #[must_use = "a server ends when this is dropped"]
@@ -664,20 +715,12 @@ impl Running {
         }
     }
 
-    /// Blocks until the process is asked to end, by SIGINT (Ctrl-C) or SIGTERM; a second such signal ends it at once.
+    /// Blocks until the process is asked to end: [`EndSignals`], from now on.
     ///
     /// # Errors
     /// Those of sigaction(2).
     pub fn wait_for_signal(&self) -> io::Result<Signal> {
-        let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds `asked` unset.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
-            flag::register(signal, Arc::clone(&asked))?;
-        }
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        let signal = signals.forever().next();
-        Ok(Signal(signal.unwrap_or(SIGTERM)))
+        Ok(EndSignals::listen()?.wait())
     }
 
     /// Stops listening, gives the connections `patience` to end, and closes those that have not.

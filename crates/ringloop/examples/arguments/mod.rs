@@ -1,50 +1,82 @@
-//! What all examples understand on the command line.
+//! What all examples understand on the command line, and how they begin and end.
 
 use clap::Args;
 use ringloop::PoolConfig;
 use ringloop::driver::BackendChoice;
-use ringloop::server::{Running, Server};
+use ringloop::server::{EndSignals, Running, Server};
+use std::fmt::Display;
 use std::io;
+use std::process::ExitCode;
 use std::time::Duration;
 
 /// Where to listen, and on what.
 #[derive(Args)]
 pub(crate) struct Listening {
-    /// The address to listen on.
+    /// The address to listen on
     #[arg(long, default_value = "127.0.0.1")]
-    pub host: String,
-    /// The port to listen on; 0 lets the kernel choose.
+    host: String,
+    /// The port to listen on; 0 lets the kernel choose
     #[arg(long, default_value_t = 7000)]
-    pub port: u16,
-    /// How many workers; by default one for each usable CPU.
+    port: u16,
+    /// How many workers, each a thread with a CPU of its own; by default one for each usable CPU
     #[arg(long)]
-    pub workers: Option<usize>,
-    /// io_uring, epoll or auto.
+    workers: Option<usize>,
+    /// The interface to the kernel: io_uring, epoll or auto
     #[arg(long, env = ringloop::driver::BACKEND_VARIABLE, default_value = "auto")]
-    pub backend: BackendChoice,
+    backend: BackendChoice,
+    /// How many seconds connections have to end after Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    patience: u64,
 }
 
 impl Listening {
-    /// A server as it was asked for.
-    pub(crate) fn server(&self) -> Server {
+    /// A server as it was asked for, started.
+    pub(crate) fn start(
+        &self,
+        start: impl FnOnce(Server) -> io::Result<Running>,
+    ) -> io::Result<Running> {
+        let address = if self.host.contains(':') && !self.host.starts_with('[') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        };
         let mut config = PoolConfig::default();
         config.runtime.reactor.driver.backend = self.backend;
-        let server = Server::bind(format!("{}:{}", self.host, self.port)).pool(config);
-        match self.workers {
-            Some(workers) => server.workers(workers),
-            None => server,
+        let mut server = Server::bind(address.clone()).pool(config);
+        if let Some(workers) = self.workers {
+            server = server.workers(workers);
         }
+        start(server).map_err(|error| explained(format!("cannot serve on {address}"), &error))
+    }
+
+    /// Says where a server listens, and runs it until Ctrl-C or SIGTERM. Then `end` tells those that would not end by
+    /// themselves, and the connections have some time.
+    pub(crate) fn run(&self, server: Running, end: impl FnOnce()) -> io::Result<()> {
+        // Before it is said that the server is there: whoever reads that may want to end it.
+        let signals = EndSignals::listen()?;
+        println!("listening on {}, Ctrl-C ends it", server.local_addr());
+        let signal = signals.wait();
+        let (live, patience) = (server.counters().live, self.patience);
+        eprintln!("{signal}: waiting up to {patience} s for {live} connections");
+        end();
+        server.shutdown(Duration::from_secs(patience));
+        eprintln!("ended");
+        Ok(())
     }
 }
 
-/// Says where a server listens, and runs it until Ctrl-C or SIGTERM; then its connections have five seconds to end.
-pub(crate) fn run(server: Running) -> io::Result<()> {
-    println!("listening on {}, Ctrl-C ends it", server.local_addr());
-    let signal = server.wait_for_signal()?;
-    eprintln!(
-        "{signal}: waiting for {} connections",
-        server.counters().live
-    );
-    server.shutdown(Duration::from_secs(5));
-    Ok(())
+/// The same error, after what could not be done.
+pub(crate) fn explained(what: impl Display, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+/// How a program ends: an error is one line, and code 1.
+pub(crate) fn exit_code(result: io::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -1,0 +1,448 @@
+//! A web server for the files of a directory, on hyper: content types, ranges, conditional requests, HEAD, directories.
+//!
+//! Only regular files below the directory are served, whatever symbolic links say: what counts is where the kernel says that
+//! the *open* file is, so nobody can change anything between looking and opening. Names that begin with a dot are not served.
+//! Files are read by `ringloop::fs`, a piece at a time, and only as fast as the client takes them.
+
+mod arguments;
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use futures_util::Stream;
+use futures_util::future::{Either, select};
+use futures_util::stream;
+use headers::{
+    AcceptRanges, Allow, ContentLength, ContentRange, ContentType, ETag, HeaderMapExt, IfMatch,
+    IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified,
+};
+use http_body_util::{Full, StreamBody};
+use http_range_header::{EndPosition, StartPosition, parse_range_header};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::{HeaderValue, LOCATION, RANGE, X_CONTENT_TYPE_OPTIONS};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use mime_guess::mime;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use ringloop::channel::{self, Receiver};
+use ringloop::fs::{File, Metadata, OpenOptions};
+use ringloop::hyper::Timer;
+use ringloop::net::TcpStream;
+
+/// Serves the files of a directory over HTTP.
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    listening: arguments::Listening,
+    /// The directory
+    #[arg(default_value = ".")]
+    directory: PathBuf,
+}
+
+/// How much of a file is in memory for a client, in bytes.
+const PIECE_BYTES: u64 = 64 * 1024;
+/// What a URL's segment need not escape.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+type Pieces = Pin<Box<dyn Stream<Item = io::Result<Frame<Bytes>>>>>;
+type Body = http_body_util::Either<Full<Bytes>, StreamBody<Pieces>>;
+
+/// What a path leads to.
+enum Found {
+    File {
+        file: File,
+        metadata: Metadata,
+        content_type: ContentType,
+    },
+    /// A directory's page.
+    Listing(String),
+    /// A directory that was asked for without the slash that relative links need.
+    MovedTo(String),
+}
+
+/// Why there is no file.
+struct Refused(StatusCode);
+
+impl From<io::Error> for Refused {
+    fn from(error: io::Error) -> Self {
+        let status = match (error.kind(), error.raw_os_error()) {
+            (io::ErrorKind::NotFound | io::ErrorKind::NotADirectory, _)
+            | (_, Some(libc::ENAMETOOLONG)) => StatusCode::NOT_FOUND,
+            // The last is for links in a circle.
+            (io::ErrorKind::PermissionDenied, _) | (_, Some(libc::ELOOP)) => StatusCode::FORBIDDEN,
+            _ => {
+                eprintln!("cannot serve a file: {error}");
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        };
+        Self(status)
+    }
+}
+
+/// Answers a request.
+async fn answer(root: &Path, request: &Request<Incoming>) -> Response<Body> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED);
+        let allowed = [Method::GET, Method::HEAD].into_iter().collect::<Allow>();
+        answer.headers_mut().typed_insert(allowed);
+        return answer;
+    }
+    let mut answer = match find(root, request.uri().path()).await {
+        Ok(Found::File {
+            file,
+            metadata,
+            content_type,
+        }) => file_answer(request, file, &metadata, content_type),
+        Ok(Found::Listing(page)) => with_text(StatusCode::OK, ContentType::html(), page),
+        Ok(Found::MovedTo(path)) => {
+            let mut answer = plain(StatusCode::MOVED_PERMANENTLY);
+            let path = HeaderValue::try_from(path).expect("what is escaped is ASCII");
+            answer.headers_mut().insert(LOCATION, path);
+            answer
+        }
+        Err(Refused(status)) => plain(status),
+    };
+    let headers = answer.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
+}
+
+/// An answer that says no more than its status.
+fn plain(status: StatusCode) -> Response<Body> {
+    with_text(status, ContentType::text_utf8(), format!("{status}\n"))
+}
+
+fn with_text(status: StatusCode, content_type: ContentType, text: String) -> Response<Body> {
+    let body = Full::new(Bytes::from(text));
+    let mut answer = Response::new(http_body_util::Either::Left(body));
+    *answer.status_mut() = status;
+    answer.headers_mut().typed_insert(content_type);
+    answer
+}
+
+/// Finds what the path of a URL leads to.
+async fn find(root: &Path, url_path: &str) -> Result<Found, Refused> {
+    let mut path = root.to_owned();
+    let mut escaped = String::new();
+    for segment in url_path.split('/').filter(|segment| !segment.is_empty()) {
+        // After splitting: an escaped slash is part of a name, and there is no such name.
+        let name: Vec<u8> = percent_decode_str(segment).collect();
+        if name == b".." {
+            return Err(Refused(StatusCode::FORBIDDEN));
+        }
+        if name.starts_with(b".") || name.contains(&b'/') || name.contains(&0) {
+            return Err(Refused(StatusCode::NOT_FOUND));
+        }
+        path.push(OsStr::from_bytes(&name));
+        escaped.push('/');
+        escaped.extend(percent_encode(&name, SEGMENT));
+    }
+    let (file, metadata) = open_below(root, &path).await?;
+    if metadata.is_file() && !url_path.ends_with('/') {
+        return Ok(found(file, metadata, &path));
+    }
+    if !metadata.is_dir() {
+        return Err(Refused(StatusCode::NOT_FOUND));
+    }
+    if !url_path.ends_with('/') {
+        return Ok(Found::MovedTo(escaped + "/"));
+    }
+    let index = path.join("index.html");
+    match open_below(root, &index).await {
+        Ok((file, metadata)) if metadata.is_file() => Ok(found(file, metadata, &index)),
+        Ok(_) => Err(Refused(StatusCode::NOT_FOUND)),
+        Err(Refused(StatusCode::NOT_FOUND)) => list(file).await,
+        Err(refused) => Err(refused),
+    }
+}
+
+fn found(file: File, metadata: Metadata, path: &Path) -> Found {
+    let kind = mime_guess::from_path(path).first_or_octet_stream();
+    let content_type = if kind.type_() == mime::TEXT {
+        format!("{kind}; charset=utf-8").parse().ok()
+    } else {
+        None
+    };
+    Found::File {
+        file,
+        metadata,
+        content_type: content_type.unwrap_or_else(|| kind.into()),
+    }
+}
+
+/// Opens a file or a directory, if it lies in the root.
+async fn open_below(root: &Path, path: &Path) -> Result<(File, Metadata), Refused> {
+    // First only its place: opening a named pipe would wait for a writer, opening a device may do anything.
+    let options = OpenOptions::new().read(true).custom_flags(libc::O_PATH);
+    let place = options.open(path).await?;
+    let metadata = place.metadata().await?;
+    let is_servable = metadata.is_file() || metadata.is_dir();
+    if !is_servable || !std::fs::read_link(descriptor_path(&place))?.starts_with(root) {
+        return Err(Refused(StatusCode::FORBIDDEN));
+    }
+    // The same file, whatever its name leads to by now.
+    let file = File::open(descriptor_path(&place)).await?;
+    Ok((file, metadata))
+}
+
+/// Where the kernel tells of an open file.
+fn descriptor_path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}
+
+/// Makes a page of a directory's names.
+async fn list(directory: File) -> Result<Found, Refused> {
+    // Reading directories has no way but a thread.
+    let names = ringloop::blocking::run(move || {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(descriptor_path(&directory))? {
+            let entry = entry?;
+            let mut name = entry.file_name().into_vec();
+            if !name.starts_with(b".") {
+                let is_directory = entry.file_type()?.is_dir();
+                name.extend(is_directory.then_some(b'/'));
+                names.push(name);
+            }
+        }
+        names.sort();
+        io::Result::Ok(names)
+    });
+    let mut page = "<!DOCTYPE html>\n<meta charset=\"utf-8\">\n<ul>\n".to_owned();
+    for name in names.await?? {
+        let (name, slash) = match name.strip_suffix(b"/") {
+            Some(name) => (name, "/"),
+            None => (&name[..], ""),
+        };
+        let (link, text) = (percent_encode(name, SEGMENT), String::from_utf8_lossy(name));
+        let text = text.replace('&', "&amp;").replace('<', "&lt;");
+        let _ = writeln!(page, "<li><a href=\"{link}{slash}\">{text}{slash}</a>");
+    }
+    page += "</ul>\n";
+    Ok(Found::Listing(page))
+}
+
+/// Answers with a file, with a part of it, or with what makes it needless to send it.
+fn file_answer(
+    request: &Request<Incoming>,
+    file: File,
+    metadata: &Metadata,
+    content_type: ContentType,
+) -> Response<Body> {
+    let length = metadata.len();
+    // What HTTP's dates can say.
+    let last_modified =
+        Some(metadata.modified()).filter(|time| (UNIX_EPOCH..UNIX_EPOCH + DATE_MAX).contains(time));
+    let etag = etag(metadata);
+    let conditions = Conditions {
+        headers: request.headers(),
+        etag: &etag,
+        last_modified,
+    };
+    let (status, range) = match conditions.check() {
+        Err(status) => (status, 0..0),
+        Ok(()) => match conditions.range(length) {
+            Asked::All => (StatusCode::OK, 0..length),
+            Asked::Part(range) => (StatusCode::PARTIAL_CONTENT, range),
+            Asked::Nothing => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0),
+        },
+    };
+    let sends = matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT);
+    let mut answer = if sends && request.method() == Method::GET {
+        let pieces: Pieces = Box::pin(pieces(file, range.clone()));
+        Response::new(http_body_util::Either::Right(StreamBody::new(pieces)))
+    } else {
+        Response::new(http_body_util::Either::Left(Full::default()))
+    };
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.typed_insert(AcceptRanges::bytes());
+    headers.typed_insert(etag);
+    if let Some(time) = last_modified {
+        headers.typed_insert(LastModified::from(time));
+    }
+    match status {
+        StatusCode::PARTIAL_CONTENT => headers.typed_insert(
+            ContentRange::bytes(range.clone(), length).expect("a range of a length is no surprise"),
+        ),
+        StatusCode::RANGE_NOT_SATISFIABLE => {
+            headers.typed_insert(ContentRange::unsatisfied_bytes(length));
+        }
+        _ => {}
+    }
+    if sends {
+        headers.typed_insert(content_type);
+        headers.typed_insert(ContentLength(range.end - range.start));
+    }
+    answer
+}
+
+/// The year 9999.
+const DATE_MAX: Duration = Duration::from_secs(253_402_300_800);
+
+/// A tag that changes with each change that the file system can tell.
+fn etag(metadata: &Metadata) -> ETag {
+    let since_epoch = metadata.modified().duration_since(UNIX_EPOCH);
+    let nanoseconds = since_epoch.unwrap_or_default().as_nanos();
+    let (number, length) = (metadata.ino(), metadata.len());
+    let tag = format!("\"{number:x}-{length:x}-{nanoseconds:x}\"");
+    tag.parse().expect("a quoted tag of hexadecimal digits")
+}
+
+/// What a request asks of a file's state, by RFC 9110, sections 13 and 14.
+struct Conditions<'a> {
+    headers: &'a HeaderMap,
+    etag: &'a ETag,
+    last_modified: Option<SystemTime>,
+}
+
+/// Which part of a file a request asks for.
+enum Asked {
+    All,
+    Part(Range<u64>),
+    /// One that it does not have.
+    Nothing,
+}
+
+impl Conditions<'_> {
+    /// An error is the status that answers the request.
+    fn check(&self) -> Result<(), StatusCode> {
+        let headers = self.headers;
+        let is_as_wanted = match headers.typed_get::<IfMatch>() {
+            Some(wanted) => wanted.precondition_passes(self.etag),
+            None => match (headers.typed_get::<IfUnmodifiedSince>(), self.last_modified) {
+                (Some(since), Some(time)) => since.precondition_passes(time),
+                _ => true,
+            },
+        };
+        if !is_as_wanted {
+            return Err(StatusCode::PRECONDITION_FAILED);
+        }
+        let is_news = match headers.typed_get::<IfNoneMatch>() {
+            Some(known) => known.precondition_passes(self.etag),
+            None => match (headers.typed_get::<IfModifiedSince>(), self.last_modified) {
+                (Some(since), Some(time)) => since.is_modified(time),
+                _ => true,
+            },
+        };
+        if is_news {
+            Ok(())
+        } else {
+            Err(StatusCode::NOT_MODIFIED)
+        }
+    }
+
+    /// One range is answered; several, and what is no range, as if there were none, which the RFC allows.
+    fn range(&self, length: u64) -> Asked {
+        let last_modified = self.last_modified.map(LastModified::from);
+        if let Some(condition) = self.headers.typed_get::<IfRange>()
+            && condition.is_modified(Some(self.etag), last_modified.as_ref())
+        {
+            return Asked::All;
+        }
+        let text = self
+            .headers
+            .get(RANGE)
+            .and_then(|range| range.to_str().ok());
+        let Some(Ok(parsed)) = text.map(parse_range_header) else {
+            return Asked::All;
+        };
+        let [range] = parsed.ranges[..] else {
+            return Asked::All;
+        };
+        let start = match range.start {
+            StartPosition::Index(start) => start,
+            StartPosition::FromLast(count) => length.saturating_sub(count),
+        };
+        match range.end {
+            EndPosition::Index(last) if last < start => Asked::All,
+            _ if start >= length => Asked::Nothing,
+            EndPosition::Index(last) => Asked::Part(start..length.min(last.saturating_add(1))),
+            EndPosition::LastByte => Asked::Part(start..length),
+        }
+    }
+}
+
+/// Reads a part of a file, a piece whenever the client has taken the one before.
+fn pieces(file: File, range: Range<u64>) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
+    stream::try_unfold((file, range), |(file, mut range)| async move {
+        let wanted = (range.end - range.start).min(PIECE_BYTES) as usize;
+        if wanted == 0 {
+            return Ok(None);
+        }
+        let (count, mut bytes) = file.read_at(Vec::with_capacity(wanted), range.start).await;
+        if count? == 0 {
+            // The length has been promised: all that is left is to break the connection off.
+            let text = "a file has become shorter while it was sent";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+        }
+        // A buffer may have more room than was asked for.
+        bytes.truncate(wanted);
+        range.start += bytes.len() as u64;
+        Ok(Some((Frame::data(Bytes::from(bytes)), (file, range))))
+    })
+}
+
+/// Serves a connection. Once the server ends it finishes the request that it is at.
+async fn serve(stream: TcpStream, root: Arc<Path>, end: Receiver<()>) -> io::Result<()> {
+    let service = service_fn(move |request| {
+        let root = Arc::clone(&root);
+        async move { io::Result::Ok(answer(&root, &request).await) }
+    });
+    let mut connection = pin!(
+        http1::Builder::new()
+            // For the time that a client may take to send its request's head.
+            .timer(Timer)
+            .serve_connection(stream, service)
+    );
+    let result = match select(connection.as_mut(), pin!(end.recv())).await {
+        Either::Left((result, _)) => result,
+        Either::Right(_) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    result.map_err(io::Error::other)
+}
+
+fn run(arguments: &Arguments) -> io::Result<()> {
+    let directory = arguments.directory.display();
+    let explained =
+        |error: io::Error| arguments::explained(format!("cannot serve {directory}"), &error);
+    let root: Arc<Path> = arguments
+        .directory
+        .canonicalize()
+        .map_err(explained)?
+        .into();
+    // A file in its place, or a directory that may not be read, is an error now and not later.
+    std::fs::read_dir(&root).map_err(explained)?;
+    // Nothing is sent over it: connections hear that it is closed.
+    let (_still_running, end) = channel::bounded(1);
+    let connections_end = end.clone();
+    let server = arguments.listening.start(|server| {
+        server.start_with(move |stream, _peer| {
+            serve(stream, Arc::clone(&root), connections_end.clone())
+        })
+    })?;
+    arguments.listening.run(server, || {
+        end.close();
+    })
+}
+
+fn main() -> ExitCode {
+    arguments::exit_code(run(&Arguments::parse()))
+}
