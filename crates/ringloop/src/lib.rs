@@ -107,6 +107,8 @@ pub mod fs;
 pub mod hyper;
 pub mod inbox;
 #[cfg(feature = "runtime")]
+mod metrics;
+#[cfg(feature = "runtime")]
 pub mod net;
 #[cfg(feature = "runtime")]
 pub mod pool;
@@ -130,11 +132,13 @@ pub mod timers;
 pub use async_channel as channel;
 pub use busy_poll::BusyPoll;
 #[cfg(feature = "runtime")]
+pub use metrics::Metrics;
+#[cfg(feature = "runtime")]
 pub use pool::{Pool, PoolConfig};
 pub use reactor::{Config, Counters, Reactor};
 pub use ringloop_driver as driver;
 #[cfg(feature = "runtime")]
-pub use runtime::{Handle, Metrics, Runtime, RuntimeConfig, spawn, yield_now};
+pub use runtime::{Handle, Runtime, RuntimeConfig, spawn, yield_now};
 #[cfg(feature = "runtime")]
 pub use server::Server;
 #[cfg(feature = "runtime")]

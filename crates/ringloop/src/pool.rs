@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::runtime::{Shared, yield_now};
 use crate::task::JoinHandle;
 use crate::time::timeout;
-use crate::{Handle, Runtime, RuntimeConfig, channel, sys};
+use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, sys};
 
 /// How a [`Pool`] is set up.
 #[derive(Debug, Clone)]
@@ -103,6 +103,12 @@ impl Pool {
     /// If there is no such worker.
     pub fn handle(&self, worker: usize) -> &Handle {
         &self.workers[worker].handle
+    }
+
+    /// What each worker has done so far, as [`Handle::metrics`] gives it.
+    pub fn metrics(&self) -> Vec<Metrics> {
+        let metrics = |worker: &Worker| worker.handle.metrics();
+        self.workers.iter().map(metrics).collect()
     }
 
     /// Makes a task on a worker, of the future that `make` returns there; the future need not be `Send`.

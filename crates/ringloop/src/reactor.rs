@@ -161,6 +161,13 @@ impl Reactor {
         }
     }
 
+    /// Time spent in waits, asleep and polling.
+    #[cfg(feature = "runtime")]
+    pub(crate) fn waited_ns(&self) -> u64 {
+        let waits = self.policy.counters();
+        waits.blocked_ns + waits.spun_ns
+    }
+
     /// Appends the events that are there to `events`, and never waits. Where the driver can tell
     /// that nothing is there, and nothing is to be submitted, it makes no system call.
     ///

@@ -15,10 +15,11 @@ use ringloop_driver::{BackendKind, Event};
 use slab::Slab;
 
 use crate::inbox::{Inbox, Sender};
+use crate::metrics::{IoCounters, Metrics, Published};
 use crate::source::Sources;
 use crate::task::{self, JoinHandle, Runnable};
 use crate::timers::Timers;
-use crate::{Config, Reactor, clock, reactor};
+use crate::{Config, Reactor, clock};
 
 /// How many tasks run before the kernel is looked at again, so that I/O is not starved by tasks that wake one another.
 const TASKS_PER_LOOK: usize = 64;
@@ -52,6 +53,7 @@ impl Drop for Orphan {
 /// What other threads have of a runtime.
 pub(crate) struct Remote {
     sender: Sender<Message>,
+    metrics: Published,
 }
 
 impl Remote {
@@ -85,7 +87,9 @@ pub(crate) struct Shared {
     tasks_ended: Cell<Option<Waker>>,
     remote: Arc<Remote>,
     budget: Cell<u32>,
+    turns: Cell<u64>,
     tasks_run: Cell<u64>,
+    pub(crate) io_counters: IoCounters,
     is_running: Cell<bool>,
 }
 
@@ -161,22 +165,6 @@ impl Shared {
     }
 }
 
-/// What a runtime has done since it was made. Times are in nanoseconds.
-#[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
-pub struct Metrics {
-    /// Polls of tasks.
-    pub tasks_run: u64,
-    /// Tasks that are alive.
-    pub tasks_live: u64,
-    /// Timers that wait.
-    pub timers: u64,
-    /// Descriptors and operations that the runtime looks after.
-    pub sources: u64,
-    /// The reactor's counters: turns, waits, time asleep, and the driver's counters with its system calls.
-    pub reactor: reactor::Counters,
-}
-
 /// A runtime for one thread.
 ///
 /// ```
@@ -249,6 +237,7 @@ impl Runtime {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote {
             sender: inbox.sender(),
+            metrics: Published::new(),
         });
         let shared = Rc::new(Shared {
             reactor: RefCell::new(reactor),
@@ -260,7 +249,9 @@ impl Runtime {
             tasks_ended: Cell::new(None),
             remote,
             budget: Cell::new(OPERATIONS_PER_POLL),
+            turns: Cell::new(0),
             tasks_run: Cell::new(0),
+            io_counters: IoCounters::default(),
             is_running: Cell::new(false),
         });
         Ok(Self {
@@ -323,7 +314,9 @@ impl Runtime {
 
     /// What it has done so far.
     pub fn metrics(&self) -> Metrics {
-        self.shared.metrics()
+        let mut metrics = self.shared.counters();
+        self.shared.remote.metrics.add_times(&mut metrics);
+        metrics
     }
 
     /// Polls tasks from the queue until it is empty, or until it is time to look at the kernel.
@@ -344,11 +337,18 @@ impl Runtime {
     /// Looks at the kernel, and waits for it if there is nothing else to do; wakes whoever waits for what has come.
     fn turn(&mut self, main: &MainWaker) {
         self.shared.close_retired();
+        self.shared.turns.set(self.shared.turns.get() + 1);
+        let published = &self.shared.remote.metrics;
+        published.publish(self.shared.counters());
         let is_idle = self.shared.queue.borrow().is_empty() && !main.woken.load(Ordering::Acquire);
         let result = if is_idle && self.inbox.prepare_wait() {
             let deadline_ns = self.shared.timers.borrow_mut().next_deadline_ns();
             let mut reactor = self.shared.reactor.borrow_mut();
-            reactor.turn(deadline_ns, &mut self.events)
+            let (start_ns, waited_ns) = (clock::now_ns(), reactor.waited_ns());
+            let idle_ns = published.begin_wait(start_ns);
+            let result = reactor.turn_from(start_ns, deadline_ns, &mut self.events);
+            published.end_wait(idle_ns + (reactor.waited_ns() - waited_ns));
+            result
         } else {
             let mut reactor = self.shared.reactor.borrow_mut();
             reactor.poll_now(&mut self.events)
@@ -392,14 +392,19 @@ impl Shared {
         }
     }
 
-    pub(crate) fn metrics(&self) -> Metrics {
-        Metrics {
+    /// All metrics but the times.
+    fn counters(&self) -> Metrics {
+        let mut metrics = Metrics {
+            turns: self.turns.get(),
             tasks_run: self.tasks_run.get(),
             tasks_live: self.tasks.borrow().len() as u64,
             timers: self.timers.borrow().len() as u64,
             sources: self.sources.len() as u64,
             reactor: self.reactor.borrow().counters(),
-        }
+            ..Metrics::default()
+        };
+        self.io_counters.add_to(&mut metrics);
+        metrics
     }
 }
 
@@ -455,6 +460,8 @@ impl Entered {
             *current = Some(Rc::clone(&shared));
         });
         shared.is_running.set(true);
+        let published = &shared.remote.metrics;
+        published.end_wait(published.idle_ns(clock::now_ns()));
         Self { shared }
     }
 }
@@ -463,6 +470,9 @@ impl Drop for Entered {
     fn drop(&mut self) {
         self.shared.close_retired();
         self.shared.is_running.set(false);
+        let published = &self.shared.remote.metrics;
+        published.publish(self.shared.counters());
+        published.begin_wait(clock::now_ns());
         CURRENT.with(|current| current.borrow_mut().take());
     }
 }
@@ -516,6 +526,12 @@ impl Handle {
         let (task, handle) = task::new(async move { make().await }, Arc::clone(&self.remote));
         drop(self.remote.sender.send(Message::Adopt(Orphan(Some(task)))));
         handle
+    }
+
+    /// What the runtime has done so far: its counters as of the beginning of its last turn, the times until now. Disturbs
+    /// nothing: the counters are read one after the other while the runtime goes on.
+    pub fn metrics(&self) -> Metrics {
+        self.remote.metrics.snapshot()
     }
 }
 

@@ -183,12 +183,20 @@ impl Shared {
                 let operation = Rc::clone(operation);
                 drop(entries);
                 operation.results.borrow_mut().push_back(event.result);
-                if !event.is_more() {
+                if event.is_more() {
+                    self.io_counters.completed();
+                } else {
                     operation.is_over.set(true);
                     let finished = self.reactor.borrow_mut().driver().take(event.token);
-                    // Nobody wants the bytes back: they must not wait for the connection's end.
-                    *operation.finished.borrow_mut() =
-                        finished.filter(|op| !matches!(op, Op::SendZeroCopy { .. }));
+                    match finished {
+                        // Nobody wants the bytes back, whose way the last event tells of, or an error.
+                        Some(Op::SendZeroCopy { .. }) if event.result >= 0 => {}
+                        Some(Op::SendZeroCopy { .. }) => self.io_counters.completed(),
+                        finished => {
+                            self.io_counters.completed();
+                            *operation.finished.borrow_mut() = finished;
+                        }
+                    }
                     self.sources.remove(event.token);
                 }
                 if let Some(waiter) = operation.waiter.take() {
@@ -319,6 +327,11 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.watched.writable.set(true);
     }
 
+    /// Makes a system call that reads or writes, without waiting.
+    pub(crate) fn call<T>(&self, mut call: impl FnMut(&S) -> io::Result<T>) -> io::Result<T> {
+        self.shared.io_counters.call(|| call(self.get()))
+    }
+
     /// Reads by `read` as soon as there is something. `read` returns its result, and whether it left nothing behind.
     pub(crate) fn poll_read<T>(
         &self,
@@ -327,7 +340,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     ) -> Poll<io::Result<T>> {
         std::task::ready!(self.shared.poll_budget(context));
         if self.watched.readable.get() {
-            match retry(|| read(self.get())) {
+            match self.call(&mut read) {
                 Ok((result, drained)) => {
                     if drained && !self.watched.short_reads_leave.get() {
                         self.watched.readable.set(false);
@@ -388,7 +401,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     ) -> Poll<io::Result<T>> {
         std::task::ready!(self.shared.poll_budget(context));
         if self.watched.writable.get() {
-            match retry(|| write(self.get())) {
+            match self.call(&mut write) {
                 Ok((result, has_room)) => {
                     self.watched.writable.set(has_room);
                     return Poll::Ready(Ok(result));
@@ -401,16 +414,6 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         }
         self.watched.writer.register(context, self.is_shared);
         Poll::Pending
-    }
-}
-
-/// Repeats a system call that a signal interrupted.
-fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
     }
 }
 
@@ -460,6 +463,7 @@ impl Operation {
     }
 
     fn submitted(shared: Rc<Shared>, token: Token) -> Self {
+        shared.io_counters.submitted();
         let state = Rc::new(InFlight {
             results: RefCell::new(VecDeque::new()),
             finished: RefCell::new(None),

@@ -34,6 +34,11 @@ impl Datagrams {
         self.source.get()
     }
 
+    /// Sends or receives without waiting.
+    pub(crate) fn call<T>(&self, call: impl FnMut(&Socket) -> io::Result<T>) -> io::Result<T> {
+        self.source.call(call)
+    }
+
     pub(crate) async fn recv<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
         let result = poll_fn(|context| {
             self.source

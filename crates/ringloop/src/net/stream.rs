@@ -212,7 +212,8 @@ impl Core {
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket().send_with_flags(bytes, libc::MSG_NOSIGNAL)
+        self.source
+            .call(|socket| socket.send_with_flags(bytes, libc::MSG_NOSIGNAL))
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {

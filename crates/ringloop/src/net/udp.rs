@@ -165,7 +165,8 @@ impl UdpSocket {
     /// # Errors
     /// `WouldBlock` if there is no room.
     pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
-        datagram::send(self.socket(), bytes, None)
+        self.datagrams
+            .call(|socket| datagram::send(socket, bytes, None))
     }
 
     /// Sends a datagram, without waiting.
@@ -173,7 +174,8 @@ impl UdpSocket {
     /// # Errors
     /// `WouldBlock` if there is no room.
     pub fn try_send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
-        datagram::send(self.socket(), bytes, Some(&SockAddr::from(to)))
+        self.datagrams
+            .call(|socket| datagram::send(socket, bytes, Some(&SockAddr::from(to))))
     }
 
     /// Receives a datagram that is there already.
@@ -181,7 +183,8 @@ impl UdpSocket {
     /// # Errors
     /// `WouldBlock` if there is none.
     pub fn try_recv(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
-        datagram::receive(self.socket(), buffer)
+        self.datagrams
+            .call(|socket| datagram::receive(socket, buffer))
     }
 
     /// Receives a datagram that is there already, and who sent it.
@@ -189,7 +192,9 @@ impl UdpSocket {
     /// # Errors
     /// `WouldBlock` if there is none.
     pub fn try_recv_from(&self, buffer: &mut impl BufMut) -> io::Result<(usize, SocketAddr)> {
-        let (count, address) = datagram::receive_from(self.socket(), buffer)?;
+        let (count, address) = self
+            .datagrams
+            .call(|socket| datagram::receive_from(socket, buffer))?;
         Ok((count, ip(&address)?))
     }
 

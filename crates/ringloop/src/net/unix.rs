@@ -509,7 +509,8 @@ impl UnixDatagram {
     /// # Errors
     /// `WouldBlock` if there is no room.
     pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
-        datagram::send(self.socket(), bytes, None)
+        self.datagrams
+            .call(|socket| datagram::send(socket, bytes, None))
     }
 
     /// Sends a datagram, without waiting.
@@ -518,7 +519,8 @@ impl UnixDatagram {
     /// `WouldBlock` if there is no room.
     pub fn try_send_to(&self, bytes: &[u8], to: impl ToUnixAddress) -> io::Result<usize> {
         let address = to_kernel(&to.to_unix_address()?)?;
-        datagram::send(self.socket(), bytes, Some(&address))
+        self.datagrams
+            .call(|socket| datagram::send(socket, bytes, Some(&address)))
     }
 
     /// Receives a datagram that is there already.
@@ -526,7 +528,8 @@ impl UnixDatagram {
     /// # Errors
     /// `WouldBlock` if there is none.
     pub fn try_recv(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
-        datagram::receive(self.socket(), buffer)
+        self.datagrams
+            .call(|socket| datagram::receive(socket, buffer))
     }
 
     /// Receives a datagram that is there already, and who sent it.
@@ -534,7 +537,9 @@ impl UnixDatagram {
     /// # Errors
     /// `WouldBlock` if there is none.
     pub fn try_recv_from(&self, buffer: &mut impl BufMut) -> io::Result<(usize, SocketAddr)> {
-        let (count, address) = datagram::receive_from(self.socket(), buffer)?;
+        let (count, address) = self
+            .datagrams
+            .call(|socket| datagram::receive_from(socket, buffer))?;
         Ok((count, from_kernel(&address)?))
     }
 

@@ -1,0 +1,265 @@
+//! What a runtime counts, and how other threads get to see it.
+//!
+//! A runtime counts in plain cells, and publishes a copy once per turn, by relaxed stores into memory of which other threads
+//! only read. So counting costs nothing that can be measured, and reading disturbs no worker.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{clock, reactor};
+
+/// What a runtime has done since it was made. Times are in nanoseconds.
+///
+/// ```
+/// use ringloop::{Pool, PoolConfig};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let pool = Pool::new(2, &PoolConfig::default())?;
+/// for (worker, metrics) in pool.metrics().into_iter().enumerate() {
+///     let share = metrics.busy_ns as f64 / (metrics.busy_ns + metrics.idle_ns) as f64;
+///     println!("worker {worker}: {} turns, {:.0}% busy", metrics.turns, 100.0 * share);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Looks at the kernel. Between two of them tasks run.
+    pub turns: u64,
+    /// Polls of tasks.
+    pub tasks_run: u64,
+    /// Tasks that are alive.
+    pub tasks_live: u64,
+    /// Timers that wait.
+    pub timers: u64,
+    /// Descriptors and operations that the runtime looks after.
+    pub sources: u64,
+    /// Reads and writes of sockets that were tried, and operations that were handed to the driver: accepting, files,
+    /// sending without a copy.
+    pub operations: u64,
+    /// How many of them came to a result, errors included. A read that finds nothing does not; accepting does once for each
+    /// connection.
+    pub completions: u64,
+    /// System calls: the driver's, and reads and writes of sockets. Making, connecting, configuring and closing sockets are not
+    /// counted, and neither is what other threads do for this one.
+    pub system_calls: u64,
+    /// Time in which tasks ran or the kernel was looked at without waiting.
+    pub busy_ns: u64,
+    /// Time in which the runtime waited, asleep or polling, or was not inside of
+    /// [`block_on`](crate::Runtime::block_on). With `busy_ns` it makes up the time since the runtime was made.
+    pub idle_ns: u64,
+    /// The reactor's counters: waits, how they went, and the driver's counters.
+    pub reactor: reactor::Counters,
+}
+
+/// How many counters there are.
+const COUNTERS: usize = size_of::<Metrics>() / size_of::<u64>();
+
+impl Metrics {
+    /// Every counter, in an order that stays.
+    fn counters(&mut self) -> [&mut u64; COUNTERS] {
+        let Self {
+            turns,
+            tasks_run,
+            tasks_live,
+            timers,
+            sources,
+            operations,
+            completions,
+            system_calls,
+            busy_ns,
+            idle_ns,
+            reactor,
+        } = self;
+        let driver = &mut reactor.driver;
+        [
+            turns,
+            tasks_run,
+            tasks_live,
+            timers,
+            sources,
+            operations,
+            completions,
+            system_calls,
+            busy_ns,
+            idle_ns,
+            &mut reactor.turns,
+            &mut reactor.waits,
+            &mut reactor.spins,
+            &mut reactor.spin_hits,
+            &mut reactor.spun_ns,
+            &mut reactor.wasted_ns,
+            &mut reactor.blocked_ns,
+            &mut reactor.window_ns,
+            &mut driver.system_calls,
+            &mut driver.events,
+            &mut driver.wakes,
+            &mut driver.watches,
+            &mut driver.operations,
+            &mut driver.stale_events,
+            &mut driver.overflows,
+            &mut driver.rearms,
+            &mut driver.short_submits,
+            &mut driver.refused_submits,
+            &mut driver.rings_rebuilt,
+            &mut driver.zero_copy_sends,
+            &mut driver.zero_copy_copies,
+        ]
+    }
+}
+
+/// What I/O objects count, in the runtime's thread.
+#[derive(Debug, Default)]
+pub(crate) struct IoCounters {
+    operations: Cell<u64>,
+    completions: Cell<u64>,
+    system_calls: Cell<u64>,
+}
+
+fn count(counter: &Cell<u64>) {
+    counter.set(counter.get() + 1);
+}
+
+impl IoCounters {
+    /// Makes a system call that reads or writes, and makes it again where a signal has interrupted it.
+    pub(crate) fn call<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        count(&self.operations);
+        loop {
+            count(&self.system_calls);
+            match call() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+                result => {
+                    count(&self.completions);
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// An operation has been handed to the driver.
+    pub(crate) fn submitted(&self) {
+        count(&self.operations);
+    }
+
+    /// The driver has reported a result.
+    pub(crate) fn completed(&self) {
+        count(&self.completions);
+    }
+
+    /// Adds what was counted.
+    pub(crate) fn add_to(&self, metrics: &mut Metrics) {
+        metrics.operations = self.operations.get();
+        metrics.completions = self.completions.get();
+        metrics.system_calls = self.system_calls.get() + metrics.reactor.driver.system_calls;
+    }
+}
+
+/// Set in [`Published::idle`] while the runtime waits.
+const WAITING: u64 = 1 << 63;
+
+/// What other threads see of a runtime's metrics. Only the runtime's thread writes.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Published {
+    counters: [AtomicU64; COUNTERS],
+    /// How long the runtime has been idle; with [`WAITING`], when it would have begun to be so if it had been idle all the time
+    /// since. One word, so that whoever reads it while a wait begins or ends sees either.
+    idle: AtomicU64,
+    started_ns: u64,
+}
+
+impl Published {
+    /// Of a runtime that waits.
+    pub(crate) fn new() -> Self {
+        let started_ns = clock::now_ns();
+        Self {
+            counters: [const { AtomicU64::new(0) }; COUNTERS],
+            idle: AtomicU64::new(WAITING | started_ns),
+            started_ns,
+        }
+    }
+
+    /// Publishes all counters but the times.
+    pub(crate) fn publish(&self, mut metrics: Metrics) {
+        for (place, counter) in self.counters.iter().zip(metrics.counters()) {
+            place.store(*counter, Ordering::Relaxed);
+        }
+    }
+
+    /// The runtime waits from now on. Returns for how long it has done so before.
+    pub(crate) fn begin_wait(&self, now_ns: u64) -> u64 {
+        let idle_ns = self.idle.load(Ordering::Relaxed);
+        self.idle
+            .store(WAITING | (now_ns - idle_ns), Ordering::Relaxed);
+        idle_ns
+    }
+
+    /// The runtime waits no more, and has done so for so long altogether.
+    pub(crate) fn end_wait(&self, idle_ns: u64) {
+        self.idle.store(idle_ns, Ordering::Relaxed);
+    }
+
+    /// How long the runtime has waited until now.
+    pub(crate) fn idle_ns(&self, now_ns: u64) -> u64 {
+        let idle = self.idle.load(Ordering::Relaxed);
+        if idle & WAITING == 0 {
+            idle
+        } else {
+            now_ns.saturating_sub(idle & !WAITING)
+        }
+    }
+
+    /// Fills in the times.
+    pub(crate) fn add_times(&self, metrics: &mut Metrics) {
+        let now_ns = clock::now_ns();
+        let elapsed_ns = now_ns - self.started_ns;
+        metrics.idle_ns = self.idle_ns(now_ns).min(elapsed_ns);
+        metrics.busy_ns = elapsed_ns - metrics.idle_ns;
+    }
+
+    /// What was published last, and the times until now.
+    pub(crate) fn snapshot(&self) -> Metrics {
+        let mut metrics = Metrics::default();
+        for (place, counter) in self.counters.iter().zip(metrics.counters()) {
+            *counter = place.load(Ordering::Relaxed);
+        }
+        self.add_times(&mut metrics);
+        metrics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_published_in_its_own_place() {
+        let mut metrics = Metrics::default();
+        for (index, counter) in metrics.counters().into_iter().enumerate() {
+            *counter = index as u64 + 1;
+        }
+        let published = Published::new();
+        published.publish(metrics);
+        let mut seen = published.snapshot();
+        (seen.busy_ns, seen.idle_ns) = (metrics.busy_ns, metrics.idle_ns);
+        assert_eq!(format!("{seen:?}"), format!("{metrics:?}"));
+    }
+
+    #[test]
+    fn a_wait_counts_while_it_lasts() {
+        let published = Published::new();
+        let start_ns = published.started_ns;
+        assert_eq!(published.idle_ns(start_ns + 5), 5);
+        published.end_wait(5);
+        assert_eq!(published.idle_ns(start_ns + 100), 5);
+        assert_eq!(published.begin_wait(start_ns + 100), 5);
+        assert_eq!(published.idle_ns(start_ns + 103), 8);
+        published.end_wait(9);
+        let seen = published.snapshot();
+        assert_eq!(seen.idle_ns, 9);
+        assert!(seen.busy_ns + seen.idle_ns <= clock::now_ns() - start_ns);
+    }
+}
