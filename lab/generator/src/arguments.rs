@@ -38,6 +38,14 @@ pub(crate) enum Workload {
     /// A frame carries the number of its connection, its sequence number and seeded random bytes; each connection sends the next one
     /// when it has the whole echo (closed loop). A single wrong byte ends the run and makes it void. An operation is one frame.
     Echo(Echo),
+
+    /// GET requests to an HTTP/1.1 server: as many as it can answer, or a fixed rate; or a probe of how it parses
+    ///
+    /// Without --rate each connection sends its next request when it has the whole response (closed loop): this shows the
+    /// server's capacity. With --rate requests are due at instants that are spread evenly over time and connections (open loop), whether
+    /// the server keeps up or not. "corrected" latencies then count from these instants, so that a server that stalls is charged
+    /// for all requests that had to wait (free of coordinated omission); "service" latencies count from when a request was sent.
+    Http(Http),
 }
 
 /// What all workloads understand.
@@ -138,6 +146,38 @@ pub(crate) struct Echo {
     pub(crate) mode: Mode,
 }
 
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Http {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) common: Common,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) load: Load,
+
+    /// Path to ask for
+    #[arg(long, value_name = "PATH", default_value = "/", value_parser = parse_path)]
+    pub(crate) path: String,
+
+    /// Header to send with each request besides Host, as in 'Accept: text/html'; may be given several times
+    #[arg(long, value_name = "HEADER", value_parser = parse_header)]
+    pub(crate) header: Vec<String>,
+
+    /// Body that each response must have
+    #[arg(long, value_name = "TEXT", default_value = "Hello, World!")]
+    pub(crate) body: String,
+
+    /// Take any body
+    #[arg(long, conflicts_with = "body")]
+    pub(crate) any_body: bool,
+
+    /// Requests per second, over all connections, that are due whether the server keeps up or not (open loop)
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
+    #[serde(rename = "rate_per_s")]
+    pub(crate) rate: Option<f64>,
+}
+
 impl Common {
     /// The settings of a run with that load.
     pub(crate) fn settings(
@@ -216,6 +256,29 @@ fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
     match parse_seconds(text)? {
         Duration::ZERO => Err("it must be more than 0 seconds".to_owned()),
         duration => Ok(duration),
+    }
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if (0.001..=1e9).contains(&rate) => Ok(rate),
+        _ => Err("it must be a number of requests per second, from 0.001 to 1e9".to_owned()),
+    }
+}
+
+fn parse_path(text: &str) -> Result<String, String> {
+    if text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(text.to_owned())
+    } else {
+        Err("it must begin with / and hold neither spaces nor control characters".to_owned())
+    }
+}
+
+fn parse_header(text: &str) -> Result<String, String> {
+    if text.contains(':') && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+        Ok(text.to_owned())
+    } else {
+        Err("write it as 'Name: value', in one line".to_owned())
     }
 }
 

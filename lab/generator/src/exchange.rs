@@ -50,17 +50,17 @@ pub(crate) struct Taken {
 }
 
 /// How far an answer is.
-#[expect(dead_code, reason = "the last two are made by HTTP, which is to follow")]
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// More is to come.
     Incomplete,
-    /// It is complete, and right.
-    Right,
-    /// It is complete and right, and the server will close the connection.
-    RightAndLast,
-    /// It is complete, but not what was asked for; the connection can go on.
-    Wrong(Failure),
+    /// Nothing more is to come.
+    Complete {
+        /// The server says that it will close the connection.
+        last: bool,
+        /// Why it isn't what was asked for, though the connection can go on.
+        wrong: Option<Failure>,
+    },
 }
 
 /// Frames that are echoed.
@@ -97,7 +97,10 @@ impl Exchange for Frames {
         self.0.check(request, *partial, &received[..bytes])?;
         let answer = if bytes == wanted {
             *partial = 0;
-            Answer::Right
+            Answer::Complete {
+                last: false,
+                wrong: None,
+            }
         } else {
             *partial += bytes;
             Answer::Incomplete

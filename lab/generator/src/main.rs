@@ -5,6 +5,7 @@ mod accounting;
 mod arguments;
 mod exchange;
 mod failure;
+mod http;
 mod latencies;
 mod output;
 mod pattern;
@@ -22,8 +23,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::arguments::{Arguments, Echo, Mode, Workload};
+use crate::arguments::{Arguments, Echo, Http, Mode, Workload};
 use crate::exchange::{Frames, Stream};
+use crate::http::Requests;
 use crate::pattern::Pattern;
 use crate::worker::READ_BYTES;
 
@@ -51,6 +53,7 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     }
     match workload {
         Workload::Echo(echo) => print_result("echo", echo, measure_echo(echo, &interrupted)?),
+        Workload::Http(http) => print_result("http", http, measure_http(http, &interrupted)?),
     }
     Ok(())
 }
@@ -65,6 +68,14 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
         Mode::Stream => run::run(&settings, interrupted, || Stream::new(READ_BYTES)),
     }?;
     Ok(result)
+}
+
+fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
+    let settings = http.common.settings(&http.load, CONNECTIONS, http.rate);
+    let body = (!http.any_body).then(|| http.body.clone().into_bytes());
+    let host = http.common.address.to_string();
+    let requests = Requests::new(&http.path, &host, &http.header, body);
+    Ok(run::run(&settings, interrupted, || requests.clone())?)
 }
 
 fn print_result(workload: &str, options: &impl Serialize, mut result: Value) {

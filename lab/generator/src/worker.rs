@@ -673,18 +673,14 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 }
                 continue;
             }
-            let right = match taken.answer {
-                Answer::Incomplete => continue,
-                Answer::Right => true,
-                Answer::RightAndLast => {
-                    connection.closing = true;
-                    true
-                }
-                Answer::Wrong(failure) => {
-                    self.shared.fail(failure);
-                    false
-                }
+            let Answer::Complete { last, wrong } = taken.answer else {
+                continue;
             };
+            connection.closing |= last;
+            let right = wrong.is_none();
+            if let Some(failure) = wrong {
+                self.shared.fail(failure);
+            }
             let connection = &mut self.connections[index];
             if connection.answered == connection.sent {
                 let failure = Failure::new(

@@ -1,0 +1,540 @@
+//! HTTP/1.1: a GET request, and whether its response is right.
+//!
+//! Most servers answer with the same bytes all the time, but for the date. So each thread keeps the last response that it has read with
+//! the parser and found right, and compares what comes with that first; only what differs is parsed.
+
+use std::io::{self, Write};
+use std::net::TcpStream;
+
+use crate::exchange::{Answer, Exchange, Taken};
+use crate::failure::{Failure, Kind};
+use crate::pattern::Frame;
+
+const HEADERS_MAX: usize = 100;
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+const BODY_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// How much of a wrong body is shown.
+const SHOWN_BYTES: usize = 40;
+/// How many requests at most are sent at once where several are due.
+const TOGETHER: usize = 64;
+
+/// Requests that are all the same, and the responses to them.
+#[derive(Clone, Debug)]
+pub(crate) struct Requests {
+    /// The request, [`TOGETHER`] times.
+    repeated: Vec<u8>,
+    request_bytes: usize,
+    /// The body that responses must have; `None`: any.
+    body: Option<Vec<u8>>,
+    /// The last response that was found right, if the connection went on after it.
+    familiar: Vec<u8>,
+}
+
+impl Requests {
+    /// GET requests for `path` with further `headers`, as in `Accept: text/html`.
+    pub(crate) fn new(path: &str, host: &str, headers: &[String], body: Option<Vec<u8>>) -> Self {
+        let mut request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n");
+        for header in headers {
+            request.push_str(header);
+            request.push_str("\r\n");
+        }
+        request.push_str("\r\n");
+        Self {
+            request_bytes: request.len(),
+            repeated: request.into_bytes().repeat(TOGETHER),
+            body,
+            familiar: Vec::new(),
+        }
+    }
+
+    /// Looks at a response that may not be complete.
+    fn judge(&self, request: Frame, response: &[u8]) -> Result<Option<Judged>, Failure> {
+        let place = format!(
+            "connection {}, request {}",
+            request.connection, request.sequence
+        );
+        let parsed = parse(response).map_err(|problem| {
+            Failure::new(
+                Kind::Malformed,
+                format!(
+                    "not an HTTP response: {place}: {problem}; it begins with {}",
+                    shown(response)
+                ),
+            )
+        })?;
+        let announced = match &parsed {
+            Progress::Head => return Ok(None),
+            Progress::Body { announced } => *announced,
+            Progress::Whole(whole) => Some(whole.body.len()),
+        };
+        let status = match &parsed {
+            Progress::Whole(whole) => whole.status,
+            _ => 200,
+        };
+        // A length that can't be right needs no waiting for the rest.
+        if let (Some(right), Some(announced), 200) = (&self.body, announced, status)
+            && right.len() != announced
+        {
+            let came = match &parsed {
+                Progress::Whole(whole) => format!(": {}", shown(&whole.body)),
+                _ => String::new(),
+            };
+            return Err(Failure::new(
+                Kind::Mismatch,
+                format!(
+                    "wrong body: {place}: it has {announced} bytes{came}, and {} were expected: {} (--body says which is right, \
+                     --any-body takes any)",
+                    right.len(),
+                    shown(right)
+                ),
+            ));
+        }
+        let Progress::Whole(whole) = parsed else {
+            return Ok(None);
+        };
+        if status != 200 {
+            let failure = Failure::new(
+                Kind::Status,
+                format!(
+                    "{place} was answered with status {status}: {}",
+                    shown(response)
+                ),
+            );
+            return Ok(Some(Judged {
+                bytes: whole.bytes,
+                last: whole.last,
+                wrong: Some(failure),
+            }));
+        }
+        if let Some(right) = &self.body
+            && *right != *whole.body
+        {
+            return Err(Failure::new(
+                Kind::Mismatch,
+                format!(
+                    "wrong body: {place}: {} came, and {} was expected (--body says which is right, --any-body takes any)",
+                    shown(&whole.body),
+                    shown(right)
+                ),
+            ));
+        }
+        Ok(Some(Judged {
+            bytes: whole.bytes,
+            last: whole.last,
+            wrong: None,
+        }))
+    }
+}
+
+/// A complete response whose connection can go on, or ends in good order.
+struct Judged {
+    bytes: usize,
+    last: bool,
+    wrong: Option<Failure>,
+}
+
+/// What has come of a response.
+#[derive(Debug, Default)]
+pub(crate) struct Response(Vec<u8>);
+
+impl Exchange for Requests {
+    type Partial = Response;
+
+    const RECONNECTS: bool = true;
+
+    fn request_bytes(&self) -> usize {
+        self.request_bytes
+    }
+
+    fn send(
+        &mut self,
+        mut to: &TcpStream,
+        _: Frame,
+        position: usize,
+        count: usize,
+    ) -> io::Result<usize> {
+        to.write(&self.repeated[position..self.request_bytes * count.min(TOGETHER)])
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        request: Frame,
+        partial: &mut Response,
+        received: &[u8],
+    ) -> Result<Taken, Failure> {
+        let before = partial.0.len();
+        if before == 0 && !self.familiar.is_empty() && received.starts_with(&self.familiar) {
+            return Ok(Taken {
+                bytes: self.familiar.len(),
+                answer: Answer::Complete {
+                    last: false,
+                    wrong: None,
+                },
+            });
+        }
+        let response = if before == 0 {
+            received
+        } else {
+            partial.0.extend_from_slice(received);
+            &partial.0
+        };
+        let Some(judged) = self.judge(request, response)? else {
+            if before == 0 {
+                partial.0.extend_from_slice(received);
+            }
+            return Ok(Taken {
+                bytes: received.len(),
+                answer: Answer::Incomplete,
+            });
+        };
+        if judged.wrong.is_none() && !judged.last {
+            self.familiar.clear();
+            self.familiar.extend_from_slice(&response[..judged.bytes]);
+        }
+        partial.0.clear();
+        Ok(Taken {
+            bytes: judged.bytes - before,
+            answer: Answer::Complete {
+                last: judged.last,
+                wrong: judged.wrong,
+            },
+        })
+    }
+
+    fn describe(&self, partial: &Response) -> Option<String> {
+        (!partial.0.is_empty()).then(|| format!("{} bytes of a response", partial.0.len()))
+    }
+}
+
+/// How far a response has come.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// Its head isn't complete.
+    Head,
+    /// Its head is complete; its body will have as many bytes, if that was said.
+    Body {
+        announced: Option<usize>,
+    },
+    Whole(Whole),
+}
+
+/// A response that has come as a whole.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+    /// Its length in all, in bytes.
+    pub(crate) bytes: usize,
+    /// The server says that it closes the connection.
+    pub(crate) last: bool,
+}
+
+/// Parses the response to a GET request; the error says what makes it none.
+pub(crate) fn parse(response: &[u8]) -> Result<Progress, String> {
+    let mut skipped = 0;
+    loop {
+        match parse_one(&response[skipped..])? {
+            Part::Interim { bytes } => skipped += bytes,
+            Part::Response(Progress::Whole(whole)) => {
+                return Ok(Progress::Whole(Whole {
+                    bytes: whole.bytes + skipped,
+                    ..whole
+                }));
+            }
+            Part::Response(progress) => return Ok(progress),
+        }
+    }
+}
+
+/// What a response begins with.
+enum Part {
+    /// One that only announces another, of that length.
+    Interim {
+        bytes: usize,
+    },
+    Response(Progress),
+}
+
+fn parse_one(response: &[u8]) -> Result<Part, String> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut head = httparse::Response::new(&mut headers);
+    let head_bytes = match head.parse(response) {
+        Ok(httparse::Status::Complete(bytes)) => bytes,
+        Ok(httparse::Status::Partial) if response.len() <= HEAD_BYTES_MAX => {
+            return Ok(Part::Response(Progress::Head));
+        }
+        Ok(httparse::Status::Partial) => {
+            return Err(format!("its head has no end within {HEAD_BYTES_MAX} bytes"));
+        }
+        Err(error) => return Err(error.to_string()),
+    };
+    let status = head.code.unwrap_or_default();
+    let rest = &response[head_bytes..];
+    let mut framing = Framing::default();
+    // The default is a connection that goes on since HTTP/1.1 (RFC 9112, section 9.3).
+    let mut last = head.version != Some(1);
+    for header in head.headers.iter() {
+        framing.note(header)?;
+        if header.name.eq_ignore_ascii_case("connection") {
+            let value = String::from_utf8_lossy(header.value).to_ascii_lowercase();
+            for option in value.split(',').map(str::trim) {
+                last = match option {
+                    "close" => true,
+                    "keep-alive" => false,
+                    _ => last,
+                };
+            }
+        }
+    }
+    let whole = |body: Vec<u8>, bytes| {
+        Part::Response(Progress::Whole(Whole {
+            status,
+            body,
+            bytes: head_bytes + bytes,
+            last,
+        }))
+    };
+    let incomplete = |announced| Part::Response(Progress::Body { announced });
+    match status {
+        // An interim response; the one that counts follows it (RFC 9110, section 15.2).
+        100 | 102..=199 => return Ok(Part::Interim { bytes: head_bytes }),
+        // These have no body, whatever their headers say (RFC 9112, section 6.3).
+        101 | 204 | 304 => return Ok(whole(Vec::new(), 0)),
+        _ => {}
+    }
+    if framing.chunked {
+        return Ok(match dechunk(rest)? {
+            Some((body, bytes)) => whole(body, bytes),
+            None => incomplete(None),
+        });
+    }
+    match framing.length {
+        Some(length) if length > BODY_BYTES_MAX => {
+            Err(format!("its body of {length} bytes is longer than {BODY_BYTES_MAX}"))
+        }
+        Some(length) if rest.len() < length => Ok(incomplete((status == 200).then_some(length))),
+        Some(length) => Ok(whole(rest[..length].to_vec(), length)),
+        None => Err(
+            "it has neither a Content-Length nor chunks, so only the end of the connection could end it"
+                .to_owned(),
+        ),
+    }
+}
+
+/// What a head says about where its body ends.
+#[derive(Debug, Default)]
+struct Framing {
+    length: Option<usize>,
+    chunked: bool,
+}
+
+impl Framing {
+    fn note(&mut self, header: &httparse::Header<'_>) -> Result<(), String> {
+        let value = || String::from_utf8_lossy(header.value);
+        if header.name.eq_ignore_ascii_case("content-length") {
+            let digits = header.value.iter().all(u8::is_ascii_digit);
+            let length = value()
+                .parse::<usize>()
+                .ok()
+                .filter(|_| digits)
+                .ok_or_else(|| format!("its Content-Length is '{}'", value()))?;
+            if self.length.is_some_and(|other| other != length) {
+                return Err("it has two different Content-Lengths".to_owned());
+            }
+            self.length = Some(length);
+        } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            if !value().eq_ignore_ascii_case("chunked") {
+                return Err(format!("its Transfer-Encoding is '{}'", value()));
+            }
+            self.chunked = true;
+        }
+        Ok(())
+    }
+}
+
+/// The body that `encoded` holds in chunks, and how many bytes of `encoded` that took; `None` if it isn't complete.
+fn dechunk(encoded: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
+    let mut body = Vec::new();
+    let mut position = 0;
+    loop {
+        let rest = &encoded[position..];
+        let (start, size) = match httparse::parse_chunk_size(rest) {
+            Ok(httparse::Status::Complete(found)) => found,
+            Ok(httparse::Status::Partial) => return Ok(None),
+            Err(_) => return Err("a chunk of its body has no right size".to_owned()),
+        };
+        if size > BODY_BYTES_MAX as u64 {
+            return Err(format!("a chunk of its body has {size} bytes"));
+        }
+        if size == 0 {
+            // After the last chunk come trailers, mostly none, and an empty line.
+            let mut trailers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+            return match httparse::parse_headers(&rest[start..], &mut trailers) {
+                Ok(httparse::Status::Complete((bytes, _))) => {
+                    Ok(Some((body, position + start + bytes)))
+                }
+                Ok(httparse::Status::Partial) => Ok(None),
+                Err(error) => Err(format!("its trailers are wrong: {error}")),
+            };
+        }
+        let size = size as usize;
+        let Some(chunk) = rest.get(start..start + size + 2) else {
+            return Ok(None);
+        };
+        if &chunk[size..] != b"\r\n" {
+            return Err("a chunk of its body doesn't end where it says".to_owned());
+        }
+        body.extend_from_slice(&chunk[..size]);
+        position += start + size + 2;
+    }
+}
+
+/// The beginning of received bytes, in quotes.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    let more = if bytes.len() > SHOWN_BYTES { "..." } else { "" };
+    format!(
+        "'{}{more}'",
+        bytes[..bytes.len().min(SHOWN_BYTES)].escape_ascii()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: Frame = Frame {
+        connection: 1,
+        sequence: 2,
+    };
+    const RIGHT: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!";
+
+    fn requests() -> Requests {
+        Requests::new("/", "localhost", &[], Some(b"Hello, World!".to_vec()))
+    }
+
+    /// The failures of a response that comes as a whole.
+    fn failure_of(response: &[u8]) -> Failure {
+        match requests().take(REQUEST, &mut Response::default(), response) {
+            Err(failure) => failure,
+            Ok(Taken {
+                answer: Answer::Complete { wrong, .. },
+                ..
+            }) => wrong.expect("a wrong response"),
+            Ok(taken) => panic!("{taken:?}"),
+        }
+    }
+
+    #[test]
+    fn right_responses_pass_in_any_pieces_and_any_number() {
+        let chunked: &[u8] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+            5;x=y\r\nHello\r\n8\r\n, World!\r\n0\r\nTrailer: 1\r\n\r\n";
+        let interim: &[u8] = b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\nHello, World!";
+        for response in [RIGHT, chunked, interim] {
+            let mut requests = requests();
+            let twice = response.repeat(2);
+            for piece in 1..twice.len() {
+                let mut partial = Response::default();
+                let mut answers = 0;
+                for mut received in twice.chunks(piece) {
+                    while !received.is_empty() {
+                        let taken = requests.take(REQUEST, &mut partial, received).unwrap();
+                        received = &received[taken.bytes..];
+                        match taken.answer {
+                            Answer::Incomplete => assert!(received.is_empty()),
+                            Answer::Complete { last, wrong } => {
+                                assert!(!last && wrong.is_none());
+                                answers += 1;
+                            }
+                        }
+                    }
+                }
+                assert_eq!(answers, 2, "pieces of {piece} bytes");
+                assert!(requests.describe(&partial).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn a_response_is_the_last_one_where_it_says_so() {
+        for (response, expected) in [
+            (&b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 13\r\n\r\nHello, World!"[..], true),
+            (b"HTTP/1.0 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!", true),
+            (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 13\r\n\r\nHello, World!", false),
+        ] {
+            let taken = requests().take(REQUEST, &mut Response::default(), response).unwrap();
+            let Answer::Complete { last, wrong: None } = taken.answer else {
+                panic!("{taken:?}");
+            };
+            assert_eq!(last, expected, "{}", response.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn wrong_responses_are_named() {
+        let body = failure_of(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, Word!!");
+        assert_eq!(body.kind, Kind::Mismatch);
+        assert!(
+            body.message
+                .contains("'Hello, Word!!' came, and 'Hello, World!' was expected"),
+            "{body}"
+        );
+
+        let length = failure_of(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nHello");
+        assert_eq!(length.kind, Kind::Mismatch);
+        assert!(
+            length
+                .message
+                .contains("it has 5 bytes: 'Hello', and 13 were expected"),
+            "{length}"
+        );
+
+        let status = failure_of(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n");
+        assert_eq!(status.kind, Kind::Status);
+        assert!(
+            status
+                .message
+                .contains("connection 1, request 2 was answered with status 503"),
+            "{status}"
+        );
+
+        for (response, problem) in [
+            (&b"Hello, World!"[..], "invalid HTTP version"),
+            (
+                b"HTTP/1.1 200 OK\r\n\r\nHello, World!",
+                "neither a Content-Length nor chunks",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+                "two different Content-Lengths",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+                "Content-Length is '-1'",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+                "no right size",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n",
+                "doesn't end where it says",
+            ),
+        ] {
+            let failure = failure_of(response);
+            assert_eq!(failure.kind, Kind::Malformed);
+            assert!(failure.message.contains(problem), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_length_is_found_before_the_body_has_come() {
+        let failure = failure_of(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n");
+        assert!(
+            failure
+                .message
+                .contains("it has 14 bytes, and 13 were expected"),
+            "{failure}"
+        );
+    }
+}
