@@ -6,10 +6,120 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use bytes::BufMut;
+
+#[cfg(any(feature = "futures-io", feature = "tls", feature = "tokio"))]
+use crate::net::Stream;
 use crate::net::stream::HasCore;
 #[cfg(any(feature = "futures-io", feature = "tokio"))]
-use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream};
+use crate::net::{OwnedReadHalf, OwnedWriteHalf};
 use crate::net::{TcpStream, UnixStream};
+#[cfg(feature = "tls")]
+use crate::tls::TlsStream;
+#[cfg(all(feature = "tls", any(feature = "futures-io", feature = "tokio")))]
+use crate::tls::{TlsReadHalf, TlsWriteHalf};
+
+/// What the adapters call, whatever the connection is.
+trait Transfer {
+    fn poll_read_into(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl BufMut,
+    ) -> Poll<io::Result<usize>>;
+
+    fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
+
+    fn poll_write_pieces(
+        &self,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>>;
+
+    fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
+}
+
+impl<T: HasCore> Transfer for T {
+    fn poll_read_into(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl BufMut,
+    ) -> Poll<io::Result<usize>> {
+        self.core().poll_read_into(context, buffer)
+    }
+
+    fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.core().poll_write(context, bytes)
+    }
+
+    fn poll_write_pieces(
+        &self,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.core().poll_write_pieces(context, pieces)
+    }
+
+    fn poll_flush(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.core().finish())
+    }
+}
+
+#[cfg(feature = "tls")]
+macro_rules! transfer_by_tls {
+    ($type:ident, $this:ident => $stream:expr) => {
+        impl<S: Stream> Transfer for $type<S> {
+            fn poll_read_into(
+                &self,
+                context: &mut Context<'_>,
+                buffer: &mut impl BufMut,
+            ) -> Poll<io::Result<usize>> {
+                let $this = self;
+                TlsStream::poll_read_into($stream, context, buffer)
+            }
+
+            fn poll_write(
+                &self,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                let $this = self;
+                TlsStream::poll_write($stream, context, bytes)
+            }
+
+            fn poll_write_pieces(
+                &self,
+                context: &mut Context<'_>,
+                pieces: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                let $this = self;
+                TlsStream::poll_write_pieces($stream, context, pieces)
+            }
+
+            fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                let $this = self;
+                TlsStream::poll_flush($stream, context)
+            }
+
+            fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                let $this = self;
+                TlsStream::poll_finish($stream, context)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "tls")]
+transfer_by_tls!(TlsStream, this => this);
+#[cfg(all(feature = "tls", any(feature = "futures-io", feature = "tokio")))]
+transfer_by_tls!(TlsReadHalf, this => this.stream());
+#[cfg(all(feature = "tls", any(feature = "futures-io", feature = "tokio")))]
+transfer_by_tls!(TlsWriteHalf, this => this.stream());
 
 #[cfg(feature = "futures-io")]
 macro_rules! futures_io_read {
@@ -20,7 +130,7 @@ macro_rules! futures_io_read {
                 context: &mut Context<'_>,
                 mut buffer: &mut [u8],
             ) -> Poll<io::Result<usize>> {
-                self.core().poll_read_into(context, &mut buffer)
+                Transfer::poll_read_into(&*self, context, &mut buffer)
             }
         }
     )*};
@@ -35,7 +145,7 @@ macro_rules! futures_io_write {
                 context: &mut Context<'_>,
                 bytes: &[u8],
             ) -> Poll<io::Result<usize>> {
-                self.core().poll_write(context, bytes)
+                Transfer::poll_write(&*self, context, bytes)
             }
 
             fn poll_write_vectored(
@@ -43,15 +153,21 @@ macro_rules! futures_io_write {
                 context: &mut Context<'_>,
                 pieces: &[IoSlice<'_>],
             ) -> Poll<io::Result<usize>> {
-                self.core().poll_write_pieces(context, pieces)
+                Transfer::poll_write_pieces(&*self, context, pieces)
             }
 
-            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(Ok(()))
+            fn poll_flush(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<io::Result<()>> {
+                Transfer::poll_flush(&*self, context)
             }
 
-            fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(self.core().finish())
+            fn poll_close(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<io::Result<()>> {
+                Transfer::poll_finish(&*self, context)
             }
         }
     )*};
@@ -68,7 +184,7 @@ macro_rules! tokio_read {
             ) -> Poll<io::Result<()>> {
                 // SAFETY: what has been initialised stays so: the bytes are only read into.
                 let mut room = unsafe { buffer.unfilled_mut() };
-                let count = std::task::ready!(self.core().poll_read_into(context, &mut room))?;
+                let count = std::task::ready!(Transfer::poll_read_into(&*self, context, &mut room))?;
                 // SAFETY: the read has filled that many bytes.
                 unsafe { buffer.assume_init(count) };
                 buffer.advance(count);
@@ -88,7 +204,7 @@ macro_rules! write_as {
                 context: &mut Context<'_>,
                 bytes: &[u8],
             ) -> Poll<io::Result<usize>> {
-                self.core().poll_write(context, bytes)
+                Transfer::poll_write(&*self, context, bytes)
             }
 
             fn poll_write_vectored(
@@ -96,19 +212,25 @@ macro_rules! write_as {
                 context: &mut Context<'_>,
                 pieces: &[IoSlice<'_>],
             ) -> Poll<io::Result<usize>> {
-                self.core().poll_write_pieces(context, pieces)
+                Transfer::poll_write_pieces(&*self, context, pieces)
             }
 
             fn is_write_vectored(&self) -> bool {
                 true
             }
 
-            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(Ok(()))
+            fn poll_flush(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<io::Result<()>> {
+                Transfer::poll_flush(&*self, context)
             }
 
-            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(self.core().finish())
+            fn poll_shutdown(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<io::Result<()>> {
+                Transfer::poll_finish(&*self, context)
             }
         }
     )*};
@@ -125,7 +247,7 @@ macro_rules! hyper_read {
             ) -> Poll<io::Result<()>> {
                 // SAFETY: what has been initialised stays so: the bytes are only read into.
                 let mut room = unsafe { buffer.as_mut() };
-                let count = std::task::ready!(self.core().poll_read_into(context, &mut room))?;
+                let count = std::task::ready!(Transfer::poll_read_into(&*self, context, &mut room))?;
                 // SAFETY: the read has filled that many bytes.
                 unsafe { buffer.advance(count) };
                 Poll::Ready(Ok(()))
@@ -138,11 +260,23 @@ macro_rules! hyper_read {
 futures_io_read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
 #[cfg(feature = "futures-io")]
 futures_io_write!([] TcpStream, [] UnixStream, [S: Stream] OwnedWriteHalf<S>);
+#[cfg(all(feature = "futures-io", feature = "tls"))]
+futures_io_read!([S: Stream] TlsStream<S>, [S: Stream] TlsReadHalf<S>);
+#[cfg(all(feature = "futures-io", feature = "tls"))]
+futures_io_write!([S: Stream] TlsStream<S>, [S: Stream] TlsWriteHalf<S>);
 #[cfg(feature = "tokio")]
 tokio_read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
 #[cfg(feature = "tokio")]
 write_as!(tokio::io::AsyncWrite: [] TcpStream, [] UnixStream, [S: Stream] OwnedWriteHalf<S>);
+#[cfg(all(feature = "tokio", feature = "tls"))]
+tokio_read!([S: Stream] TlsStream<S>, [S: Stream] TlsReadHalf<S>);
+#[cfg(all(feature = "tokio", feature = "tls"))]
+write_as!(tokio::io::AsyncWrite: [S: Stream] TlsStream<S>, [S: Stream] TlsWriteHalf<S>);
 #[cfg(feature = "hyper")]
 hyper_read!([] TcpStream, [] UnixStream);
 #[cfg(feature = "hyper")]
 write_as!(hyper::rt::Write: [] TcpStream, [] UnixStream);
+#[cfg(all(feature = "hyper", feature = "tls"))]
+hyper_read!([S: Stream] TlsStream<S>);
+#[cfg(all(feature = "hyper", feature = "tls"))]
+write_as!(hyper::rt::Write: [S: Stream] TlsStream<S>);

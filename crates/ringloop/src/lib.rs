@@ -90,6 +90,7 @@
 //! | --- | --- |
 //! | `runtime` | all but the reactor; on by default. The others are off |
 //! | `hyper` | `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
+//! | `tls` | [`tls`]: TLS connections by rustls, and servers of them |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves; no runtime of tokio's is needed |
 //! | `futures-io` | the same for the traits of `futures-io` |
 
@@ -127,6 +128,8 @@ mod task;
 #[cfg(feature = "runtime")]
 pub mod time;
 pub mod timers;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 #[cfg(feature = "runtime")]
 pub use async_channel as channel;

@@ -75,6 +75,8 @@ struct Watched {
     /// Short reads say nothing from here on: the peer has finished sending, which is announced once, perhaps together with
     /// the last data; or it has sent urgent data, at which a read ends.
     short_reads_leave: Cell<bool>,
+    /// Bytes have moved since somebody asked.
+    has_moved: Cell<bool>,
     reader: Waiters,
     writer: Waiters,
 }
@@ -279,7 +281,7 @@ pub(crate) struct Source<S: Into<OwnedFd>> {
     shared: Rc<Shared>,
     watched: Rc<Watched>,
     token: Token,
-    is_shared: bool,
+    is_shared: Cell<bool>,
     /// `None` only while it is dropped.
     inner: Option<S>,
 }
@@ -302,15 +304,30 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
             shared,
             watched,
             token,
-            is_shared: false,
+            is_shared: Cell::new(false),
             inner: Some(inner),
         })
     }
 
     /// Lets several tasks wait for one direction. Each event wakes them all.
-    pub(crate) fn shared(mut self) -> Self {
-        self.is_shared = true;
+    pub(crate) fn shared(self) -> Self {
+        self.share();
         self
+    }
+
+    /// As [`shared`](Self::shared), later on.
+    pub(crate) fn share(&self) {
+        self.is_shared.set(true);
+    }
+
+    /// Says that bytes have moved by other ways than this one's.
+    pub(crate) fn note_activity(&self) {
+        self.watched.has_moved.set(true);
+    }
+
+    /// With which others see whether it is in use.
+    pub(crate) fn activity(&self) -> Activity {
+        Activity(Rc::clone(&self.watched))
     }
 
     pub(crate) fn get(&self) -> &S {
@@ -342,6 +359,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         if self.watched.readable.get() {
             match self.call(&mut read) {
                 Ok((result, drained)) => {
+                    self.watched.has_moved.set(true);
                     if drained && !self.watched.short_reads_leave.get() {
                         self.watched.readable.set(false);
                     }
@@ -353,7 +371,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        self.watched.reader.register(context, self.is_shared);
+        self.watched.reader.register(context, self.is_shared.get());
         Poll::Pending
     }
 
@@ -368,17 +386,42 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     where
         for<'s> &'s S: io::Read,
     {
-        let mut lent = self.shared.hot_buffer.take().unwrap_or_else(|| {
-            // A read in place inside of another one's closure.
-            vec![0; NESTED_BUFFER_BYTES].into_boxed_slice()
-        });
+        let mut lent = HotBuffer::lend(&self.shared, 1, NESTED_BUFFER_BYTES);
+        let buffer = &mut lent.buffer[..];
         let polled = self.poll_read(context, |mut inner| {
-            let count = io::Read::read(&mut inner, &mut lent)?;
-            Ok((count, short_drains && count < lent.len()))
+            let count = io::Read::read(&mut inner, buffer)?;
+            Ok((count, short_drains && count < buffer.len()))
         });
-        let result = polled.map_ok(|count| use_bytes(&lent[..count]));
-        self.shared.hot_buffer.set(Some(lent));
-        result
+        polled.map_ok(|count| use_bytes(&buffer[..count]))
+    }
+
+    /// Reads as soon as there is something, behind bytes that were left over from before, and hands on all of it, which may
+    /// be changed. Says how much was read, at most `limit` bytes.
+    #[cfg(feature = "tls")]
+    pub(crate) fn poll_read_behind<T>(
+        &self,
+        context: &mut Context<'_>,
+        short_drains: bool,
+        before: &[u8],
+        limit: usize,
+        use_bytes: impl FnOnce(&mut [u8], usize) -> T,
+    ) -> Poll<io::Result<T>>
+    where
+        for<'s> &'s S: io::Read,
+    {
+        let room = limit.min(NESTED_BUFFER_BYTES);
+        let mut lent = HotBuffer::lend(&self.shared, before.len() + room, before.len() + limit);
+        let end = lent.buffer.len().min(before.len() + limit);
+        let buffer = &mut lent.buffer[..end];
+        let polled = self.poll_read(context, |mut inner| {
+            let room = &mut buffer[before.len()..];
+            let count = io::Read::read(&mut inner, room)?;
+            Ok((count, short_drains && count < room.len()))
+        });
+        polled.map_ok(|count| {
+            buffer[..before.len()].copy_from_slice(before);
+            use_bytes(&mut buffer[..before.len() + count], count)
+        })
     }
 
     /// Waits until there is room to write, or an error to be told of.
@@ -387,7 +430,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
             if self.watched.writable.get() {
                 return Poll::Ready(());
             }
-            self.watched.writer.register(context, self.is_shared);
+            self.watched.writer.register(context, self.is_shared.get());
             Poll::Pending
         })
         .await;
@@ -403,6 +446,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         if self.watched.writable.get() {
             match self.call(&mut write) {
                 Ok((result, has_room)) => {
+                    self.watched.has_moved.set(true);
                     self.watched.writable.set(has_room);
                     return Poll::Ready(Ok(result));
                 }
@@ -412,7 +456,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        self.watched.writer.register(context, self.is_shared);
+        self.watched.writer.register(context, self.is_shared.get());
         Poll::Pending
     }
 }
@@ -428,6 +472,55 @@ impl<S: Into<OwnedFd>> Drop for Source<S> {
 impl<S: Into<OwnedFd> + fmt::Debug> fmt::Debug for Source<S> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(formatter)
+    }
+}
+
+/// The thread's buffer, or one in its stead; the thread has it back in the end, also if a panic passes by.
+struct HotBuffer<'s> {
+    buffer: Box<[u8]>,
+    home: Option<&'s Cell<Option<Box<[u8]>>>>,
+}
+
+impl<'s> HotBuffer<'s> {
+    /// `least`: what it must have room for. `otherwise`: how large another one is.
+    fn lend(shared: &'s Shared, least: usize, otherwise: usize) -> Self {
+        match shared.hot_buffer.take() {
+            Some(buffer) if buffer.len() >= least => Self {
+                buffer,
+                home: Some(&shared.hot_buffer),
+            },
+            // It was chosen very small, or this is a read in place inside of another one's closure.
+            too_small => {
+                shared.hot_buffer.set(too_small);
+                Self {
+                    buffer: vec![0; otherwise].into_boxed_slice(),
+                    home: None,
+                }
+            }
+        }
+    }
+}
+
+impl Drop for HotBuffer<'_> {
+    fn drop(&mut self) {
+        if let Some(home) = self.home {
+            home.set(Some(std::mem::take(&mut self.buffer)));
+        }
+    }
+}
+
+/// Whether a source is in use, seen from aside.
+pub(crate) struct Activity(Rc<Watched>);
+
+impl Activity {
+    /// Whether bytes have moved, in either direction, since this was last asked.
+    pub(crate) fn take(&self) -> bool {
+        self.0.has_moved.take()
+    }
+
+    /// Whether the source is gone.
+    pub(crate) fn is_over(&self) -> bool {
+        Rc::strong_count(&self.0) == 1
     }
 }
 

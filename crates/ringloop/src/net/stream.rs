@@ -15,7 +15,7 @@ use bytes::{Buf, BufMut, Bytes};
 use ringloop_driver::{Interest, Op, SENT_BY_COPY};
 use socket2::{SockAddr, Socket};
 
-use crate::source::{Lent, Operation, Source};
+use crate::source::{Activity, Lent, Operation, Source};
 
 /// The most pieces that one vectored write takes, of the kernel's 1024.
 const PIECES_MAX: usize = 64;
@@ -147,6 +147,30 @@ impl Core {
         self.source.poll_read_in_place(context, drains, use_bytes)
     }
 
+    /// As [`Source::poll_read_behind`].
+    #[cfg(feature = "tls")]
+    pub(crate) fn poll_read_behind<T>(
+        &self,
+        context: &mut Context<'_>,
+        before: &[u8],
+        limit: usize,
+        use_bytes: impl FnOnce(&mut [u8], usize) -> T,
+    ) -> Poll<io::Result<T>> {
+        let drains = self.short_read == ShortRead::Drains;
+        self.source
+            .poll_read_behind(context, drains, before, limit, use_bytes)
+    }
+
+    /// Lets several tasks wait for one direction.
+    #[cfg(feature = "tls")]
+    pub(crate) fn share(&self) {
+        self.source.share();
+    }
+
+    pub(crate) fn activity(&self) -> Activity {
+        self.source.activity()
+    }
+
     pub(crate) async fn write<B: Buf>(&self, mut buffer: B) -> (io::Result<usize>, B) {
         let result = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
         (result, buffer)
@@ -190,6 +214,7 @@ impl Core {
         })
         .await;
         let count = count.unwrap_or_else(|| Err(io::ErrorKind::WriteZero.into()))?;
+        self.source.note_activity();
         let asked = unanswered.0.take().map(Box::new);
         self.zero_copy
             .set(asked.map_or_else(ZeroCopy::default, ZeroCopy::Asked));
@@ -221,7 +246,12 @@ impl Core {
     }
 
     /// Ends what is written, as the traits of other libraries want it: a connection that is gone is no error.
-    #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
+    #[cfg(any(
+        feature = "futures-io",
+        feature = "hyper",
+        feature = "tls",
+        feature = "tokio"
+    ))]
     pub(crate) fn finish(&self) -> io::Result<()> {
         match self.shutdown(Shutdown::Write) {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),

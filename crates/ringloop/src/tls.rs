@@ -1,0 +1,717 @@
+//! TLS by rustls, over the connections of this runtime; feature `tls`.
+//!
+//! rustls does the protocol, with the cryptography that the configuration brings: this crate chooses none. A `rustls`
+//! dependency of your own, with one of its providers as a feature, or [`rustls`] from here makes the configuration.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use ringloop::net::{TcpListener, TcpStream};
+//! use ringloop::tls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::ring};
+//! use ringloop::tls::{TlsAcceptor, TlsConnector};
+//! use ringloop::{Runtime, RuntimeConfig, spawn};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A certificate made on the spot; a service reads its own from a file.
+//! let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
+//! let (certificate, key) = (made.cert.der().clone(), made.signing_key.serialize_der().try_into()?);
+//! let provider = Arc::new(ring::default_provider());
+//! let mut roots = RootCertStore::empty();
+//! roots.add(certificate.clone())?;
+//! let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+//!     .with_safe_default_protocol_versions()?
+//!     .with_no_client_auth()
+//!     .with_single_cert(vec![certificate], key)?;
+//! let client = ClientConfig::builder_with_provider(provider)
+//!     .with_safe_default_protocol_versions()?
+//!     .with_root_certificates(roots)
+//!     .with_no_client_auth();
+//!
+//! Runtime::new(&RuntimeConfig::default())?.block_on(async {
+//!     let listener = TcpListener::bind("127.0.0.1:0").await?;
+//!     let address = listener.local_addr()?;
+//!     let acceptor = TlsAcceptor::new(server);
+//!     let serving = spawn(async move {
+//!         let (stream, _) = listener.accept().await?;
+//!         let mut stream = acceptor.accept(stream).await?;
+//!         assert_eq!(stream.server_name().as_deref(), Some("localhost"));
+//!         stream.write_all(&b"hello"[..]).await.0?;
+//!         stream.shutdown().await
+//!     });
+//!     let stream = TcpStream::connect(address).await?;
+//!     let mut stream = TlsConnector::new(client).connect("localhost".try_into()?, stream).await?;
+//!     let (count, bytes) = stream.read(Vec::with_capacity(16)).await;
+//!     assert_eq!((count?, &bytes[..]), (5, &b"hello"[..]));
+//!     // The end was said, and not merely the connection lost.
+//!     assert_eq!(stream.read(bytes).await.0?, 0);
+//!     serving.await??;
+//!     Ok(())
+//! })
+//! # }
+//! ```
+
+mod session;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
+
+pub use rustls;
+
+use crate::net::TcpStream;
+use crate::net::stream::Stream;
+use crate::time::timeout;
+use session::{Session, WRITE_BYTES_MAX};
+
+/// How long a handshake may take, unless it is said otherwise.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How much ciphertext is received at a time, at most.
+const READ_BYTES_MAX: usize = 256 * 1024;
+
+/// What a read into a small buffer receives: a whole record, so that little is left to be kept.
+const READ_BYTES_MIN: usize = 17 * 1024;
+
+/// The most pieces that a vectored write takes.
+const PIECES_MAX: usize = 64;
+
+thread_local! {
+    /// Where records' plaintexts are joined, for reads in place.
+    static PLAINTEXT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Makes TLS connections of those that clients have made.
+///
+/// Early data (0-RTT) is not accepted, whatever the configuration says: somebody else may have recorded it.
+#[derive(Clone)]
+pub struct TlsAcceptor {
+    config: Arc<ServerConfig>,
+    handshake_timeout: Duration,
+}
+
+impl TlsAcceptor {
+    /// An acceptor whose handshakes may take 10 seconds.
+    pub fn new(config: impl Into<Arc<ServerConfig>>) -> Self {
+        Self {
+            config: session::prepare(&config.into()),
+            handshake_timeout: HANDSHAKE_TIMEOUT,
+        }
+    }
+
+    /// How long a handshake may take.
+    #[must_use]
+    pub fn handshake_timeout(mut self, limit: Duration) -> Self {
+        self.handshake_timeout = limit;
+        self
+    }
+
+    /// Does the handshake.
+    ///
+    /// # Errors
+    /// `TimedOut` if it takes too long; `UnexpectedEof` if the client goes; `InvalidData` with rustls' error if the
+    /// handshake fails: then the client has been told why.
+    pub async fn accept<S: Stream>(&self, stream: S) -> io::Result<TlsStream<S>> {
+        let stream = self.begin(stream)?;
+        handshake(stream, self.handshake_timeout).await
+    }
+
+    /// A connection whose handshake is to be done.
+    pub(crate) fn begin<S: Stream>(&self, stream: S) -> io::Result<TlsStream<S>> {
+        Ok(TlsStream::new(
+            stream,
+            Session::server(Arc::clone(&self.config))?,
+        ))
+    }
+
+    pub(crate) fn handshake_limit(&self) -> Duration {
+        self.handshake_timeout
+    }
+}
+
+impl From<ServerConfig> for TlsAcceptor {
+    fn from(config: ServerConfig) -> Self {
+        Self::new(config)
+    }
+}
+
+impl From<Arc<ServerConfig>> for TlsAcceptor {
+    fn from(config: Arc<ServerConfig>) -> Self {
+        Self::new(config)
+    }
+}
+
+impl fmt::Debug for TlsAcceptor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TlsAcceptor")
+            .field("handshake_timeout", &self.handshake_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes TLS connections of those to servers.
+#[derive(Clone)]
+pub struct TlsConnector {
+    config: Arc<ClientConfig>,
+    handshake_timeout: Duration,
+}
+
+impl TlsConnector {
+    /// A connector whose handshakes may take 10 seconds.
+    pub fn new(config: impl Into<Arc<ClientConfig>>) -> Self {
+        Self {
+            config: config.into(),
+            handshake_timeout: HANDSHAKE_TIMEOUT,
+        }
+    }
+
+    /// How long a handshake may take.
+    #[must_use]
+    pub fn handshake_timeout(mut self, limit: Duration) -> Self {
+        self.handshake_timeout = limit;
+        self
+    }
+
+    /// Does the handshake with a server, whose certificate must be for `name`.
+    ///
+    /// # Errors
+    /// As those of [`TlsAcceptor::accept`].
+    pub async fn connect<S: Stream>(
+        &self,
+        name: ServerName<'static>,
+        stream: S,
+    ) -> io::Result<TlsStream<S>> {
+        let session = Session::client(Arc::clone(&self.config), name)?;
+        handshake(TlsStream::new(stream, session), self.handshake_timeout).await
+    }
+}
+
+impl fmt::Debug for TlsConnector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TlsConnector")
+            .field("handshake_timeout", &self.handshake_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+async fn handshake<S: Stream>(stream: TlsStream<S>, limit: Duration) -> io::Result<TlsStream<S>> {
+    let shaken = timeout(limit, poll_fn(|context| stream.poll_handshake(context))).await;
+    shaken.unwrap_or_else(|_| Err(handshake_timed_out(limit)))?;
+    Ok(stream)
+}
+
+fn handshake_timed_out(limit: Duration) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        format!("the TLS handshake was not over within {limit:?}"),
+    )
+}
+
+/// A TLS connection over a [`TcpStream`] or a [`UnixStream`](crate::net::UnixStream).
+///
+/// It is used like those. What is different:
+/// - A peer that closes the connection without saying so in TLS may have been cut off by somebody else: reading then ends in
+///   `UnexpectedEof`, and not in 0 bytes. [`shutdown`](Self::shutdown) says so; dropping does not.
+/// - What [`write`](Self::write) took and the socket had no room for is sent by the calls that follow, whichever they are;
+///   [`write_all`](Self::write_all) and [`flush`](Self::flush) wait for it.
+pub struct TlsStream<S: Stream = TcpStream> {
+    stream: S,
+    session: Box<RefCell<Session>>,
+}
+
+impl<S: Stream> TlsStream<S> {
+    fn new(stream: S, session: Session) -> Self {
+        stream.core().share();
+        Self {
+            stream,
+            session: Box::new(RefCell::new(session)),
+        }
+    }
+
+    /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
+    ///
+    /// # Errors
+    /// Those of recv(2); `UnexpectedEof` if the connection ends without a word; `InvalidData` with rustls' error for what is
+    /// not TLS.
+    pub async fn read<B: BufMut>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
+        (result, buffer)
+    }
+
+    /// Reads in place, as [`TcpStream::read_with`]: what has come is decrypted in a buffer that the connections of this
+    /// thread share, and handed to `use_bytes`. An empty slice is the end of the stream.
+    ///
+    /// What `use_bytes` does not use is lost. It may answer at once with [`try_write`](Self::try_write).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_with<T>(
+        &mut self,
+        use_bytes: impl FnOnce(&[u8], &Self) -> T,
+    ) -> io::Result<T> {
+        self.read_in_place(use_bytes).await
+    }
+
+    /// Writes part of a buffer, and advances it by that: up to 64 KB in one system call.
+    ///
+    /// # Errors
+    /// Those of send(2); `BrokenPipe` after [`shutdown`](Self::shutdown).
+    pub async fn write<B: Buf>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
+        (result, buffer)
+    }
+
+    /// Writes all of a buffer, and waits until the kernel has it. After an error the buffer has what was not written.
+    pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
+        self.write_whole(buffer).await
+    }
+
+    /// Waits until the kernel has all that was written.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        poll_fn(|context| self.poll_flush(context)).await
+    }
+
+    /// Writes without waiting: up to 64 KB, of which what the socket has no room for is sent by later calls.
+    ///
+    /// # Errors
+    /// `WouldBlock` while there is anything left from before; else as [`write`](Self::write).
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut session = self.session.borrow_mut();
+        self.send_now(&mut session)?;
+        if !session.outgoing.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        session.encrypt(bytes, |ciphertext| self.send(ciphertext))
+    }
+
+    /// Says that nothing will follow, after all that was written, and ends that direction. Reading goes on.
+    ///
+    /// # Errors
+    /// Those of send(2) and shutdown(2). A connection that is gone is none.
+    pub async fn shutdown(&mut self) -> io::Result<()> {
+        poll_fn(|context| self.poll_finish(context)).await
+    }
+
+    /// The protocol that was agreed on by ALPN, such as `h2`.
+    pub fn alpn_protocol(&self) -> Option<Vec<u8>> {
+        let session = self.session.borrow();
+        session.common().alpn_protocol().map(<[u8]>::to_vec)
+    }
+
+    /// The peer's certificates, its own first, if it has shown any.
+    pub fn peer_certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
+        let session = self.session.borrow();
+        session
+            .common()
+            .peer_certificates()
+            .map(<[CertificateDer<'_>]>::to_vec)
+    }
+
+    /// The host name that the client asked for (SNI). None for a client's own connection.
+    pub fn server_name(&self) -> Option<String> {
+        self.session.borrow().server_name().map(str::to_owned)
+    }
+
+    /// The version of the protocol that was agreed on.
+    pub fn protocol_version(&self) -> Option<rustls::ProtocolVersion> {
+        self.session.borrow().common().protocol_version()
+    }
+
+    /// The cipher suite that was agreed on.
+    pub fn cipher_suite(&self) -> Option<rustls::SupportedCipherSuite> {
+        self.session.borrow().common().negotiated_cipher_suite()
+    }
+
+    /// How the handshake was done: in full, or as the resumption of an earlier session.
+    pub fn handshake_kind(&self) -> Option<rustls::HandshakeKind> {
+        self.session.borrow().common().handshake_kind()
+    }
+
+    /// The connection below, for its addresses and options. What is written to it directly breaks the TLS connection.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// Splits the connection, so that one task may read while another one writes.
+    pub fn into_split(self) -> (TlsReadHalf<S>, TlsWriteHalf<S>) {
+        let stream = Rc::new(self);
+        let reader = TlsReadHalf {
+            stream: Rc::clone(&stream),
+        };
+        (reader, TlsWriteHalf { stream })
+    }
+
+    async fn read_in_place<T>(&self, use_bytes: impl FnOnce(&[u8], &Self) -> T) -> io::Result<T> {
+        let mut use_bytes = Some(use_bytes);
+        poll_fn(|context| {
+            self.poll_read_with(context, |bytes, stream| {
+                let use_bytes = use_bytes.take().expect("one read ends the future");
+                use_bytes(bytes, stream)
+            })
+        })
+        .await
+    }
+
+    async fn write_whole<B: Buf>(&self, mut buffer: B) -> (io::Result<()>, B) {
+        while buffer.has_remaining() {
+            let written = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
+            if let Err(error) = written {
+                return (Err(error), buffer);
+            }
+        }
+        (poll_fn(|context| self.poll_flush(context)).await, buffer)
+    }
+
+    /// Ready when both sides have agreed, and the kernel has all that is to be said about it.
+    pub(crate) fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.poll_flush(context))?;
+            if !self.session.borrow().common().is_handshaking() {
+                return Poll::Ready(Ok(()));
+            }
+            let mut plaintext = Vec::new();
+            let received = ready!(self.poll_receive(context, READ_BYTES_MIN, &mut |bytes| {
+                plaintext.extend_from_slice(bytes);
+            }));
+            let mut session = self.session.borrow_mut();
+            session.plaintext.push(&plaintext);
+            let is_over = matches!(received, Ok(0)) || session.is_ended;
+            if received.is_ok() && !(is_over && session.common().is_handshaking()) {
+                continue;
+            }
+            // The peer is told why, as far as there is room.
+            let _ = self.send_now(&mut session);
+            received?;
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the peer closed the connection during the TLS handshake",
+            )));
+        }
+    }
+
+    /// Receives once, and hands each record's plaintext to `sink`. Gives how many bytes of ciphertext there were; 0 at the
+    /// end of the connection.
+    fn poll_receive(
+        &self,
+        context: &mut Context<'_>,
+        limit: usize,
+        sink: &mut dyn FnMut(&[u8]),
+    ) -> Poll<io::Result<usize>> {
+        let before = self.session.borrow_mut().take_incoming();
+        let mut result = None;
+        let polled =
+            self.stream
+                .core()
+                .poll_read_behind(context, &before, limit, |ciphertext, count| {
+                    let mut session = self.session.borrow_mut();
+                    result = Some(session.receive(ciphertext, sink).map(|()| count));
+                });
+        if let (Poll::Ready(Ok(())), Some(result)) = (&polled, result) {
+            return Poll::Ready(result);
+        }
+        self.session.borrow_mut().put_incoming(before);
+        polled.map_ok(|()| 0)
+    }
+
+    pub(crate) fn poll_read_into(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl BufMut,
+    ) -> Poll<io::Result<usize>> {
+        if !buffer.has_remaining_mut() {
+            return Poll::Ready(Ok(0));
+        }
+        let room = buffer.chunk_mut().len();
+        let mut filled = 0;
+        let mut spare = Vec::new();
+        let mut fill = |bytes: &[u8]| {
+            let (now, later) = bytes.split_at(bytes.len().min(room - filled));
+            buffer.put_slice(now);
+            filled += now.len();
+            spare.extend_from_slice(later);
+            filled
+        };
+        let mut session = self.session.borrow_mut();
+        if !session.plaintext.is_empty() {
+            let rest = session.plaintext.rest();
+            let count = fill(&rest[..rest.len().min(room)]);
+            session.plaintext.advance(count);
+            return Poll::Ready(Ok(count));
+        }
+        drop(session);
+        let limit = room.clamp(READ_BYTES_MIN, READ_BYTES_MAX);
+        let is_over = ready!(self.poll_plaintext(context, limit, &mut |bytes| fill(bytes) > 0))?;
+        debug_assert!(is_over == (filled == 0));
+        self.session.borrow_mut().plaintext.push(&spare);
+        Poll::Ready(Ok(filled))
+    }
+
+    pub(crate) fn poll_read_with<T>(
+        &self,
+        context: &mut Context<'_>,
+        use_bytes: impl FnOnce(&[u8], &Self) -> T,
+    ) -> Poll<io::Result<T>> {
+        // Inside of another one's closure there is none, and one is made.
+        let mut plaintext = PLAINTEXT.take();
+        plaintext.clear();
+        let mut session = self.session.borrow_mut();
+        let waiting = session.plaintext.rest().len();
+        plaintext.extend_from_slice(session.plaintext.rest());
+        session.plaintext.advance(waiting);
+        drop(session);
+        let polled = if waiting > 0 {
+            Poll::Ready(Ok(false))
+        } else {
+            self.poll_plaintext(context, READ_BYTES_MAX, &mut |bytes| {
+                plaintext.extend_from_slice(bytes);
+                true
+            })
+        };
+        let result = polled.map_ok(|_| use_bytes(&plaintext, self));
+        PLAINTEXT.set(plaintext);
+        result
+    }
+
+    /// Receives until `sink` has been given something and has said that it is content, or until the end of the stream:
+    /// that is true then.
+    fn poll_plaintext(
+        &self,
+        context: &mut Context<'_>,
+        limit: usize,
+        sink: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Poll<io::Result<bool>> {
+        let mut is_content = false;
+        loop {
+            let session = self.session.borrow();
+            if session.is_ended {
+                return Poll::Ready(Ok(true));
+            }
+            session.check()?;
+            drop(session);
+            let polled = self.poll_receive(context, limit, &mut |bytes| is_content = sink(bytes));
+            match polled {
+                Poll::Pending => {
+                    // What is unsent must not wait for the next write. Its errors are the next write's.
+                    let _ = self.poll_flush(context);
+                    return Poll::Pending;
+                }
+                // Key updates are answered, and the peer is told what was wrong.
+                Poll::Ready(received) => {
+                    let mut session = self.session.borrow_mut();
+                    let _ = self.send_now(&mut session);
+                    if is_content {
+                        // An error in what follows is remembered.
+                        return Poll::Ready(Ok(false));
+                    }
+                    if received? == 0 && !session.is_ended {
+                        return Poll::Ready(Err(io::Error::new(
+                            io::ErrorKind::UnexpectedEof,
+                            "the connection ended without TLS's close_notify: what came before may be incomplete",
+                        )));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn poll_write_from(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl Buf,
+    ) -> Poll<io::Result<usize>> {
+        let first = buffer.chunk();
+        let count = if first.len() == buffer.remaining() {
+            ready!(self.poll_write(context, first))?
+        } else {
+            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+            let filled = buffer.chunks_vectored(&mut pieces);
+            ready!(self.poll_write_pieces(context, &pieces[..filled]))?
+        };
+        buffer.advance(count);
+        Poll::Ready(Ok(count))
+    }
+
+    pub(crate) fn poll_write(
+        &self,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        // Not taking more meanwhile is what slows down a writer whose peer does not read.
+        ready!(self.poll_flush(context))?;
+        let mut session = self.session.borrow_mut();
+        Poll::Ready(session.encrypt(bytes, |ciphertext| {
+            match self.stream.core().poll_write(context, ciphertext) {
+                Poll::Ready(sent) => sent,
+                Poll::Pending => Ok(0),
+            }
+        }))
+    }
+
+    pub(crate) fn poll_write_pieces(
+        &self,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_flush(context))?;
+        // A record for all costs less than one for each.
+        let mut joined = PLAINTEXT.take();
+        joined.clear();
+        for piece in pieces {
+            let room = WRITE_BYTES_MAX - joined.len();
+            joined.extend_from_slice(&piece[..piece.len().min(room)]);
+        }
+        let result = self.poll_write(context, &joined);
+        PLAINTEXT.set(joined);
+        result
+    }
+
+    pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut session = self.session.borrow_mut();
+        while !session.outgoing.is_empty() {
+            let core = self.stream.core();
+            let sent = ready!(core.poll_write(context, session.outgoing.rest()))?;
+            session.outgoing.advance(sent);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    pub(crate) fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.session.borrow_mut().close()?;
+        ready!(self.poll_flush(context))?;
+        Poll::Ready(self.stream.core().finish())
+    }
+
+    /// How many bytes of ciphertext wait to be sent.
+    pub(crate) fn unsent_bytes(&self) -> usize {
+        self.session.borrow().outgoing.rest().len()
+    }
+
+    /// Writes all of the bytes: what the socket has no room for is queued.
+    pub(crate) fn write_or_queue(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let mut session = self.session.borrow_mut();
+        while !bytes.is_empty() {
+            let is_first = session.outgoing.is_empty();
+            let count = session.encrypt(bytes, |ciphertext| {
+                if is_first {
+                    self.send(ciphertext)
+                } else {
+                    Ok(0)
+                }
+            })?;
+            bytes = &bytes[count..];
+        }
+        Ok(())
+    }
+
+    /// Sends what is queued, as far as there is room.
+    fn send_now(&self, session: &mut Session) -> io::Result<()> {
+        while !session.outgoing.is_empty() {
+            let sent = self.send(session.outgoing.rest())?;
+            if sent == 0 {
+                break;
+            }
+            session.outgoing.advance(sent);
+        }
+        Ok(())
+    }
+
+    /// Sends as much as there is room for now, which may be nothing.
+    fn send(&self, ciphertext: &[u8]) -> io::Result<usize> {
+        match self.stream.core().try_write(ciphertext) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            result => result,
+        }
+    }
+}
+
+impl<S: Stream + fmt::Debug> fmt::Debug for TlsStream<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TlsStream")
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The half of a TLS connection that reads; made by [`TlsStream::into_split`].
+#[derive(Debug)]
+pub struct TlsReadHalf<S: Stream = TcpStream> {
+    stream: Rc<TlsStream<S>>,
+}
+
+/// The half of a TLS connection that writes; made by [`TlsStream::into_split`]. When it is dropped the peer is told, as far
+/// as there is room, that nothing will follow, and the direction is ended; when a panic drops it, it is ended without a word.
+#[derive(Debug)]
+pub struct TlsWriteHalf<S: Stream = TcpStream> {
+    stream: Rc<TlsStream<S>>,
+}
+
+impl<S: Stream> TlsReadHalf<S> {
+    /// Reads, as [`TlsStream::read`].
+    pub async fn read<B: BufMut>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| self.stream.poll_read_into(context, &mut buffer)).await;
+        (result, buffer)
+    }
+
+    /// Reads in place, as [`TlsStream::read_with`].
+    pub async fn read_with<T>(
+        &mut self,
+        use_bytes: impl FnOnce(&[u8], &TlsStream<S>) -> T,
+    ) -> io::Result<T> {
+        self.stream.read_in_place(use_bytes).await
+    }
+
+    /// The connection that this is a half of.
+    pub fn stream(&self) -> &TlsStream<S> {
+        &self.stream
+    }
+}
+
+impl<S: Stream> TlsWriteHalf<S> {
+    /// Writes part of a buffer, as [`TlsStream::write`].
+    pub async fn write<B: Buf>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let result = poll_fn(|context| self.stream.poll_write_from(context, &mut buffer)).await;
+        (result, buffer)
+    }
+
+    /// Writes all of a buffer, as [`TlsStream::write_all`].
+    pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
+        self.stream.write_whole(buffer).await
+    }
+
+    /// Waits until the kernel has all that was written.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        poll_fn(|context| self.stream.poll_flush(context)).await
+    }
+
+    /// Says that nothing will follow, as [`TlsStream::shutdown`].
+    pub async fn shutdown(&mut self) -> io::Result<()> {
+        poll_fn(|context| self.stream.poll_finish(context)).await
+    }
+
+    /// The connection that this is a half of.
+    pub fn stream(&self) -> &TlsStream<S> {
+        &self.stream
+    }
+}
+
+impl<S: Stream> Drop for TlsWriteHalf<S> {
+    fn drop(&mut self) {
+        // Whoever panicked has not said all that he had to say. An error means that the connection is gone already.
+        if !std::thread::panicking() {
+            let mut session = self.stream.session.borrow_mut();
+            let _ = session.close();
+            let _ = self.stream.send_now(&mut session);
+        }
+        let _ = self.stream.stream.core().finish();
+    }
+}

@@ -1,0 +1,445 @@
+//! A TLS connection without its socket: ciphertext goes in and out, plaintext comes out and goes in.
+//!
+//! rustls keeps no buffers here: records are decrypted where they were received, in the worker's buffer, and encrypted
+//! into one that the thread's connections share. A connection has memory of its own only for what is under way: part of
+//! a record, plaintext that nobody has read, ciphertext that the socket had no room for.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig, UnbufferedServerConnection};
+use rustls::sign::CertifiedKey;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
+use rustls::{ClientConfig, CommonState};
+
+/// The most plaintext that is encrypted, and sent, at a time.
+pub(super) const WRITE_BYTES_MAX: usize = 64 * 1024;
+
+/// What a record may add to its plaintext: header, explicit nonce, tag and content type.
+const RECORD_OVERHEAD_BYTES: usize = 64;
+const RECORD_BYTES_MAX: usize = 16 * 1024;
+
+/// Room for the ciphertext of the longest write.
+const SCRATCH_BYTES: usize =
+    WRITE_BYTES_MAX + WRITE_BYTES_MAX.div_ceil(RECORD_BYTES_MAX) * RECORD_OVERHEAD_BYTES;
+
+/// A buffer that has grown beyond this is given back when it is empty.
+const KEPT_BYTES: usize = 1024;
+
+thread_local! {
+    /// The host name that the client asks for, while its hello is processed.
+    static ASKED_NAME: Cell<Option<Box<str>>> = const { Cell::new(None) };
+    /// Where this thread's connections encrypt.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// rustls tells the name that a client asks for to whoever chooses the certificate, and to nobody else here.
+#[derive(Debug)]
+struct NameNoting(Arc<dyn ResolvesServerCert>);
+
+impl ResolvesServerCert for NameNoting {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        ASKED_NAME.set(hello.server_name().map(Box::from));
+        self.0.resolve(hello)
+    }
+
+    fn only_raw_public_keys(&self) -> bool {
+        self.0.only_raw_public_keys()
+    }
+}
+
+/// A server's configuration as sessions need it: it notes names, and accepts no early data, which others may have
+/// recorded and send again.
+pub(super) fn prepare(config: &ServerConfig) -> Arc<ServerConfig> {
+    let mut config = config.clone();
+    config.max_early_data_size = 0;
+    let resolver = Arc::clone(&config.cert_resolver);
+    config.cert_resolver = Arc::new(NameNoting(resolver));
+    Arc::new(config)
+}
+
+enum Side {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+/// What is alike for both sides, but has a type for each.
+trait Process {
+    type Data;
+
+    fn common(&self) -> &CommonState;
+
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data>;
+}
+
+impl Process for UnbufferedClientConnection {
+    type Data = rustls::client::ClientConnectionData;
+
+    fn common(&self) -> &CommonState {
+        self
+    }
+
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+}
+
+impl Process for UnbufferedServerConnection {
+    type Data = rustls::server::ServerConnectionData;
+
+    fn common(&self) -> &CommonState {
+        self
+    }
+
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+}
+
+/// Bytes of which the first have been used.
+#[derive(Default)]
+pub(super) struct Queue {
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+impl Queue {
+    pub(super) fn rest(&self) -> &[u8] {
+        &self.bytes[self.used..]
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.used == self.bytes.len()
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub(super) fn advance(&mut self, count: usize) {
+        self.used += count;
+        if self.is_empty() {
+            self.used = 0;
+            self.bytes.clear();
+            self.bytes.shrink_to(KEPT_BYTES);
+        }
+    }
+}
+
+/// A connection's TLS state.
+pub(super) struct Session {
+    side: Side,
+    /// What has come of a record or message that is not whole yet.
+    incoming: Vec<u8>,
+    /// Plaintext that nobody has read yet.
+    pub(super) plaintext: Queue,
+    /// Ciphertext that is to be sent.
+    pub(super) outgoing: Queue,
+    server_name: Option<Box<str>>,
+    /// The peer has said that nothing will follow.
+    pub(super) is_ended: bool,
+    /// We have said so.
+    is_closed: bool,
+    failure: Option<rustls::Error>,
+}
+
+impl Session {
+    pub(super) fn client(config: Arc<ClientConfig>, name: ServerName<'static>) -> io::Result<Self> {
+        let connection = UnbufferedClientConnection::new(config, name).map_err(error)?;
+        let mut session = Self::new(Side::Client(connection));
+        // A client speaks first.
+        session.process(&mut [], &mut |_| {})?;
+        Ok(session)
+    }
+
+    /// `config` comes from [`prepare`].
+    pub(super) fn server(config: Arc<ServerConfig>) -> io::Result<Self> {
+        let connection = UnbufferedServerConnection::new(config).map_err(error)?;
+        Ok(Self::new(Side::Server(connection)))
+    }
+
+    fn new(side: Side) -> Self {
+        Self {
+            side,
+            incoming: Vec::new(),
+            plaintext: Queue::default(),
+            outgoing: Queue::default(),
+            server_name: None,
+            is_ended: false,
+            is_closed: false,
+            failure: None,
+        }
+    }
+
+    pub(super) fn common(&self) -> &CommonState {
+        match &self.side {
+            Side::Client(connection) => connection,
+            Side::Server(connection) => connection,
+        }
+    }
+
+    pub(super) fn server_name(&self) -> Option<&str> {
+        self.server_name.as_deref()
+    }
+
+    /// What has come before and is to stand in front of what is received next.
+    pub(super) fn take_incoming(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.incoming)
+    }
+
+    pub(super) fn put_incoming(&mut self, incoming: Vec<u8>) {
+        self.incoming = incoming;
+    }
+
+    /// Takes in ciphertext, which begins with what [`take_incoming`](Self::take_incoming) gave, and hands each record's
+    /// plaintext to `sink`. The rest is kept.
+    pub(super) fn receive(
+        &mut self,
+        ciphertext: &mut [u8],
+        sink: &mut dyn FnMut(&[u8]),
+    ) -> io::Result<()> {
+        let done = self.process(ciphertext, sink)?;
+        self.incoming = ciphertext[done..].to_vec();
+        Ok(())
+    }
+
+    /// How many of the bytes are done with.
+    fn process(&mut self, ciphertext: &mut [u8], sink: &mut dyn FnMut(&[u8])) -> io::Result<usize> {
+        self.check()?;
+        let Self {
+            side,
+            outgoing,
+            is_ended,
+            ..
+        } = self;
+        let is_handshaking = match side {
+            Side::Client(connection) => connection.is_handshaking(),
+            Side::Server(connection) => connection.is_handshaking(),
+        };
+        let result = match side {
+            Side::Client(connection) => process(connection, ciphertext, outgoing, is_ended, sink),
+            Side::Server(connection) => process(connection, ciphertext, outgoing, is_ended, sink),
+        };
+        if is_handshaking && let Some(name) = ASKED_NAME.take() {
+            self.server_name = Some(name);
+        }
+        result.map_err(|failure| {
+            self.failure = Some(failure.clone());
+            error(failure)
+        })
+    }
+
+    /// Encrypts up to [`WRITE_BYTES_MAX`] bytes, and hands the ciphertext on, which `send` sends as much of as it can.
+    /// The rest is queued. Says how many bytes were encrypted.
+    ///
+    /// There must be no ciphertext in the queue that is to be sent before, unless `send` sends nothing.
+    pub(super) fn encrypt(
+        &mut self,
+        plaintext: &[u8],
+        send: impl FnOnce(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.check()?;
+        if self.is_closed {
+            return Err(io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "the TLS connection was shut down: nothing can be written any more",
+            ));
+        }
+        let plaintext = &plaintext[..plaintext.len().min(WRITE_BYTES_MAX)];
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(SCRATCH_BYTES.max(scratch.len()), 0);
+            let length = self.write(scratch, Message::Plaintext(plaintext))?;
+            if length > 0 {
+                let done = send(&scratch[..length])?;
+                self.outgoing.push(&scratch[done..length]);
+            }
+            Ok(plaintext.len())
+        })
+    }
+
+    /// Queues the message that nothing will follow.
+    pub(super) fn close(&mut self) -> io::Result<()> {
+        if self.is_closed || self.failure.is_some() {
+            return Ok(());
+        }
+        self.is_closed = true;
+        let mut room = vec![0; 2 * RECORD_OVERHEAD_BYTES];
+        let length = self.write(&mut room, Message::CloseNotify)?;
+        self.outgoing.push(&room[..length]);
+        Ok(())
+    }
+
+    /// Writes into `room`, which is made larger if need be, and says how much.
+    fn write(&mut self, room: &mut Vec<u8>, message: Message<'_>) -> io::Result<usize> {
+        let Self {
+            side,
+            incoming,
+            outgoing,
+            ..
+        } = self;
+        let before = outgoing.bytes.len();
+        let length = match side {
+            Side::Client(connection) => write(connection, incoming, outgoing, room, message),
+            Side::Server(connection) => write(connection, incoming, outgoing, room, message),
+        }?;
+        if outgoing.bytes.len() > before {
+            // A reply to the peer's key update must go first: all that is sent goes through the queue now.
+            outgoing.push(&room[..length]);
+            return Ok(0);
+        }
+        Ok(length)
+    }
+
+    /// Fails with what the connection has failed with.
+    pub(super) fn check(&self) -> io::Result<()> {
+        match &self.failure {
+            Some(failure) => Err(error(failure.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+fn error(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// What is to be written.
+#[derive(Clone, Copy)]
+enum Message<'a> {
+    Plaintext(&'a [u8]),
+    /// That nothing will follow.
+    CloseNotify,
+}
+
+/// How many of the bytes are done with.
+fn process<C: Process>(
+    connection: &mut C,
+    ciphertext: &mut [u8],
+    outgoing: &mut Queue,
+    is_ended: &mut bool,
+    sink: &mut dyn FnMut(&[u8]),
+) -> Result<usize, rustls::Error> {
+    let mut done = 0;
+    loop {
+        let UnbufferedStatus { mut discard, state } = connection.process(&mut ciphertext[done..]);
+        let is_waiting = match state {
+            Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+                while let Some(record) = traffic.next_record() {
+                    let record = record?;
+                    discard += record.discard;
+                    sink(record.payload);
+                }
+                false
+            }
+            Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                encode(|room| data.encode(room), outgoing)?;
+                false
+            }
+            Ok(ConnectionState::TransmitTlsData(data)) => {
+                // It is in the queue, whose order is kept.
+                data.done();
+                false
+            }
+            Ok(ConnectionState::PeerClosed) => {
+                *is_ended = true;
+                false
+            }
+            Ok(
+                ConnectionState::WriteTraffic(_)
+                | ConnectionState::BlockedHandshake
+                | ConnectionState::Closed,
+            ) => true,
+            Ok(_) => return Err(unexpected()),
+            Err(error) => {
+                // What tells the peer why comes before anything further is taken in.
+                while connection.common().wants_write()
+                    && let Ok(ConnectionState::EncodeTlsData(mut data)) =
+                        connection.process(&mut []).state
+                {
+                    encode(|room| data.encode(room), outgoing)?;
+                }
+                return Err(error);
+            }
+        };
+        done += discard;
+        if is_waiting {
+            // What follows the end is to be ignored (RFC 8446, section 6.1).
+            return Ok(if *is_ended { ciphertext.len() } else { done });
+        }
+    }
+}
+
+fn write<C: Process>(
+    connection: &mut C,
+    incoming: &mut Vec<u8>,
+    outgoing: &mut Queue,
+    room: &mut Vec<u8>,
+    message: Message<'_>,
+) -> io::Result<usize> {
+    loop {
+        let UnbufferedStatus { discard, state } = connection.process(incoming);
+        match state.map_err(error)? {
+            ConnectionState::WriteTraffic(mut writer) => loop {
+                let written = match message {
+                    Message::Plaintext(plaintext) => writer.encrypt(plaintext, room),
+                    Message::CloseNotify => writer.queue_close_notify(room),
+                };
+                match written {
+                    Ok(length) => {
+                        incoming.drain(..discard);
+                        return Ok(length);
+                    }
+                    Err(EncryptError::InsufficientSize(needed)) => {
+                        room.resize(needed.required_size, 0);
+                    }
+                    Err(exhausted @ EncryptError::EncryptExhausted) => {
+                        return Err(io::Error::other(exhausted));
+                    }
+                }
+            },
+            ConnectionState::EncodeTlsData(mut data) => {
+                encode(|room| data.encode(room), outgoing).map_err(error)?;
+            }
+            ConnectionState::TransmitTlsData(data) => data.done(),
+            _ => return Err(error(unexpected())),
+        }
+        incoming.drain(..discard);
+    }
+}
+
+fn encode(
+    mut write: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
+    outgoing: &mut Queue,
+) -> Result<(), rustls::Error> {
+    let start = outgoing.bytes.len();
+    loop {
+        match write(&mut outgoing.bytes[start..]) {
+            Ok(length) => {
+                outgoing.bytes.truncate(start + length);
+                return Ok(());
+            }
+            Err(EncodeError::InsufficientSize(needed)) => {
+                outgoing.bytes.resize(start + needed.required_size, 0);
+            }
+            Err(EncodeError::AlreadyEncoded) => return Err(unexpected()),
+        }
+    }
+}
+
+/// A state that sessions do not get into: early data is off, plaintext is taken out as soon as it is there, and nothing
+/// is written before the handshake is over.
+fn unexpected() -> rustls::Error {
+    rustls::Error::General("the TLS connection is in an unexpected state".to_owned())
+}
