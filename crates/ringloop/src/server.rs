@@ -26,29 +26,46 @@
 //! # }
 //! ```
 
+mod conversation;
+mod drain;
+mod idle;
+mod wire;
+
+use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::pin::Pin;
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::Duration;
 
-use async_lock::{Semaphore, SemaphoreGuardArc};
-use pin_project_lite::pin_project;
+use async_lock::Semaphore;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
+use socket2::Socket;
 
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
-use crate::time::{sleep, sleep_until};
-use crate::{JoinHandle, Pool, PoolConfig, clock, pool, spawn};
+use crate::time::sleep;
+#[cfg(feature = "tls")]
+use crate::tls::{TlsAcceptor, TlsStream};
+use crate::{Pool, PoolConfig, channel, pool, spawn};
+use conversation::{Conversation, Ending, Served};
+use drain::Drain;
+use wire::{Link, Wire};
+
+pub use drain::Draining;
 
 /// How long to wait when the process has no descriptor or no memory for a connection: first, and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// How long connections may take to end, unless it is said otherwise.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What happens on a connection. Each connection has a handler of its own, in one thread.
 ///
@@ -63,9 +80,17 @@ pub trait Handler: 'static {
     /// Bytes have come. They lie in a buffer that all connections of the thread share: what is kept must be copied.
     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()>;
 
-    /// Nothing has come for the server's idle timeout. Closes the connection, unless it is written otherwise; then the
-    /// time begins anew.
+    /// No byte has moved, in either direction, for the server's idle timeout. Closes the connection, unless it is written
+    /// otherwise; then the time begins anew. What a peer that reads nothing has not taken by then is given up.
     fn timeout(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
+        connection.close();
+        Ok(())
+    }
+
+    /// The server is about to end, and nothing that has come is waiting to be handled. Closes the connection, once all that
+    /// was written is sent, unless it is written otherwise: a handler in the middle of something says so to its peer, or
+    /// remembers to close the connection when it is done. Who is not done by the server's deadline is cut off.
+    fn draining(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
         connection.close();
         Ok(())
     }
@@ -82,8 +107,7 @@ pub trait Handler: 'static {
 /// A connection as its [`Handler`] has it.
 #[derive(Debug)]
 pub struct Connection<'a> {
-    stream: &'a TcpStream,
-    unsent: &'a mut Vec<u8>,
+    link: Link<'a>,
     is_closing: &'a mut bool,
     peer: SocketAddr,
 }
@@ -94,19 +118,14 @@ impl Connection<'_> {
     /// # Errors
     /// Those of send(2).
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let mut sent = 0;
-        if self.unsent.is_empty() {
-            match self.stream.try_write(bytes) {
-                Ok(count) => sent = count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+        match &mut self.link {
+            Link::Plain { stream, unsent } => unsent.write(stream, bytes),
+            #[cfg(feature = "tls")]
+            Link::Tls(stream) => stream.write_or_queue(bytes),
         }
-        self.unsent.extend_from_slice(&bytes[sent..]);
-        Ok(())
     }
 
-    /// Closes the connection once everything is sent.
+    /// Closes the connection once everything is sent; over TLS, with the word that nothing will follow.
     pub fn close(&mut self) {
         *self.is_closing = true;
     }
@@ -116,11 +135,63 @@ impl Connection<'_> {
         self.peer
     }
 
-    /// The stream itself, for its options.
+    /// The TCP connection itself, for its options.
     pub fn stream(&self) -> &TcpStream {
-        self.stream
+        match &self.link {
+            Link::Plain { stream, .. } => stream,
+            #[cfg(feature = "tls")]
+            Link::Tls(stream) => stream.stream(),
+        }
+    }
+
+    /// What was agreed on in TLS; none on a server without.
+    #[cfg(feature = "tls")]
+    pub fn tls(&self) -> Option<&TlsStream> {
+        match &self.link {
+            Link::Plain { .. } => None,
+            Link::Tls(stream) => Some(stream),
+        }
     }
 }
+
+/// Who is at the other end of a connection that a function serves, and whether the server is about to end.
+#[derive(Debug, Clone)]
+pub struct Client {
+    address: SocketAddr,
+    drain: Rc<Drain>,
+}
+
+impl Client {
+    /// The address of the other end.
+    pub fn addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until the server begins to drain: who serves then finishes what he is at and ends the connection. Who is not
+    /// done by the server's deadline is cut off.
+    pub fn draining(&self) -> Draining {
+        Draining::new(Rc::clone(&self.drain))
+    }
+
+    /// Whether it has begun.
+    pub fn is_draining(&self) -> bool {
+        self.drain.has_begun()
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(formatter)
+    }
+}
+
+/// What a server's connections are: a [`TcpStream`], or, after [`Server::tls`], a [`TlsStream`](crate::tls::TlsStream).
+pub trait Transport: Wire {}
+
+impl Transport for TcpStream {}
+
+#[cfg(feature = "tls")]
+impl Transport for TlsStream {}
 
 /// What a server has done since it was started, all workers together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -138,6 +209,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Times that a connection could not be accepted.
     pub accept_errors: u64,
+    /// Connections whose TLS handshake failed or took too long. They count as nothing else, and no handler hears of them.
+    pub handshake_errors: u64,
 }
 
 /// A worker's part of the counters. Only the worker writes, so that counting needs no atomic addition.
@@ -150,6 +223,7 @@ struct WorkerCounters {
     panics: AtomicU64,
     timeouts: AtomicU64,
     accept_errors: AtomicU64,
+    handshake_errors: AtomicU64,
 }
 
 fn count(counter: &AtomicU64) {
@@ -157,9 +231,16 @@ fn count(counter: &AtomicU64) {
 }
 
 /// A server that is to be started.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 #[must_use = "a server does nothing until it is started"]
-pub struct Server {
+pub struct Server<S: Transport = TcpStream> {
+    options: Options,
+    settings: S::Settings,
+}
+
+/// What is alike for servers of any kind of connection.
+#[derive(Debug, Clone)]
+struct Options {
     address: String,
     workers: usize,
     pool: PoolConfig,
@@ -167,12 +248,22 @@ pub struct Server {
     nodelay: bool,
     max_connections: usize,
     idle_timeout: Option<Duration>,
+    drain_timeout: Duration,
+}
+
+impl<S: Transport> Clone for Server<S> {
+    fn clone(&self) -> Self {
+        Self {
+            options: self.options.clone(),
+            settings: self.settings.clone(),
+        }
+    }
 }
 
 impl Server {
     /// A server for an address, `host:port`, with one worker per usable CPU.
     pub fn bind(address: impl Into<String>) -> Self {
-        Self {
+        let options = Options {
             address: address.into(),
             workers: pool::default_workers(),
             pool: PoolConfig::default(),
@@ -180,42 +271,70 @@ impl Server {
             nodelay: true,
             max_connections: usize::MAX,
             idle_timeout: None,
+            drain_timeout: DRAIN_TIMEOUT,
+        };
+        Self {
+            options,
+            settings: (),
         }
     }
 
+    /// Serves TLS: with a rustls `ServerConfig`, or with a [`TlsAcceptor`] that has a handshake timeout other than 10 seconds.
+    ///
+    /// Handlers and functions see connections after their handshakes only.
+    #[cfg(feature = "tls")]
+    pub fn tls(self, acceptor: impl Into<TlsAcceptor>) -> Server<TlsStream> {
+        Server {
+            options: self.options,
+            settings: acceptor.into(),
+        }
+    }
+}
+
+impl<S: Transport> Server<S> {
     /// How many workers there are.
     pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers;
+        self.options.workers = workers;
         self
     }
 
     /// How the workers are set up.
     pub fn pool(mut self, config: PoolConfig) -> Self {
-        self.pool = config;
+        self.options.pool = config;
         self
     }
 
     /// How many connections wait in the kernel, per worker.
     pub fn backlog(mut self, backlog: u32) -> Self {
-        self.listener.backlog = backlog;
+        self.options.listener.backlog = backlog;
         self
     }
 
     /// Whether small writes go out at once (`TCP_NODELAY`). They do by default.
     pub fn nodelay(mut self, nodelay: bool) -> Self {
-        self.nodelay = nodelay;
+        self.options.nodelay = nodelay;
         self
     }
 
     /// The most connections that are served at a time, all workers together. Further ones wait for their turn.
     pub fn max_connections(mut self, max_connections: usize) -> Self {
-        self.max_connections = max_connections;
+        self.options.max_connections = max_connections;
         self
     }
 
-    /// After how long without a byte from the other end [`Handler::timeout`] is called. Never by default.
+    /// After how long without a byte in either direction [`Handler::timeout`] is called, and the future of a function is
+    /// dropped. Never by default.
+    ///
+    /// A function that computes for longer than this before it answers is cut off as well, if its connection rests meanwhile.
     pub fn idle_timeout(mut self, idle_timeout: Duration) -> Self {
-        self.idle_timeout = Some(idle_timeout);
+        self.options.idle_timeout = Some(idle_timeout);
+        self
+    }
+
+    /// How long [`serve`](Server::serve) lets connections end after SIGINT or SIGTERM, before it cuts them off. 5 seconds by
+    /// default, which leaves time before container runtimes kill (`docker stop` after 10 seconds, Kubernetes after 30).
+    pub fn drain_timeout(mut self, drain_timeout: Duration) -> Self {
+        self.options.drain_timeout = drain_timeout;
         self
     }
 
@@ -228,76 +347,172 @@ impl Server {
         M: Fn() -> H + Clone + Send + 'static,
         H: Handler,
     {
-        let idle_timeout = self.idle_timeout;
-        self.start_workers(move |stream, peer, counters| {
-            Conversation::new(make_handler(), stream, peer, idle_timeout, counters)
+        let idle_timeout = self.options.idle_timeout;
+        self.start_workers(None, move |worker: Worker| {
+            let make_handler = Rc::new(make_handler.clone());
+            move |peer| {
+                let make_handler = Rc::clone(&make_handler);
+                let Worker { counters, drain } = worker.clone();
+                move |wire| {
+                    let draining = Draining::new(drain);
+                    Conversation::new(make_handler(), wire, peer, idle_timeout, draining, counters)
+                }
+            }
         })
     }
 
-    /// Starts the server, waits for SIGINT or SIGTERM, and then gives the connections `patience` to end.
+    /// Starts the server and blocks until SIGINT (Ctrl-C) or SIGTERM. Then nobody is accepted any more,
+    /// [`Handler::draining`] is called for each connection, and after the [drain timeout](Server::drain_timeout) those that
+    /// are left are cut off. A second signal ends the process at once.
     ///
     /// # Errors
     /// As [`start`](Server::start).
-    pub fn serve<M, H>(self, make_handler: M, patience: Duration) -> io::Result<()>
+    pub fn serve<M, H>(self, make_handler: M) -> io::Result<()>
     where
         M: Fn() -> H + Clone + Send + 'static,
         H: Handler,
     {
         let signals = EndSignals::listen()?;
-        let running = self.start(make_handler)?;
-        signals.wait();
-        running.shutdown(patience);
+        let drain_timeout = self.options.drain_timeout;
+        self.start(make_handler)?.run(signals, drain_timeout);
         Ok(())
     }
 
-    /// Starts a server whose connections are each served by a future. The idle timeout is the future's own business.
+    /// Starts a server whose connections are each served by a future, which an async function or closure makes of the stream:
+    /// a [`TcpStream`], or after [`tls`](Server::tls) a [`TlsStream`](crate::tls::TlsStream).
+    ///
+    /// ```
+    /// use ringloop::server::Server;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let server = Server::bind("127.0.0.1:0").start_with(|mut stream, client| async move {
+    ///     let greeting = format!("hello {client}");
+    ///     stream.write_all(greeting.as_bytes()).await.0
+    /// })?;
+    /// # drop(server);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`start`](Server::start).
-    pub fn start_with<S, F>(self, serve: S) -> io::Result<Running>
+    pub fn start_with<M, F>(self, serve: M) -> io::Result<Running>
     where
-        S: Fn(TcpStream, SocketAddr) -> F + Clone + Send + 'static,
+        M: Fn(S, Client) -> F + Clone + Send + 'static,
         F: Future<Output = io::Result<()>> + 'static,
     {
-        self.start_workers(move |stream, peer, _counters| serve(stream, peer))
+        let idle_timeout = self.options.idle_timeout;
+        self.start_workers(idle_timeout, move |worker: Worker| {
+            let serve = Rc::new(serve.clone());
+            move |address| {
+                let serve = Rc::clone(&serve);
+                let drain = Rc::clone(&worker.drain);
+                move |stream| serve(stream, Client { address, drain })
+            }
+        })
     }
 
-    fn start_workers<S, F>(self, serve: S) -> io::Result<Running>
+    /// As [`serve`](Server::serve), with functions instead of handlers: they hear of draining by
+    /// [`Client::draining`].
+    ///
+    /// # Errors
+    /// As [`start`](Server::start).
+    pub fn serve_with<M, F>(self, serve: M) -> io::Result<()>
     where
-        S: Fn(TcpStream, SocketAddr, Arc<WorkerCounters>) -> F + Clone + Send + 'static,
+        M: Fn(S, Client) -> F + Clone + Send + 'static,
         F: Future<Output = io::Result<()>> + 'static,
     {
-        if self.max_connections == 0 {
+        let signals = EndSignals::listen()?;
+        let drain_timeout = self.options.drain_timeout;
+        self.start_with(serve)?.run(signals, drain_timeout);
+        Ok(())
+    }
+
+    /// `make` makes, in each worker, what makes of a connection's address what makes of the connection its future.
+    /// `idle_timeout` is for futures that do not look after it themselves.
+    fn start_workers<M, G, N, F>(
+        self,
+        idle_timeout: Option<Duration>,
+        make: M,
+    ) -> io::Result<Running>
+    where
+        M: Fn(Worker) -> G + Clone + Send + 'static,
+        G: Fn(SocketAddr) -> N + 'static,
+        N: FnOnce(S) -> F + 'static,
+        F: Future<Output = io::Result<()>> + 'static,
+    {
+        if self.options.max_connections == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "max_connections is 0: nobody could connect",
             ));
         }
-        let mut options = self.listener.clone();
-        options.reuse_port = self.workers > 1;
-        let listeners = bind_each(&self.address, self.workers, &options)?;
+        let mut options = self.options.listener.clone();
+        options.reuse_port = self.options.workers > 1;
+        let listeners = bind_each(&self.options.address, self.options.workers, &options)?;
         let address = listeners[0].local_addr()?;
-        let pool = Pool::new(self.workers, &self.pool)?;
-        let permits = Arc::new(Semaphore::new(self.max_connections));
-        let mut counters = Vec::with_capacity(self.workers);
-        let mut accepting = Vec::with_capacity(self.workers);
+        let pool = Pool::new(self.options.workers, &self.options.pool)?;
+        let permits = Arc::new(Semaphore::new(self.options.max_connections));
+        let (stop, stopped) = channel::bounded::<Infallible>(1);
+        let mut counters = Vec::with_capacity(self.options.workers);
         for (worker, listener) in listeners.into_iter().enumerate() {
             let own_counters = Arc::new(WorkerCounters::default());
             counters.push(Arc::clone(&own_counters));
-            let (serve, permits) = (serve.clone(), Arc::clone(&permits));
-            let nodelay = self.nodelay;
-            accepting.push(pool.spawn_on(worker, move || async move {
-                let listener = TcpListener::try_from(listener)?;
-                accept(listener, serve, permits, nodelay, own_counters).await
+            let accepting = Accepting {
+                permits: Arc::clone(&permits),
+                settings: self.settings.clone(),
+                nodelay: self.options.nodelay,
+                idle_timeout,
+            };
+            let (make, stopped) = (make.clone(), stopped.clone());
+            drop(pool.spawn_on(worker, move || async move {
+                let worker = Worker {
+                    counters: own_counters,
+                    drain: Rc::default(),
+                };
+                // It does not block: it was made for this.
+                let listener = TcpListener::from(Socket::from(listener));
+                let begin = make(worker.clone());
+                let accepting = accept(listener, accepting, begin, worker.counters);
+                until_closed(&stopped, accepting).await;
+                worker.drain.begin();
             }));
         }
         Ok(Running {
             pool,
             address,
-            accepting,
+            stop,
             counters,
         })
     }
+}
+
+/// What the connections of a worker share.
+#[derive(Clone)]
+struct Worker {
+    counters: Arc<WorkerCounters>,
+    drain: Rc<Drain>,
+}
+
+/// How connections are taken.
+struct Accepting<T> {
+    permits: Arc<Semaphore>,
+    settings: T,
+    nodelay: bool,
+    idle_timeout: Option<Duration>,
+}
+
+/// Runs a future until a channel is closed; then it is dropped.
+async fn until_closed(channel: &channel::Receiver<Infallible>, future: impl Future<Output = ()>) {
+    let mut future = pin!(future);
+    let mut closed = pin!(channel.recv());
+    std::future::poll_fn(|context| {
+        if closed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        future.as_mut().poll(context)
+    })
+    .await;
 }
 
 /// A listener for each worker, all on one address.
@@ -334,18 +549,25 @@ fn bind_all(
     Ok(listeners)
 }
 
-/// Accepts connections for as long as the task lives.
-async fn accept<S, F>(
+/// Accepts connections for as long as the future lives.
+async fn accept<S, G, N, F>(
     listener: TcpListener,
-    serve: S,
-    permits: Arc<Semaphore>,
-    nodelay: bool,
+    accepting: Accepting<S::Settings>,
+    begin: G,
     counters: Arc<WorkerCounters>,
-) -> io::Result<()>
-where
-    S: Fn(TcpStream, SocketAddr, Arc<WorkerCounters>) -> F,
+) where
+    S: Transport,
+    G: Fn(SocketAddr) -> N,
+    N: FnOnce(S) -> F + 'static,
     F: Future<Output = io::Result<()>> + 'static,
 {
+    let Accepting {
+        permits,
+        settings,
+        nodelay,
+        idle_timeout,
+    } = accepting;
+    let handshake_limit = S::handshake_limit(&settings);
     let mut back_off = BACK_OFF.0;
     loop {
         match listener.accept().await {
@@ -360,8 +582,18 @@ where
                 };
                 // A peer may be gone already; serving will tell.
                 let _ = stream.set_nodelay(nodelay);
-                let serving = serve(stream, peer, Arc::clone(&counters));
-                drop(spawn(Served { serving, ending }));
+                let Ok(wire) = S::new(stream, &settings) else {
+                    count(&counters.handshake_errors);
+                    continue;
+                };
+                let begin = begin(peer);
+                drop(spawn(Served::new(
+                    wire,
+                    begin,
+                    handshake_limit,
+                    idle_timeout,
+                    ending,
+                )));
             }
             Err(error) if is_of_one_connection(&error) => count(&counters.accept_errors),
             Err(_) => {
@@ -380,230 +612,6 @@ fn is_of_one_connection(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::ECONNABORTED | libc::ENOTCONN | libc::EPROTO | libc::EPERM)
     )
-}
-
-/// Counts a connection's end, however it comes.
-struct Ending {
-    counters: Arc<WorkerCounters>,
-    _permit: SemaphoreGuardArc,
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        count(&self.counters.ended);
-    }
-}
-
-/// A connection with its handler, as one flat future: nested `async` blocks would store it several times over.
-struct Conversation<H> {
-    handler: H,
-    stream: TcpStream,
-    peer: SocketAddr,
-    unsent: Vec<u8>,
-    sent: usize,
-    is_connected: bool,
-    is_closing: bool,
-    idle: Option<Box<Idle>>,
-    counters: Arc<WorkerCounters>,
-}
-
-// Nothing in it refers to itself.
-impl<H> Unpin for Conversation<H> {}
-
-impl<H: Handler> Conversation<H> {
-    fn new(
-        handler: H,
-        stream: TcpStream,
-        peer: SocketAddr,
-        idle_timeout: Option<Duration>,
-        counters: Arc<WorkerCounters>,
-    ) -> Self {
-        Self {
-            handler,
-            stream,
-            peer,
-            unsent: Vec::new(),
-            sent: 0,
-            is_connected: false,
-            is_closing: false,
-            idle: idle_timeout.map(|limit| Box::new(Idle::new(limit))),
-            counters,
-        }
-    }
-
-    /// Calls a method of the handler.
-    fn call<T>(&mut self, method: impl FnOnce(&mut H, &mut Connection<'_>) -> T) -> T {
-        method(
-            &mut self.handler,
-            &mut Connection {
-                stream: &self.stream,
-                unsent: &mut self.unsent,
-                is_closing: &mut self.is_closing,
-                peer: self.peer,
-            },
-        )
-    }
-
-    fn poll_converse(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.is_connected {
-            self.is_connected = true;
-            self.call(Handler::connected)?;
-        }
-        loop {
-            // Not reading meanwhile is what slows down a peer that does not read.
-            ready!(self.poll_send(context))?;
-            if self.is_closing {
-                return Poll::Ready(Ok(()));
-            }
-            match self.poll_data(context) {
-                Poll::Ready(is_over) => {
-                    if is_over? {
-                        return Poll::Ready(Ok(()));
-                    }
-                    if let Some(idle) = &mut self.idle {
-                        idle.touch();
-                    }
-                }
-                Poll::Pending => {
-                    let Some(idle) = &mut self.idle else {
-                        return Poll::Pending;
-                    };
-                    ready!(idle.poll(context));
-                    count(&self.counters.timeouts);
-                    self.call(Handler::timeout)?;
-                }
-            }
-        }
-    }
-
-    /// Sends what the socket had no room for.
-    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.sent < self.unsent.len() {
-            let mut rest = &self.unsent[self.sent..];
-            self.sent += ready!(self.stream.poll_write_from(context, &mut rest))?;
-        }
-        if self.sent > 0 {
-            self.sent = 0;
-            self.unsent.clear();
-            self.unsent.shrink_to(UNSENT_KEPT_BYTES);
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Hands over what has come. True at the end of the stream.
-    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        let Self {
-            handler,
-            stream,
-            unsent,
-            is_closing,
-            peer,
-            ..
-        } = self;
-        let handled = ready!(stream.poll_read_with(context, |bytes, stream| {
-            if bytes.is_empty() {
-                return Ok(true);
-            }
-            let mut connection = Connection {
-                stream,
-                unsent,
-                is_closing,
-                peer: *peer,
-            };
-            handler.data(&mut connection, bytes).map(|()| false)
-        }))?;
-        Poll::Ready(handled)
-    }
-}
-
-impl<H: Handler> Future for Conversation<H> {
-    type Output = io::Result<()>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let result = ready!(self.poll_converse(context));
-        if let Err(error) = &result {
-            self.handler.error(error);
-        }
-        self.handler.closed();
-        Poll::Ready(result)
-    }
-}
-
-pin_project! {
-    /// A connection's future with what is to be done when it ends.
-    struct Served<F> {
-        #[pin]
-        serving: F,
-        ending: Ending,
-    }
-}
-
-impl<F: Future<Output = io::Result<()>>> Future for Served<F> {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let this = self.project();
-        let guard = PanicCounter(&this.ending.counters);
-        let result = ready!(this.serving.poll(context));
-        drop(guard);
-        if result.is_err() {
-            count(&this.ending.counters.errors);
-        }
-        Poll::Ready(())
-    }
-}
-
-/// Counts a panic that passes by.
-struct PanicCounter<'a>(&'a WorkerCounters);
-
-impl Drop for PanicCounter<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            count(&self.0.panics);
-        }
-    }
-}
-
-/// A buffer for unsent bytes that has grown beyond this is given back.
-const UNSENT_KEPT_BYTES: usize = 4 * 1024;
-
-/// A timer that is not moved at every byte: when it fires it looks when the last one came.
-struct Idle {
-    limit_ns: u64,
-    last_ns: u64,
-    timer: crate::time::Sleep,
-}
-
-impl Idle {
-    fn new(limit: Duration) -> Self {
-        let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let now_ns = clock::now_ns();
-        Self {
-            limit_ns,
-            last_ns: now_ns,
-            timer: sleep_until(now_ns.saturating_add(limit_ns)),
-        }
-    }
-
-    /// Something has come.
-    fn touch(&mut self) {
-        self.last_ns = clock::now_ns();
-    }
-
-    /// Ready when nothing has come for too long; then the time begins anew.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        while Pin::new(&mut self.timer).poll(context).is_ready() {
-            let now_ns = clock::now_ns();
-            let deadline_ns = self.last_ns.saturating_add(self.limit_ns);
-            if deadline_ns <= now_ns {
-                self.last_ns = now_ns;
-                self.timer.reset(now_ns.saturating_add(self.limit_ns));
-                return Poll::Ready(());
-            }
-            self.timer.reset(deadline_ns);
-        }
-        Poll::Pending
-    }
 }
 
 /// A signal that asks a process to end.
@@ -679,7 +687,8 @@ impl EndSignals {
 pub struct Running {
     pool: Pool,
     address: SocketAddr,
-    accepting: Vec<JoinHandle<io::Result<()>>>,
+    /// Closed when nothing is to be accepted any more.
+    stop: channel::Sender<Infallible>,
     counters: Vec<Arc<WorkerCounters>>,
 }
 
@@ -712,6 +721,7 @@ impl Running {
             panics: sum(|counters| &counters.panics),
             timeouts: sum(|counters| &counters.timeouts),
             accept_errors: sum(|counters| &counters.accept_errors),
+            handshake_errors: sum(|counters| &counters.handshake_errors),
         }
     }
 
@@ -723,11 +733,17 @@ impl Running {
         Ok(EndSignals::listen()?.wait())
     }
 
-    /// Stops listening, gives the connections `patience` to end, and closes those that have not.
+    /// Stops listening, asks the connections to end ([`Handler::draining`], [`Client::draining`]), gives them `patience` to
+    /// do so, and cuts off those that have not.
+    ///
+    /// Connections that the kernel has made and nobody has accepted are reset.
     pub fn shutdown(self, patience: Duration) {
-        for task in &self.accepting {
-            task.abort();
-        }
+        self.stop.close();
         self.pool.shutdown(patience);
+    }
+
+    fn run(self, signals: EndSignals, patience: Duration) {
+        signals.wait();
+        self.shutdown(patience);
     }
 }

@@ -1,42 +1,166 @@
 //! What a server promises, on both backends, to clients that behave and to those that do not.
 
+#[path = "common/certificates.rs"]
+mod certificates;
+
+use std::future::Future;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloop::PoolConfig;
 use ringloop::driver::{BackendChoice, Config};
-use ringloop::server::{Connection, Counters, Handler, Running, Server};
+use ringloop::server::{Client, Connection, Counters, Handler, Running, Server};
+use ringloop::tls::TlsAcceptor;
+use ringloop::tls::rustls::{ClientConnection, StreamOwned};
+use ringloop::{Pool, PoolConfig, spawn};
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn on_both(body: impl Fn(Server)) {
-    for backend in [BackendChoice::Auto, BackendChoice::Epoll] {
+/// A server on one of the backends, over TCP or over TLS.
+#[derive(Clone)]
+struct Case {
+    server: Server,
+    is_secure: bool,
+}
+
+fn on_both(body: impl Fn(Case)) {
+    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
         let mut config = PoolConfig::default();
         config.runtime.reactor.driver = Config::with_backend(backend);
-        body(Server::bind("127.0.0.1:0").workers(2).pool(config));
+        if backend == BackendChoice::IoUring
+            && let Err(error) = Pool::new(1, &config)
+        {
+            eprintln!("left out: {error}");
+            continue;
+        }
+        for is_secure in [false, true] {
+            body(Case {
+                server: Server::bind("127.0.0.1:0").workers(2).pool(config.clone()),
+                is_secure,
+            });
+        }
     }
 }
 
-fn connect(server: &Running) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.set_write_timeout(Some(LONG)).unwrap();
-    stream
+impl Case {
+    fn with(self, change: impl FnOnce(Server) -> Server) -> Self {
+        Self {
+            server: change(self.server),
+            ..self
+        }
+    }
+
+    fn start<H: Handler>(self, make: impl Fn() -> H + Clone + Send + 'static) -> Served {
+        let running = if self.is_secure {
+            self.server.tls(certificates::server()).start(make)
+        } else {
+            self.server.start(make)
+        };
+        Served {
+            running: running.unwrap(),
+            is_secure: self.is_secure,
+        }
+    }
 }
 
-/// Waits until the counters satisfy a condition; fails loudly if they never do.
-fn wait_for(server: &Running, condition: impl Fn(&Counters) -> bool) -> Counters {
-    let start = Instant::now();
-    loop {
-        let counters = server.counters();
-        if condition(&counters) {
-            return counters;
+/// A server that runs.
+struct Served {
+    running: Running,
+    is_secure: bool,
+}
+
+impl Served {
+    fn connect(&self) -> Stream {
+        let stream = self.connect_plain();
+        if self.is_secure {
+            let stream = certificates::connect_blocking(certificates::client(), stream);
+            Stream::Tls(Box::new(stream.unwrap()))
+        } else {
+            Stream::Plain(stream)
         }
-        assert!(start.elapsed() < LONG, "never came: {counters:?}");
-        thread::sleep(Duration::from_millis(1));
+    }
+
+    fn connect_plain(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.running.local_addr()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        stream
+    }
+
+    /// Waits until the counters satisfy a condition; fails loudly if they never do.
+    fn wait_for(&self, condition: impl Fn(&Counters) -> bool) -> Counters {
+        let start = Instant::now();
+        loop {
+            let counters = self.running.counters();
+            if condition(&counters) {
+                return counters;
+            }
+            assert!(start.elapsed() < LONG, "never came: {counters:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A client's connection.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => &stream.sock,
+        }
+    }
+
+    /// Ends the connection as it should be.
+    fn close(mut self) {
+        if let Self::Tls(stream) = &mut self {
+            stream.conn.send_close_notify();
+            stream.flush().unwrap();
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+/// Whether a connection was ended without the word that TLS has for that.
+fn is_cut_off(result: io::Result<usize>, is_secure: bool) -> bool {
+    match result {
+        Ok(0) => !is_secure,
+        Err(error) => {
+            error.kind() == ErrorKind::UnexpectedEof || error.kind() == ErrorKind::ConnectionReset
+        }
+        Ok(_) => false,
     }
 }
 
@@ -57,7 +181,7 @@ impl Handler for Echo {
     }
 }
 
-fn ask(stream: &mut TcpStream, question: &[u8]) -> Vec<u8> {
+fn ask(stream: &mut Stream, question: &[u8]) -> Vec<u8> {
     stream.write_all(question).unwrap();
     let mut answer = vec![0; question.len()];
     stream.read_exact(&mut answer).unwrap();
@@ -66,59 +190,130 @@ fn ask(stream: &mut TcpStream, question: &[u8]) -> Vec<u8> {
 
 #[test]
 fn every_byte_comes_back_to_its_connection() {
-    on_both(|server| {
-        let server = server.start(|| Echo).unwrap();
+    on_both(|case| {
+        let server = case.start(|| Echo);
         thread::scope(|scope| {
             for client in 0..8_u8 {
-                let mut stream = connect(&server);
+                let mut stream = server.connect();
                 scope.spawn(move || {
                     let message: Vec<u8> = (0..200_000_u32)
                         .map(|index| (index as u8).wrapping_mul(client))
                         .collect();
-                    let mut reading = stream.try_clone().unwrap();
-                    let expected = message.clone();
-                    let reader = thread::spawn(move || {
-                        let mut answer = vec![0; expected.len()];
-                        reading.read_exact(&mut answer).unwrap();
-                        assert!(answer == expected);
-                    });
-                    for piece in message.chunks(7_777) {
-                        stream.write_all(piece).unwrap();
+                    for piece in message.chunks(37_777) {
+                        assert!(ask(&mut stream, piece) == piece);
                     }
-                    reader.join().unwrap();
+                    stream.close();
                 });
             }
         });
-        let counters = wait_for(&server, |counters| counters.live == 0);
+        let counters = server.wait_for(|counters| counters.live == 0);
         assert_eq!((counters.accepted, counters.errors), (8, 0));
-        server.shutdown(LONG);
+        server.running.shutdown(LONG);
+    });
+}
+
+/// Writes twice as much as it gets, in pieces.
+struct Double;
+
+impl Handler for Double {
+    fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+        for piece in bytes.chunks(10_000) {
+            connection.write(piece)?;
+            connection.write(piece)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_the_socket_has_no_room_for_is_sent_later() {
+    on_both(|case| {
+        let server = case.start(|| Double);
+        let mut stream = server.connect();
+        let message = vec![7; 200_000];
+        let mut expected = 0;
+        // Nobody reads meanwhile, so that the answers pile up.
+        for _ in 0..10 {
+            stream.write_all(&message).unwrap();
+            expected += 2 * message.len();
+        }
+        let mut answer = vec![0; expected];
+        stream.read_exact(&mut answer).unwrap();
+        assert!(answer.iter().all(|byte| *byte == 7));
+        stream.close();
+        let counters = server.wait_for(|counters| counters.live == 0);
+        assert_eq!(counters.errors, 0);
     });
 }
 
 #[test]
 fn a_panic_and_an_error_close_their_own_connection_only() {
-    on_both(|server| {
-        let server = server.start(|| Echo).unwrap();
-        let mut other = connect(&server);
+    on_both(|case| {
+        let is_secure = case.is_secure;
+        let server = case.start(|| Echo);
+        let mut other = server.connect();
         assert_eq!(ask(&mut other, b"before"), b"before");
         for question in [&b"panic"[..], b"fail"] {
-            let mut victim = connect(&server);
+            let mut victim = server.connect();
             victim.write_all(question).unwrap();
-            assert_eq!(victim.read(&mut [0; 8]).unwrap(), 0);
+            assert!(is_cut_off(victim.read(&mut [0; 8]), is_secure));
         }
         assert_eq!(ask(&mut other, b"after"), b"after");
-        let counters = wait_for(&server, |counters| counters.live == 1);
+        let counters = server.wait_for(|counters| counters.live == 1);
         assert_eq!((counters.panics, counters.errors), (1, 1));
     });
 }
 
 #[test]
+fn a_panic_where_handlers_and_futures_are_made_closes_that_connection_only() {
+    on_both(|case| {
+        let made = Arc::new(AtomicUsize::new(0));
+        let counting = Arc::clone(&made);
+        let is_secure = case.is_secure;
+        let server = case
+            .clone()
+            .with(|server| server.workers(1))
+            .start(move || {
+                assert!(
+                    counting.fetch_add(1, Ordering::Relaxed) != 0,
+                    "the first has no luck"
+                );
+                Echo
+            });
+        assert!(is_cut_off(server.connect().read(&mut [0; 8]), is_secure));
+        assert_eq!(ask(&mut server.connect(), b"hello"), b"hello");
+        assert_eq!(server.running.counters().panics, 1);
+
+        let running = case
+            .server
+            .workers(1)
+            .start_with(move |_stream, _client| {
+                assert!(
+                    made.fetch_add(1, Ordering::Relaxed) != 2,
+                    "nor has the third"
+                );
+                async { Ok(()) }
+            })
+            .unwrap();
+        let server = Served {
+            running,
+            is_secure: false,
+        };
+        for _ in 0..2 {
+            assert_eq!(server.connect().read(&mut [0; 8]).unwrap(), 0);
+        }
+        assert_eq!(server.wait_for(|counters| counters.live == 0).panics, 1);
+    });
+}
+
+#[test]
 fn a_close_comes_after_what_was_written() {
-    on_both(|server| {
-        let server = server.start(|| Echo).unwrap();
-        let mut stream = connect(&server);
+    on_both(|case| {
+        let server = case.start(|| Echo);
+        let mut stream = server.connect();
         stream.write_all(b"close").unwrap();
         let mut answer = Vec::new();
+        // Over TLS this fails if the end was not told.
         stream.read_to_end(&mut answer).unwrap();
         assert_eq!(answer, b"bye");
     });
@@ -126,37 +321,41 @@ fn a_close_comes_after_what_was_written() {
 
 #[test]
 fn further_connections_wait_until_one_ends() {
-    on_both(|server| {
-        let server = server.max_connections(2).start(|| Echo).unwrap();
-        let mut first = connect(&server);
-        let mut second = connect(&server);
+    on_both(|case| {
+        let server = case.with(|server| server.max_connections(2)).start(|| Echo);
+        let mut first = server.connect();
+        let mut second = server.connect();
         ask(&mut first, b"1");
         ask(&mut second, b"2");
-        let mut third = connect(&server);
+        let mut third = server.connect_plain();
         third.write_all(b"3").unwrap();
         third
             .set_read_timeout(Some(Duration::from_millis(30)))
             .unwrap();
         let kind = third.read(&mut [0; 1]).unwrap_err().kind();
         assert!(matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut));
-        assert_eq!(server.counters().live, 2);
+        assert_eq!(server.running.counters().live, 2);
         drop(first);
-        third.set_read_timeout(Some(LONG)).unwrap();
-        let mut answer = [0; 1];
-        third.read_exact(&mut answer).unwrap();
-        assert_eq!(&answer, b"3");
+        if server.is_secure {
+            // It is no TLS: but it is looked at now.
+            server.wait_for(|counters| counters.accepted == 3);
+        } else {
+            third.set_read_timeout(Some(LONG)).unwrap();
+            let mut answer = [0; 1];
+            third.read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"3");
+        }
     });
 }
 
 #[test]
 fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
-    on_both(|server| {
-        let server = server
-            .idle_timeout(Duration::from_millis(150))
-            .start(|| Echo)
-            .unwrap();
-        let mut idle = connect(&server);
-        let mut busy = connect(&server);
+    on_both(|case| {
+        let server = case
+            .with(|server| server.idle_timeout(Duration::from_millis(150)))
+            .start(|| Echo);
+        let mut idle = server.connect();
+        let mut busy = server.connect();
         let (stop, stopped) = mpsc::channel::<()>();
         let talking = thread::spawn(move || {
             while stopped.recv_timeout(Duration::from_millis(10)).is_err() {
@@ -164,92 +363,405 @@ fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
             }
             busy
         });
+        // The end is told.
         assert_eq!(idle.read(&mut [0; 1]).unwrap(), 0);
         stop.send(()).unwrap();
         let _busy = talking.join().unwrap();
-        let counters = server.counters();
+        let counters = server.running.counters();
         assert_eq!((counters.timeouts, counters.errors), (1, 0));
+    });
+}
+
+/// Is asked to wait once more, and then no longer.
+struct Patient(u32);
+
+impl Handler for Patient {
+    fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+        connection.write(bytes)
+    }
+
+    fn timeout(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
+        self.0 += 1;
+        if self.0 == 3 {
+            connection.close();
+            return Ok(());
+        }
+        connection.write(b"?")
+    }
+}
+
+#[test]
+fn a_handler_may_let_an_idle_connection_live() {
+    on_both(|case| {
+        let server = case
+            .with(|server| server.idle_timeout(Duration::from_millis(5)))
+            .start(|| Patient(0));
+        let mut stream = server.connect();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"??");
+        assert_eq!(server.running.counters().timeouts, 3);
+    });
+}
+
+#[test]
+fn who_never_reads_is_idle_as_well() {
+    on_both(|case| {
+        let server = case
+            .with(|server| server.idle_timeout(Duration::from_millis(100)))
+            .start(|| Double);
+        let mut deaf = server.connect();
+        // More than all buffers hold: writing fails in the end, because the server has given up.
+        let flood = vec![1; 64 * 1024];
+        let mut rounds = 0;
+        while deaf.write_all(&flood).is_ok() {
+            rounds += 1;
+            assert!(rounds < 100_000, "the server takes it for ever");
+        }
+        let counters = server.wait_for(|counters| counters.live == 0);
+        assert_eq!(counters.timeouts, 1);
+    });
+}
+
+#[test]
+fn a_function_whose_connection_is_idle_is_dropped() {
+    on_both(|case| {
+        let server = case.server.idle_timeout(Duration::from_millis(150));
+        async fn echo<S>(stream: S, _client: Client) -> io::Result<()>
+        where
+            S: tokio::io::AsyncRead + tokio::io::AsyncWrite + 'static,
+        {
+            // In a task of its own, where the server does not see it poll.
+            spawn(async move {
+                let (mut reader, mut writer) = tokio::io::split(stream);
+                tokio::io::copy(&mut reader, &mut writer).await
+            })
+            .await
+            .unwrap()
+            .map(drop)
+        }
+        let running = if case.is_secure {
+            server.tls(certificates::server()).start_with(echo)
+        } else {
+            server.start_with(echo)
+        };
+        let server = Served {
+            running: running.unwrap(),
+            is_secure: case.is_secure,
+        };
+        let mut busy = server.connect();
+        let idle = server.connect();
+        for _ in 0..60 {
+            assert_eq!(ask(&mut busy, b"still here"), b"still here");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let counters = server.wait_for(|counters| counters.timeouts > 0);
+        assert_eq!((counters.timeouts, counters.errors), (1, 0));
+        assert_eq!(ask(&mut busy, b"still here"), b"still here");
+        drop(idle);
+    });
+}
+
+#[test]
+fn a_function_whose_connection_rests_is_cut_off_and_one_that_has_closed_it_is_not() {
+    on_both(|case| {
+        let (done, is_done) = mpsc::channel();
+        let resting = case.server.clone();
+        let running = case
+            .server
+            .idle_timeout(Duration::from_millis(5))
+            .start_with(move |stream, _client| {
+                let done = done.clone();
+                async move {
+                    drop(stream);
+                    ringloop::time::sleep(Duration::from_millis(40)).await;
+                    done.send(()).unwrap();
+                    Ok(())
+                }
+            })
+            .unwrap();
+        let server = Served {
+            running,
+            is_secure: false,
+        };
+        assert_eq!(server.connect().read(&mut [0; 1]).unwrap(), 0);
+        is_done.recv_timeout(LONG).unwrap();
+        assert_eq!(server.running.counters().timeouts, 0);
+        drop(server);
+
+        let running = resting
+            .idle_timeout(Duration::from_millis(5))
+            .start_with(|stream, _client| async move {
+                std::future::pending::<()>().await;
+                drop(stream);
+                Ok(())
+            })
+            .unwrap();
+        let server = Served {
+            running,
+            is_secure: false,
+        };
+        assert_eq!(server.connect().read(&mut [0; 1]).unwrap(), 0);
+        assert_eq!(server.running.counters().timeouts, 1);
     });
 }
 
 #[test]
 fn clients_that_misbehave_disturb_nobody() {
-    on_both(|server| {
-        let server = server.start(|| Echo).unwrap();
-        let mut good = connect(&server);
+    on_both(|case| {
+        let server = case.start(|| Echo);
+        let mut good = server.connect();
         // Never reads what it asks for: its own connection stalls.
-        let deaf = connect(&server);
-        deaf.set_nonblocking(true).unwrap();
+        let mut deaf = server.connect();
+        deaf.socket().set_nonblocking(true).unwrap();
         let flood = vec![1; 64 * 1024];
         let mut quiet_rounds = 0;
         while quiet_rounds < 3 {
-            match (&deaf).write(&flood) {
-                Ok(_) => quiet_rounds = 0,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            match deaf.write(&flood) {
+                Ok(1..) => quiet_rounds = 0,
+                Err(error) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
+                _ => {
                     quiet_rounds += 1;
                     thread::sleep(Duration::from_millis(2));
                 }
-                Err(error) => panic!("{error}"),
             }
         }
         assert_eq!(ask(&mut good, b"one"), b"one");
         // Resets in mid-answer.
-        let resets = connect(&server);
-        (&resets).write_all(&flood).unwrap();
-        socket2::SockRef::from(&resets)
+        let mut resets = server.connect();
+        resets.write_all(&flood).unwrap();
+        socket2::SockRef::from(resets.socket())
             .set_linger(Some(Duration::ZERO))
             .unwrap();
         drop(resets);
         assert_eq!(ask(&mut good, b"two"), b"two");
         // Connects and vanishes.
         for _ in 0..50 {
-            drop(connect(&server));
+            drop(server.connect_plain());
         }
         // Byte by byte.
-        let mut slow = connect(&server);
+        let mut slow = server.connect();
         for byte in 0..20 {
             assert_eq!(ask(&mut slow, &[byte]), [byte]);
         }
         assert_eq!(ask(&mut good, b"three"), b"three");
         drop(deaf);
         drop(slow);
-        wait_for(&server, |counters| counters.live == 1);
+        server.wait_for(|counters| counters.live == 1);
     });
 }
 
 #[test]
-fn a_shutdown_refuses_new_connections_and_lets_the_old_ones_finish() {
-    on_both(|server| {
-        let server = server.start(|| Echo).unwrap();
-        let address = server.local_addr();
-        let mut stream = connect(&server);
-        ask(&mut stream, b"hello");
-        let closing = thread::spawn(move || server.shutdown(LONG));
-        let start = Instant::now();
-        while TcpStream::connect(address).is_ok() {
-            assert!(start.elapsed() < LONG, "it still listens");
-            thread::sleep(Duration::from_millis(1));
+fn handshakes_that_fail_are_counted_and_told_to_no_handler() {
+    struct Loud;
+    impl Handler for Loud {
+        fn connected(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
+            assert_eq!(
+                connection.tls().unwrap().server_name().unwrap(),
+                certificates::NAME
+            );
+            connection.write(b"hello")
         }
-        assert_eq!(ask(&mut stream, b"still served"), b"still served");
+
+        fn data(&mut self, _: &mut Connection<'_>, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    on_both(|case| {
+        if !case.is_secure {
+            return;
+        }
+        let acceptor =
+            TlsAcceptor::new(certificates::server()).handshake_timeout(Duration::from_millis(60));
+        let made = Arc::new(AtomicUsize::new(0));
+        let counting = Arc::clone(&made);
+        let running = case.server.tls(acceptor).start(move || {
+            counting.fetch_add(1, Ordering::Relaxed);
+            Loud
+        });
+        let server = Served {
+            running: running.unwrap(),
+            is_secure: true,
+        };
+        // Says nothing.
+        let mut silent = server.connect_plain();
+        assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
+        // Goes at once.
+        drop(server.connect_plain());
+        // Speaks something else, and is answered with an alert.
+        let mut other = server.connect_plain();
+        other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut alert = [0; 7];
+        other.read_exact(&mut alert).unwrap();
+        assert_eq!(alert[..6], [21, 3, 3, 0, 2, 2], "a fatal alert");
+        // Does not trust the server.
+        let stream = server.connect_plain();
+        certificates::connect_blocking(certificates::distrustful_client(), stream).unwrap_err();
+        let counters = server.wait_for(|counters| counters.live == 0);
+        assert_eq!(counters.handshake_errors, 4);
+        assert_eq!(counters.accepted, 4);
+        assert_eq!(
+            (counters.errors, counters.timeouts, counters.panics),
+            (0, 0, 0)
+        );
+        assert_eq!(made.load(Ordering::Relaxed), 0);
+        let mut greeting = [0; 5];
+        server.connect().read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"hello");
+    });
+}
+
+#[test]
+fn an_end_without_a_word_is_an_error_for_the_handler() {
+    on_both(|case| {
+        let server = case.start(|| Echo);
+        let mut stream = server.connect();
+        ask(&mut stream, b"hello");
         drop(stream);
+        let counters = server.wait_for(|counters| counters.live == 0);
+        assert_eq!(counters.errors, u64::from(server.is_secure));
+    });
+}
+
+/// Goes on while the server drains, until it is told that it is enough.
+struct Busy {
+    is_draining: bool,
+}
+
+impl Handler for Busy {
+    fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+        if bytes == b"enough" && self.is_draining {
+            connection.close();
+        }
+        connection.write(bytes)
+    }
+
+    fn draining(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
+        self.is_draining = true;
+        connection.write(b"hurry")
+    }
+}
+
+fn wait_until_refused(address: std::net::SocketAddr) {
+    let start = Instant::now();
+    while TcpStream::connect(address).is_ok() {
+        assert!(start.elapsed() < LONG, "it still listens");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_shutdown_refuses_new_connections_and_closes_those_that_rest() {
+    on_both(|case| {
+        let server = case.start(|| Echo);
+        let address = server.running.local_addr();
+        let mut streams: Vec<Stream> = (0..20).map(|_| server.connect()).collect();
+        for stream in &mut streams {
+            ask(stream, b"hello");
+        }
+        server.running.shutdown(LONG);
+        TcpStream::connect(address).unwrap_err();
+        for stream in &mut streams {
+            // The end is told.
+            assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+        }
+    });
+}
+
+#[test]
+fn a_shutdown_lets_a_handler_finish() {
+    on_both(|case| {
+        let server = case.start(|| Busy { is_draining: false });
+        let address = server.running.local_addr();
+        let mut stream = server.connect();
+        ask(&mut stream, b"hello");
+        let closing = thread::spawn(move || server.running.shutdown(LONG));
+        wait_until_refused(address);
+        let mut told = [0; 5];
+        stream.read_exact(&mut told).unwrap();
+        assert_eq!(&told, b"hurry");
+        assert_eq!(ask(&mut stream, b"still served"), b"still served");
+        assert_eq!(ask(&mut stream, b"enough"), b"enough");
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
         closing.join().unwrap();
     });
 }
 
 #[test]
+fn a_shutdown_cuts_off_who_is_not_done_in_time() {
+    on_both(|case| {
+        let is_secure = case.is_secure;
+        let server = case.start(|| Busy { is_draining: false });
+        let mut stream = server.connect();
+        ask(&mut stream, b"hello");
+        server.running.shutdown(Duration::from_millis(20));
+        let mut told = [0; 5];
+        stream.read_exact(&mut told).unwrap();
+        assert_eq!(&told, b"hurry");
+        assert!(is_cut_off(stream.read(&mut [0; 1]), is_secure));
+    });
+}
+
+#[test]
+fn functions_hear_of_a_shutdown() {
+    on_both(|case| {
+        async fn serve(mut stream: ringloop::net::TcpStream, client: Client) -> io::Result<()> {
+            assert!(!client.is_draining());
+            let mut draining = std::pin::pin!(client.draining());
+            // Asked by another task first, as happens where a future is passed on.
+            let waker = std::task::Waker::noop();
+            let mut context = std::task::Context::from_waker(waker);
+            assert!(draining.as_mut().poll(&mut context).is_pending());
+            stream.write_all(&b"ready"[..]).await.0?;
+            draining.await;
+            assert!(client.is_draining());
+            client.draining().await;
+            stream.write_all(&b"bye"[..]).await.0
+        }
+        let running = case.server.start_with(serve).unwrap();
+        let server = Served {
+            running,
+            is_secure: false,
+        };
+        let mut streams: Vec<Stream> = (0..5).map(|_| server.connect()).collect();
+        for stream in &mut streams {
+            stream.read_exact(&mut [0; 5]).unwrap();
+        }
+        server.running.shutdown(LONG);
+        for stream in &mut streams {
+            let mut rest = Vec::new();
+            stream.read_to_end(&mut rest).unwrap();
+            assert_eq!(rest, b"bye");
+        }
+    });
+}
+
+#[test]
 fn a_connection_may_be_a_plain_async_function() {
-    on_both(|server| {
-        let server = server
-            .start_with(|mut stream, peer| async move {
-                let greeting = format!("hello {peer}");
+    on_both(|case| {
+        let running = if case.is_secure {
+            let server = case.server.tls(certificates::server());
+            server.start_with(|mut stream, client| async move {
+                let greeting = format!("hello {client} {}", client.addr());
+                stream.write_all(greeting.as_bytes()).await.0?;
+                stream.shutdown().await
+            })
+        } else {
+            case.server.start_with(|mut stream, client| async move {
+                let greeting = format!("hello {client} {}", client.addr());
                 stream.write_all(greeting.as_bytes()).await.0?;
                 stream.shutdown(Shutdown::Write)
             })
-            .unwrap();
-        let mut stream = connect(&server);
+        };
+        let server = Served {
+            running: running.unwrap(),
+            is_secure: case.is_secure,
+        };
+        let mut stream = server.connect();
         let mut greeting = String::new();
         stream.read_to_string(&mut greeting).unwrap();
-        assert_eq!(greeting, format!("hello {}", stream.local_addr().unwrap()));
+        let address = stream.socket().local_addr().unwrap();
+        assert_eq!(greeting, format!("hello {address} {address}"));
     });
 }
 

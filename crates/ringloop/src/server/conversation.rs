@@ -1,0 +1,308 @@
+//! A connection with its handler, and the task that each connection is.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use async_lock::SemaphoreGuardArc;
+use pin_project_lite::pin_project;
+
+use super::drain::Draining;
+use super::idle::{Idle, IdleWatch};
+use super::wire::Wire;
+use super::{Connection, Handler, WorkerCounters, count};
+use crate::net::stream::HasCore;
+use crate::time::{Sleep, sleep};
+
+/// A connection with its handler, as one flat future: nested `async` blocks would store it several times over.
+pub(super) struct Conversation<H, W: Wire> {
+    handler: H,
+    wire: W,
+    unsent: W::Unsent,
+    peer: SocketAddr,
+    is_connected: bool,
+    is_closing: bool,
+    /// The handler knows that the server drains.
+    is_told: bool,
+    draining: Draining,
+    idle: Option<Box<Idle>>,
+    counters: Arc<WorkerCounters>,
+}
+
+// Nothing in it refers to itself.
+impl<H, W: Wire> Unpin for Conversation<H, W> {}
+
+impl<H: Handler, W: Wire> Conversation<H, W> {
+    pub(super) fn new(
+        handler: H,
+        wire: W,
+        peer: SocketAddr,
+        idle_timeout: Option<Duration>,
+        draining: Draining,
+        counters: Arc<WorkerCounters>,
+    ) -> Self {
+        Self {
+            handler,
+            wire,
+            unsent: W::Unsent::default(),
+            peer,
+            is_connected: false,
+            is_closing: false,
+            is_told: false,
+            draining,
+            idle: idle_timeout.map(|limit| Box::new(Idle::new(limit))),
+            counters,
+        }
+    }
+
+    /// Calls a method of the handler.
+    fn call<T>(&mut self, method: impl FnOnce(&mut H, &mut Connection<'_>) -> T) -> T {
+        method(
+            &mut self.handler,
+            &mut Connection {
+                link: self.wire.link(&mut self.unsent),
+                is_closing: &mut self.is_closing,
+                peer: self.peer,
+            },
+        )
+    }
+
+    fn poll_converse(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.is_connected {
+            self.is_connected = true;
+            self.call(Handler::connected)?;
+        }
+        loop {
+            // Not reading meanwhile is what slows down a peer that does not read.
+            if self.poll_send(context)?.is_pending() {
+                ready!(self.poll_idle(context))?;
+                if self.is_closing {
+                    // It reads nothing, and never may.
+                    return Poll::Ready(Ok(()));
+                }
+                continue;
+            }
+            if self.is_closing {
+                return self.poll_finish(context);
+            }
+            match self.poll_data(context) {
+                Poll::Ready(is_over) => {
+                    if is_over? {
+                        // The peer may not read any more, and be gone.
+                        let _ = self.wire.poll_finish(context);
+                        return Poll::Ready(Ok(()));
+                    }
+                    self.touch();
+                }
+                Poll::Pending => {
+                    if self.draining.has_begun(context) && !self.is_told {
+                        self.is_told = true;
+                        self.call(Handler::draining)?;
+                    } else {
+                        ready!(self.poll_idle(context))?;
+                    }
+                }
+            }
+        }
+    }
+
+    fn touch(&mut self) {
+        if let Some(idle) = &mut self.idle {
+            idle.touch();
+        }
+    }
+
+    /// Waits for the connection to be idle for too long, and tells the handler.
+    fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(idle) = &mut self.idle else {
+            return Poll::Pending;
+        };
+        ready!(idle.poll(context));
+        count(&self.counters.timeouts);
+        Poll::Ready(self.call(Handler::timeout))
+    }
+
+    /// Sends what the socket had no room for.
+    fn poll_send(&mut self, context: &mut Context<'_>) -> io::Result<Poll<()>> {
+        let before = self.wire.unsent_bytes(&self.unsent);
+        let polled = self.wire.poll_send(context, &mut self.unsent);
+        if self.wire.unsent_bytes(&self.unsent) < before {
+            self.touch();
+        }
+        match polled {
+            Poll::Ready(sent) => sent.map(Poll::Ready),
+            Poll::Pending => Ok(Poll::Pending),
+        }
+    }
+
+    /// Ends a connection that we close.
+    fn poll_finish(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.wire.poll_finish(context).is_pending() {
+            ready!(self.poll_idle(context))?;
+        }
+        // All that the handler wrote is sent: a peer that hears no farewell is gone.
+        Poll::Ready(Ok(()))
+    }
+
+    /// Hands over what has come. True at the end of the stream.
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        let Self {
+            handler,
+            wire,
+            unsent,
+            is_closing,
+            peer,
+            ..
+        } = self;
+        let handled = ready!(wire.poll_read_with(context, |bytes| {
+            if bytes.is_empty() {
+                return Ok(true);
+            }
+            let mut connection = Connection {
+                link: wire.link(unsent),
+                is_closing,
+                peer: *peer,
+            };
+            handler.data(&mut connection, bytes).map(|()| false)
+        }))?;
+        Poll::Ready(handled)
+    }
+}
+
+impl<H: Handler, W: Wire> Future for Conversation<H, W> {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = ready!(self.poll_converse(context));
+        if let Err(error) = &result {
+            self.handler.error(error);
+        }
+        self.handler.closed();
+        Poll::Ready(result)
+    }
+}
+
+/// Counts a connection's end, however it comes.
+pub(super) struct Ending {
+    pub(super) counters: Arc<WorkerCounters>,
+    pub(super) _permit: SemaphoreGuardArc,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        count(&self.counters.ended);
+    }
+}
+
+pin_project! {
+    #[project = StageProjection]
+    enum Stage<W, N, F> {
+        /// Until there is something that can be served.
+        Handshake {
+            beginning: Option<(W, N)>,
+            limit: Option<Box<Sleep>>,
+        },
+        Serving {
+            #[pin]
+            serving: F,
+        },
+    }
+}
+
+pin_project! {
+    /// A connection from its handshake to its end.
+    pub(super) struct Served<W, N, F> {
+        #[pin]
+        stage: Stage<W, N, F>,
+        idle_timeout: Option<Duration>,
+        idle: Option<Box<IdleWatch>>,
+        ending: Ending,
+    }
+}
+
+impl<W: Wire, N, F> Served<W, N, F> {
+    /// `begin` is what serves the connection after its handshake. `idle_timeout`: after how long without a byte that ends.
+    pub(super) fn new(
+        wire: W,
+        begin: N,
+        handshake_limit: Option<Duration>,
+        idle_timeout: Option<Duration>,
+        ending: Ending,
+    ) -> Self {
+        Self {
+            stage: Stage::Handshake {
+                beginning: Some((wire, begin)),
+                limit: handshake_limit.map(|limit| Box::new(sleep(limit))),
+            },
+            idle_timeout,
+            idle: None,
+            ending,
+        }
+    }
+}
+
+impl<W, N, F> Future for Served<W, N, F>
+where
+    W: Wire,
+    N: FnOnce(W) -> F,
+    F: Future<Output = io::Result<()>>,
+{
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
+        let counters = &this.ending.counters;
+        let _guard = PanicCounter(counters);
+        if let StageProjection::Handshake { beginning, limit } = this.stage.as_mut().project() {
+            let (wire, _) = beginning
+                .as_ref()
+                .expect("it is there until the handshake ends");
+            let Poll::Ready(shaken) = wire.poll_handshake(context) else {
+                let limit = limit.as_mut().expect("what may take long has a limit");
+                ready!(Pin::new(limit).poll(context));
+                count(&counters.handshake_errors);
+                return Poll::Ready(());
+            };
+            let Some((wire, begin)) = beginning.take().filter(|_| shaken.is_ok()) else {
+                count(&counters.handshake_errors);
+                return Poll::Ready(());
+            };
+            *this.idle = this.idle_timeout.map(|limit| {
+                let activity = wire.socket().core().activity();
+                Box::new(IdleWatch::new(limit, activity))
+            });
+            let serving = begin(wire);
+            this.stage.set(Stage::Serving { serving });
+        }
+        let StageProjection::Serving { serving } = this.stage.project() else {
+            unreachable!("the handshake is over");
+        };
+        match serving.poll(context) {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(_)) => count(&counters.errors),
+            Poll::Pending => {
+                let Some(idle) = this.idle else {
+                    return Poll::Pending;
+                };
+                ready!(idle.poll(context));
+                count(&counters.timeouts);
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+/// Counts a panic that passes by.
+struct PanicCounter<'a>(&'a WorkerCounters);
+
+impl Drop for PanicCounter<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            count(&self.0.panics);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! How connections hear that their server is about to end.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use slab::Slab;
+
+/// Whether a worker's connections are asked to end, and who wants to know.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    has_begun: Cell<bool>,
+    waiting: RefCell<Slab<Waker>>,
+}
+
+impl Drain {
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun.get()
+    }
+
+    pub(super) fn begin(&self) {
+        self.has_begun.set(true);
+        // Waking may run a waker of the user's, and that may come back here.
+        let wakers: Vec<Waker> = self
+            .waiting
+            .borrow()
+            .iter()
+            .map(|(_, waker)| waker.clone())
+            .collect();
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+}
+
+/// Waits until the server begins to drain. Made by [`Client::draining`](super::Client::draining).
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Draining {
+    drain: Rc<Drain>,
+    place: Option<usize>,
+}
+
+impl Draining {
+    pub(super) fn new(drain: Rc<Drain>) -> Self {
+        Self { drain, place: None }
+    }
+
+    /// For a task that always comes with the same waker: leaves it, once.
+    pub(super) fn has_begun(&mut self, context: &Context<'_>) -> bool {
+        if self.place.is_none() {
+            let waker = context.waker().clone();
+            self.place = Some(self.drain.waiting.borrow_mut().insert(waker));
+        }
+        self.drain.has_begun()
+    }
+}
+
+impl Future for Draining {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.has_begun(context) {
+            return Poll::Ready(());
+        }
+        if let Some(place) = self.place {
+            let mut waiting = self.drain.waiting.borrow_mut();
+            if !waiting[place].will_wake(context.waker()) {
+                let other = std::mem::replace(&mut waiting[place], context.waker().clone());
+                drop(waiting);
+                drop(other);
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Draining {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            let waker = self.drain.waiting.borrow_mut().remove(place);
+            drop(waker);
+        }
+    }
+}
