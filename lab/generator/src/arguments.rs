@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -46,6 +47,21 @@ pub(crate) enum Workload {
     /// the server keeps up or not. "corrected" latencies then count from these instants, so that a server that stalls is charged
     /// for all requests that had to wait (free of coordinated omission); "service" latencies count from when a request was sent.
     Http(Http),
+
+    /// Round trips of one message at a time on one connection, and the first message of fresh connections apart
+    ///
+    /// First come the fresh connections, one after the other: connect, one message, close ("cold"). Then one connection sends messages
+    /// for the warm-up and the window, each after the echo of the one before; every byte is checked.
+    Rtt(Rtt),
+
+    /// The generator's own maximum: against the smallest responder there is, which runs on CPUs of its own and never sleeps
+    ///
+    /// The responder's work for an answer is about the generator's for a request, so it may be what limits the rate; therefore
+    /// "ceiling" in the result says what the generator would reach if its CPUs were fully used at the same cost per operation.
+    Ceiling(Ceiling),
+
+    /// The responder of `ceiling`, on 127.0.0.1; it ends when its stdin ends
+    Responder(Responder),
 }
 
 /// What all workloads understand.
@@ -178,6 +194,108 @@ pub(crate) struct Http {
     pub(crate) rate: Option<f64>,
 }
 
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Rtt {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) common: Common,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) load: Load,
+
+    /// Size of each message in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=256 * 1024 * 1024))]
+    #[serde(rename = "size_bytes")]
+    pub(crate) size: u64,
+
+    /// Fresh connections that send one message each, before the others
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) cold: u32,
+}
+
+/// What the responder speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Protocol {
+    /// Frames of --size bytes, sent back as they come
+    Echo,
+    /// GET requests with a fixed answer
+    Http,
+}
+
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Ceiling {
+    /// What to load the responder with
+    #[arg(value_enum)]
+    pub(crate) protocol: Protocol,
+
+    /// Seconds for which the load runs before anything is counted
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_seconds)]
+    #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
+    pub(crate) warm_up: Duration,
+
+    /// Seconds that are measured
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    #[serde(rename = "window_s", serialize_with = "as_seconds")]
+    pub(crate) window: Duration,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) load: Load,
+
+    /// Size of each frame in bytes (echo)
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=256 * 1024 * 1024))]
+    #[serde(rename = "size_bytes")]
+    pub(crate) size: u64,
+
+    /// CPUs for the generator's threads, as in 1 or 2,3
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub(crate) cpu: Option<Cpus>,
+
+    /// CPUs for the responder, which has a thread on each
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub(crate) responder_cpu: Option<Cpus>,
+
+    /// Include the latency histograms in the result
+    #[arg(long)]
+    pub(crate) hdr: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Responder {
+    /// What to speak
+    #[arg(value_enum)]
+    pub(crate) protocol: Protocol,
+
+    /// Port to listen on; 0: any that is free
+    #[arg(long, default_value_t = 0)]
+    pub(crate) port: u16,
+
+    /// CPUs to run on, with a thread on each
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub(crate) cpu: Option<Cpus>,
+}
+
+impl Ceiling {
+    /// The options of the same load on the server at `address`.
+    pub(crate) fn common(&self, address: SocketAddr, pid: i32) -> Common {
+        Common {
+            address,
+            warm_up: self.warm_up,
+            window: self.window,
+            ramp: Duration::ZERO,
+            timeout: Duration::from_secs(5),
+            max_operations: None,
+            seed: 1,
+            cpu: self.cpu.clone(),
+            account: vec![pid],
+            spin: false,
+            hdr: self.hdr,
+        }
+    }
+}
+
 impl Common {
     /// The settings of a run with that load.
     pub(crate) fn settings(
@@ -211,6 +329,13 @@ impl Common {
 /// Numbers of CPUs.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cpus(pub(crate) Vec<usize>);
+
+impl fmt::Display for Cpus {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        formatter.write_str(&numbers.join(","))
+    }
+}
 
 fn parse_cpus(text: &str) -> Result<Cpus, String> {
     let number = |text: &str| {

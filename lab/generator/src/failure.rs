@@ -118,6 +118,12 @@ impl Failures {
         self.read(|kinds| kinds[kind as usize].1.clone())
     }
 
+    /// Why the run is void, if it is.
+    pub(crate) fn void_reason(&self) -> Option<String> {
+        let voiding = KINDS.into_iter().filter(|kind| kind.voids());
+        voiding.into_iter().find_map(|kind| self.first(kind))
+    }
+
     /// `{KIND: {"count": N, "first": TEXT}}`, with the kinds that there were.
     pub(crate) fn to_json(&self) -> Value {
         self.read(|kinds| {

@@ -3,12 +3,15 @@
 
 mod accounting;
 mod arguments;
+mod ceiling;
+mod cold;
 mod exchange;
 mod failure;
 mod http;
 mod latencies;
 mod output;
 mod pattern;
+mod responder;
 mod run;
 mod system;
 mod worker;
@@ -23,8 +26,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::arguments::{Arguments, Echo, Http, Mode, Workload};
+use crate::arguments::{Arguments, Echo, Http, Mode, Rtt, Workload};
 use crate::exchange::{Frames, Stream};
+use crate::failure::Failures;
 use crate::http::Requests;
 use crate::pattern::Pattern;
 use crate::worker::READ_BYTES;
@@ -44,6 +48,9 @@ fn main() -> ExitCode {
 }
 
 fn measure(workload: &Workload) -> anyhow::Result<()> {
+    if let Workload::Responder(responder) = workload {
+        return responder::serve(responder).context("the responder failed");
+    }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // The second signal ends the process in its default way.
@@ -54,18 +61,25 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     match workload {
         Workload::Echo(echo) => print_result("echo", echo, measure_echo(echo, &interrupted)?),
         Workload::Http(http) => print_result("http", http, measure_http(http, &interrupted)?),
+        Workload::Rtt(rtt) => print_result("rtt", rtt, measure_rtt(rtt, &interrupted)?),
+        Workload::Ceiling(ceiling) => {
+            let result = ceiling::measure(ceiling, CONNECTIONS, &interrupted)?;
+            print_result("ceiling", ceiling, result);
+        }
+        Workload::Responder(_) => {}
     }
     Ok(())
 }
 
 fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let settings = echo.common.settings(&echo.load, CONNECTIONS, None);
+    let failures = Failures::default();
     let result = match echo.mode {
         Mode::Framed => {
             let pattern = Pattern::new(echo.common.seed, echo.size as usize);
-            run::run(&settings, interrupted, || Frames(pattern.clone()))
+            run::run(&settings, interrupted, failures, || Frames(pattern.clone()))
         }
-        Mode::Stream => run::run(&settings, interrupted, || Stream::new(READ_BYTES)),
+        Mode::Stream => run::run(&settings, interrupted, failures, || Stream::new(READ_BYTES)),
     }?;
     Ok(result)
 }
@@ -75,7 +89,26 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let body = (!http.any_body).then(|| http.body.clone().into_bytes());
     let host = http.common.address.to_string();
     let requests = Requests::new(&http.path, &host, &http.header, body);
-    Ok(run::run(&settings, interrupted, || requests.clone())?)
+    let failures = Failures::default();
+    Ok(run::run(&settings, interrupted, failures, || {
+        requests.clone()
+    })?)
+}
+
+fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {
+    let settings = rtt.common.settings(&rtt.load, 1, None);
+    let mut pattern = Pattern::new(rtt.common.seed, rtt.size as usize);
+    let failures = Failures::default();
+    run::prepare_thread(&settings, 0)?;
+    let cold = cold::measure(&settings, &mut pattern, rtt.cold, interrupted, &failures);
+    let mut result = run::run(&settings, interrupted, failures, || Frames(pattern.clone()))?;
+    result["latency"]["cold"] = cold.first_message.to_json(rtt.common.hdr);
+    result["cold"] = json!({
+        "connections": rtt.cold,
+        "connect": cold.connect.to_json(rtt.common.hdr),
+        "first_of_all_ns": cold.first_of_all_ns,
+    });
+    Ok(result)
 }
 
 fn print_result(workload: &str, options: &impl Serialize, mut result: Value) {

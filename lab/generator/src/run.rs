@@ -113,7 +113,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn new(threads: usize) -> Self {
+    fn new(threads: usize, failures: Failures) -> Self {
         Self {
             phase: AtomicU8::new(Phase::Connecting as u8),
             window_begin_ns: AtomicU64::new(u64::MAX),
@@ -121,9 +121,9 @@ impl Shared {
             sending_begin_ns: AtomicU64::new(0),
             threads_ready: AtomicUsize::new(0),
             threads_drained: AtomicUsize::new(0),
-            voided: AtomicBool::new(false),
+            voided: AtomicBool::new(failures.void_reason().is_some()),
             published: (0..threads).map(|_| Published::default()).collect(),
-            failures: Failures::default(),
+            failures,
         }
     }
 
@@ -457,10 +457,7 @@ impl<'a> Control<'a> {
     /// Why the figures mean nothing; `None` if they do.
     fn void_reason(&self, completed: u64) -> Option<String> {
         let failures = &self.shared.failures;
-        let first = [Kind::Mismatch, Kind::Unexpected]
-            .into_iter()
-            .find_map(|kind| failures.first(kind));
-        first.or_else(|| {
+        failures.void_reason().or_else(|| {
             if self.shared.window_begin_ns() == u64::MAX {
                 Some("the run ended before the window was opened".to_owned())
             } else if completed == 0 {
@@ -501,7 +498,8 @@ fn littles_law(in_flight_average: Option<f64>, counted: f64) -> Value {
     })
 }
 
-fn prepare_thread(settings: &Settings, thread: usize) -> Result<(), Unmeasurable> {
+/// Puts the calling thread where `settings` want it.
+pub(crate) fn prepare_thread(settings: &Settings, thread: usize) -> Result<(), Unmeasurable> {
     system::ask_for_precise_waits();
     if settings.cpus.is_empty() {
         return Ok(());
@@ -514,10 +512,11 @@ fn prepare_thread(settings: &Settings, thread: usize) -> Result<(), Unmeasurable
     })
 }
 
-/// Runs a workload, and returns its result; `exchange` makes each thread's protocol.
+/// Runs a workload, and returns its result; `failures` are those that came before, `exchange` makes each thread's protocol.
 pub(crate) fn run<E: Exchange>(
     settings: &Settings,
     interrupted: &AtomicBool,
+    failures: Failures,
     exchange: impl Fn() -> E + Sync,
 ) -> Result<Value, Unmeasurable> {
     let needed = u64::from(settings.connections) + settings.threads as u64 + DESCRIPTORS_SPARE;
@@ -529,7 +528,7 @@ pub(crate) fn run<E: Exchange>(
         });
     }
     let account = Account::open(&settings.account)?;
-    let shared = Shared::new(settings.threads);
+    let shared = Shared::new(settings.threads, failures);
     let mut control = Control::new(settings, &shared, &account, interrupted);
     control.readings.rss_bytes_at_rest = Some(account.details()?.rss_bytes);
 
@@ -559,7 +558,7 @@ pub(crate) fn run<E: Exchange>(
         results
     });
     let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
-    if control.opened == 0 && !control.was_interrupted {
+    if control.opened == 0 && !control.was_interrupted && shared.failures.void_reason().is_none() {
         let first = shared.failures.first(Kind::Connect);
         return Err(Unmeasurable::Connections(first.unwrap_or_default()));
     }

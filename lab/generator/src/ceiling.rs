@@ -1,0 +1,97 @@
+//! What the generator itself can do, found with a [responder](crate::responder) in a process of its own.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context as _, anyhow};
+use serde_json::{Value, json};
+
+use crate::arguments::{Ceiling, Protocol};
+use crate::exchange::Frames;
+use crate::failure::Failures;
+use crate::http::Requests;
+use crate::pattern::Pattern;
+use crate::run;
+
+/// The responder's process, which ends with this value.
+struct Process {
+    child: Child,
+    address: SocketAddr,
+    _stdin: ChildStdin,
+}
+
+impl Process {
+    fn start(ceiling: &Ceiling) -> anyhow::Result<Self> {
+        let program =
+            std::env::current_exe().context("the generator's own program can't be found")?;
+        let mut command = Command::new(program);
+        command.arg("responder").arg(match ceiling.protocol {
+            Protocol::Echo => "echo",
+            Protocol::Http => "http",
+        });
+        if let Some(cpus) = &ceiling.responder_cpu {
+            command.arg("--cpu").arg(cpus.to_string());
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("the responder can't be started")?;
+        let stdin = child.stdin.take().context("the responder has no stdin")?;
+        let stdout = child.stdout.take().context("the responder has no stdout")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let address = line
+            .trim()
+            .strip_prefix("listening on ")
+            .and_then(|address| address.parse().ok())
+            .ok_or_else(|| anyhow!("the responder doesn't listen: it said '{}'", line.trim()))?;
+        Ok(Self {
+            child,
+            address,
+            _stdin: stdin,
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It is gone already, or goes now; in both cases nothing is left to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Measures the ceiling: the result of the load on the responder, and what follows from it.
+pub(crate) fn measure(
+    ceiling: &Ceiling,
+    connections: u32,
+    interrupted: &AtomicBool,
+) -> anyhow::Result<Value> {
+    let process = Process::start(ceiling)?;
+    let common = ceiling.common(process.address, process.child.id() as i32);
+    let settings = common.settings(&ceiling.load, connections, None);
+    let failures = Failures::default();
+    let mut result = match ceiling.protocol {
+        Protocol::Echo => {
+            let pattern = Pattern::new(common.seed, ceiling.size as usize);
+            run::run(&settings, interrupted, failures, || Frames(pattern.clone()))
+        }
+        Protocol::Http => {
+            let body = Some(b"Hello, World!".to_vec());
+            let requests = Requests::new("/", &process.address.to_string(), &[], body);
+            run::run(&settings, interrupted, failures, || requests.clone())
+        }
+    }?;
+    let figure = |name: &str| result[name].as_f64().unwrap_or_default();
+    let operations = figure("operations");
+    let cpu_s = result["client"]["cpu_ns"].as_f64().unwrap_or_default() / 1e9;
+    let threads = settings.threads as f64;
+    result["ceiling"] = json!({
+        "operations_per_s": (cpu_s > 0.0).then(|| operations / cpu_s * threads),
+        "client_cpu_ns_per_operation": (operations > 0.0).then(|| cpu_s * 1e9 / operations),
+    });
+    Ok(result)
+}

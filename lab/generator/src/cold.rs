@@ -1,0 +1,140 @@
+//! The first message of fresh connections, which the first one after a while of the same costs more than its successors.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::failure::{Failure, Failures, Kind, connect_failure};
+use crate::latencies::Latencies;
+use crate::pattern::{Frame, Pattern};
+use crate::run::Settings;
+use crate::system::now_ns;
+
+/// The numbers of fresh connections count from here, so that their frames are no others'.
+const FIRST_NUMBER: u32 = 1 << 31;
+
+/// What fresh connections took.
+#[derive(Debug)]
+pub(crate) struct Cold {
+    pub(crate) connect: Latencies,
+    /// From sending the first message to having its whole echo.
+    pub(crate) first_message: Latencies,
+    /// That of the very first connection.
+    pub(crate) first_of_all_ns: Option<u64>,
+}
+
+/// Makes `count` connections, one after the other, and sends one message on each.
+pub(crate) fn measure(
+    settings: &Settings,
+    pattern: &mut Pattern,
+    count: u32,
+    interrupted: &AtomicBool,
+    failures: &Failures,
+) -> Cold {
+    let mut cold = Cold {
+        connect: Latencies::new(),
+        first_message: Latencies::new(),
+        first_of_all_ns: None,
+    };
+    let mut buffer = vec![0; pattern.size()];
+    for index in 0..count {
+        if interrupted.load(Ordering::Relaxed) {
+            break;
+        }
+        match one_message(settings, pattern, FIRST_NUMBER + index, &mut buffer) {
+            Ok((connect_ns, message_ns)) => {
+                cold.connect.record(connect_ns);
+                cold.first_message.record(message_ns);
+                if index == 0 {
+                    cold.first_of_all_ns = Some(message_ns);
+                }
+            }
+            Err(failure) => {
+                let hopeless = failure.kind == Kind::Connect || failure.kind.voids();
+                failures.add(failure);
+                if hopeless {
+                    break;
+                }
+            }
+        }
+    }
+    cold
+}
+
+fn one_message(
+    settings: &Settings,
+    pattern: &mut Pattern,
+    number: u32,
+    buffer: &mut [u8],
+) -> Result<(u64, u64), Failure> {
+    let timeout = Duration::from_nanos(settings.timeout_ns);
+    let frame = Frame {
+        connection: number,
+        sequence: 0,
+    };
+    let began_ns = now_ns();
+    let mut stream = TcpStream::connect_timeout(&settings.address, timeout)
+        .map_err(|error| connect_failure(number, settings.address, &error))?;
+    let connected_ns = now_ns();
+    let prepared = stream
+        .set_nodelay(true)
+        .and_then(|()| stream.set_read_timeout(Some(timeout)))
+        .and_then(|()| stream.set_write_timeout(Some(timeout)));
+    prepared.map_err(|error| explain(number, &error, 0))?;
+
+    let sent_ns = now_ns();
+    // The server echoes while it receives, so sending all before receiving would make both wait where a message fills all buffers.
+    let mut sent = 0;
+    let mut received = 0;
+    let size = buffer.len();
+    let portion = 64 * 1024;
+    while received < size {
+        if sent < size {
+            let until = (sent + portion).min(size);
+            pattern
+                .with_frame(frame, |bytes| stream.write_all(&bytes[sent..until]))
+                .map_err(|error| explain(number, &error, received))?;
+            sent = until;
+        }
+        // As much of the echo stays outstanding as any socket holds; at the end everything is waited for.
+        while received < size && (sent == size || sent - received > portion) {
+            match stream.read(&mut buffer[received..]) {
+                Ok(0) => {
+                    return Err(explain(
+                        number,
+                        &io::ErrorKind::UnexpectedEof.into(),
+                        received,
+                    ));
+                }
+                Ok(bytes) => received += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(explain(number, &error, received)),
+            }
+        }
+    }
+    let answered_ns = now_ns();
+    pattern.check(frame, 0, buffer)?;
+    Ok((connected_ns - began_ns, answered_ns - sent_ns))
+}
+
+fn explain(number: u32, error: &io::Error, received: usize) -> Failure {
+    let kind = match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Kind::Timeout,
+        _ if received > 0 => Kind::HalfAnswer,
+        io::ErrorKind::UnexpectedEof => Kind::Closed,
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Kind::Reset,
+        _ => Kind::Other,
+    };
+    let what = match kind {
+        Kind::Timeout => "no whole echo came in time".to_owned(),
+        Kind::Closed => "the server closed it".to_owned(),
+        _ => error.to_string(),
+    };
+    Failure::new(
+        kind,
+        format!(
+            "fresh connection {number}: {what}, after {received} bytes of the echo of its first message"
+        ),
+    )
+}

@@ -1,0 +1,182 @@
+//! The smallest server that the generator can be loaded with, to find what the generator itself can do.
+//!
+//! It answers as fast as sockets allow: one read and one write per message, no checks, no waiting. The first thread accepts and
+//! deals the connections out to the others, each of which never sleeps.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crate::arguments::{Protocol, Responder};
+use crate::system::{self, EDGE_TRIGGERED, ENDED, Epoll, NO_EVENT, READABLE, WRITABLE, Wait};
+
+const READ_BYTES: usize = 256 * 1024;
+const RESPONSE: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, World!";
+const REQUEST_END: &[u8] = b"\r\n\r\n";
+
+/// One connection of a thread.
+struct Client {
+    stream: TcpStream,
+    /// What the socket has not taken yet.
+    unsent: Vec<u8>,
+    /// How many bytes of [`REQUEST_END`] were the last that came.
+    matched: usize,
+}
+
+/// One thread: the set that it waits on, and the connections that it was given and doesn't know yet.
+struct Place {
+    epoll: Epoll,
+    given: Mutex<Vec<(u64, TcpStream)>>,
+}
+
+/// Serves until its stdin ends.
+pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", responder.port))?;
+    println!("listening on {}", listener.local_addr()?);
+    thread::spawn(|| {
+        // Whoever started the responder holds the other end; when it has gone, by whatever way, so must this.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        process::exit(0);
+    });
+    let cpus = responder.cpu.as_ref().map_or(&[][..], |cpus| &cpus.0);
+    let places: Vec<Arc<Place>> = (0..cpus.len().max(1))
+        .map(|_| {
+            Ok(Arc::new(Place {
+                epoll: Epoll::new()?,
+                given: Mutex::default(),
+            }))
+        })
+        .collect::<io::Result<_>>()?;
+    for (index, place) in places.iter().enumerate() {
+        let (place, cpu, protocol) = (
+            Arc::clone(place),
+            cpus.get(index).copied(),
+            responder.protocol,
+        );
+        thread::spawn(move || {
+            let ended = cpu
+                .map_or(Ok(()), system::pin_to_cpu)
+                .and_then(|()| work(&place, protocol));
+            if let Err(error) = ended {
+                eprintln!("ringlab-load: the responder failed: {error}");
+                process::exit(1);
+            }
+        });
+    }
+    for (number, stream) in (0u64..).zip(listener.incoming()) {
+        let stream = stream?;
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let place = &places[number as usize % places.len()];
+        let watched = stream.try_clone()?;
+        let mut given = place.given.lock().unwrap_or_else(PoisonError::into_inner);
+        given.push((number, stream));
+        drop(given);
+        place.epoll.add(
+            &watched,
+            READABLE | WRITABLE | ENDED | EDGE_TRIGGERED,
+            number,
+        )?;
+    }
+    Ok(())
+}
+
+fn work(place: &Place, protocol: Protocol) -> io::Result<()> {
+    let mut clients: HashMap<u64, Client> = HashMap::new();
+    let mut buffer = vec![0; READ_BYTES];
+    let responses = RESPONSE.repeat(READ_BYTES / 16);
+    let mut events = [NO_EVENT; 256];
+    loop {
+        for event in place.epoll.wait(&mut events, Wait::Poll)? {
+            let number = event.u64;
+            if !clients.contains_key(&number) {
+                let mut given = place.given.lock().unwrap_or_else(PoisonError::into_inner);
+                clients.extend(given.drain(..).map(|(number, stream)| {
+                    let client = Client {
+                        stream,
+                        unsent: Vec::new(),
+                        matched: 0,
+                    };
+                    (number, client)
+                }));
+            }
+            let Some(client) = clients.get_mut(&number) else {
+                continue;
+            };
+            if client.answer(protocol, &mut buffer, &responses).is_err() {
+                clients.remove(&number);
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Answers what has come; fails when the connection is over.
+    fn answer(
+        &mut self,
+        protocol: Protocol,
+        buffer: &mut [u8],
+        responses: &[u8],
+    ) -> io::Result<()> {
+        loop {
+            if !self.unsent.is_empty() {
+                let unsent = std::mem::take(&mut self.unsent);
+                self.send(&unsent)?;
+                if !self.unsent.is_empty() {
+                    return Ok(());
+                }
+            }
+            let bytes = match self.stream.read(buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            match protocol {
+                Protocol::Echo => self.send(&buffer[..bytes])?,
+                Protocol::Http => {
+                    let requests = self.count_requests(&buffer[..bytes]);
+                    self.send(&responses[..requests * RESPONSE.len()])?;
+                }
+            }
+            if bytes < buffer.len() && self.unsent.is_empty() {
+                // What comes now makes a new edge.
+                return Ok(());
+            }
+        }
+    }
+
+    fn count_requests(&mut self, received: &[u8]) -> usize {
+        let mut requests = 0;
+        for &byte in received {
+            self.matched = if byte == REQUEST_END[self.matched] {
+                self.matched + 1
+            } else {
+                usize::from(byte == REQUEST_END[0])
+            };
+            if self.matched == REQUEST_END.len() {
+                requests += 1;
+                self.matched = 0;
+            }
+        }
+        requests
+    }
+
+    fn send(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.unsent.extend_from_slice(bytes);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
