@@ -1,0 +1,3 @@
+module ringlab/targets/go
+
+go 1.18

@@ -1,0 +1,526 @@
+"""The contract of every program in lab/targets: what a server must do before its figures mean anything.
+
+Each test runs on each arm that this machine has the tools for; of the others test_arm_builds is skipped, with the reason and the
+remedy.
+`pytest lab/tests/test_targets.py -k go` runs those of one target.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starting import Arm, Server, arms, build, missing, started
+
+HOST = "127.0.0.1"
+ANSWER_TIMEOUT_S = 20
+RUN_TIMEOUT_S = 60
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = b"Hello, World!"
+PIDFD_OPEN, PIDFD_GETFD = 434, 438
+
+pytestmark = pytest.mark.timeout(900)  # The first test of a target builds it.
+
+ALL = arms()
+with ThreadPoolExecutor(os.cpu_count()) as pool:
+    PROBLEMS = dict(zip(ALL, pool.map(missing, ALL), strict=True))
+
+
+def serving(kind: str) -> list[Any]:
+    """The arms that serve `kind` and can run here, as parameters."""
+    return [pytest.param(arm, id=arm.name) for arm in ALL if kind in arm.workloads and not PROBLEMS[arm]]
+
+
+@pytest.mark.parametrize("arm", [pytest.param(arm, id=arm.name) for arm in ALL])
+def test_arm_builds(arm: Arm) -> None:
+    if PROBLEMS[arm]:
+        pytest.skip(PROBLEMS[arm])
+    build(arm.folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def descriptors() -> None:
+    """500 connections and a few more, in programs whose soft limit may be 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4096:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+
+
+@pytest.fixture(scope="module", params=serving("echo"))
+def echo_arm(request: pytest.FixtureRequest) -> Arm:
+    arm: Arm = request.param
+    build(arm.folder)
+    return arm
+
+
+@pytest.fixture(scope="module")
+def echo(echo_arm: Arm) -> Iterator[Server]:
+    with started(echo_arm, "echo") as server:
+        yield server
+        assert server.process.poll() is None, "the server lives through its tests"
+        assert server.stop(echo_arm) == 0
+
+
+@pytest.fixture(scope="module", params=serving("http"))
+def http_arm(request: pytest.FixtureRequest) -> Arm:
+    arm: Arm = request.param
+    build(arm.folder)
+    return arm
+
+
+@pytest.fixture(scope="module")
+def http(http_arm: Arm) -> Iterator[Server]:
+    with started(http_arm, "http") as server:
+        yield server
+        assert server.process.poll() is None, "the server lives through its tests"
+        assert server.stop(http_arm) == 0
+
+
+def connect(server: Server) -> socket.socket:
+    """Return a connection that sends at once what it is given."""
+    connection = socket.create_connection((HOST, server.port), timeout=ANSWER_TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def receive(connection: socket.socket, count: int) -> bytes:
+    """Return exactly `count` bytes."""
+    received = bytearray()
+    while len(received) < count:
+        part = connection.recv(min(count - len(received), 1 << 20))
+        assert part, f"the connection ended after {len(received)} of {count} bytes"
+        received += part
+    return bytes(received)
+
+
+@contextlib.contextmanager
+def sending(connection: socket.socket, data: bytes) -> Iterator[None]:
+    """Send from a thread, as a client that sends and receives at once."""
+    failures: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            connection.sendall(data)
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert not failures
+
+
+def seeded(count: int) -> bytes:
+    """Bytes that no accident repeats."""
+    return random.Random(count).randbytes(count)
+
+
+# --- echo ---
+
+
+def test_echo_of_split_messages(echo: Server) -> None:
+    message = seeded(300)
+    with connect(echo) as connection:
+        for index in range(len(message)):
+            connection.sendall(message[index : index + 1])
+        assert receive(connection, len(message)) == message
+
+
+def test_echo_of_coalesced_messages(echo: Server) -> None:
+    messages = seeded(64 * 500)
+    with connect(echo) as connection:
+        connection.sendall(messages)
+        assert receive(connection, len(messages)) == messages
+
+
+def test_echo_of_pipelined_messages(echo: Server) -> None:
+    messages = [seeded(1000 + number) for number in range(100)]
+    with connect(echo) as connection:
+        for message in messages:
+            connection.sendall(message)
+        for message in messages:
+            assert receive(connection, len(message)) == message
+
+
+def test_echo_back_and_forth(echo: Server) -> None:
+    with connect(echo) as connection:
+        for size in [1, 64, 1024, 16_384, 65_536, 65_537, 131_072, 1] * 3:
+            message = seeded(size)
+            with sending(connection, message):
+                assert receive(connection, size) == message
+
+
+def test_echo_of_a_megabyte(echo: Server) -> None:
+    message = seeded(1_000_000)
+    with connect(echo) as connection, sending(connection, message):
+        assert receive(connection, len(message)) == message
+
+
+def test_echo_to_a_client_that_does_not_read_at_first(echo: Server) -> None:
+    message = seeded(24_000_000)  # More than the kernel's buffers of both directions hold.
+    with connect(echo) as connection:
+        connection.setblocking(False)
+        sent = 0
+        waits = 0
+        while sent < len(message) and waits < 20:
+            try:
+                sent += connection.send(message[sent : sent + 1_000_000])
+                waits = 0
+            except BlockingIOError:
+                waits += 1
+                threading.Event().wait(0.01)
+        connection.settimeout(ANSWER_TIMEOUT_S)
+        with sending(connection, message[sent:]):
+            assert receive(connection, len(message)) == message
+
+
+def test_echo_ends_after_half_close(echo_arm: Arm, echo: Server) -> None:
+    message = seeded(3_000_000)
+    with connect(echo) as connection:
+
+        def send() -> None:
+            connection.sendall(message)
+            connection.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        received = receive(connection, len(message))
+        thread.join()
+        assert received == message
+        if echo_arm.declares.get("half_close", True):
+            assert connection.recv(1) == b""
+
+
+def test_echo_closes_a_connection_that_ends_without_a_word(echo_arm: Arm, echo: Server) -> None:
+    if not echo_arm.declares.get("half_close", True):
+        pytest.skip("it declares that it doesn't close a connection that its client has ended")
+    with connect(echo) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+
+
+def test_echo_on_500_connections(echo: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(echo)) for _ in range(500)]
+        for turn in range(2):
+            for number, connection in enumerate(connections):
+                connection.sendall(seeded(100 + number + turn))
+            for number, connection in reversed(list(enumerate(connections))):
+                assert receive(connection, 100 + number + turn) == seeded(100 + number + turn)
+
+
+def test_echo_survives_clients_that_reset(echo: Server) -> None:
+    with connect(echo) as bystander:
+        for _ in range(30):
+            with connect(echo) as connection:
+                connection.sendall(seeded(200_000))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            bystander.sendall(b"still there?")
+            assert receive(bystander, 12) == b"still there?"
+
+
+# --- http ---
+
+
+def receive_answer(connection: socket.socket, rest: bytes = b"") -> tuple[int, bytes, bytes, bytes]:
+    """Return status, head and body of one answer, and what came behind it."""
+    while b"\r\n\r\n" not in rest:
+        part = connection.recv(1 << 16)
+        assert part, f"the connection ended within the head of an answer: {rest!r}"
+        rest += part
+    head, _, rest = rest.partition(b"\r\n\r\n")
+    status, *lines = head.split(b"\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    assert b"transfer-encoding" not in headers
+    length = int(headers[b"content-length"])
+    while len(rest) < length:
+        part = connection.recv(1 << 16)
+        assert part, f"the connection ended within the body of an answer: {rest!r}"
+        rest += part
+    return int(status.split()[1]), head, rest[:length], rest[length:]
+
+
+def test_http_answers_and_keeps_the_connection(http: Server) -> None:
+    with connect(http) as connection:
+        for _ in range(20):
+            connection.sendall(REQUEST)
+            status, head, body, rest = receive_answer(connection)
+            assert (status, body, rest) == (200, BODY, b"")
+            assert head.startswith(b"HTTP/1.1 ")
+            assert b"connection: close" not in head.lower()
+
+
+def test_http_answers_pipelined_requests(http: Server) -> None:
+    with connect(http) as connection:
+        connection.sendall(REQUEST * 16)
+        rest = b""
+        for _ in range(16):
+            status, _, body, rest = receive_answer(connection, rest)
+            assert (status, body) == (200, BODY)
+        assert rest == b""
+
+
+def test_http_answers_a_split_request(http: Server) -> None:
+    with connect(http) as connection:
+        for _ in range(3):
+            for index in range(len(REQUEST)):
+                connection.sendall(REQUEST[index : index + 1])
+            assert receive_answer(connection)[::2] == (200, BODY)
+
+
+def test_http_answers_requests_cut_anywhere(http: Server) -> None:
+    three = REQUEST * 3
+    with connect(http) as connection:
+        for cut in range(1, len(three), 7):
+            connection.sendall(three[:cut])
+            connection.sendall(three[cut:])
+            rest = b""
+            for _ in range(3):
+                status, _, body, rest = receive_answer(connection, rest)
+                assert (status, body) == (200, BODY)
+            assert rest == b""
+
+
+def test_http_answers_a_request_of_many_headers(http: Server) -> None:
+    headers = b"".join(b"X-Header-%d: %s\r\n" % (number, b"value" * 8) for number in range(40))
+    with connect(http) as connection:
+        for _ in range(3):
+            connection.sendall(REQUEST[:-2] + headers + b"\r\n")
+            assert receive_answer(connection)[::2] == (200, BODY)
+
+
+def test_http_on_500_connections(http: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(http)) for _ in range(500)]
+        for _ in range(2):
+            for connection in connections:
+                connection.sendall(REQUEST)
+            for connection in connections:
+                assert receive_answer(connection)[::2] == (200, BODY)
+
+
+def test_http_survives_clients_that_reset(http: Server) -> None:
+    with connect(http) as bystander:
+        for _ in range(30):
+            with connect(http) as connection:
+                connection.sendall(REQUEST * 3)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            bystander.sendall(REQUEST)
+            assert receive_answer(bystander)[::2] == (200, BODY)
+
+
+def test_http_parser_is_what_is_declared(http_arm: Arm, http: Server) -> None:
+    with connect(http) as connection:
+        connection.sendall(REQUEST.replace(b"GET / ", b"GET /there/is/nothing/here "))
+        status = receive_answer(connection)[0]
+    with connect(http) as connection:
+        connection.sendall(b"this is\x00no request\r\nat:all\r\n\r\n")
+        received = connection.recv(4096)
+    if http_arm.declares["parser"] == "real":
+        assert status == 404
+        assert not received.startswith(b"HTTP/1.1 200"), "a parser refuses what is no request"
+    else:
+        assert status == 200
+        # The same bytes from each: who sends more is measured for another work.
+        with connect(http) as connection:
+            connection.sendall(REQUEST)
+            _, head, body, _ = receive_answer(connection)
+        assert head == b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13"
+        assert body == BODY
+
+
+# --- both: what is declared, starting and ending ---
+
+
+def accepted_nodelay(server: Server, connection: socket.socket) -> list[bool]:
+    """TCP_NODELAY of the server's end of a connection, read from the live process; a value for each copy of it."""
+    system = ctypes.CDLL(None, use_errno=True)
+    pidfd = system.syscall(PIDFD_OPEN, server.process.pid, 0)
+    assert pidfd >= 0, os.strerror(ctypes.get_errno())
+    found = []
+    try:
+        for entry in list(Path(f"/proc/{server.process.pid}/fd").iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                if not os.readlink(entry).startswith("socket:"):
+                    continue
+            descriptor = system.syscall(PIDFD_GETFD, pidfd, int(entry.name), 0)
+            if descriptor < 0:
+                continue
+            with socket.socket(fileno=descriptor) as copy, contextlib.suppress(OSError):
+                if copy.getpeername() == connection.getsockname():
+                    found.append(bool(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+    finally:
+        os.close(pidfd)
+    return found
+
+
+def check_declared(arm: Arm, server: Server, connection: socket.socket) -> None:
+    nodelay = accepted_nodelay(server, connection)
+    if not nodelay:
+        pytest.skip("the server's sockets are not in its table of descriptors (io_uring's registered files)")
+    assert set(nodelay) == {arm.declares["nodelay"]}
+    if not shutil.which("ss"):
+        pytest.skip("the backlog is read by ss; install it with: apt-get install -y iproute2")
+    listed = subprocess.run(
+        ["ss", "-ltnH", f"sport = :{server.port}"], capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True
+    ).stdout.splitlines()
+    assert len(listed) == 1, "one listening socket for one worker"
+    maximum = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert int(listed[0].split()[2]) == min(arm.declares["backlog"], maximum)
+
+
+def test_echo_options_are_what_is_declared(echo_arm: Arm, echo: Server) -> None:
+    with connect(echo) as connection:
+        connection.sendall(b"accepted?")
+        receive(connection, 9)
+        check_declared(echo_arm, echo, connection)
+
+
+def test_http_options_are_what_is_declared(http_arm: Arm, http: Server) -> None:
+    with connect(http) as connection:
+        connection.sendall(REQUEST)
+        receive_answer(connection)
+        check_declared(http_arm, http, connection)
+
+
+def test_echo_ends_at_the_signal_with_connections_open(echo_arm: Arm) -> None:
+    with started(echo_arm, "echo") as server, connect(server) as idle, connect(server) as busy:
+        busy.sendall(b"here")
+        assert receive(busy, 4) == b"here"
+        assert server.stop(echo_arm) == 0
+        assert idle.fileno() >= 0
+
+
+def test_http_ends_at_the_signal_with_connections_open(http_arm: Arm) -> None:
+    with started(http_arm, "http") as server, connect(server) as connection:
+        connection.sendall(REQUEST)
+        assert receive_answer(connection)[0] == 200
+        assert server.stop(http_arm) == 0
+
+
+def check_port_in_use(arm: Arm, kind: str) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        done = subprocess.run(
+            arm.command(kind, port=other.getsockname()[1]), cwd=arm.folder, env=arm.environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    assert done.returncode > 0
+    assert "listening on" not in done.stdout
+    assert done.stderr.strip(), "it says why"
+
+
+def test_echo_says_that_the_port_is_in_use(echo_arm: Arm) -> None:
+    check_port_in_use(echo_arm, "echo")
+
+
+def test_http_says_that_the_port_is_in_use(http_arm: Arm) -> None:
+    check_port_in_use(http_arm, "http")
+
+
+@pytest.mark.parametrize("arm", [arm for arm in serving("echo") if arm.values[0].declares.get("max_workers") != 1])
+def test_echo_on_two_workers(arm: Arm) -> None:
+    build(arm.folder)
+    with started(arm, "echo", workers=2) as server, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(server)) for _ in range(40)]
+        for connection in connections:
+            connection.sendall(b"to one of two")
+        for connection in connections:
+            assert receive(connection, 13) == b"to one of two"
+        assert server.stop(arm) == 0
+
+
+# --- bind ---
+
+
+@pytest.fixture(params=serving("bind"))
+def bind_arm(request: pytest.FixtureRequest) -> Arm:
+    arm: Arm = request.param
+    build(arm.folder)
+    return arm
+
+
+def run_bind(arm: Arm, mode: str, count: int, concurrent: int, *before: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*before, *arm.command("bind", mode=mode, count=count, concurrent=concurrent)], cwd=arm.folder,
+        env=arm.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("concurrent", [1, 50])
+@pytest.mark.parametrize("mode", ["bind", "listen", "accept"])
+def test_bind_tells_operations_and_time(bind_arm: Arm, mode: str, concurrent: int) -> None:
+    done = run_bind(bind_arm, mode, 120, concurrent)
+    if mode not in bind_arm.declares["bind_modes"]:
+        assert done.returncode > 0, "a mode that isn't declared is refused"
+        assert done.stderr.strip(), "it says why"
+        return
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["operations"] == (120 if concurrent == 1 else 150), "each task does as many, rounded up"
+    assert result["ns"] > 0
+
+
+def test_bind_does_what_it_times(bind_arm: Arm, tmp_path: Path) -> None:
+    if not shutil.which("strace"):
+        pytest.skip("system calls are counted by strace; install it with: apt-get install -y strace")
+    for mode in bind_arm.declares["bind_modes"]:
+        log = tmp_path / mode
+        traced = ("strace", "-f", "-qq", "-o", str(log), "-e", "trace=bind,listen,connect,io_uring_setup")
+        done = run_bind(bind_arm, mode, 100, 1, *traced)
+        if "ptrace" in done.stderr.lower():
+            pytest.skip(f"strace is not let trace here: {done.stderr.splitlines()[-1]}")
+        assert done.returncode == 0, done.stderr
+        calls = log.read_text()
+        on_loopback = [line for line in calls.splitlines() if 'inet_addr("127.0.0.1")' in line]
+        assert 100 <= sum(" bind(" in line for line in on_loopback) < 140, "one bind for an operation"
+        listens = calls.count(" listen(")
+        assert listens < 10 if mode == "bind" else 100 <= listens < 140, "it listens if it says so"
+        if mode == "accept" and "io_uring_setup" not in calls:  # A ring's connections are not seen by strace.
+            assert sum(" connect(" in line for line in on_loopback) >= 100
+
+
+# --- loop ---
+
+
+@pytest.fixture(params=serving("loop"))
+def loop_arm(request: pytest.FixtureRequest) -> Arm:
+    arm: Arm = request.param
+    build(arm.folder)
+    return arm
+
+
+def test_loop_benchmarks_run(loop_arm: Arm) -> None:
+    listed = subprocess.run(
+        [*loop_arm.command("loop", benchmark="none", window=0), "--list"], cwd=loop_arm.folder, env=loop_arm.environment,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True,
+    )  # fmt: skip
+    names = json.loads(listed.stdout)
+    assert {"call_soon", "call_soon_chain", "iteration", "call_soon_threadsafe", "tasks", "futures"} <= set(names)
+    for name in names:
+        done = subprocess.run(
+            loop_arm.command("loop", benchmark=name, window=0.01), cwd=loop_arm.folder, env=loop_arm.environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+        result = json.loads(done.stdout)
+        assert result["operations"] > 0
+        assert result["ns"] > 0
+        assert len(result["samples_ns"]) >= 3
