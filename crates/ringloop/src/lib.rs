@@ -93,6 +93,7 @@
 //! | `tls` | [`tls`]: TLS connections by rustls, and servers of them |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves; no runtime of tokio's is needed |
 //! | `futures-io` | the same for the traits of `futures-io` |
+//! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |
 
 #![deny(unsafe_code)]
 
@@ -130,6 +131,8 @@ pub mod time;
 pub mod timers;
 #[cfg(feature = "tls")]
 pub mod tls;
+#[cfg(feature = "runtime")]
+mod trace;
 
 #[cfg(feature = "runtime")]
 pub use async_channel as channel;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::runtime::{Shared, yield_now};
 use crate::task::JoinHandle;
 use crate::time::timeout;
-use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, sys};
+use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, sys, trace};
 
 /// How a [`Pool`] is set up.
 #[derive(Debug, Clone)]
@@ -147,6 +147,7 @@ impl Pool {
     }
 
     fn stop(&mut self, patience: Duration) {
+        trace::shutting_down(self.workers.len(), patience);
         for worker in &self.workers {
             // A worker that is gone needs no telling.
             let _ = worker.stop.send_blocking(patience);
@@ -205,7 +206,10 @@ impl Worker {
                     let patience = stopped.recv().await.unwrap_or_default();
                     // Tasks that were sent before may still lie in the inbox.
                     yield_now().await;
-                    let _ = timeout(patience, Shared::current().tasks_ended()).await;
+                    let shared = Shared::current();
+                    if timeout(patience, shared.tasks_ended()).await.is_err() {
+                        trace::tasks_dropped(shared.tasks_live());
+                    }
                 });
             })?;
         let handle = started

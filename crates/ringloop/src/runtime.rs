@@ -19,7 +19,7 @@ use crate::metrics::{IoCounters, Metrics, Published};
 use crate::source::Sources;
 use crate::task::{self, JoinHandle, Runnable};
 use crate::timers::Timers;
-use crate::{Config, Reactor, clock};
+use crate::{Config, Reactor, clock, trace};
 
 /// How many tasks run before the kernel is looked at again, so that I/O is not starved by tasks that wake one another.
 const TASKS_PER_LOOK: usize = 64;
@@ -131,6 +131,11 @@ impl Shared {
     }
 
     fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
+        self.spawn_watched(trace::task(future))
+    }
+
+    /// Makes a task of a future that brings its own span.
+    pub(crate) fn spawn_watched<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
         let (task, handle) = task::new(future, Arc::clone(&self.remote));
         self.adopt(task);
         handle
@@ -234,6 +239,7 @@ impl Runtime {
             ));
         }
         let reactor = Reactor::new(&config.reactor)?;
+        trace::backend_chosen(reactor.backend(), reactor.backend_reason());
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote {
             sender: inbox.sender(),
@@ -392,12 +398,17 @@ impl Shared {
         }
     }
 
+    /// How many tasks are alive.
+    pub(crate) fn tasks_live(&self) -> u64 {
+        self.tasks.borrow().len() as u64
+    }
+
     /// All metrics but the times.
     fn counters(&self) -> Metrics {
         let mut metrics = Metrics {
             turns: self.turns.get(),
             tasks_run: self.tasks_run.get(),
-            tasks_live: self.tasks.borrow().len() as u64,
+            tasks_live: self.tasks_live(),
             timers: self.timers.borrow().len() as u64,
             sources: self.sources.len() as u64,
             reactor: self.reactor.borrow().counters(),
@@ -523,7 +534,8 @@ impl Handle {
     {
         // Until it is polled, which happens in the runtime's thread, this future holds nothing but `make`, which may move
         // there, and may be dropped here.
-        let (task, handle) = task::new(async move { make().await }, Arc::clone(&self.remote));
+        let future = async move { trace::task(make()).await };
+        let (task, handle) = task::new(future, Arc::clone(&self.remote));
         drop(self.remote.sender.send(Message::Adopt(Orphan(Some(task)))));
         handle
     }

@@ -51,10 +51,11 @@ use signal_hook::low_level::signal_name;
 use socket2::Socket;
 
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
+use crate::runtime::Shared;
 use crate::time::sleep;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
-use crate::{Pool, PoolConfig, channel, pool, spawn};
+use crate::{Pool, PoolConfig, channel, pool, trace};
 use conversation::{Conversation, Ending, Served};
 use drain::Drain;
 use wire::{Link, Wire};
@@ -587,18 +588,14 @@ async fn accept<S, G, N, F>(
                     continue;
                 };
                 let begin = begin(peer);
-                drop(spawn(Served::new(
-                    wire,
-                    begin,
-                    handshake_limit,
-                    idle_timeout,
-                    ending,
-                )));
+                let served = Served::new(wire, begin, handshake_limit, idle_timeout, ending);
+                drop(Shared::current().spawn_watched(trace::connection(peer, served)));
             }
             Err(error) if is_of_one_connection(&error) => count(&counters.accept_errors),
-            Err(_) => {
+            Err(error) => {
                 // No descriptor or no memory: it can only help to wait for connections to end.
                 count(&counters.accept_errors);
+                trace::cannot_accept(&error, back_off);
                 sleep(back_off).await;
                 back_off = (back_off * 2).min(BACK_OFF.1);
             }

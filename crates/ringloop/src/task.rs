@@ -80,12 +80,17 @@ impl JoinError {
     fn message(&self) -> Option<&str> {
         match &self.reason {
             Reason::Cancelled => None,
-            Reason::Panicked(payload) => payload
-                .downcast_ref::<&str>()
-                .copied()
-                .or_else(|| payload.downcast_ref::<String>().map(String::as_str)),
+            Reason::Panicked(payload) => panic_message(&**payload),
         }
     }
+}
+
+/// What a panic says, if that is a text.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Option<&str> {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
 impl fmt::Display for JoinError {

@@ -16,7 +16,8 @@ use super::idle::{Idle, IdleWatch};
 use super::wire::Wire;
 use super::{Connection, Handler, WorkerCounters, count};
 use crate::net::stream::HasCore;
-use crate::time::{Sleep, sleep};
+use crate::time::{Elapsed, Sleep, sleep};
+use crate::trace;
 
 /// A connection with its handler, as one flat future: nested `async` blocks would store it several times over.
 pub(super) struct Conversation<H, W: Wire> {
@@ -265,8 +266,12 @@ where
                 let limit = limit.as_mut().expect("what may take long has a limit");
                 ready!(Pin::new(limit).poll(context));
                 count(&counters.handshake_errors);
+                trace::handshake_failed(&Elapsed.into());
                 return Poll::Ready(());
             };
+            if let Err(error) = &shaken {
+                trace::handshake_failed(error);
+            }
             let Some((wire, begin)) = beginning.take().filter(|_| shaken.is_ok()) else {
                 count(&counters.handshake_errors);
                 return Poll::Ready(());
@@ -282,14 +287,19 @@ where
             unreachable!("the handshake is over");
         };
         match serving.poll(context) {
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(_)) => count(&counters.errors),
+            Poll::Ready(result) => {
+                trace::connection_ended(&result);
+                if result.is_err() {
+                    count(&counters.errors);
+                }
+            }
             Poll::Pending => {
                 let Some(idle) = this.idle else {
                     return Poll::Pending;
                 };
                 ready!(idle.poll(context));
                 count(&counters.timeouts);
+                trace::connection_timed_out();
             }
         }
         Poll::Ready(())
