@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+
 from ringlab import results
 
 
