@@ -86,3 +86,11 @@ def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path: Path) -> None:
 def test_a_newer_minor_field_is_ignored() -> None:
     content = make_result().to_json() | {"of_a_later_version": 1}
     assert results.Result.from_json(content) == make_result()
+
+
+def test_a_recorded_result_can_be_read() -> None:
+    """Recorded by this schema's version, from real targets on a busy machine: what reports are tried on."""
+    found = results.Result.read(Path(__file__).parent / "data" / "recorded.json")
+    assert {cell.workload for cell in found.cells} >= {"bind", "loop", "echo"}
+    assert all(cell.analysis.groups for cell in found.cells)
+    assert any(arm.skipped and arm.install for arm in found.arms)

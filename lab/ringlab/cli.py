@@ -1,0 +1,688 @@
+"""The command line."""
+
+import contextlib
+import datetime
+import fnmatch
+import json
+import random
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from ringlab import __version__, analysis, generator, manifest, preflight, report, results, runner, workloads
+from ringlab.report import markdown, terminal
+
+EXIT_INTERRUPTED = 130
+QUICK_MINUTES = 8.0
+"""What `--quick` spends on measuring: with builds and probes it must end in under ten."""
+QUICK_WINDOW_LEAST = 0.5
+"""The share of quick's window below which samples say too little."""
+WIDTH = 160
+RESULTS_FOLDER = "ringlab-results"
+FORMATS = ("terminal", "markdown", "json", "html")
+
+
+class Refused(click.ClickException):
+    """What was asked for can't be done; the text says why, and what to do."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does, so that what was measured is kept."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def make_console() -> Console:
+    """Return the console; what isn't read on a terminal is as wide as its tables need it."""
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(soft_wrap=True, width=WIDTH)
+
+
+class ConsoleProgress:
+    """Tells how far the race is and how long it will still take, and prints each cell when it is done."""
+
+    def __init__(self, console: Console, expected_s: float) -> None:
+        """Take what the whole race is expected to take."""
+        self.console = console
+        self.expected_s = max(expected_s, 0.001)
+        self.done_s = 0.0
+        self.begun = time.monotonic()
+        self.bar = Progress(
+            BarColumn(30),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=self.expected_s, left="")
+
+    def left(self) -> str:
+        """Return how long it will still take, from how long what is done took."""
+        left_s = self.expected_s - self.done_s
+        if self.done_s > 0:
+            left_s *= (time.monotonic() - self.begun) / self.done_s
+        return f"{report.minutes(max(0.0, left_s))} left"
+
+    def step(self, text: str) -> None:
+        """Say what is done now."""
+        self.bar.update(self.task, description=text, left=self.left())
+
+    def advance(self, expected_s: float) -> None:
+        """Take in that a part is over."""
+        self.done_s += expected_s
+        self.bar.update(self.task, completed=min(self.done_s, self.expected_s), left=self.left())
+
+    def cell_done(self, cell: results.Cell) -> None:
+        """Print a cell."""
+        terminal.print_cell(self.console, cell)
+        if not self.console.is_terminal:
+            self.console.print(f"[dim]{self.left()}[/dim]", highlight=False)
+
+
+def choose_arms(arms: list[manifest.Arm], selectors: Sequence[str]) -> list[manifest.Arm]:
+    """Return the arms that are asked for, by their name, target, language or a glob; all where nothing is."""
+    patterns = [each.strip() for selector in selectors for each in selector.split(",") if each.strip()]
+    if not patterns:
+        return arms
+    chosen: dict[str, manifest.Arm] = {}
+    for pattern in patterns:
+        found = [
+            arm
+            for arm in arms
+            if fnmatch.fnmatchcase(arm.name, pattern)
+            or pattern == arm.target
+            or pattern.lower() == arm.language.lower()
+        ]
+        if not found:
+            raise Refused(
+                f"there is no target {pattern!r}; `ringlab targets` lists them: {', '.join(arm.name for arm in arms)}"
+            )
+        chosen |= {arm.name: arm for arm in found}
+    return list(chosen.values())
+
+
+def discover(folder: Path | None) -> list[manifest.Arm]:
+    """Return all arms."""
+    try:
+        return manifest.discover(folder)
+    except manifest.ManifestError as error:
+        raise Refused(str(error)) from None
+
+
+def make_ready(
+    arms: Sequence[manifest.Arm], tell: Callable[[str], None], deadline: float | None = None
+) -> tuple[dict[str, manifest.Arm], list[results.Arm]]:
+    """Detect and build arms; return those that can run, and a record of each, with the reason where it can't.
+
+    Nothing more is built after the deadline (of time.monotonic).
+    """
+    present: dict[str, manifest.Arm] = {}
+    records = []
+    asked: dict[tuple[str, str], manifest.Presence] = {}
+    built: set[Path] = set()
+    broken: dict[Path, str] = {}
+    for arm in arms:
+        record = arm.record()
+        records.append(record)
+        presence = manifest.detect_all(arm, asked)
+        record.version, record.skipped, record.install = presence.version, presence.skipped, presence.install
+        if record.skipped:
+            continue
+        record.skipped = preflight.debug_build(arm) or broken.get(arm.build_folder, "")
+        if not record.skipped and deadline is not None and time.monotonic() > deadline and not_built(arm, built):
+            record.skipped = "not built, because that would take longer than a quick run has"
+            record.install = "ringlab targets --build"
+        if record.skipped:
+            continue
+        if not_built(arm, built):
+            tell(f"building {arm.target}")
+        try:
+            manifest.build(arm, built)
+            present[arm.name] = arm
+        except manifest.BuildFailed as error:
+            record.skipped = broken[arm.build_folder] = f"it can't be built: {error}"
+    return present, records
+
+
+def not_built(arm: manifest.Arm, built: set[Path]) -> bool:
+    """Whether a build command would run for an arm."""
+    return bool(arm.build.command) and arm.build_folder not in built and not manifest.is_built(arm)
+
+
+def fit_quick(race: runner.Race, budget_s: float) -> None:
+    """Choose how many rounds a quick run has, and, where even the fewest take too long, a shorter window."""
+    scale = race.scale
+
+    def round_s() -> float:
+        return sum(len(race.contestants(plan)) * plan.sample_s(race.scale) for plan in race.plans)
+
+    while True:
+        rounds = int(budget_s / max(0.001, round_s()))
+        if (
+            rounds >= workloads.QUICK_ROUNDS_LEAST
+            or scale.window_s <= QUICK_WINDOW_LEAST * workloads.SCALES["quick"].window_s
+        ):
+            break
+        scale = replace(scale, window_s=scale.window_s * 0.9, warm_up_s=scale.warm_up_s * 0.9)
+        race.result.run.scale = scale
+    rounds = min(workloads.QUICK_ROUNDS_MOST, max(workloads.QUICK_ROUNDS_LEAST, rounds))
+    race.result.run.scale = replace(scale, rounds=rounds)
+
+
+def write_reports(result: results.Result, folder: Path) -> list[Path]:
+    """Write what people read beside a result; return the files."""
+    path = folder / "report.md"
+    path.write_text(markdown.render(result))
+    written = [path]
+    page = render_html(result)
+    if page is not None:
+        path = folder / "report.html"
+        path.write_text(page)
+        written.append(path)
+    return written
+
+
+def render_html(result: results.Result) -> str | None:
+    """Return the HTML report, or None in a version without one."""
+    try:
+        from ringlab.report import html  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:
+        return None
+    return str(html.render(result))
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def targets_folder_option() -> Decorator:
+    """Return the option that names the folder of the targets."""
+    return click.option(
+        "--targets-folder",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        help="Where the targets are: folders with a target.toml (default: $RINGLAB_TARGETS, or lab/targets of the repository).",
+    )
+
+
+def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that `run` and `compare` have in common."""
+    options: list[Decorator] = [
+        targets_folder_option(),
+        click.option(
+            "--quick",
+            is_flag=True,
+            help=f"A first look, in about {QUICK_MINUTES:g} minutes: fewer cells, short windows.",
+        ),
+        click.option("--publish", is_flag=True, help="Every cell, long windows, many rounds: hours."),
+        click.option(
+            "--rounds", type=click.IntRange(1, 10_000), help="How often every arm runs in each cell (9; --publish: 15)."
+        ),
+        click.option(
+            "--seconds", type=click.FloatRange(0.05, 3600), help="The measured window of a sample (2; --publish: 10)."
+        ),
+        click.option("--minutes", type=click.FloatRange(0.1, 1440), help="With --quick: what measuring may take."),
+        click.option(
+            "--seed", type=int, help="Of the order in each round and of the bytes sent (random, and recorded)."
+        ),
+        click.option("--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of each server."),
+        click.option(
+            "--placement",
+            type=click.Choice(["apart", "free"]),
+            default="apart",
+            show_default=True,
+            help="apart: servers and load on CPUs of their own; free: as the kernel likes.",
+        ),
+        click.option(
+            "--system-calls/--no-system-calls",
+            default=None,
+            help="Count system calls, in runs apart (not with --quick).",
+        ),
+        click.option(
+            "--again/--no-again", default=True, help="Run a second copy of the baseline, which shows the noise (yes)."
+        ),
+        click.option(
+            "--output",
+            type=click.Path(path_type=Path, file_okay=False),
+            help=f"The folder for result.json and reports ({RESULTS_FOLDER}/DATE).",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="ringlab")
+def main() -> None:
+    """Measure network servers in any language, side by side, and say when it can't be told which is better.
+
+    Every arm (a variant of a target) runs in rounds, in random order, in fresh processes; only ratios within a round are
+    compared, first of all the server's CPU per operation. Start with `ringlab doctor`, then `ringlab run --quick`.
+
+    Exit status: 0 done, 1 nothing was measured or guard found a regression, 2 it can't be done as asked, 130 interrupted.
+    """
+
+
+@main.command()
+@click.argument("what", nargs=-1, metavar="[WORKLOAD|CELL]...")
+@click.option(
+    "--targets",
+    "selectors",
+    multiple=True,
+    metavar="A,B",
+    help="Only these: arms, targets, languages or globs. Repeatable.",
+)
+@click.option(
+    "--baseline", default="", metavar="ARM", help="What ratios are to (a raw C floor or asyncio, where one takes part)."
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Go on with an interrupted run: its result.json, with its cells, arms, rounds and seed.",
+)
+@measuring_options
+def run(
+    what: tuple[str, ...],
+    selectors: tuple[str, ...],
+    baseline: str,
+    resume: Path | None,
+    **options: Any,
+) -> None:
+    """Measure workloads (bind, http, rtt, loop, echo; all by default) or single cells on every target that is here.
+
+    \b
+    Examples:
+      ringlab run --quick
+      ringlab run echo http --targets python,go,tokio --rounds 15
+      ringlab run 'http/50/*' --baseline c-epoll
+      ringlab run --resume ringlab-results/20261121-160000/result.json
+
+    Results are written after every cell. Ctrl-C ends the run and keeps what was measured.
+    """
+    if resume is not None:
+        if what or selectors:
+            raise Refused("--resume goes on with the cells and targets of that run: leave out others")
+        sys.exit(continue_run(resume, options["targets_folder"]))
+    sys.exit(measure(what, selectors, baseline, **options))
+
+
+def measure(
+    what: Sequence[str],
+    selectors: Sequence[str],
+    baseline: str,
+    *,
+    targets_folder: Path | None,
+    quick: bool,
+    publish: bool,
+    rounds: int | None,
+    seconds: float | None,
+    minutes: float | None,
+    seed: int | None,
+    workers: int,
+    placement: str,
+    system_calls: bool | None,
+    again: bool,
+    output: Path | None,
+) -> int:
+    """Run the lab; return the exit status."""
+    if quick and publish:
+        raise Refused("--quick and --publish exclude each other")
+    console = make_console()
+    begun = time.monotonic()
+    name: workloads.ScaleName = "quick" if quick else "publish" if publish else "normal"
+    scale = workloads.SCALES[name]
+    if seconds:
+        scale = replace(scale, window_s=seconds)
+    if rounds:
+        scale = replace(scale, rounds=rounds)
+    try:
+        plans = workloads.choose(what, name)
+    except workloads.UnknownCells as error:
+        raise Refused(str(error)) from None
+    chosen = choose_arms(discover(targets_folder), selectors)
+    budget_s = (minutes or QUICK_MINUTES) * 60
+    try:
+        with console.status("looking which targets are here") as status:
+            present, records = make_ready(chosen, status.update, begun + budget_s / 2 if quick else None)
+    except KeyboardInterrupt:
+        console.print("interrupted before anything was measured")
+        return EXIT_INTERRUPTED
+    if baseline and baseline not in present:
+        reason = next(
+            (record.skipped for record in records if record.name == baseline), "it isn't among the targets chosen"
+        )
+        raise Refused(f"the baseline {baseline} takes no part: {reason}")
+    if not present:
+        for record in records:
+            click.echo(f"skipped: {record.name}: {record.skipped}; install it with: {record.install}", err=True)
+        raise Refused("none of the targets can run here")
+    plans = [plan for plan in plans if any(plan.served_by(arm) for arm in present.values())]
+    if not plans:
+        raise Refused("none of the targets serves any of these workloads; `ringlab targets` shows what they serve")
+    seed = seed if seed is not None else random.SystemRandom().randrange(1 << 32)
+    result = results.Result(
+        run=results.Run(
+            command=[],
+            begun=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            seed=seed,
+            scale=scale,
+            placement=preflight.place(workers, apart=placement == "apart"),
+        ),
+        arms=records,
+    )
+    if output is None:
+        output = Path(RESULTS_FOLDER) / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    race = start_race(console, result, present, plans, output / "result.json")
+    race.options = runner.Options(
+        workers=workers,
+        baseline=baseline,
+        again=again,
+        system_calls=not quick if system_calls is None else system_calls,
+    )
+    if not scale.rounds:
+        fit_quick(race, budget_s - (time.monotonic() - begun))
+    command = ["ringlab", "run", *(plan.name for plan in plans), "--targets", ",".join(present)]
+    command += ["--rounds", str(race.scale.rounds), "--seconds", f"{race.scale.window_s:g}", "--seed", str(seed)]
+    command += {"quick": ["--quick"], "normal": [], "publish": ["--publish"]}[name]
+    command += ["--workers", str(workers)] if workers != 1 else []
+    command += ["--placement", placement] if placement != "apart" else []
+    command += ["--baseline", baseline] if baseline else []
+    result.run.command = command
+    return finish(console, race)
+
+
+def start_race(
+    console: Console,
+    result: results.Result,
+    present: dict[str, manifest.Arm],
+    plans: list[workloads.CellPlan],
+    output: Path,
+) -> runner.Race:
+    """Look at the machine, and prepare to measure; what makes measuring pointless is an error."""
+    program, problem = None, ""
+    needs_load = any(plan.kind in ("echo", "http") for plan in plans)
+    if needs_load:
+        with console.status("looking for the load generator, and building it where it is missing"):
+            try:
+                program = generator.find()
+            except generator.GeneratorMissing as error:
+                problem = str(error)
+    connections = max(plan.connections for plan in plans)
+    findings = preflight.examine(connections, result.run.placement, program, problem)
+    if not needs_load:
+        findings = [finding for finding in findings if finding.name != "load generator"]
+    stolen = result.environment.stolen_s
+    result.preflight = findings
+    result.environment = preflight.environment(program)
+    result.environment.stolen_s = stolen
+    errors = [finding for finding in findings if finding.status == "error"]
+    terminal.print_findings(console, findings, problems_only=True)
+    if errors:
+        raise Refused(f"nothing can be measured like this: {'; '.join(finding.name for finding in errors)}")
+    return runner.Race(result, present, plans, program, output, ConsoleProgress(console, 1.0))
+
+
+def finish(console: Console, race: runner.Race) -> int:
+    """Run a race to its end and report; return the exit status."""
+    result = race.result
+    expected_s = sum(race.expected_s(plan) for plan in race.plans)
+    terminal.print_settings(console, result)
+    arms = len(race.arms)
+    console.print(
+        f"{len(race.plans)} cells, {arms} arms, {race.scale.rounds} rounds: about {report.minutes(expected_s)}; Ctrl-C ends it and keeps"
+        " what was measured",
+        highlight=False,
+    )
+    progress = ConsoleProgress(console, expected_s)
+    race.progress = progress
+    begun = time.monotonic()
+    with terminable(), progress.bar:
+        race.run()
+    terminal.print_left_out(console, result)
+    terminal.print_summary(console, result)
+    written = [race.output, *write_reports(result, race.output.parent)]
+    if result.run.interrupted:
+        console.print(
+            f"\ninterrupted; what was measured is kept. Go on with: ringlab run --resume {shlex.quote(str(race.output))}"
+        )
+    console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report lies in:")
+    for path in written:
+        click.echo(f"  {path}")
+    if result.run.interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if any(sample.status == "measured" for cell in result.cells for sample in cell.samples) else 1
+
+
+def continue_run(path: Path, targets_folder: Path | None) -> int:
+    """Go on with a run that was interrupted; return the exit status."""
+    console = make_console()
+    result = read_result(path)
+    if result.run.complete:
+        raise Refused(f"{path} is complete: there is nothing to go on with; `ringlab report {path}` shows it")
+    wanted = {arm.name for arm in result.arms if not arm.skipped and not arm.repeats}
+    arms = [arm for arm in discover(targets_folder) if arm.name in wanted]
+    with console.status("looking which targets are here") as status:
+        present, records = make_ready(arms, status.update)
+    lost = sorted(wanted - set(present))
+    if lost:
+        reasons = {record.name: record.skipped for record in records}
+        lines = [f"{name} ({reasons.get(name, 'there is no such target')})" for name in lost]
+        raise Refused(f"these took part and can't any more: {'; '.join(lines)}")
+    options = dict(zip(result.run.command, result.run.command[1:], strict=False))
+    race = start_race(console, result, present, [workloads.BY_NAME[cell.name] for cell in result.cells], path)
+    race.options = runner.Options(
+        workers=int(options.get("--workers", 1)),
+        baseline=options.get("--baseline", ""),
+        again=any(arm.repeats for arm in result.arms),
+        system_calls=result.run.scale.name != "quick",
+    )
+    result.run.interrupted = False
+    race.result.run.notes.append(
+        f"the run was interrupted and went on at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+    )
+    return finish(console, race)
+
+
+def read_result(path: Path) -> results.Result:
+    """Read a result."""
+    try:
+        return results.Result.read(path)
+    except results.ResultError as error:
+        raise Refused(str(error)) from None
+
+
+@main.command()
+@click.argument("arms", nargs=2, metavar="A B")
+@click.option(
+    "--in", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Compare within this result."
+)
+@click.option("--workload", "what", multiple=True, metavar="WORKLOAD|CELL", help="Only these. Repeatable.")
+@measuring_options
+def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], **options: Any) -> None:
+    """Compare two arms: A is the baseline, B is what differs.
+
+    With --in, from the rounds of a result in which both took part; otherwise they are raced now.
+
+    \b
+    Examples:
+      ringlab compare asyncio-protocol uvloop-protocol --workload echo --quick
+      ringlab compare go tokio --in ringlab-results/20261121-160000/result.json
+    """
+    first, second = arms
+    if first == second:
+        raise Refused("A and B are the same: the A/A arm of any run shows what that gives")
+    if source is None:
+        names = {arm.name for arm in discover(options["targets_folder"])}
+        for name in arms:
+            if name not in names:
+                raise Refused(f"there is no arm {name!r}; `ringlab targets` lists them")
+        sys.exit(measure(what, arms, first, **options))
+    sys.exit(compare_within(read_result(source), source, first, second, what))
+
+
+def compare_within(result: results.Result, source: Path, first: str, second: str, what: Sequence[str]) -> int:
+    """Compare two arms of a result; return the exit status."""
+    console = make_console()
+    records = {arm.name: arm for arm in result.arms}
+    for name in (first, second):
+        if name not in records or records[name].skipped:
+            raise Refused(
+                f"{name} took no part in {source}; those that did: {', '.join(n for n, arm in records.items() if not arm.skipped)}"
+            )
+    found = False
+    for cell in result.cells:
+        if what and not any(fnmatch.fnmatchcase(cell.name, pattern) or cell.workload == pattern for pattern in what):
+            continue
+        if not (cell.measured(first) and cell.measured(second)):
+            continue
+        found = True
+        names = [name for name in cell.arms if name in (first, second) or records[name].repeats]
+        cell.analysis = analysis.analyse(cell, [records[name] for name in names], first)
+        terminal.print_cell(console, cell)
+        for group in cell.analysis.groups:
+            for comparison in group.comparisons:
+                if comparison.arm == second:
+                    console.print(f"  {escape(comparison.sentence)}", highlight=False)
+    if not found:
+        raise Refused(f"no cell of {source} has measured both {first} and {second}")
+    return 0
+
+
+@main.command()
+@targets_folder_option()
+@click.option(
+    "--targets", "selectors", multiple=True, metavar="A,B", help="Only these: arms, targets, languages or globs."
+)
+@click.option("--cells", is_flag=True, help="List the cells instead.")
+@click.option("--build", is_flag=True, help="Build those that can be built.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool, build: bool, as_json: bool) -> None:
+    """List the targets: which can run here, which can't and why, and the command that would install what they lack."""
+    console = make_console()
+    if cells:
+        for plan in workloads.CELLS:
+            scale = min(plan.scales, key=["quick", "normal", "publish"].index)
+            click.echo(f"{plan.name:24} {scale:8} {plan.title}")
+        return
+    arms = choose_arms(discover(targets_folder), selectors)
+    records: list[results.Arm] = []
+    if build:
+        with console.status("looking which targets are here") as status:
+            _, records = make_ready(arms, status.update)
+    else:
+        asked: dict[tuple[str, str], manifest.Presence] = {}
+        for arm in arms:
+            record = arm.record()
+            presence = manifest.detect_all(arm, asked)
+            record.version, record.skipped, record.install = presence.version, presence.skipped, presence.install
+            records.append(record)
+    if as_json:
+        click.echo(json.dumps([vars(record) | {"checks": []} for record in records], indent=1))
+        return
+    table = Table(box=None, header_style="dim")
+    for heading in ("arm", "language", "serves", "here"):
+        table.add_column(heading)
+    for record in records:
+        here = (
+            escape(record.version or "yes") if not record.skipped else f"[yellow]no: {escape(record.skipped)}[/yellow]"
+        )
+        if record.skipped and record.install:
+            here += f"\ninstall it with: {escape(record.install)}"
+        table.add_row(record.name, record.language, " ".join(record.workloads), here)
+    console.print(table)
+    count = sum(1 for record in records if not record.skipped)
+    console.print(f"{count} of {len(records)} can run here")
+
+
+@main.command()
+@targets_folder_option()
+@click.option(
+    "--connections", type=click.IntRange(1), default=2000, show_default=True, help="How many the widest cell has."
+)
+def doctor(targets_folder: Path | None, connections: int) -> None:
+    """Look whether this machine can measure, and say what to mend. Exit status 1 if something stands in the way."""
+    console = make_console()
+    program, problem = None, ""
+    with console.status("looking for the load generator, and building it where it is missing"):
+        try:
+            program = generator.find()
+        except generator.GeneratorMissing as error:
+            problem = str(error)
+    findings = preflight.examine(connections, preflight.place(), program, problem)
+    arms = discover(targets_folder)
+    asked: dict[tuple[str, str], manifest.Presence] = {}
+    with console.status("looking which targets are here"):
+        here = sum(1 for arm in arms if not manifest.detect_all(arm, asked).skipped)
+    findings.append(
+        results.Finding(
+            name="targets",
+            status="ok" if here >= 2 else "warning",
+            text=f"{here} of {len(arms)} can run here",
+            remedy="`ringlab targets` says what the others lack",
+        )
+    )
+    terminal.print_findings(console, findings, problems_only=False)
+    sys.exit(1 if any(finding.status == "error" for finding in findings) else 0)
+
+
+@main.command("report")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RESULT...")
+@click.option("--format", "kind", type=click.Choice(FORMATS), default="terminal", show_default=True)
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file (one RESULT only)."
+)
+def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> None:
+    """Show results again: a result.json, also of an interrupted run, or the folder that it is in."""
+    if output is not None and len(paths) > 1:
+        raise Refused("--output takes one result; leave it out, or report one after the other")
+    for path in paths:
+        path = path / "result.json" if path.is_dir() else path
+        result = read_result(path)
+        if kind == "terminal":
+            if output is None:
+                terminal.print_result(make_console(), result)
+            else:
+                with output.open("w") as file:
+                    terminal.print_result(Console(file=file, width=WIDTH, soft_wrap=True), result)
+            continue
+        text: str | None
+        if kind == "json":
+            text = json.dumps(result.to_json(), indent=1) + "\n"
+        elif kind == "markdown":
+            text = markdown.render(result)
+        else:
+            text = render_html(result)
+            if text is None:
+                raise Refused("this version has no HTML report; use --format markdown")
+        if output is None:
+            click.echo(text, nl=False)
+        else:
+            output.write_text(text)
+            click.echo(str(output))
+
+
+if __name__ == "__main__":
+    main()

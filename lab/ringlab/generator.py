@@ -1,0 +1,140 @@
+"""The load generator, a native program of its own: finding it, running it, and reading the JSON lines that it prints."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ringlab.process import SampleFailed, die_with_parent, said
+
+NAME = "ringlab-load"
+SCHEMA_VERSION = 1
+BUILD_TIMEOUT_S = 900
+GRACE_S = 20.0
+"""Beyond the time that a load is meant to take."""
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class GeneratorMissing(Exception):
+    """There is no load generator; the text says how to get it."""
+
+
+def repository() -> Path | None:
+    """Return the root of the repository that this package stands in, if it does."""
+    root = Path(__file__).resolve().parent.parent.parent
+    return root if (root / "lab" / "generator" / "Cargo.toml").exists() else None
+
+
+def build(root: Path) -> Path:
+    """Build the load generator from the repository; raises GeneratorMissing."""
+    cargo = shutil.which("cargo") or shutil.which("cargo", path=str(Path.home() / ".cargo" / "bin"))
+    if cargo is None:
+        raise GeneratorMissing(
+            "the load generator must be built, and there is no cargo: install Rust, https://rustup.rs"
+        )
+    command = [cargo, "build", "--release", "--locked", "--quiet", "--package", NAME]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise GeneratorMissing(f"`{' '.join(command)}` failed in {root}:\n{done.stderr.strip()}")
+    return Path(os.environ.get("CARGO_TARGET_DIR") or root / "target").absolute() / "release" / NAME
+
+
+def find() -> Path:
+    """Return the load generator: $RINGLAB_LOAD, that of the repository (built if need be), or one on the PATH."""
+    named = os.environ.get("RINGLAB_LOAD")
+    if named:
+        if not os.access(named, os.X_OK) or Path(named).is_dir():
+            raise GeneratorMissing(f"RINGLAB_LOAD is {named}, which can't be run; unset it, or set it to {NAME}'s path")
+        return Path(named)
+    root = repository()
+    if root is not None:
+        return build(root)
+    installed = shutil.which(NAME)
+    if installed is None:
+        raise GeneratorMissing(
+            f"there is no {NAME} on the PATH; build it from ringloop's repository, or set RINGLAB_LOAD to its path"
+        )
+    return Path(installed)
+
+
+def version(program: Path) -> str:
+    """Return what the generator says of itself; raises GeneratorMissing where it doesn't run."""
+    try:
+        done = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GeneratorMissing(f"{program} doesn't run: {error}") from None
+    if done.returncode != 0:
+        raise GeneratorMissing(f"{program} --version failed: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def run(
+    program: Path, words: list[str], expected_s: float, on_event: OnEvent | None = None, final: str = "result"
+) -> dict[str, Any]:
+    """Run the generator to its end and return its last event, which must be `final`.
+
+    `on_event` sees every event as it comes. Raises SampleFailed where nothing was measured.
+    """
+    deadline = time.monotonic() + expected_s + GRACE_S
+    last: dict[str, Any] = {}
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            [*die_with_parent(), str(program), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            pending = b""
+            while True:
+                left_s = deadline - time.monotonic()
+                readable, _, _ = select.select([process.stdout], [], [], max(0.0, left_s))
+                if not readable:
+                    raise SampleFailed(f"the load generator didn't end within {expected_s + GRACE_S:.0f} s")
+                data = os.read(process.stdout.fileno(), 1 << 20)
+                if not data:
+                    break
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    last = read_event(line)
+                    if on_event is not None:
+                        on_event(last)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+        if process.returncode != 0:
+            words_said = said(stderr) or f"exit status {process.returncode}"
+            raise SampleFailed(f"the load generator: {words_said}")
+    if last.get("event") != final:
+        raise SampleFailed(f"the load generator ended without a {final}; its last event: {last or 'none'}")
+    found = last.get("schema_version", SCHEMA_VERSION)
+    if found != SCHEMA_VERSION:
+        raise SampleFailed(
+            f"the load generator's results are of version {found}, not {SCHEMA_VERSION}: build both from one revision"
+        )
+    return last
+
+
+def read_event(line: bytes) -> dict[str, Any]:
+    """Return the event of a line; raises SampleFailed."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict) or "event" not in event:
+        raise SampleFailed(f"the load generator printed what is no event: {line[:100].decode(errors='replace')}")
+    return event

@@ -1,0 +1,590 @@
+"""Targets: what each target.toml says, whether it can run here, and how it is built.
+
+A target is a folder with a `target.toml`; each of its variants is an arm. docs/lab.md describes the keys. What a manifest has that
+isn't known is an error, so that a misspelt key never goes unnoticed.
+"""
+
+import difflib
+import os
+import re
+import shlex
+import string
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ringlab import results
+
+FILE_NAME = "target.toml"
+KINDS = ("echo", "http", "bind", "loop")
+"""What a program can be asked to do."""
+WORKLOADS = ("bind", "http", "rtt", "loop", "echo")
+KIND_OF_WORKLOAD = {"bind": "bind", "http": "http", "rtt": "echo", "loop": "loop", "echo": "echo"}
+SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
+PARSERS = ("canned", "real", "none")
+BIND_MODES = ("bind", "listen", "accept")
+PLACEHOLDERS_EVERYWHERE = frozenset({"build", "target", "python", "binary"})
+PLACEHOLDERS = {
+    "echo": frozenset({"port", "workers"}),
+    "http": frozenset({"port", "workers"}),
+    "bind": frozenset({"mode", "count", "concurrent"}),
+    "loop": frozenset({"benchmark", "window"}),
+}
+DETECT_TIMEOUT_S = 60
+BUILD_TIMEOUT_S = 1800
+LOG_NAME = "build.log"
+STAMP_NAME = "built-with.txt"
+
+T = TypeVar("T")
+
+
+class ManifestError(Exception):
+    """A manifest can't be used; the text names file, key and remedy."""
+
+
+class BuildFailed(Exception):
+    """A target can't be built; the text says why, and where all of the output is."""
+
+
+@dataclass(frozen=True)
+class Detect:
+    """What must hold so that a target can run."""
+
+    commands: tuple[str, ...] = ()
+    binary: str = ""
+    """The environment variable that holds the path of an installed binary."""
+    needs: str = ""
+    install: str = ""
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a target is built; nothing to do where `command` is empty."""
+
+    command: str = ""
+    artefact: str = ""
+    always: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """How a server says that it listens."""
+
+    line: str = "listening on "
+    connect: bool = False
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """How a server is ended."""
+
+    signal: str = "SIGTERM"
+    timeout_s: float = 5.0
+    exit_codes: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Declares:
+    """What an arm says of itself; None where it says nothing."""
+
+    workers: int = 1
+    max_workers: int = 0
+    nodelay: bool | None = None
+    backlog: int | None = None
+    buffer_bytes: int | None = None
+    parser: str = ""
+    bind_modes: tuple[str, ...] = BIND_MODES
+    half_close: bool = True
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One contestant: everything that is needed to run it."""
+
+    name: str
+    target: str
+    language: str
+    title: str
+    folder: Path
+    build_folder: Path
+    commands: Mapping[str, str]
+    """By kind, not yet expanded."""
+    workloads: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    detects: tuple[Detect, ...] = ()
+    build: Build = Build()
+    ready: Ready = Ready()
+    stop: Stop = Stop()
+    declares: Declares = Declares()
+    python: str = sys.executable
+    repeats: str = ""
+    """The arm that this one is a second copy of."""
+
+    def again(self) -> "Arm":
+        """Return the A/A arm: the same under another name."""
+        return replace(self, name=f"{self.name} (again)", title=f"{self.title}, a second copy", repeats=self.name)
+
+    def placeholders(self) -> dict[str, str]:
+        """Return what is the same in all commands."""
+        binary = next((os.environ.get(detect.binary, "") for detect in self.detects if detect.binary), "")
+        python = os.environ.get("RINGLAB_PYTHON") or self.python
+        return {"build": str(self.build_folder), "target": str(self.folder), "python": python, "binary": binary}
+
+    def expand(self, text: str) -> str:
+        """Put values for the placeholders that are the same in all commands."""
+        return text.format_map(self.placeholders())
+
+    def command(self, kind: str, **values: object) -> list[str]:
+        """Return the command of the program that serves `kind`."""
+        known = self.placeholders() | {name: str(value) for name, value in values.items()}
+        words = [word.format_map(known) for word in shlex.split(self.commands[kind])]
+        return words + [word.format_map(self.placeholders()) for word in self.arguments]
+
+    def child_environment(self) -> dict[str, str]:
+        """Return the environment of the program."""
+        return dict(os.environ) | {name: self.expand(value) for name, value in self.environment.items()}
+
+    def record(self) -> results.Arm:
+        """Return what a result says of it."""
+        declares: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self.declares).items()
+            if value not in (None, "")
+        }
+        return results.Arm(
+            name=self.name,
+            target=self.target,
+            language=self.language,
+            title=self.title,
+            workloads=list(self.workloads),
+            declares=declares,
+            environment=dict(self.environment),
+            repeats=self.repeats,
+        )
+
+
+class Table:
+    """One table of a manifest, which is read key by key, and complains of what was never read."""
+
+    def __init__(self, path: Path, where: str, content: object) -> None:
+        """Take a table that stands at `where` in the file."""
+        self.path = path
+        self.where = where
+        if not isinstance(content, dict):
+            raise ManifestError(f"{path}: {where} must be a table, not {content!r}")
+        self.content = content
+        self.known: set[str] = set()
+
+    def fail(self, key: str, text: str) -> ManifestError:
+        """Return an error about a key."""
+        place = f"{self.where}.{key}" if self.where else key
+        return ManifestError(f"{self.path}: {place} {text}")
+
+    def get(self, key: str, kind: type[T], default: T | None, what: str) -> T:
+        """Return the value of a key; one without a default must be there."""
+        self.known.add(key)
+        if key not in self.content:
+            if default is None:
+                raise self.fail(key, f"is missing: add {key} = {what}")
+            return default
+        value = self.content[key]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise self.fail(key, f"must be {what}, not {value!r}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
+        return self.get(key, str, default, '"a string"')
+
+    def integer(self, key: str, default: int) -> int:
+        """Return a number that isn't negative."""
+        value = self.get(key, int, default, "a whole number")
+        if value < 0:
+            raise self.fail(key, f"must not be negative, it is {value}")
+        return value
+
+    def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
+        """Return one of these strings."""
+        value = self.text(key, default)
+        if value != default and value not in choices:
+            raise self.fail(key, f"must be one of {', '.join(choices)}; it is {value!r}")
+        return value
+
+    def texts(self, key: str, default: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return a list of strings."""
+        values = self.get(key, list, list(default), 'a list of strings, ["..."]')
+        if not all(isinstance(value, str) for value in values):
+            raise self.fail(key, f"must hold strings only, not {values!r}")
+        return tuple(values)
+
+    def mapping(self, key: str) -> dict[str, str]:
+        """Return a table of strings."""
+        values = self.get(key, dict, {}, 'a table of strings, { NAME = "value" }')
+        for name, value in values.items():
+            if not isinstance(value, str):
+                raise self.fail(f"{key}.{name}", f"must be a string, not {value!r}")
+        return values
+
+    def table(self, key: str) -> "Table":
+        """Return a table within, empty where there is none."""
+        self.known.add(key)
+        return Table(self.path, f"{self.where}.{key}" if self.where else key, self.content.get(key, {}))
+
+    def done(self) -> None:
+        """Complain of keys that nothing asked for."""
+        for key in self.content:
+            if key not in self.known:
+                near = difflib.get_close_matches(key, self.known, n=1)
+                known = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(self.known))}"
+                raise self.fail(key, f"is not known; {known}")
+
+
+def check_placeholders(table: Table, key: str, text: str, allowed: frozenset[str]) -> None:
+    """Complain of placeholders that don't exist."""
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise table.fail(
+            key, f"has a brace too many or too few ({error}); write {{{{ for one that stands for itself"
+        ) from None
+    for name in names - allowed:
+        known = ", ".join(f"{{{each}}}" for each in sorted(allowed))
+        raise table.fail(key, f"uses {{{name}}}, which is no placeholder here; there are: {known}")
+
+
+def read_detect(table: Table) -> Detect:
+    """Read what must hold."""
+    detect = Detect(
+        table.texts("commands"), table.text("binary", ""), table.text("needs", ""), table.text("install", "")
+    )
+    for command in (*detect.commands, detect.needs, detect.install):
+        check_placeholders(table, "commands", command, PLACEHOLDERS_EVERYWHERE)
+    if (detect.commands or detect.binary) and not (detect.needs and detect.install):
+        lacking = "needs" if not detect.needs else "install"
+        raise table.fail(lacking, "is missing: who lacks the tool is told what it is, and the command that installs it")
+    table.done()
+    return detect
+
+
+def read_declares(table: Table, default: Declares) -> Declares:
+    """Read what an arm says of itself, over what its target says."""
+    workers = table.integer("workers", default.workers)
+    if workers == 0:
+        raise table.fail("workers", "must be at least 1")
+
+    def optional(key: str, read: Callable[[], T], value: T | None) -> T | None:
+        table.known.add(key)
+        return read() if key in table.content else value
+
+    modes = table.texts("bind_modes", default.bind_modes)
+    for mode in modes:
+        if mode not in BIND_MODES:
+            raise table.fail("bind_modes", f"knows {', '.join(BIND_MODES)}; not {mode!r}")
+    declares = Declares(
+        workers=workers,
+        max_workers=table.integer("max_workers", default.max_workers),
+        nodelay=optional("nodelay", lambda: table.get("nodelay", bool, None, "true or false"), default.nodelay),
+        backlog=optional("backlog", lambda: table.integer("backlog", 0), default.backlog),
+        buffer_bytes=optional("buffer_bytes", lambda: table.integer("buffer_bytes", 0), default.buffer_bytes),
+        parser=table.choice("parser", default.parser, PARSERS),
+        bind_modes=modes,
+        half_close=table.get("half_close", bool, default.half_close, "true or false"),
+    )
+    table.done()
+    return declares
+
+
+def read_workloads(table: Table, commands: Mapping[str, str]) -> tuple[str, ...]:
+    """Read which workloads a variant serves: those that the target has commands for, or fewer."""
+    served = tuple(name for name in WORKLOADS if KIND_OF_WORKLOAD[name] in commands)
+    asked = table.texts("workloads", served)
+    for name in asked:
+        if name not in WORKLOADS:
+            raise table.fail("workloads", f"knows {', '.join(WORKLOADS)}; not {name!r}")
+        if name not in served:
+            raise table.fail("workloads", f"has {name!r}, but there is no run.{KIND_OF_WORKLOAD[name]} to serve it")
+    return tuple(name for name in WORKLOADS if name in asked)
+
+
+def read_commands(table: Table) -> dict[str, str]:
+    """Read the commands by kind."""
+    commands = {}
+    for kind in KINDS:
+        text = table.text(kind, "")
+        if not text:
+            continue
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise table.fail(kind, f"can't be split into words: {error}") from None
+        if not words:
+            raise table.fail(kind, "is empty")
+        check_placeholders(table, kind, text, PLACEHOLDERS_EVERYWHERE | PLACEHOLDERS[kind])
+        commands[kind] = text
+    if not commands:
+        raise table.fail("", f"has no command; add one of {', '.join(KINDS)}")
+    return commands
+
+
+def read_target(path: Path, build_root: Path, python: str = sys.executable) -> list[Arm]:
+    """Return the arms of one manifest; raises ManifestError."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ManifestError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} is no TOML: {error}") from None
+    root = Table(path, "", content)
+    name = root.text("name")
+    if name != path.parent.name:
+        raise root.fail("name", f"is {name!r}, but the folder is called {path.parent.name!r}: they must be the same")
+    language, title = root.text("language"), root.text("title")
+    detect = read_detect(root.table("detect"))
+    build = read_build(root.table("build"))
+    run = root.table("run")
+    commands = read_commands(run)
+    environment = run.mapping("environment")
+    for value in environment.values():
+        check_placeholders(run, "environment", value, PLACEHOLDERS_EVERYWHERE)
+    run.done()
+    ready, stop = read_ready(root.table("ready")), read_stop(root.table("stop"))
+    declares = read_declares(root.table("declares"), Declares())
+    base = Arm(
+        name=name,
+        target=name,
+        language=language,
+        title=title,
+        folder=path.parent.resolve(),
+        build_folder=(build_root / name).absolute(),
+        commands=commands,
+        workloads=tuple(each for each in WORKLOADS if KIND_OF_WORKLOAD[each] in commands),
+        environment=environment,
+        detects=(detect,),
+        build=build,
+        ready=ready,
+        stop=stop,
+        declares=declares,
+        python=python,
+    )
+    variants = root.get("variants", list, [], "[[variants]]")
+    root.done()
+    arms = [read_variant(Table(path, f"variants[{index}]", variant), base) for index, variant in enumerate(variants)]
+    return arms or [base]
+
+
+def read_variant(table: Table, base: Arm) -> Arm:
+    """Return the arm that a variant describes."""
+    environment = table.mapping("environment")
+    arguments = table.texts("arguments")
+    for value in (*environment.values(), *arguments):
+        check_placeholders(table, "environment or arguments", value, PLACEHOLDERS_EVERYWHERE)
+    name = table.text("name")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
+        raise table.fail("name", f"is {name!r}; use letters, digits and . _ + -, without spaces")
+    arm = replace(
+        base,
+        name=name,
+        title=table.text("title", base.title),
+        environment={**base.environment, **environment},
+        arguments=arguments,
+        detects=(*base.detects, read_detect(table.table("detect"))),
+        declares=read_declares(table.table("declares"), base.declares),
+        workloads=read_workloads(table, base.commands),
+    )
+    table.done()
+    return arm
+
+
+def read_build(table: Table) -> Build:
+    """Read how a target is built."""
+    build = Build(
+        table.text("command", ""), table.text("artefact", ""), table.get("always", bool, False, "true or false")
+    )
+    check_placeholders(table, "command", build.command, PLACEHOLDERS_EVERYWHERE)
+    check_placeholders(table, "artefact", build.artefact, PLACEHOLDERS_EVERYWHERE)
+    if build.command and not build.artefact:
+        raise table.fail("artefact", 'is missing: the file that the command makes, artefact = "{build}/..."')
+    table.done()
+    return build
+
+
+def read_ready(table: Table) -> Ready:
+    """Read how a server says that it listens."""
+    ready = Ready(
+        table.text("line", Ready.line),
+        table.get("connect", bool, False, "true or false"),
+        table.get("timeout_s", float, Ready.timeout_s, "a number of seconds"),
+    )
+    table.done()
+    return ready
+
+
+def read_stop(table: Table) -> Stop:
+    """Read how a server is ended."""
+    codes = table.get("exit_codes", list, list(Stop.exit_codes), "a list of numbers")
+    if not all(type(code) is int for code in codes):
+        raise table.fail("exit_codes", f"must hold whole numbers only, not {codes!r}")
+    stop = Stop(
+        table.choice("signal", Stop.signal, SIGNALS),
+        table.get("timeout_s", float, Stop.timeout_s, "a number of seconds"),
+        tuple(codes),
+    )
+    table.done()
+    return stop
+
+
+def default_folder() -> Path:
+    """Return where the targets are: $RINGLAB_TARGETS, or beside the package in its repository."""
+    return Path(os.environ.get("RINGLAB_TARGETS") or Path(__file__).resolve().parent.parent / "targets")
+
+
+def default_build_root(folder: Path) -> Path:
+    """Return where targets are built: $RINGLAB_BUILD, or beside them."""
+    return Path(os.environ.get("RINGLAB_BUILD") or folder / ".build")
+
+
+def discover(folder: Path | None = None, build_root: Path | None = None, python: str = sys.executable) -> list[Arm]:
+    """Return the arms of all targets in a folder, by name; raises ManifestError."""
+    folder = folder or default_folder()
+    paths = sorted(folder.glob(f"*/{FILE_NAME}"))
+    if not paths:
+        raise ManifestError(
+            f"no target in {folder}: each is a folder with a {FILE_NAME}; say where they are with --targets-folder or RINGLAB_TARGETS"
+        )
+    arms: dict[str, Arm] = {}
+    for path in paths:
+        for arm in read_target(path, build_root or default_build_root(folder), python):
+            if arm.name in arms:
+                other = arms[arm.name].folder / FILE_NAME
+                raise ManifestError(f"{path}: the arm {arm.name} is in {other} as well; names must differ")
+            arms[arm.name] = arm
+    return sorted(arms.values(), key=lambda arm: arm.name)
+
+
+def last_line(text: str) -> str:
+    """Return the last line that isn't empty."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Whether an arm can run here."""
+
+    version: str = ""
+    skipped: str = ""
+    install: str = ""
+
+
+def detect_all(arm: Arm, cache: dict[tuple[str, str], Presence] | None = None) -> Presence:
+    """Find out whether what an arm needs is here; `cache` spares asking the same twice."""
+    version = ""
+    for detect in arm.detects:
+        for presence in detect_each(arm, detect, {} if cache is None else cache):
+            if presence.skipped:
+                return presence
+            version = version or presence.version
+    return Presence(version)
+
+
+def detect_each(arm: Arm, detect: Detect, cache: dict[tuple[str, str], Presence]) -> Iterator[Presence]:
+    """Yield the finding about each need, and end with the first that is missing."""
+    needs, install = arm.expand(detect.needs), arm.expand(detect.install)
+    if detect.binary:
+        path = os.environ.get(detect.binary, "")
+        if not path:
+            yield Presence(skipped=f"{needs}: {detect.binary} isn't set to the path of its binary", install=install)
+            return
+        if not os.access(path, os.X_OK):
+            yield Presence(skipped=f"{needs}: {detect.binary} is {path}, which can't be run", install=install)
+            return
+    for text in detect.commands:
+        command = arm.expand(text)
+        key = (str(arm.folder), command)
+        if key not in cache:
+            cache[key] = ask(arm, command, needs, install)
+        yield cache[key]
+
+
+def ask(arm: Arm, command: str, needs: str, install: str) -> Presence:
+    """Run a detect command."""
+    try:
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=arm.folder,
+            env=arm.child_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DETECT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Presence(skipped=f"{needs}: `{command}` didn't end within {DETECT_TIMEOUT_S} s", install=install)
+    if done.returncode != 0:
+        reason = last_line(done.stderr) or last_line(done.stdout) or f"`{command}` failed with code {done.returncode}"
+        return Presence(skipped=f"{needs}: {results.shorten(reason)}", install=install)
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return Presence(version=results.shorten(lines[0].strip(), 80) if lines else "")
+
+
+def is_built(arm: Arm) -> bool:
+    """Whether the artefact is newer than everything in the target's folder, and was made by the same command."""
+    artefact = Path(arm.expand(arm.build.artefact))
+    if arm.build.always or not artefact.exists():
+        return False
+    stamp = arm.build_folder / STAMP_NAME
+    if not stamp.exists() or stamp.read_text() != arm.expand(arm.build.command):
+        return False
+    made = stamp.stat().st_mtime
+    sources = (path for path in arm.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return all(path.stat().st_mtime <= made for path in sources if not path.is_relative_to(arm.build_folder))
+
+
+def build(arm: Arm, built: set[Path] | None = None) -> None:
+    """Build an arm's target, if that must be; `built` holds the folders that were looked after. Raises BuildFailed."""
+    if not arm.build.command or (built is not None and arm.build_folder in built):
+        return
+    if not is_built(arm):
+        command = arm.expand(arm.build.command)
+        arm.build_folder.mkdir(parents=True, exist_ok=True)
+        log = arm.build_folder / LOG_NAME
+        with log.open("w") as output:
+            output.write(f"$ {command}\n")
+            output.flush()
+            process = subprocess.Popen(
+                ["sh", "-c", command],
+                cwd=arm.folder,
+                env=arm.child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(BUILD_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise BuildFailed(f"`{command}` didn't end within {BUILD_TIMEOUT_S} s; its output: {log}") from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, 9)
+                    process.wait()
+        if code != 0:
+            words = last_line(log.read_text(errors="replace"))
+            raise BuildFailed(
+                f"`{command}` failed with code {code}: {results.shorten(words)}; all of its output: {log}"
+            )
+        if not Path(arm.expand(arm.build.artefact)).exists():
+            raise BuildFailed(f"`{command}` didn't make {arm.expand(arm.build.artefact)}; its output: {log}")
+        (arm.build_folder / STAMP_NAME).write_text(command)
+    if built is not None:
+        built.add(arm.build_folder)

@@ -1,0 +1,404 @@
+"""What is looked at before anything is measured: whether the machine can measure, and what will show in the figures."""
+
+import contextlib
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from ringlab import generator, results
+from ringlab.manifest import Arm
+from ringlab.results import Finding
+
+DESCRIPTORS_SPARE = 128
+LOAD_MOST = 0.5
+"""Of the load average per CPU."""
+STEAL_SAMPLE_S = 0.3
+STEAL_MOST = 0.05
+TIME_WAIT_MOST = 2000
+TIME_WAIT_DRAIN_S = 65
+PORTS_SPARE = 5000
+SYSTEM_CALL_TOOLS = ("perf", "strace")
+VARIABLES = (
+    "RINGLOOP_",
+    "RINGLAB_",
+    "PYTHON",
+    "GOMAXPROCS",
+    "GODEBUG",
+    "UV_",
+    "TOKIO_",
+    "MALLOC_",
+    "LD_PRELOAD",
+    "NODE_OPTIONS",
+)
+DEBUG_VARIABLES = ("PYTHONASYNCIODEBUG", "PYTHONDEVMODE", "PYTHONTRACEMALLOC", "PYTHONMALLOC")
+
+
+def read_text(path: str) -> str:
+    """Return the contents of a small file, or nothing where there is none."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def siblings(cpu: int) -> set[int]:
+    """Return the CPUs that share a core with `cpu` (sysfs, Documentation/admin-guide/cputopology.rst)."""
+    text = read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    found = {cpu}
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def place(workers: int = 1, *, apart: bool = True) -> results.Placement:
+    """Return which CPUs servers and load have for themselves.
+
+    Left alone, the kernel puts a server and its only client now on one CPU and now on two, and a message costs up to twice as
+    much in one case as in the other: more than what is compared. So they are kept apart, on two cores where there are two, but a
+    server only once it listens: one that looks how many CPUs it may use must see what it would see in production.
+    """
+    if not apart:
+        return results.Placement(text="free: the kernel places server and load")
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < workers + 1:
+        return results.Placement(
+            text=f"free: {workers + 1} CPUs would keep server and load apart, and {len(usable)} may be used; the kernel places both"
+        )
+    server = usable[:workers]
+    shared = set().union(*(siblings(cpu) for cpu in server))
+    others = [cpu for cpu in usable[workers:] if cpu not in shared] or usable[workers:]
+    client = others[:1]
+    note = "" if client[0] not in shared else "; they share a core, so each slows the other"
+    return results.Placement(
+        server=server,
+        client=client,
+        text=f"apart: servers on CPU {', '.join(map(str, server))} from when they listen, the load on CPU {client[0]}{note}",
+    )
+
+
+def raise_descriptor_limit(connections: int) -> Finding:
+    """Raise the limit of descriptors as far as `connections` need it; servers and load inherit it."""
+    needed = connections + DESCRIPTORS_SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            return Finding(
+                name="descriptors",
+                status="error",
+                text=f"{connections} connections need {needed} descriptors in one process, and the hard limit is {hard}",
+                remedy=f"ulimit -Hn {needed} as root, or leave out the cells with {connections} connections",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return Finding(name="descriptors", status="ok", text=f"{max(soft, needed)} in one process, {needed} are needed")
+
+
+def check_ports(connections: int) -> Finding:
+    """Find out whether there are ports enough for the connections of many samples, one after the other."""
+    low, _, high = read_text("/proc/sys/net/ipv4/ip_local_port_range").partition("\t")
+    ports = int(high or 60999) - int(low or 32768) + 1
+    if ports < connections + PORTS_SPARE:
+        return Finding(
+            name="ports",
+            status="error" if ports < connections else "warning",
+            text=f"{ports} ports are for connections, {connections} are needed at once",
+            remedy="sysctl -w net.ipv4.ip_local_port_range='10000 60999'",
+        )
+    return Finding(name="ports", status="ok", text=f"{ports} for connections")
+
+
+def check_backlog() -> Finding:
+    """Find out whether servers get the backlog that they ask for."""
+    backlog = int(read_text("/proc/sys/net/core/somaxconn") or 4096)
+    if backlog < 1024:
+        return Finding(
+            name="backlog",
+            status="warning",
+            text=f"the kernel cuts backlogs to {backlog}: connecting many at once may fail or take a second",
+            remedy="sysctl -w net.core.somaxconn=4096",
+        )
+    return Finding(name="backlog", status="ok", text=f"up to {backlog}")
+
+
+def check_cpus(placement: results.Placement) -> Finding:
+    """Find out whether server and load can have CPUs of their own."""
+    usable = len(os.sched_getaffinity(0))
+    if not placement.server:
+        return Finding(
+            name="CPUs",
+            status="warning",
+            text=f"{usable} usable; {placement.text}: throughput and latency say little, CPU per operation is usable",
+            remedy="allow two CPUs: taskset, the container's cpuset",
+        )
+    status: results.FindingStatus = "warning" if "share a core" in placement.text else "ok"
+    return Finding(name="CPUs", status=status, text=f"{usable} usable; {placement.text}")
+
+
+def check_governor() -> Finding:
+    """Find out whether the CPUs' clock is fixed."""
+    governors = {read_text(str(path)) for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor")}
+    if not governors:
+        return Finding(name="governor", status="ok", text="the machine shows none (usual in virtual machines)")
+    if governors != {"performance"}:
+        return Finding(
+            name="governor",
+            status="warning",
+            text=f"{', '.join(sorted(governors))}: the CPUs' clock follows the load; ratios stand, since rounds take turns, figures don't",
+            remedy="cpupower frequency-set -g performance",
+        )
+    return Finding(name="governor", status="ok", text="performance")
+
+
+def check_load() -> Finding:
+    """Find out whether the machine does other things."""
+    load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > LOAD_MOST * cpus:
+        return Finding(
+            name="load",
+            status="warning",
+            text=f"load average {load:.2f} on {cpus} CPUs: others run here",
+            remedy="end them (top shows them), or expect more rounds to be needed",
+        )
+    return Finding(name="load", status="ok", text=f"load average {load:.2f} on {cpus} CPUs")
+
+
+def cpu_ticks() -> tuple[int, int]:
+    """Return how long all CPUs have done anything, and how long the hypervisor kept them, in clock ticks (proc_stat(5))."""
+    fields = [int(each) for each in read_text("/proc/stat").splitlines()[0].split()[1:]]
+    return sum(fields[:8]), fields[7] if len(fields) > 7 else 0
+
+
+def stolen_s() -> float:
+    """Return how long the hypervisor has kept CPUs that wanted to run, in seconds since the machine started."""
+    return cpu_ticks()[1] / os.sysconf("SC_CLK_TCK")
+
+
+def check_steal() -> Finding:
+    """Find out whether the hypervisor gives the CPUs to others."""
+    total, stolen = cpu_ticks()
+    time.sleep(STEAL_SAMPLE_S)
+    total_after, stolen_after = cpu_ticks()
+    share = (stolen_after - stolen) / max(1, total_after - total)
+    if share > STEAL_MOST:
+        return Finding(
+            name="steal",
+            status="warning",
+            text=f"the hypervisor keeps {100 * share:.0f}% of the CPU time: single figures mean nothing, and ratios need more rounds",
+            remedy="measure at another time or on a machine of your own",
+        )
+    return Finding(name="steal", status="ok", text=f"{100 * share:.1f}% of the CPU time")
+
+
+def time_wait_count() -> int:
+    """Return how many sockets are in TIME_WAIT."""
+    for line in read_text("/proc/net/sockstat").splitlines():
+        words = line.split()
+        if words[:1] == ["TCP:"] and "tw" in words:
+            return int(words[words.index("tw") + 1])
+    return 0
+
+
+def check_time_wait() -> Finding:
+    """Find out whether closed connections still hold ports, which makes each bind slow."""
+    count = time_wait_count()
+    if count > TIME_WAIT_MOST:
+        return Finding(
+            name="TIME_WAIT",
+            status="warning",
+            text=f"{count} closed connections still hold their ports, which makes a bind up to a hundred times slower",
+            remedy="none: the bind workload waits until they are gone, a minute at most",
+        )
+    return Finding(name="TIME_WAIT", status="ok", text=f"{count} closed connections hold ports")
+
+
+def drain_time_wait() -> bool:
+    """Wait until few closed connections hold ports; say whether that came."""
+    deadline = time.monotonic() + TIME_WAIT_DRAIN_S
+    while time_wait_count() > TIME_WAIT_MOST:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def check_io_uring() -> Finding:
+    """Find out whether the kernel grants io_uring."""
+    disabled = read_text("/proc/sys/kernel/io_uring_disabled")
+    if disabled in ("1", "2"):
+        return Finding(
+            name="io_uring",
+            status="warning",
+            text=f"kernel.io_uring_disabled is {disabled}: arms on io_uring fail or run on epoll",
+            remedy="sysctl -w kernel.io_uring_disabled=0",
+        )
+    return Finding(name="io_uring", status="ok", text="not disabled")
+
+
+def check_debug() -> Finding:
+    """Refuse debugging builds and modes, whose figures mean nothing."""
+    found = [f"{name} is set" for name in DEBUG_VARIABLES if os.environ.get(name)]
+    if sysconfig.get_config_var("Py_DEBUG"):
+        found.append(f"{sys.executable} is a debugging build")
+    if found:
+        unset = [name for name in DEBUG_VARIABLES if os.environ.get(name)]
+        remedy = f"unset {' '.join(unset)}" if unset else "use a release build of Python"
+        return Finding(name="debugging", status="error", text="; ".join(found), remedy=remedy)
+    return Finding(name="debugging", status="ok", text="off")
+
+
+def debug_build(arm: Arm) -> str:
+    """Return why an arm's target is a debugging build, or nothing."""
+    command, artefact = arm.build.command, arm.expand(arm.build.artefact)
+    if "cargo build" in command and "--release" not in command and "--profile" not in command:
+        return f"its build command is `{command}`, a debugging build: add --release"
+    if "/debug/" in artefact:
+        return f"its artefact is a debugging build: {artefact}"
+    return ""
+
+
+def check_generator(program: Path | None, problem: str = "") -> Finding:
+    """Find out whether there is a load generator, and no debugging build of it."""
+    if program is None:
+        return Finding(
+            name="load generator", status="error", text=problem, remedy="cargo build --release -p ringlab-load"
+        )
+    try:
+        version = generator.version(program)
+    except generator.GeneratorMissing as error:
+        return Finding(
+            name="load generator", status="error", text=str(error), remedy="cargo build --release -p ringlab-load"
+        )
+    if "debug" in version or program.parent.name == "debug":
+        return Finding(
+            name="load generator",
+            status="error",
+            text=f"{program} is a debugging build, whose ceiling is far too low",
+            remedy="cargo build --release -p ringlab-load, and unset RINGLAB_LOAD",
+        )
+    return Finding(name="load generator", status="ok", text=f"{version}, {program}")
+
+
+def check_loopback() -> Finding:
+    """Find out whether connections over loopback work at all."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 2):
+            return Finding(name="loopback", status="ok", text="connects")
+    except OSError as error:
+        return Finding(
+            name="loopback", status="error", text=f"127.0.0.1 can't be connected: {error}", remedy="ip link set lo up"
+        )
+
+
+def check_system_call_tool() -> Finding:
+    """Find out by what system calls can be counted."""
+    tool, why = system_call_tool()
+    if tool:
+        return Finding(name="system calls", status="ok", text=f"counted by {tool}")
+    return Finding(
+        name="system calls",
+        status="warning",
+        text=f"can't be counted: {why}",
+        remedy="apt-get install strace (or linux-perf, as root)",
+    )
+
+
+def system_call_tool() -> tuple[str, str]:
+    """Return the tool that can count system calls here, or nothing and why there is none. perf disturbs far less."""
+    reasons = []
+    for tool in SYSTEM_CALL_TOOLS:
+        path = shutil.which(tool)
+        if path is None:
+            reasons.append(f"{tool} isn't installed")
+            continue
+        trial = [path, "stat", "-e", "raw_syscalls:sys_enter", "true"] if tool == "perf" else [path, "-f", "-c", "true"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(trial, capture_output=True, text=True, timeout=10, check=False)
+            if done.returncode == 0 and "<not supported>" not in done.stderr:
+                return tool, ""
+        reasons.append(f"{tool} isn't allowed to trace")
+    return "", "; ".join(reasons)
+
+
+def examine(connections: int, placement: results.Placement, program: Path | None, problem: str = "") -> list[Finding]:
+    """Look at everything, for cells with at most so many connections."""
+    return [
+        check_cpus(placement),
+        raise_descriptor_limit(connections),
+        check_ports(connections),
+        check_backlog(),
+        check_loopback(),
+        check_governor(),
+        check_load(),
+        check_steal(),
+        check_time_wait(),
+        check_io_uring(),
+        check_debug(),
+        check_generator(program, problem),
+        check_system_call_tool(),
+    ]
+
+
+def cpu_model() -> str:
+    """Return the name of the CPU, as the kernel has it."""
+    for line in read_text("/proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "CPU part"):
+            return value.strip()
+    return platform.machine()
+
+
+def revision(folder: Path) -> str:
+    """Return the commit of the repository that `folder` stands in, with '-dirty' where files differ from it."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> results.Environment:
+    """Describe the machine."""
+    vulnerabilities = Path("/sys/devices/system/cpu/vulnerabilities")
+    root = generator.repository()
+    text = ""
+    if program is not None:
+        with contextlib.suppress(generator.GeneratorMissing):
+            text = f"{program}, {generator.version(program)}"
+    return results.Environment(
+        host=platform.node(),
+        kernel=platform.release(),
+        machine=platform.machine(),
+        cpu_model=cpu_model(),
+        cpus=os.cpu_count() or 0,
+        cpus_usable=len(os.sched_getaffinity(0)),
+        cpu_governor=read_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        hypervisor="hypervisor" in read_text("/proc/cpuinfo"),
+        memory_bytes=psutil.virtual_memory().total,
+        mitigations={path.name: read_text(str(path)) for path in sorted(vulnerabilities.glob("*"))},
+        libc=" ".join(platform.libc_ver()),
+        python=platform.python_version(),
+        io_uring_disabled=read_text("/proc/sys/kernel/io_uring_disabled"),
+        somaxconn=int(read_text("/proc/sys/net/core/somaxconn") or 0),
+        descriptors_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        load_average_begin=list(os.getloadavg()),
+        generator=text,
+        revision=revision(root) if root is not None else "",
+        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(tuple(prefixes))},
+    )

@@ -1,0 +1,450 @@
+"""Servers as processes: started afresh, waited for, looked into while they live, and ended for certain.
+
+What an arm declares of its sockets is looked up on the live process: its descriptors are duplicated into this one by
+pidfd_getfd(2), and asked. That needs the right to trace it, which one has on one's own children unless the machine forbids it.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import psutil
+
+from ringlab import results
+from ringlab.manifest import Arm, last_line
+
+HOST = "127.0.0.1"
+PIDFD_GETFD = 438
+"""The number of the system call, which is the same on every architecture (since Linux 5.6)."""
+TCP_INFO_BACKLOG_OFFSET = 28
+"""Of tcpi_sacked in struct tcp_info: on a listening socket it holds the greatest backlog (tcp_get_info() in net/ipv4/tcp.c)."""
+TCP_LISTEN_STATE = "0A"
+PROBE_TIMEOUT_S = 5.0
+LINES_KEPT = 50
+
+
+class SampleFailed(Exception):
+    """An arm couldn't be measured; the text says why, in a line."""
+
+
+def die_with_parent() -> list[str]:
+    """Return the words before a command that make the kernel end it when this process ends, however that happens."""
+    program = shutil.which("setpriv")
+    return [program, "--pdeathsig", "KILL"] if program else []
+
+
+def pin(pid: int, cpus: list[int]) -> None:
+    """Keep every thread of a process on these CPUs from now on; threads that it starts later inherit that."""
+    if not cpus:
+        return
+    with contextlib.suppress(OSError):  # It has just ended, which shows elsewhere.
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            # A kernel thread that serves the process may refuse.
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(thread), cpus)
+
+
+def free_port() -> int:
+    """Return a port that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def said(stderr: IO[bytes]) -> str:
+    """Return the last line that a process wrote to its stderr file."""
+    stderr.seek(0)
+    return results.shorten(last_line(stderr.read().decode(errors="replace")), 300)
+
+
+@dataclass
+class Ending:
+    """How a server ended."""
+
+    code: int | None
+    killed: bool
+    by_itself: bool
+    """Nobody had asked it to end."""
+    complaint: str = ""
+    words: str = ""
+    """What it said last, where that may explain something."""
+
+
+class Server:
+    """A server of an arm, which listens inside of a `with` block.
+
+    Everything that it started is ended with it.
+    """
+
+    def __init__(self, arm: Arm, kind: str, workers: int) -> None:
+        """Prepare to start what serves `kind`: echo or http."""
+        self.arm = arm
+        self.kind = kind
+        self.workers = workers
+        self.port = free_port() if arm.ready.connect else 0
+        self.ending: Ending | None = None
+        self.stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (stop() closes it)
+        self.lines: list[str] = []
+        self.ready = threading.Event()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.reader: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it listens; raises SampleFailed."""
+        command = self.arm.command(self.kind, port=self.port, workers=self.workers)
+        try:
+            self.process = subprocess.Popen(
+                [*die_with_parent(), *command],
+                cwd=self.arm.folder,
+                env=self.arm.child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self.stderr,
+                # Ctrl-C is for the lab, which ends its children itself; and all of a group can be ended at once.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.stderr.close()
+            raise SampleFailed(f"`{' '.join(command)}` can't be started: {error.strerror}") from None
+        self.reader = threading.Thread(target=self.read_lines, daemon=True)
+        self.reader.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End it."""
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def address(self) -> str:
+        """As HOST:PORT."""
+        return f"{HOST}:{self.port}"
+
+    def read_lines(self) -> None:
+        """Take in what it prints, so that it never waits for us."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        for raw in self.process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            if not self.ready.is_set() and not self.arm.ready.connect and line.startswith(self.arm.ready.line):
+                port = line.rpartition(":")[2].split()[0:1]
+                if port and port[0].isdigit():
+                    self.port = int(port[0])
+                    self.ready.set()
+            self.lines.append(line)
+            del self.lines[:-LINES_KEPT]
+
+    def wait_ready(self) -> None:
+        """Wait until it listens."""
+        limit_s = self.arm.ready.timeout_s
+        deadline = time.monotonic() + limit_s
+        while not self.ready.wait(0.02 if self.arm.ready.connect else 0.1):
+            if self.arm.ready.connect:
+                with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), 0.2):
+                    return
+            self.check_alive("before it listened")
+            if time.monotonic() > deadline:
+                waited_for = (
+                    "accept a connection" if self.arm.ready.connect else f"print a line with {self.arm.ready.line!r}"
+                )
+                raise SampleFailed(f"it didn't {waited_for} within {limit_s:g} s{self.last_words()}")
+
+    def check_alive(self, when: str) -> None:
+        """Raise SampleFailed if it has ended."""
+        assert self.process is not None
+        code = self.process.poll()
+        if code is not None:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            raise SampleFailed(f"the server {how} {when}{self.last_words()}")
+
+    def last_words(self) -> str:
+        """What it had to say, if anything, as an addition to somebody else's complaint."""
+        words = "" if self.stderr.closed else said(self.stderr)
+        words = words or (results.shorten(self.lines[-1]) if self.lines and not self.ready.is_set() else "")
+        return f"; its last line: {words}" if words else ""
+
+    def tree(self) -> list[int]:
+        """Return the PIDs of all that serves: the process and its descendants."""
+        try:
+            process = psutil.Process(self.pid)
+            return [self.pid, *(child.pid for child in process.children(recursive=True))]
+        except psutil.NoSuchProcess:
+            return []
+
+    def threads(self) -> int:
+        """Return how many threads serve, those of the kernel that belong to the process among them."""
+        count = 0
+        for pid in self.tree():
+            with contextlib.suppress(OSError):
+                count += len(os.listdir(f"/proc/{pid}/task"))
+        return count
+
+    def stop(self) -> Ending:
+        """End it by its own signal, and kill what doesn't end within its time."""
+        if self.ending is not None:
+            return self.ending
+        assert self.process is not None
+        stop = self.arm.stop
+        descendants = self.tree()[1:]
+        ended_by_itself = self.process.poll() is not None
+        killed = False
+        if not ended_by_itself:
+            self.process.send_signal(signal.Signals[stop.signal])
+            try:
+                self.process.wait(stop.timeout_s)
+            except subprocess.TimeoutExpired:
+                killed = True
+        # Whatever is left of its session, and a child that left the session.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in descendants:
+            with contextlib.suppress(psutil.Error):
+                child = psutil.Process(pid)
+                if child.ppid() in (1, self.process.pid, *descendants):
+                    child.kill()
+        self.process.wait()
+        if self.reader is not None:
+            self.reader.join(PROBE_TIMEOUT_S)
+        if self.process.stdout is not None and not (self.reader and self.reader.is_alive()):
+            self.process.stdout.close()
+        complaint, code = "", self.process.returncode
+        if killed:
+            complaint = f"it didn't end within {stop.timeout_s:g} s of {stop.signal} and was killed"
+        elif not ended_by_itself and code not in stop.exit_codes and stop.signal != "SIGKILL":
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+            complaint = f"it ended {how} on {stop.signal}{self.last_words()}"
+        words = self.last_words() if ended_by_itself else ""
+        self.stderr.close()
+        self.ending = Ending(code, killed, ended_by_itself, complaint, words)
+        return self.ending
+
+
+@dataclass
+class Output:
+    """What a program that ran to its end has said and used."""
+
+    content: dict[str, Any]
+    cpu_s: float
+    """Of all of its processes and threads, with its start."""
+
+
+def run_program(arm: Arm, command: list[str], limit_s: float) -> Output:
+    """Run a program to its end and return the JSON object that is its last line; raises SampleFailed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryFile() as stderr:
+        try:
+            process = subprocess.Popen(
+                [*die_with_parent(), *command],
+                cwd=arm.folder,
+                env=arm.child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SampleFailed(f"`{' '.join(command)}` can't be started: {error.strerror}") from None
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise SampleFailed(f"it didn't end within {limit_s:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        if process.returncode != 0:
+            raise SampleFailed(said(stderr) or f"it ended with code {process.returncode} and said nothing")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    line = last_line(output.decode(errors="replace"))
+    try:
+        content = json.loads(line)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise SampleFailed(f"its last line is no JSON object: {results.shorten(line, 100)!r}")
+    return Output(content, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def duplicate(pid: int, descriptor: int) -> socket.socket:
+    """Return a socket of another process, as one of ours; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pidfd = os.pidfd_open(pid)
+    try:
+        found = libc.syscall(PIDFD_GETFD, pidfd, descriptor, 0)
+        if found < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(pidfd)
+    return socket.socket(fileno=found)
+
+
+def socket_descriptors(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the descriptors of a process that are sockets, with their inodes."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                yield int(name), target[8:-1]
+
+
+def tcp_inodes(pid: int, port: int, peer_port: int | None) -> set[str]:
+    """Return the inodes of sockets at a local port: those that listen, or the one that is connected with `peer_port`."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            local, remote, state, inode = fields[1], fields[2], fields[3], fields[9]
+            if int(local.rpartition(":")[2], 16) != port:
+                continue
+            if state == TCP_LISTEN_STATE if peer_port is None else int(remote.rpartition(":")[2], 16) == peer_port:
+                found.add(inode)
+    return found
+
+
+def find_sockets(server: Server, peer_port: int | None) -> tuple[list[socket.socket], int, str]:
+    """Return duplicates of a server's sockets (which listen, or one connection), how many there are, and what hindered."""
+    inodes = tcp_inodes(server.pid, server.port, peer_port)
+    found, hindrance, seen = [], "", set()
+    for pid in server.tree():
+        try:
+            for descriptor, inode in socket_descriptors(pid):
+                if inode in inodes and inode not in seen:
+                    seen.add(inode)
+                    found.append(duplicate(pid, descriptor))
+        except OSError as error:
+            hindrance = f"its sockets can't be looked into: {error.strerror}"
+    if not found and not hindrance:
+        hindrance = "no descriptor of the process leads to it" if inodes else "the kernel lists no such socket"
+    return found, len(inodes), hindrance
+
+
+def check_equal(name: str, declared: Any, found: Any, differs: str) -> results.Check:
+    """Return the check that two things are the same."""
+    if isinstance(found, bool):
+        declared, found = str(declared).lower(), str(found).lower()
+    status: results.CheckStatus = "ok" if declared == found else "violated"
+    return results.Check(
+        name=name, declared=str(declared), found=str(found), status=status, text="" if declared == found else differs
+    )
+
+
+def unknown(name: str, declared: Any, why: str) -> results.Check:
+    """Return the check that couldn't be made."""
+    text = str(declared).lower() if isinstance(declared, bool) else str(declared)
+    return results.Check(name=name, declared=text, found="", status="unknown", text=why)
+
+
+def check_listening(server: Server) -> list[results.Check]:
+    """Check backlog, and the number of workers as far as it shows."""
+    declares, checks = server.arm.declares, []
+    sockets, count, hindrance = find_sockets(server, None)
+    try:
+        if declares.backlog is not None:
+            allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())
+            expected = min(declares.backlog, allowed)
+            if not sockets:
+                checks.append(unknown("backlog", expected, hindrance))
+            else:
+                backlog = min(listen_backlog(each) for each in sockets)
+                checks.append(check_equal("backlog", expected, backlog, f"it listens with a backlog of {backlog}"))
+    finally:
+        for each in sockets:
+            each.close()
+    threads = server.threads()
+    if threads < server.workers:
+        text = f"{server.workers} workers were asked for, and it has only {threads} threads"
+        checks.append(check_equal("workers", server.workers, threads, text))
+    elif count > max(1, server.workers):
+        text = f"it was asked for {server.workers} and listens with {count} sockets at one port"
+        checks.append(check_equal("workers", server.workers, count, text))
+    else:
+        # More threads than workers are no contradiction: runtimes have helpers. All of them are in its CPU time.
+        found = f"{threads} thread{'s' if threads != 1 else ''}"
+        checks.append(results.Check(name="workers", declared=str(server.workers), found=found, status="ok"))
+    return checks
+
+
+def listen_backlog(listener: socket.socket) -> int:
+    """Return the backlog that a listening socket really has."""
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    backlog: int = struct.unpack_from("=I", info, TCP_INFO_BACKLOG_OFFSET)[0]
+    return backlog
+
+
+def check_connection(server: Server) -> list[results.Check]:
+    """Check the options of an accepted socket, over which something has gone to and fro."""
+    declared = server.arm.declares.nodelay
+    greeting = (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" if server.kind == "http" else b"ringlab looks at this connection"
+    )
+    try:
+        with socket.create_connection((HOST, server.port), PROBE_TIMEOUT_S) as client:
+            client.sendall(greeting)
+            received = 0
+            # The answer shows that the server has the connection in hand.
+            while received < (1 if server.kind == "http" else len(greeting)):
+                readable, _, _ = select.select([client], [], [], PROBE_TIMEOUT_S)
+                data = client.recv(65536) if readable else b""
+                if not data:
+                    what = "closed the connection" if readable else f"didn't answer within {PROBE_TIMEOUT_S:g} s"
+                    raise SampleFailed(f"the server {what} at a first {server.kind} message{server.last_words()}")
+                received += len(data)
+            if declared is None:
+                return []
+            sockets, _, hindrance = find_sockets(server, client.getsockname()[1])
+            if not sockets:
+                return [unknown("nodelay", declared, hindrance)]
+            try:
+                found = bool(sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            finally:
+                for each in sockets:
+                    each.close()
+            return [
+                check_equal(
+                    "nodelay", declared, found, f"TCP_NODELAY is {'on' if found else 'off'} on accepted sockets"
+                )
+            ]
+    except OSError as error:
+        raise SampleFailed(f"the server doesn't take a connection: {error}{server.last_words()}") from None
+
+
+def verify(server: Server) -> list[results.Check]:
+    """Check what an arm declares, on its live process; raises SampleFailed where it doesn't even answer."""
+    if platform.system() != "Linux":  # pragma: no cover
+        raise SampleFailed("ringlab measures on Linux only")
+    return [*check_listening(server), *check_connection(server)]

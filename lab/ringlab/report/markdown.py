@@ -1,0 +1,117 @@
+"""The report as Markdown."""
+
+import shlex
+
+from ringlab import report
+from ringlab.results import Cell, Group, Result
+
+
+def render(result: Result) -> str:
+    """Return the report as the text of a Markdown file."""
+    lines = ["# A run of ringlab", ""]
+    if result.run.interrupted:
+        lines += ["The run was interrupted: what follows rests on what was measured till then.", ""]
+    lines += ["## Verdicts", "", *verdicts(result)]
+    lines += ["## Setting", "", "| | |", "| --- | --- |"]
+    lines += [f"| {name} | {cell_text(text)} |" for name, text in report.settings(result)]
+    lines += ["", "Repeat it with:", "", "```", shlex.join(result.run.command), "```", ""]
+    problems = [finding for finding in result.preflight if finding.status != "ok"]
+    if problems:
+        lines += ["What preflight found:", ""]
+        lines += [f"- {finding.status}: {finding.name}: {finding.text}" for finding in problems]
+        lines.append("")
+    for cell in result.cells:
+        if cell.analysis.groups:
+            lines += render_cell(cell)
+    lines += left_out(result)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def cell_text(text: str) -> str:
+    """Return a text that doesn't end a table's cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table, numbers to the right."""
+    lines = [f"| {' | '.join(map(cell_text, headings))} |", f"| --- |{' ---: |' * (len(headings) - 1)}"]
+    return lines + [f"| {' | '.join(map(cell_text, row))} |" for row in rows] + [""]
+
+
+def verdicts(result: Result) -> list[str]:
+    """Return a sentence for each group of arms."""
+    lines = []
+    for cell in result.cells:
+        for group in cell.analysis.groups:
+            kind = f" ({report.group_title(cell, group)})" if report.group_title(cell, group) else ""
+            lines.append(f"- **{cell.name}**{kind}: {group.verdict.sentence}")
+    if not lines:
+        lines.append("Nothing was measured.")
+    lines.append("")
+    if result.run.notes:
+        lines += [f"- {note}" for note in result.run.notes]
+        lines.append("")
+    return lines
+
+
+def render_cell(cell: Cell) -> list[str]:
+    """Return the lines about a cell."""
+    lines = [f"## {cell.name}", "", f"{cell.title[:1].upper()}{cell.title[1:]}.", ""]
+    if "rate" in cell.parameters:
+        lines += [
+            f"The rate is {cell.parameters['rate']:,.0f}/s, {cell.parameters['percent']}% of what {cell.parameters['of']} did.",
+            "",
+        ]
+    for group in cell.analysis.groups:
+        title = report.group_title(cell, group)
+        if title:
+            lines += [f"### {title[:1].upper()}{title[1:]}", ""]
+        lines += [f"{group.verdict.sentence[:1].upper()}{group.verdict.sentence[1:]}.", "", *table_of(cell, group)]
+        lines += [f"{group.noise_text[:1].upper()}{group.noise_text[1:]}.", ""]
+    if cell.ceiling is not None:
+        lines += [f"The load generator's own ceiling is {report.show(cell.ceiling.operations_per_s)}/s.", ""]
+    if cell.analysis.notes:
+        lines += [f"- {note}" for note in cell.analysis.notes]
+        lines.append("")
+    return lines
+
+
+def table_of(cell: Cell, group: Group) -> list[str]:
+    """Return the table of a group."""
+    others = [metric for metric in cell.metrics if not metric.primary]
+    counted = any(each.per_operation is not None for each in cell.system_calls)
+    headings = ["arm", report.heading(cell.primary), f"ratio to {group.baseline}", "verdict"]
+    headings += [report.heading(metric) for metric in others]
+    if counted:
+        headings.append(f"system calls per {cell.operation}")
+    rows = []
+    for arm in report.ranking(cell, group):
+        comparison = report.comparison_of(group, arm, cell.primary.key)
+        summary = report.summary_of(cell, arm, cell.primary.key)
+        row = [arm, report.show(summary.median) if summary else ""]
+        row += ["1", "the baseline"] if comparison is None else [report.show_ratio(comparison), comparison.verdict]
+        for metric in others:
+            found = report.summary_of(cell, arm, metric.key)
+            row.append(report.show(found.median) if found else "")
+        if counted:
+            row.append(report.system_calls_of(cell, arm))
+        rows.append(row)
+    return table(headings, rows)
+
+
+def left_out(result: Result) -> list[str]:
+    """Return who took no part, and why; and what of the declared couldn't be confirmed."""
+    lines = []
+    for arm in result.arms:
+        if arm.skipped:
+            install = f" Install it with `{arm.install}`." if arm.install else ""
+            lines.append(f"- {arm.name}: {arm.skipped}.{install}")
+    lines += [f"- {cell.name}: {cell.left_out}." for cell in result.cells if cell.left_out]
+    if lines:
+        lines = ["## Left out", "", *lines, ""]
+    checks = [(arm, check) for arm in result.arms for check in arm.checks if check.status != "ok"]
+    if checks:
+        lines += ["## Declared, and not so or not looked up", ""]
+        lines += [f"- {arm.name}: {check.name} {check.declared}: {check.status}, {check.text}" for arm, check in checks]
+        lines.append("")
+    return lines

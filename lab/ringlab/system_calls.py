@@ -1,0 +1,135 @@
+"""System calls of live processes, counted by perf (which disturbs little) or strace (which disturbs much, and counts right).
+
+perf counts in intervals, so that its rate is that of the window however long it took to attach; strace is there before the load
+begins, and its count is taken over everything that was done.
+"""
+
+import contextlib
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ringlab.process import SampleFailed, die_with_parent
+
+INTERVAL_MS = 100
+ATTACH_S = 0.3
+END_TIMEOUT_S = 10
+
+
+class Counter:
+    """Counts the system calls of processes within a `with` block."""
+
+    def __init__(self, tool: str, pids: Sequence[int]) -> None:
+        """Prepare to count by `tool`, perf or strace."""
+        self.tool = tool
+        self.pids = [str(pid) for pid in pids]
+        self.output = tempfile.NamedTemporaryFile(mode="r", prefix="ringlab-")  # noqa: SIM115 (closed in __exit__)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.counted = 0.0
+        """Calls per second (perf), or in all (strace)."""
+
+    def __enter__(self) -> Self:
+        """Begin, if the tool must be there from the beginning."""
+        if self.tool == "strace":
+            words = ["strace", "-f", "-c", "-o", self.output.name]
+            for pid in self.pids:
+                words += ["-p", pid]
+            self.start(words)
+            time.sleep(ATTACH_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End counting."""
+        try:
+            self.end()
+            if kind is None:
+                self.counted = self.read()
+        finally:
+            self.output.close()
+
+    def start(self, words: list[str]) -> None:
+        """Start the tool."""
+        self.process = subprocess.Popen(
+            [*die_with_parent(), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def end(self) -> None:
+        """Let the tool write what it has counted."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take an event of the load generator: perf counts from the window's begin to its end."""
+        if self.tool != "perf":
+            return
+        if event["event"] == "window_start":
+            words = [
+                "perf",
+                "stat",
+                "-x",
+                ",",
+                "-I",
+                str(INTERVAL_MS),
+                "-e",
+                "raw_syscalls:sys_enter",
+                "-o",
+                self.output.name,
+            ]
+            self.start([*words, "-p", ",".join(self.pids)])
+        elif event["event"] == "window_end":
+            self.end()
+
+    def read(self) -> float:
+        """Return calls per second (perf), or all calls (strace); raises SampleFailed."""
+        text = self.output.read()
+        return calls_per_s(text) if self.tool == "perf" else calls_in_all(text)
+
+    def per_operation(self, operations: float, window_s: float) -> float:
+        """Return the system calls of one operation."""
+        if not self.counted or operations <= 0:
+            raise SampleFailed("nothing was counted")
+        return self.counted / operations * (window_s if self.tool == "perf" else 1)
+
+
+def calls_per_s(text: str) -> float:
+    """Read what `perf stat -I -x ,` wrote: a line for each interval."""
+    times, counts = [], []
+    for line in text.splitlines():
+        fields = line.split(",")
+        if len(fields) > 3 and "raw_syscalls" in line:
+            with contextlib.suppress(ValueError):
+                time_s, count = float(fields[0]), float(fields[1])
+                times.append(time_s)
+                counts.append(count)
+    # The first interval holds the attaching, and the last one was cut short.
+    if len(counts) < 4:
+        raise SampleFailed("perf counted too short: a longer window would do")
+    return sum(counts[1:-1]) / (times[-2] - times[0])
+
+
+def calls_in_all(text: str) -> float:
+    """Read the table that `strace -c` wrote: the sum of the column 'calls', which not every version fills in alike."""
+    end = None
+    for line in text.splitlines():
+        if end is None and " calls" in line:
+            end = line.index(" calls") + len(" calls")
+        elif end is not None and line.rstrip().endswith(" total"):
+            return float(line[:end].split()[-1])
+    raise SampleFailed("strace has counted nothing")

@@ -1,0 +1,390 @@
+"""The five workloads: which cells they have at which scale, in which figures, and what makes a sample void."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ringlab import results
+from ringlab.manifest import KIND_OF_WORKLOAD, WORKLOADS, Arm
+from ringlab.results import Metric
+
+ScaleName = Literal["quick", "normal", "publish"]
+SCALES: dict[ScaleName, results.Scale] = {
+    # Its rounds are as many as fit into the time that it has.
+    "quick": results.Scale(name="quick", rounds=0, window_s=0.5, warm_up_s=0.15, ramp_s=0.0),
+    "normal": results.Scale(name="normal", rounds=9, window_s=2.0, warm_up_s=0.5, ramp_s=0.1),
+    "publish": results.Scale(name="publish", rounds=15, window_s=10.0, warm_up_s=2.0, ramp_s=0.5),
+}
+QUICK_ROUNDS_LEAST, QUICK_ROUNDS_MOST = 3, 7
+
+LITTLES_LAW_LEAST, LITTLES_LAW_MOST = 0.8, 1.2
+"""Between these lies the number of operations in flight, as a share of what a closed loop keeps in flight."""
+OPERATIONS_LEAST = 50
+ERRORS_MOST = 0.001
+"""The share of operations that may fail before a sample is void."""
+WINDOW_LEAST = 0.9
+"""The share of the window that must have been measured."""
+BIND_SAMPLE_NS_LEAST = 100_000_000
+CEILING_FACTOR = 1.5
+"""A server whose rate is nearer to the load generator's own is measured by the generator's limit."""
+CLIENT_BUSY = 0.95
+START_S = {"bind": 0.1, "http": 0.4, "rtt": 0.4, "loop": 0.25, "echo": 0.4}
+"""About what a sample takes beyond what is measured: for the estimate of the time left only."""
+
+SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
+LOOP_BENCHMARKS = {
+    "call_soon": "call_soon in batches of 50,000, each callback",
+    "call_soon_chain": "callbacks that schedule their successor, each",
+    "iteration": "one iteration of the loop with a socket registered",
+    "call_soon_threadsafe": "call_soon_threadsafe from another thread, each callback",
+    "timer_insert": "inserting a timer",
+    "timer_fire": "running a timer that is due",
+    "timer_lateness": "timers of 0 to 9 ms, how late each runs",
+    "timer_cancel": "cancelling a timer",
+    "tasks": "tasks, each",
+    "futures": "futures, each",
+    "executor": "run_in_executor, there and back",
+    "socket_ping_pong": "64 bytes there and back between two protocols of one loop",
+}
+LOOP_QUICK = ("call_soon", "iteration", "timer_insert", "tasks", "socket_ping_pong")
+
+SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
+RATE = Metric(key="operations_per_s", title="rate", unit="/s", better="higher")
+P50 = Metric(key="latency_p50_us", title="latency p50", unit="us", better="lower")
+P99 = Metric(key="latency_p99_us", title="latency p99", unit="us", better="lower")
+CORRECTED_P50 = Metric(key="corrected_p50_us", title="latency p50 from the intended start", unit="us", better="lower")
+CORRECTED_P99 = Metric(key="corrected_p99_us", title="latency p99 from the intended start", unit="us", better="lower")
+COLD_P50 = Metric(key="cold_p50_us", title="first message of a connection, p50", unit="us", better="lower")
+MEGABYTES = Metric(key="megabytes_per_s", title="throughput in each direction", unit="MB/s", better="higher")
+CPU_PER_MEGABYTE = Metric(
+    key="server_cpu_us", title="server CPU per MB echoed", unit="us", better="lower", primary=True
+)
+OPERATION_NS = Metric(key="operation_ns", title="time per operation", unit="ns", better="lower", primary=True)
+CPU_NS = Metric(key="cpu_ns", title="CPU per operation", unit="ns", better="lower")
+
+
+class UnknownCells(Exception):
+    """No cell has such a name; the text says which there are."""
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """One thing to measure on every arm that serves it."""
+
+    name: str
+    workload: Literal["bind", "http", "rtt", "loop", "echo"]
+    title: str
+    operation: str
+    metrics: tuple[Metric, ...]
+    scales: frozenset[str]
+    connections: int = 0
+    size_bytes: int = 0
+    stream: bool = False
+    percent: int = 0
+    """Of the slowest arm's closed-loop rate; 0 in a closed loop."""
+    follows: str = ""
+    """The closed-loop cell that gives the rate."""
+    mode: str = ""
+    concurrent: int = 0
+    benchmark: str = ""
+    windows_s: Mapping[str, float] = field(default_factory=dict)
+    """By scale, where it differs from the scale's own."""
+
+    @property
+    def kind(self) -> str:
+        """What the programs of the arms are asked for."""
+        return KIND_OF_WORKLOAD[self.workload]
+
+    def window_s(self, scale: results.Scale) -> float:
+        """Return how long is measured."""
+        factor = scale.window_s / SCALES[scale.name].window_s
+        return self.windows_s.get(scale.name, SCALES[scale.name].window_s) * factor
+
+    def sample_s(self, scale: results.Scale) -> float:
+        """Return about how long one sample takes."""
+        window_s, start_s = self.window_s(scale), START_S[self.workload]
+        if self.workload in ("bind", "loop"):
+            return start_s + 1.3 * window_s
+        return start_s + scale.ramp_s + scale.warm_up_s + window_s + self.connections * 2e-4
+
+    def served_by(self, arm: Arm) -> bool:
+        """Whether an arm takes part."""
+        return self.workload in arm.workloads and (not self.mode or self.mode in arm.declares.bind_modes)
+
+    def record(self, scale: results.Scale) -> results.Cell:
+        """Return it as a result has it, before anything is measured."""
+        parameters: dict[str, Any] = {"window_s": self.window_s(scale)}
+        for name in ("connections", "size_bytes", "percent", "follows", "mode", "concurrent", "benchmark"):
+            if getattr(self, name):
+                parameters[name] = getattr(self, name)
+        if self.workload == "echo":
+            parameters["framing"] = "stream" if self.stream else "framed"
+        return results.Cell(
+            name=self.name,
+            workload=self.workload,
+            title=self.title,
+            operation=self.operation,
+            parameters=parameters,
+            metrics=list(self.metrics),
+        )
+
+    def load_options(self, scale: results.Scale, rate: float = 0.0) -> list[str]:
+        """Return the load generator's words for this cell, without address, placement and seed."""
+        words: list[str] = [self.workload]
+        if self.workload != "rtt":
+            words += ["--connections", str(self.connections)]
+        if self.size_bytes and self.workload != "http":
+            words += ["--size", str(self.size_bytes)]
+        if self.stream:
+            words += ["--mode", "stream"]
+        if rate:
+            words += ["--rate", f"{rate:.1f}"]
+        return [
+            *words,
+            "--warm-up",
+            f"{scale.warm_up_s:g}",
+            "--window",
+            f"{self.window_s(scale):g}",
+            "--ramp",
+            f"{scale.ramp_s:g}",
+        ]
+
+
+QUICK = frozenset({"quick", "normal", "publish"})
+NORMAL = frozenset({"normal", "publish"})
+PUBLISH = frozenset({"publish"})
+
+
+def plural(count: int, noun: str) -> str:
+    """Return 'one thing' or 'N things'."""
+    return f"one {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def bind_cells() -> list[CellPlan]:
+    """Opening sockets."""
+    titles = {
+        "bind": "socket, bind to 127.0.0.1:0, close",
+        "listen": "socket, bind, listen, close",
+        "accept": "socket, bind, listen, accept one connection, close",
+    }
+    return [
+        CellPlan(
+            name=f"bind/{mode}/{concurrent}",
+            workload="bind",
+            title=f"{title}; {'one after the other' if concurrent == 1 else f'{concurrent} at once'}",
+            operation=mode,
+            metrics=(OPERATION_NS,),
+            scales=QUICK if (mode, concurrent) in (("listen", 1), ("listen", 50), ("accept", 1)) else NORMAL,
+            mode=mode,
+            concurrent=concurrent,
+            windows_s={"quick": 0.15, "normal": 0.5, "publish": 1.0},
+        )
+        for mode, title in titles.items()
+        for concurrent in (1, 50)
+    ]
+
+
+def http_cells() -> list[CellPlan]:
+    """Hello world over HTTP: the closed loop for capacity, then open loops at rates that all arms have in common."""
+    cells = []
+    for connections in (50, 500, 2000):
+        closed = f"http/{connections}/closed"
+        on = f"on {plural(connections, 'connection')}"
+        cells.append(
+            CellPlan(
+                name=closed,
+                workload="http",
+                title=f"GET with an answer of 13 bytes, {on}, each asks anew when it has its answer",
+                operation="request",
+                metrics=(SERVER_CPU, RATE, P50, P99),
+                scales=QUICK if connections == 50 else NORMAL,
+                connections=connections,
+            )
+        )
+        for percent in (25, 50, 75, 90):
+            cells.append(
+                CellPlan(
+                    name=f"http/{connections}/open-{percent}",
+                    workload="http",
+                    title=f"GET {on} at {percent}% of the rate of the slowest, whether answers come or not",
+                    operation="request",
+                    metrics=(SERVER_CPU, CORRECTED_P50, CORRECTED_P99, P50, P99, RATE),
+                    scales=QUICK if (connections, percent) == (50, 75) else NORMAL if connections == 50 else PUBLISH,
+                    connections=connections,
+                    percent=percent,
+                    follows=closed,
+                )
+            )
+    return cells
+
+
+def rtt_cells() -> list[CellPlan]:
+    """A message there and back on one connection."""
+    return [
+        CellPlan(
+            name=f"rtt/{size}",
+            workload="rtt",
+            title=f"{size} there and back on one connection",
+            operation="round trip",
+            metrics=(SERVER_CPU, P50, P99, COLD_P50, RATE),
+            scales=QUICK if size in ("1KB",) else NORMAL,
+            connections=1,
+            size_bytes=size_bytes,
+            windows_s={"quick": 0.5, "normal": 2.0, "publish": 5.0},
+        )
+        for size, size_bytes in SIZES.items()
+    ]
+
+
+def loop_cells() -> list[CellPlan]:
+    """What an event loop costs without a network."""
+    return [
+        CellPlan(
+            name=f"loop/{name}",
+            workload="loop",
+            title=title,
+            operation="operation",
+            metrics=(OPERATION_NS, CPU_NS),
+            scales=QUICK if name in LOOP_QUICK else NORMAL,
+            benchmark=name,
+            windows_s={"quick": 0.2, "normal": 0.5, "publish": 2.0},
+        )
+        for name, title in LOOP_BENCHMARKS.items()
+    ]
+
+
+def echo_cells() -> list[CellPlan]:
+    """Echo under load."""
+    cells = []
+    for connections in (1, 100, 500):
+        on = f"on {plural(connections, 'connection')}"
+        cells.append(
+            CellPlan(
+                name=f"echo/framed/1KB/{connections}",
+                workload="echo",
+                title=f"messages of 1 KB {on}, each checked, one in flight per connection",
+                operation="message",
+                metrics=(SERVER_CPU, RATE, P50, P99),
+                scales=QUICK if connections == 100 else NORMAL,
+                connections=connections,
+                size_bytes=1024,
+            )
+        )
+    for connections in (1, 100, 500):
+        on = f"on {plural(connections, 'connection')}"
+        # 100 connections for a minute as well, as in the report that this workload answers.
+        cells.append(
+            CellPlan(
+                name=f"echo/stream/{connections}",
+                workload="echo",
+                title=f"streams of 'hello world' {on}, checked by position",
+                operation="MB",
+                metrics=(CPU_PER_MEGABYTE, MEGABYTES),
+                scales=QUICK if connections == 100 else NORMAL,
+                connections=connections,
+                stream=True,
+                windows_s={"quick": 0.5, "normal": 2.0, "publish": 60.0 if connections == 100 else 10.0},
+            )
+        )
+    return cells
+
+
+CELLS = (*bind_cells(), *http_cells(), *rtt_cells(), *loop_cells(), *echo_cells())
+BY_NAME = {cell.name: cell for cell in CELLS}
+
+
+def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
+    """Return the cells that are asked for: workloads, names of cells or globs; all of the scale where nothing is.
+
+    A name or a glob reaches every cell, a workload those of the scale. What an open loop follows comes with it. Raises
+    UnknownCells.
+    """
+    chosen: set[str] = set()
+    patterns = list(asked) or list(WORKLOADS)
+    for pattern in patterns:
+        if pattern in WORKLOADS:
+            found = {cell.name for cell in CELLS if cell.workload == pattern and scale in cell.scales}
+        else:
+            found = {cell.name for cell in CELLS if fnmatch.fnmatchcase(cell.name, pattern)}
+        if not found:
+            raise UnknownCells(
+                f"there is no workload and no cell {pattern!r}; workloads: {', '.join(WORKLOADS)}; cells look like"
+                f" {CELLS[0].name} (`ringlab targets --cells` lists them)"
+            )
+        chosen |= found
+    chosen |= {BY_NAME[name].follows for name in chosen if BY_NAME[name].follows}
+    return [cell for cell in CELLS if cell.name in chosen]
+
+
+def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of a sample from the load generator's result."""
+    operations, window_s = event["operations"], event["window_s"]
+    figures: dict[str, float] = {
+        "window_s": window_s,
+        "operations": operations,
+        "operations_per_s": event["operations_per_s"],
+    }
+    megabytes = event["bytes_in"] / 1e6
+    if window_s:
+        figures["megabytes_per_s"] = megabytes / window_s
+    counted = megabytes if plan.stream else operations
+    server = event.get("server")
+    if server and counted:
+        figures["server_cpu_us"] = server["cpu_ns"] / counted / 1e3
+        figures["server_cpu_percent"] = 100 * server["cpu_ns"] / 1e9 / window_s if window_s else 0.0
+        figures["server_system_share"] = server["system_ns"] / max(1, server["user_ns"] + server["system_ns"])
+        figures["voluntary_switches_per_operation"] = server["voluntary_switches"] / counted
+        figures["involuntary_switches_per_operation"] = server["involuntary_switches"] / counted
+        figures["server_threads"] = server["threads"]
+        figures["rss_rest_bytes"] = server["rss_rest_bytes"]
+        figures["rss_end_bytes"] = server["rss_end_bytes"]
+        grown = server["rss_connected_bytes"] - server["rss_rest_bytes"]
+        figures["rss_per_connection_bytes"] = grown / max(1, plan.connections)
+    for kind, prefix in (("service", "latency"), ("corrected", "corrected"), ("cold", "cold")):
+        histogram = event["latency"].get(kind)
+        if histogram and histogram["count"]:
+            for name in ("mean", "p50", "p90", "p95", "p99", "p999", "max"):
+                figures[f"{prefix}_{name}_us"] = histogram[f"{name}_ns"] / 1e3
+    if event.get("littles_law"):
+        figures["in_flight_average"] = event["littles_law"]["in_flight_average"]
+    if event.get("fairness"):
+        figures["fairness_jain"] = event["fairness"]["jain"]
+        figures["fairness_min"] = event["fairness"]["min"]
+        figures["fairness_max"] = event["fairness"]["max"]
+    figures["client_cpu_fraction"] = event["client"]["cpu_fraction"]
+    figures["client_max_loop_us"] = event["client"]["max_loop_ns"] / 1e3
+    return figures
+
+
+def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[str]:
+    """Return why a load's result can't stand for what the cell is about; nothing where it can."""
+    reasons = []
+    if event.get("void"):
+        reasons.append(str(event["void"]))
+    connections = event["connections"]
+    if connections["opened"] < connections["asked"]:
+        reasons.append(f"only {connections['opened']} of {connections['asked']} connections were opened")
+    elif connections["alive_at_end"] < connections["asked"]:
+        reasons.append(
+            f"only {connections['alive_at_end']} of {connections['asked']} connections were alive at the end"
+        )
+    if event["window_s"] < WINDOW_LEAST * window_s:
+        reasons.append(f"{event['window_s']:.3g} s were measured instead of {window_s:g} s")
+    operations = event["operations"]
+    if not plan.stream and operations < OPERATIONS_LEAST and not reasons:
+        reasons.append(
+            f"{operations} operations in {event['window_s']:.3g} s tell nothing: at least {OPERATIONS_LEAST} must end"
+        )
+    law = event.get("littles_law")
+    # A stream's messages have no ends that a latency could be taken from; an open loop keeps no number in flight.
+    if law and not plan.percent and not plan.stream and not LITTLES_LAW_LEAST <= law["ratio"] <= LITTLES_LAW_MOST:
+        reasons.append(
+            f"Little's law: {law['in_flight_average']:.1f} operations were in flight on average, and {law['expected']:g} should have been:"
+            " answers stopped coming for a part of the window"
+        )
+    failures = sum(error["count"] for error in event["errors"].values())
+    if failures > ERRORS_MOST * operations:
+        kinds = ", ".join(f"{error['count']} x {kind} ({error['first']})" for kind, error in event["errors"].items())
+        reasons.append(f"errors: {kinds}")
+    return reasons

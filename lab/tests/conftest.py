@@ -1,0 +1,116 @@
+"""Targets and a load generator for the tests, which measure nothing and take no time."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringlab import manifest, preflight, results, runner, workloads
+
+FAKES = Path(__file__).parent / "fakes"
+MakeTargets = Callable[..., Path]
+
+TARGET = """
+name = "{name}"
+language = "Python"
+title = "a fake"
+[run]
+echo = "{{python}} {server} echo --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
+http = "{{python}} {server} http --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
+bind = "{{python}} {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
+loop = "{{python}} {server} loop --benchmark {{benchmark}} --cost {cost} --fault '{fault}'"
+[ready]
+timeout_s = {ready_s}
+connect = {connect}
+[stop]
+timeout_s = 0.5
+[declares]
+nodelay = true
+backlog = 1024
+parser = "canned"
+"""
+
+
+@pytest.fixture(autouse=True)
+def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fake load generator, which everything finds."""
+    program = tmp_path / "fake-load"
+    program.write_text(f"#!{sys.executable}\n" + (FAKES / "load.py").read_text())
+    program.chmod(0o755)
+    monkeypatch.setenv("RINGLAB_LOAD", str(program))
+    for name in preflight.DEBUG_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return program
+
+
+@pytest.fixture
+def make_targets(tmp_path: Path) -> MakeTargets:
+    """Makes a folder of targets: `make_targets(fast=1.0, slow=2.0, faults={"slow": "crash"})`."""
+
+    def make(
+        faults: dict[str, str] | None = None, ready_s: float = 10.0, connect: bool = False, **costs: float
+    ) -> Path:
+        folder = tmp_path / "targets"
+        for name, cost in costs.items():
+            (folder / name).mkdir(parents=True)
+            fault = (faults or {}).get(name, "")
+            text = TARGET.format(
+                name=name,
+                server=FAKES / "server.py",
+                cost=cost,
+                fault=fault,
+                ready_s=ready_s,
+                connect=str(connect).lower(),
+            )
+            (folder / name / manifest.FILE_NAME).write_text(text)
+        return folder
+
+    return make
+
+
+class SilentProgress:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.cells: list[str] = []
+        self.done_s = 0.0
+
+    def step(self, text: str) -> None:
+        self.steps.append(text)
+
+    def advance(self, expected_s: float) -> None:
+        self.done_s += expected_s
+
+    def cell_done(self, cell: results.Cell) -> None:
+        self.cells.append(cell.name)
+
+
+@pytest.fixture
+def make_race(make_targets: MakeTargets, tmp_path: Path, fake_load: Path) -> Callable[..., runner.Race]:
+    """Makes a race of fakes over the given cells."""
+
+    def make(cells: list[str], rounds: int = 3, **targets: object) -> runner.Race:
+        arms = manifest.discover(make_targets(**targets))
+        scale = results.Scale(name="normal", rounds=rounds, window_s=0.2, warm_up_s=0.0, ramp_s=0.0)
+        run = results.Run(command=["ringlab", "run"], begun="2026-11-21T15:00:00+00:00", seed=1, scale=scale)
+        return runner.Race(
+            results.Result(run=run),
+            {arm.name: arm for arm in arms},
+            workloads.choose(cells, "normal"),
+            fake_load,
+            tmp_path / "out" / "result.json",
+            SilentProgress(),
+        )
+
+    return make
+
+
+def children() -> set[int]:
+    """The live children of this process."""
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        found |= set(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
+    return found

@@ -1,0 +1,139 @@
+"""A load generator that speaks the real one's protocol, and measures next to nothing.
+
+It exchanges a few messages, so that a server that doesn't work shows, and reports figures that follow from the server's
+command line: its `--cost`. FAKE_LOAD_* variables make it misbehave.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def say(**event: Any) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def cost_of(pids: list[int]) -> float:
+    for pid in pids:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if "--cost" in words:
+            return float(words[words.index("--cost") + 1])
+    return 1.0
+
+
+def exchange(connection: socket.socket, workload: str) -> bool:
+    message = REQUEST if workload == "http" else b"x" * 64
+    try:
+        connection.sendall(message)
+        received = b""
+        while len(received) < (1 if workload == "http" else len(message)):
+            data = connection.recv(4096)
+            if not data:
+                return False
+            received += data
+    except OSError:
+        return False
+    return True
+
+
+def latency(p50_us: float) -> dict[str, Any]:
+    from hdrh.histogram import HdrHistogram
+
+    histogram = HdrHistogram(1, 3_600_000_000_000, 3)
+    for step in range(100):
+        histogram.record_value(int(p50_us * 1000 * (0.5 + step / 100)))
+    figures = {f"{name}_ns": histogram.get_value_at_percentile(percentile) for name, percentile in
+               (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("p999", 99.9), ("max", 100))}  # fmt: skip
+    return {"count": 100, "min_ns": histogram.get_min_value(), "mean_ns": histogram.get_mean_value(), **figures,
+            "hdr": histogram.encode().decode()}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--version", action="version", version=os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release)")
+    )
+    parser.add_argument("workload", choices=["echo", "rtt", "http", "ceiling"])
+    parser.add_argument("of", nargs="?")
+    parser.add_argument("--address")
+    parser.add_argument("--connections", type=int, default=1)
+    parser.add_argument("--account", type=int, action="append", default=[])
+    parser.add_argument("--warm-up", type=float, default=0)
+    parser.add_argument("--window", type=float, default=1)
+    parser.add_argument("--ramp", type=float, default=0)
+    parser.add_argument("--rate", type=float, default=0)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--mode", default="framed")
+    parser.add_argument("--cpu")
+    parser.add_argument("--responder-cpu")
+    parser.add_argument("--hdr", action="store_true")
+    parser.add_argument("--probe", action="store_true")
+    options = parser.parse_args()
+    trouble = os.environ.get("FAKE_LOAD_TROUBLE", "")
+    if trouble == "refuses":
+        sys.exit("no descriptors: raise the limit with ulimit -n")
+    if trouble == "babbles":
+        print("this is no JSON", flush=True)
+        return
+    if options.probe:
+        say(
+            event="probe",
+            parser="canned" if "9" in options.address[-1] else "real",
+            text="",
+            answers={"malformed": "400"},
+        )
+        return
+    cost, alive = 1.0, options.connections
+    if options.workload != "ceiling":
+        host, _, port = options.address.rpartition(":")
+        cost = cost_of(options.account)
+        connections = [socket.create_connection((host, int(port)), 5) for _ in range(min(4, options.connections))]
+        say(event="connected", connections=options.connections, seconds=0.01)
+        alive -= sum(1 for connection in connections if not exchange(connection, options.workload))
+        hang = os.environ.get("FAKE_LOAD_HANG")
+        if hang and cost > 5:
+            Path(hang).touch()
+            time.sleep(600)
+    say(event="window_start")
+    time.sleep(min(options.window, 0.01))
+    say(event="window_end")
+    operations = int(options.window * (options.rate or 20_000 / cost)) * (5 if options.workload == "ceiling" else 1)
+    asked = options.connections
+    result = {
+        "event": "result", "schema_version": 1, "workload": options.workload, "void": None, "window_s": options.window,
+        "operations": operations, "operations_per_s": operations / options.window,
+        "bytes_in": operations * options.size, "bytes_out": operations * options.size,
+        "latency": {"service": latency(100 * cost), "corrected": latency(120 * cost) if options.rate else None, "cold": None},
+        "errors": {}, "connections": {"asked": asked, "opened": asked, "alive_at_end": alive},
+        "fairness": {"min": 1, "p5": 1, "median": 1, "p95": 1, "max": 1, "jain": 1.0},
+        "littles_law": None if options.rate else {"in_flight_average": asked, "expected": asked, "ratio": 1.0},
+        "client": {"cpu_ns": 1000, "cpu_fraction": 0.4, "threads": 1, "max_loop_ns": 1000},
+        # A small difference from run to run, as it would be: without any, intervals have no width.
+        "server": {"cpu_ns": int(operations * 5000 * cost * (1 + os.getpid() % 7 / 2000)), "user_ns": 1, "system_ns": 3,
+                   "voluntary_switches": 10, "involuntary_switches": 1, "threads": 1, "rss_rest_bytes": 1000,
+                   "rss_connected_bytes": 1000 + 100 * asked, "rss_end_bytes": 5000},
+    }  # fmt: skip
+    if trouble == "mismatch":
+        result["void"] = "connection 3, frame 7: byte 12 is 0x00 and should be 0x41"
+    elif trouble == "stall":
+        result["littles_law"] = {"in_flight_average": 0.1 * asked, "expected": asked, "ratio": 0.1}
+    elif trouble == "resets":
+        result["errors"] = {"reset": {"count": operations, "first": "connection reset by peer"}}
+    elif trouble == "short":
+        result["window_s"] = options.window / 2
+    elif trouble == "few":
+        result["operations"] = 3
+    elif trouble == "unconnected":
+        result["connections"]["opened"] = asked - 1
+    say(**result)
+
+
+main()

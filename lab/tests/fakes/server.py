@@ -1,0 +1,87 @@
+"""A server for the tests of the runner: echo and HTTP in threads, with faults on demand; and the two one-shot programs."""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!"
+
+
+def serve(connection: socket.socket, options: argparse.Namespace, number: int) -> None:
+    if options.fault != "nagle":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection:
+        while data := connection.recv(65536):
+            if options.fault == "crash" and number > 1:
+                print("Segmentation fault, or so", file=sys.stderr, flush=True)
+                os._exit(3)
+            if options.fault == "silent":
+                continue
+            connection.sendall(ANSWER if options.what == "http" else data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["echo", "http", "bind", "loop"])
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--cost", type=float, default=1.0)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--benchmark")
+    options = parser.parse_args()
+    if options.what == "bind":
+        # So many at once as a round number of them takes as long as is asked for.
+        print(
+            json.dumps(
+                {
+                    "operations": options.count,
+                    "ns": 0 if options.fault == "instant" else int(options.count * 20_000 * options.cost),
+                }
+            )
+        )
+        return
+    if options.what == "loop":
+        if options.fault == "crash":
+            sys.exit("WrongBehaviour: callbacks run in the wrong order")
+        jitter = 1 + os.getpid() % 5 / 1000
+        print("a line before the last one")
+        print(
+            json.dumps(
+                {
+                    "operations": 10,
+                    "ns": 10,
+                    "samples_ns": [100 * options.cost * jitter] * 3,
+                    "figures": {"cpu_ns": 90.0},
+                }
+            )
+        )
+        return
+    if options.fault == "no-start":
+        sys.exit("cannot load its library: libnone.so.1")
+    if options.fault == "never-ready":
+        time.sleep(600)
+    if options.fault == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7 if options.fault == "fails-late" else 0))
+    if options.fault == "child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print("child", child.pid, flush=True)
+    listener = socket.create_server(("127.0.0.1", options.port), backlog=5 if options.fault == "backlog" else 1024)
+    if options.fault != "quiet":
+        print(f"listening on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    number = 0
+    while True:
+        connection, _ = listener.accept()
+        number += 1
+        threading.Thread(target=serve, args=(connection, options, number), daemon=True).start()
+
+
+main()

@@ -1,0 +1,363 @@
+"""The race against fake targets: what works is measured, and what doesn't is told, with its reason."""
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import MakeTargets, SilentProgress, children
+from ringlab import manifest, process, results, runner, system_calls, workloads
+
+MakeRace = Callable[..., runner.Race]
+ECHO = "echo/framed/1KB/100"
+
+
+def samples_of(race: runner.Race, arm: str, cell: int = 0) -> list[results.Sample]:
+    return [sample for sample in race.result.cells[cell].samples if sample.arm == arm]
+
+
+def the_sample(race: runner.Race, arm: str = "one") -> results.Sample:
+    return samples_of(race, arm)[0]
+
+
+def test_a_race_ranks_the_arms_and_is_written(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=5, cheap=1.0, dear=1.5)
+    race.run()
+    (cell,) = race.result.cells
+    assert cell.arms == ["cheap", "dear", "cheap (again)"]
+    assert all(sorted(order) == sorted(cell.arms) for order in cell.orders)
+    assert len({tuple(order) for order in cell.orders}) > 1, "the order is drawn anew for each round"
+    assert [sample.status for sample in cell.samples] == ["measured"] * 15
+    (group,) = cell.analysis.groups
+    assert group.verdict.kind == "winner"
+    assert group.verdict.arms == ["cheap"]
+    by_arm = {each.arm: each for each in group.comparisons if each.metric == "server_cpu_us"}
+    assert by_arm["dear"].verdict == "worse"
+    assert by_arm["dear"].ratio == pytest.approx(1.5, rel=0.01)
+    assert by_arm["cheap (again)"].verdict == "tie"
+    assert {curve.arm for curve in cell.analysis.curves} == set(cell.arms)
+    assert cell.ceiling is not None
+    assert cell.ceiling.operations_per_s == 100_000
+    assert race.result.run.complete
+    assert results.Result.read(race.output) == race.result
+    assert children() == set(), "every process that was started has ended"
+
+
+def test_what_an_arm_declares_is_looked_up_on_its_process(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0)
+    race.run()
+    record = next(arm for arm in race.result.arms if arm.name == "one")
+    allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert {(check.name, check.status, check.found) for check in record.checks} == {
+        ("nodelay", "ok", "true"),
+        ("backlog", "ok", str(min(1024, allowed))),
+        ("workers", "ok", "1 thread"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("nagle", "nodelay isn't as declared: TCP_NODELAY is off on accepted sockets (declared: true)"),
+        ("backlog", "backlog isn't as declared: it listens with a backlog of 5 (declared: 1024)"),
+    ],
+)
+def test_a_lie_about_socket_options_voids_the_sample(fault: str, reason: str, make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=2, one=1.0, faults={"one": fault})
+    race.run()
+    assert {sample.status for sample in race.result.cells[0].samples} == {"void"}
+    assert the_sample(race).reasons == [reason]
+    assert race.result.cells[0].analysis.groups == []
+    assert any(reason in note for note in race.result.cells[0].analysis.notes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (
+            "no-start",
+            "the server ended with code 1 before it listened; its last line: cannot load its library: libnone.so.1",
+        ),
+        ("never-ready", "it didn't print a line with 'listening on ' within 0.5 s"),
+        ("crash", "the server ended with code 3 while it was measured; its last line: Segmentation fault, or so"),
+    ],
+)
+def test_a_server_that_fails_is_told_and_given_up(fault: str, reason: str, make_race: MakeRace) -> None:
+    ready_s = 0.5 if fault == "never-ready" else 10.0
+    race = make_race([ECHO], rounds=4, ready_s=ready_s, one=1.0, other=1.0, faults={"one": fault})
+    race.options.again = False
+    race.options.baseline = "other"
+    race.run()
+    found = samples_of(race, "one")
+    assert [sample.status for sample in found] == ["failed"] * runner.FAILURES_MOST
+    assert found[0].reasons == [reason]
+    assert len(samples_of(race, "other")) == 4
+    assert race.result.cells[0].analysis.groups[0].verdict.kind == "nothing to compare"
+    assert race.result.run.complete
+    assert children() == set()
+
+
+def test_a_server_that_does_not_answer_is_told(make_race: MakeRace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "PROBE_TIMEOUT_S", 0.3)
+    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "silent"})
+    race.run()
+    assert the_sample(race).reasons == ["the server didn't answer within 0.3 s at a first echo message"]
+
+
+def test_a_server_that_ignores_sigterm_is_killed_and_noted(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "stubborn"})
+    race.run()
+    assert the_sample(race).status == "measured"
+    assert "one: it didn't end within 0.5 s of SIGTERM and was killed" in race.result.run.notes
+    assert children() == set()
+
+
+def test_a_server_that_ends_badly_is_noted(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "fails-late"})
+    race.run()
+    assert "one: it ended with code 7 on SIGTERM" in race.result.run.notes
+
+
+def test_children_of_a_server_are_accounted_for_and_ended(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "child"}))
+    with process.Server(arm, "echo", 1) as server:
+        tree = server.tree()
+        assert len(tree) == 2
+        assert server.threads() >= 2
+        child = int(next(line for line in server.lines if line.startswith("child")).split()[1])
+        assert child in tree
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_server_may_be_ready_when_it_accepts(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, connect=True, faults={"one": "quiet"}))
+    with process.Server(arm, "echo", 1) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 5) as client:
+            client.sendall(b"hello")
+            assert client.recv(5) == b"hello"
+        assert server.stop().complaint == ""
+
+
+def test_more_workers_than_threads_are_a_lie(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0))
+    with process.Server(arm, "echo", 4) as server:
+        workers = next(check for check in process.verify(server) if check.name == "workers")
+    assert (workers.status, workers.text) == ("violated", "4 workers were asked for, and it has only 1 threads")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ("mismatch", "connection 3, frame 7: byte 12 is 0x00 and should be 0x41"),
+        (
+            "stall",
+            "Little's law: 10.0 operations were in flight on average, and 100 should have been: answers stopped coming for a part of"
+            " the window",
+        ),
+        ("resets", "errors: 4000 x reset (connection reset by peer)"),
+        ("short", "0.1 s were measured instead of 0.2 s"),
+        ("few", "3 operations in 0.2 s tell nothing: at least 50 must end"),
+        ("unconnected", "only 99 of 100 connections were opened"),
+    ],
+)
+def test_implausible_samples_are_void(
+    trouble: str, reason: str, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LOAD_TROUBLE", trouble)
+    race = make_race([ECHO], rounds=1, one=1.0)
+    race.run()
+    assert the_sample(race).status == "void"
+    assert the_sample(race).reasons == [reason]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ("refuses", "the load generator: no descriptors: raise the limit with ulimit -n"),
+        ("babbles", "the load generator printed what is no event: this is no JSON"),
+    ],
+)
+def test_trouble_of_the_load_generator_is_told(
+    trouble: str, reason: str, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LOAD_TROUBLE", trouble)
+    race = make_race([ECHO], rounds=1, one=1.0)
+    race.run()
+    assert the_sample(race).status == "failed"
+    assert the_sample(race).reasons == [reason]
+
+
+def test_an_open_loop_runs_at_a_share_of_the_slowest(make_race: MakeRace) -> None:
+    race = make_race(["http/50/open-50"], rounds=3, fast=1.0, slow=2.0)
+    race.run()
+    closed, opened = race.result.cells
+    assert closed.name == "http/50/closed"
+    assert opened.parameters["of"] == "slow"
+    assert opened.parameters["rate"] == pytest.approx(5000, rel=0.01)
+    assert {sample.figures["operations_per_s"] for sample in opened.samples} == {5000}
+    assert {curve.kind for curve in opened.analysis.curves} == {"service", "corrected"}
+    assert {probe.arm for probe in closed.probes} == {"fast", "slow"}
+
+
+def test_real_parsers_and_canned_answers_are_not_ranked_together(make_race: MakeRace) -> None:
+    race = make_race(["http/50/closed"], rounds=3, one=1.0, two=1.0)
+    race.run()
+    (cell,) = race.result.cells
+    cell.probes = [
+        results.Probe(arm="one", parser="real"),
+        results.Probe(arm="two", parser="canned"),
+    ]
+    race.conclude(cell)
+    groups = {group.name: group for group in cell.analysis.groups}
+    assert set(groups) == {"real", "canned"}
+    assert groups["real"].arms == ["one", "one (again)"]
+    assert "one declares a canned parser, and behaves as a real one: it is ranked with these" in cell.analysis.notes
+
+
+def test_binding_is_repeated_until_it_takes_long_enough(make_race: MakeRace) -> None:
+    race = make_race(["bind/listen/1", "bind/listen/50"], rounds=3, one=1.0, other=2.0)
+    race.run()
+    for cell in race.result.cells:
+        for sample in cell.samples:
+            assert sample.status == "measured", sample.reasons
+            assert sample.figures["window_s"] >= 0.1
+            assert sample.figures["operations"] % cell.parameters["concurrent"] == 0
+        assert cell.analysis.groups[0].verdict.arms == ["one"]
+
+
+def test_binding_that_takes_no_time_is_void(make_race: MakeRace) -> None:
+    race = make_race(["bind/listen/1"], rounds=1, one=1.0, faults={"one": "instant"})
+    race.run()
+    assert the_sample(race).status == "void"
+    assert the_sample(race).reasons == ["0 ms were measured, and at least 100 ms must be"]
+
+
+def test_loops_are_timed_and_their_failures_told(make_race: MakeRace) -> None:
+    race = make_race(["loop/call_soon"], rounds=3, one=1.0, bad=1.0, faults={"bad": "crash"})
+    race.options.baseline = "one"
+    race.run()
+    assert samples_of(race, "one")[0].figures["operation_ns"] == pytest.approx(100, rel=0.01)
+    assert samples_of(race, "one")[0].figures["cpu_ns"] == 90
+    assert samples_of(race, "bad")[0].reasons == ["WrongBehaviour: callbacks run in the wrong order"]
+
+
+def test_the_load_generators_limit_is_told(make_race: MakeRace, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0)
+    monkeypatch.setattr(workloads, "CEILING_FACTOR", 6)
+    race.run()
+    assert the_sample(race).client_limited
+    assert any(note.startswith("client-limited: one") for note in race.result.cells[0].analysis.notes)
+
+
+class InterruptedProgress(SilentProgress):
+    """Interrupts at the given step."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+
+    def step(self, text: str) -> None:
+        super().step(text)
+        if self.at in text:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_race_is_kept_and_goes_on(make_race: MakeRace) -> None:
+    race = make_race([ECHO, "loop/call_soon"], rounds=4, one=1.0, two=1.3)
+    race.progress = InterruptedProgress(f"{ECHO}, round 3")
+    race.run()
+    kept = results.Result.read(race.output)
+    assert kept.run.interrupted
+    assert not kept.run.complete
+    # The loop's cell comes first, as the workloads are ordered.
+    loop, echo = kept.cells
+    assert len(loop.samples) == 12
+    assert len(echo.samples) == 6
+    assert echo.analysis.groups, "what was measured is analysed"
+
+    before = [sample.begun_s for sample in echo.samples]
+    again = runner.Race(kept, race.arms, race.plans, race.program, race.output, SilentProgress())
+    again.run()
+    assert kept.run.complete
+    assert [sample.begun_s for sample in kept.cells[1].samples[:6]] == before, "what was measured isn't measured again"
+    assert len(kept.cells[0].samples) == 12
+    assert len(kept.cells[1].samples) == 12
+    assert len(kept.cells[1].orders) == 4
+
+    whole = runner.Race(
+        results.Result(run=race.result.run), race.arms, race.plans, race.program, race.output, SilentProgress()
+    )
+    whole.run()
+    assert [cell.orders for cell in whole.result.cells] == [cell.orders for cell in kept.cells], (
+        "the orders are those of one run"
+    )
+
+
+def test_an_unfinished_round_is_measured_anew(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=2, one=1.0, two=1.0)
+    race.progress = InterruptedProgress("round 2 of 2, two")
+    race.run()
+    kept = results.Result.read(race.output)
+    assert runner.finished_rounds(kept.cells[0]) == 1
+    again = runner.Race(kept, race.arms, race.plans, race.program, race.output, SilentProgress())
+    again.run()
+    assert len(kept.cells[0].samples) == 6
+    assert sorted({(sample.arm, sample.round) for sample in kept.cells[0].samples}) == sorted(
+        (arm, number) for arm in kept.cells[0].arms for number in (1, 2)
+    )
+
+
+def test_system_calls_are_read_from_perf_and_strace() -> None:
+    lines = "\n".join(f"     {index / 10:.9f},{count},,raw_syscalls:sys_enter,{count},100.00,," for index, count in
+                      enumerate([7, 1000, 1000, 1000, 3], 1))  # fmt: skip
+    assert system_calls.calls_per_s(lines) == pytest.approx(10_000)
+    table = """% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 75.00    0.000110           3        20           read
+ 25.00    0.000030           3         9         1 openat
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.000140                    29         1 total
+"""
+    assert system_calls.calls_in_all(table) == 29
+    with pytest.raises(process.SampleFailed, match="a longer window would do"):
+        system_calls.calls_per_s("")
+    with pytest.raises(process.SampleFailed, match="strace has counted nothing"):
+        system_calls.calls_in_all("")
+
+
+def test_the_time_left_adds_up(make_race: MakeRace) -> None:
+    race = make_race([ECHO, "loop/call_soon"], rounds=2, one=1.0)
+    expected_s = sum(race.expected_s(plan) for plan in race.plans)
+    race.run()
+    assert isinstance(race.progress, SilentProgress)
+    assert race.progress.done_s == pytest.approx(expected_s)
+
+
+def test_servers_die_with_the_lab(make_targets: MakeTargets) -> None:
+    if not process.die_with_parent():
+        pytest.skip(
+            "setpriv(1) of util-linux isn't installed, and without it nothing ends a server when the lab is killed"
+        )
+    (arm,) = manifest.discover(make_targets(one=1.0))
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def lab() -> None:
+        server = process.Server(arm, "echo", 1)
+        server.__enter__()
+        theirs.send(server.pid)
+        signal.pause()
+
+    parent = context.Process(target=lab)
+    parent.start()
+    pid = ours.recv()
+    parent.kill()
+    parent.join()
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
