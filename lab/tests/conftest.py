@@ -33,9 +33,9 @@ parser = "canned"
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fake load generator, which everything finds."""
+    """The fake load generator, which is found instead of the real one."""
     program = tmp_path / "fake-load"
     program.write_text(f"#!{sys.executable}\n" + (FAKES / "load.py").read_text())
     program.chmod(0o755)
