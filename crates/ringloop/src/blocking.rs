@@ -115,6 +115,20 @@ impl<T> Future for Waiting<T> {
 ///
 /// # Errors
 /// If no thread could be started.
+///
+/// ```
+/// use ringloop::blocking;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let names = blocking::run(|| {
+///     let entries = std::fs::read_dir("/")?;
+///     entries.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<Vec<_>>>()
+/// });
+/// assert!(!names.await??.is_empty());
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn run<T, F>(call: F) -> io::Result<T>
 where
     T: Send + 'static,

@@ -47,6 +47,19 @@ const GROWTH_MIN: usize = 8 * 1024;
 ///
 /// # Errors
 /// Those of open(2) and read(2); `OutOfMemory` for a file that does not fit into memory.
+///
+/// ```
+/// use ringloop::fs;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// # let path = std::env::temp_dir().join(format!("ringloop-doc-1-{}", std::process::id()));
+/// fs::write(&path, "all of it").await?;
+/// assert_eq!(fs::read(&path).await?, b"all of it");
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let (result, bytes) = File::open(path).await?.read_to_end(Vec::new()).await;
     result.map(|_| bytes)
@@ -56,6 +69,21 @@ pub async fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// Those of [`read`], and `InvalidData` for other bytes.
+///
+/// ```
+/// use ringloop::fs;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// # let path = std::env::temp_dir().join(format!("ringloop-doc-2-{}", std::process::id()));
+/// fs::write(&path, "name = ringloop").await?;
+/// assert_eq!(fs::read_to_string(&path).await?, "name = ringloop");
+/// fs::write(&path, b"\xff").await?;
+/// assert_eq!(fs::read_to_string(&path).await.unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn read_to_string(path: impl AsRef<Path>) -> io::Result<String> {
     String::from_utf8(read(path).await?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
@@ -65,6 +93,20 @@ pub async fn read_to_string(path: impl AsRef<Path>) -> io::Result<String> {
 ///
 /// # Errors
 /// Those of open(2) and write(2).
+///
+/// ```
+/// use ringloop::fs;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// # let path = std::env::temp_dir().join(format!("ringloop-doc-3-{}", std::process::id()));
+/// fs::write(&path, "before").await?;
+/// fs::write(&path, vec![1, 2, 3]).await?;
+/// assert_eq!(fs::read(&path).await?, [1, 2, 3]);
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn write(path: impl AsRef<Path>, contents: impl Into<Vec<u8>>) -> io::Result<()> {
     File::create(path).await?.write_all(contents.into()).await.0
 }
@@ -73,6 +115,21 @@ pub async fn write(path: impl AsRef<Path>, contents: impl Into<Vec<u8>>) -> io::
 ///
 /// # Errors
 /// Those of stat(2).
+///
+/// ```
+/// use ringloop::fs;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// # let path = std::env::temp_dir().join(format!("ringloop-doc-4-{}", std::process::id()));
+/// fs::write(&path, "12345").await?;
+/// let metadata = fs::metadata(&path).await?;
+/// assert!(metadata.is_file());
+/// assert_eq!(metadata.len(), 5);
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
     status(libc::AT_FDCWD, to_c(path.as_ref())?, 0, None).await
 }
@@ -81,6 +138,20 @@ pub async fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
 ///
 /// # Errors
 /// Those of lstat(2).
+///
+/// ```
+/// use ringloop::fs;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// # let path = std::env::temp_dir().join(format!("ringloop-doc-5-{}", std::process::id()));
+/// std::os::unix::fs::symlink("/", &path)?;
+/// assert!(fs::symlink_metadata(&path).await?.is_symlink());
+/// assert!(fs::metadata(&path).await?.is_dir());
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn symlink_metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
     let flags = libc::AT_SYMLINK_NOFOLLOW;
     status(libc::AT_FDCWD, to_c(path.as_ref())?, flags, None).await
@@ -217,6 +288,22 @@ impl OpenOptions {
     }
 
     /// Further flags for open(2), such as `O_DIRECT`. Those for reading and writing have no effect here.
+    ///
+    /// ```
+    /// use ringloop::fs::OpenOptions;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-6-{}", std::process::id()));
+    /// std::os::unix::fs::symlink("/etc/passwd", &path)?;
+    /// // Refuses to follow a link.
+    /// let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW);
+    /// let error = options.open(&path).await.unwrap_err();
+    /// assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     #[must_use]
     pub fn custom_flags(mut self, flags: i32) -> Self {
         self.flags = flags;
@@ -227,6 +314,22 @@ impl OpenOptions {
     ///
     /// # Errors
     /// Those of open(2); `InvalidInput` for options that contradict one another.
+    ///
+    /// ```
+    /// use ringloop::fs::OpenOptions;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-7-{}", std::process::id()));
+    /// let options = OpenOptions::new().write(true).create_new(true).mode(0o600);
+    /// let file = options.open(&path).await?;
+    /// assert_eq!(file.metadata().await?.mode() & 0o077, 0);
+    /// let again = options.open(&path).await.unwrap_err();
+    /// assert_eq!(again.kind(), std::io::ErrorKind::AlreadyExists);
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
         let (path, flags) = (to_c(path.as_ref())?, self.to_flags()?);
         loop {
@@ -308,6 +411,20 @@ impl File {
     ///
     /// # Errors
     /// Those of open(2).
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-8-{}", std::process::id()));
+    /// fs::write(&path, "there").await?;
+    /// let (result, bytes) = File::open(&path).await?.read_to_end(Vec::new()).await;
+    /// assert_eq!((result?, &bytes[..]), (5, &b"there"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         OpenOptions::new().read(true).open(path).await
     }
@@ -316,6 +433,22 @@ impl File {
     ///
     /// # Errors
     /// Those of open(2).
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-9-{}", std::process::id()));
+    /// let mut file = File::create(&path).await?;
+    /// for line in ["one\n", "two\n"] {
+    ///     file.write_all(line.into()).await.0?;
+    /// }
+    /// assert_eq!(fs::read(&path).await?, b"one\ntwo\n");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         let options = OpenOptions::new().write(true).create(true).truncate(true);
         options.open(path).await
@@ -332,6 +465,25 @@ impl File {
     ///
     /// # Errors
     /// Those of pread(2).
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-10-{}", std::process::id()));
+    /// fs::write(&path, "0123456789").await?;
+    /// let file = File::open(&path).await?;
+    /// // The same buffer again and again: what it has stays, unless it is cleared.
+    /// let (count, mut buffer) = file.read_at(Vec::with_capacity(4), 6).await;
+    /// assert_eq!((count?, &buffer[..]), (4, &b"6789"[..]));
+    /// buffer.clear();
+    /// let (count, buffer) = file.read_at(buffer, 0).await;
+    /// assert_eq!((count?, &buffer[..]), (4, &b"0123"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn read_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
         self.read_once(buffer, Some(offset)).await
     }
@@ -340,6 +492,31 @@ impl File {
     /// devices.
     ///
     /// If the future is dropped, how far the file's position has moved is not known.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-11-{}", std::process::id()));
+    /// fs::write(&path, "abcdef").await?;
+    /// let mut file = File::open(&path).await?;
+    /// let mut pieces = Vec::new();
+    /// let mut buffer = Vec::with_capacity(4);
+    /// loop {
+    ///     let count;
+    ///     (count, buffer) = file.read(buffer).await;
+    ///     if count? == 0 {
+    ///         break;
+    ///     }
+    ///     pieces.push(String::from_utf8_lossy(&buffer).into_owned());
+    ///     buffer.clear();
+    /// }
+    /// assert_eq!(pieces.concat(), "abcdef");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn read(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
         self.read_once(buffer, None).await
     }
@@ -348,6 +525,20 @@ impl File {
     ///
     /// # Errors
     /// Those of pread(2). What was read before is in the buffer.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-12-{}", std::process::id()));
+    /// fs::write(&path, "head and rest").await?;
+    /// let (count, rest) = File::open(&path).await?.read_to_end_at(Vec::new(), 9).await;
+    /// assert_eq!((count?, &rest[..]), (4, &b"rest"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn read_to_end_at(
         &self,
         buffer: Vec<u8>,
@@ -365,6 +556,22 @@ impl File {
     ///
     /// # Errors
     /// Those of pwrite(2).
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-13-{}", std::process::id()));
+    /// let file = File::create(&path).await?;
+    /// let (count, _buffer) = file.write_at(b"end".to_vec(), 2).await;
+    /// assert_eq!(count?, 3);
+    /// // What was skipped is zeroes.
+    /// assert_eq!(fs::read(&path).await?, b"\0\0end");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn write_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
         self.write_once(buffer, 0, Some(offset)).await
     }
@@ -378,6 +585,26 @@ impl File {
     ///
     /// # Errors
     /// Those of pwrite(2). Some of it may have been written.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-14-{}", std::process::id()));
+    /// let file = File::create(&path).await?;
+    /// // The parts of a file may be written at the same time.
+    /// let (one, two) = futures_util::future::join(
+    ///     file.write_all_at(vec![b'a'; 4], 0),
+    ///     file.write_all_at(vec![b'b'; 4], 4),
+    /// )
+    /// .await;
+    /// (one.0?, two.0?);
+    /// assert_eq!(fs::read(&path).await?, b"aaaabbbb");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn write_all_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<()>, Vec<u8>) {
         self.write_whole(buffer, Some(offset)).await
     }
@@ -492,6 +719,20 @@ impl File {
     }
 
     /// Waits until all that was written is on the storage, and the metadata too (fsync(2)).
+    ///
+    /// ```
+    /// use ringloop::fs::File;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-15-{}", std::process::id()));
+    /// let mut file = File::create(&path).await?;
+    /// file.write_all(b"must survive a loss of power".to_vec()).await.0?;
+    /// file.sync_all().await?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn sync_all(&self) -> io::Result<()> {
         self.sync(false).await
     }
@@ -522,6 +763,23 @@ impl File {
     }
 
     /// Moves the place where the next read or write begins, and gives it. Does not wait.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    /// use std::io::SeekFrom;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-16-{}", std::process::id()));
+    /// fs::write(&path, "0123456789").await?;
+    /// let mut file = File::open(&path).await?;
+    /// assert_eq!(file.seek(SeekFrom::End(-3))?, 7);
+    /// let (count, bytes) = file.read_to_end(Vec::new()).await;
+    /// assert_eq!((count?, &bytes[..]), (3, &b"789"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         (&*self.file).seek(to)
     }
@@ -532,6 +790,21 @@ impl File {
     }
 
     /// The file as the standard library has it, or this one again while operations that were dropped are not over.
+    ///
+    /// ```
+    /// use ringloop::fs::File;
+    /// use std::io::Write;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-17-{}", std::process::id()));
+    /// let file = File::create(&path).await?;
+    /// let mut file = file.try_into_std().unwrap();
+    /// writeln!(file, "with the standard library")?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn try_into_std(self) -> Result<std::fs::File, Self> {
         Arc::try_unwrap(self.file).map_err(|file| Self { file })
     }

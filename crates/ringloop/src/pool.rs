@@ -13,6 +13,19 @@ use crate::time::timeout;
 use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, sys, trace};
 
 /// How a [`Pool`] is set up.
+///
+/// ```
+/// use ringloop::driver::BackendChoice;
+/// use ringloop::{Pool, PoolConfig};
+/// use std::time::Duration;
+///
+/// let mut config = PoolConfig::default();
+/// config.pin = false;
+/// config.runtime.reactor.driver.backend = BackendChoice::Epoll;
+/// let pool = Pool::new(2, &config)?;
+/// pool.shutdown(Duration::ZERO);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PoolConfig {
@@ -63,6 +76,15 @@ struct Worker {
 }
 
 /// The number of workers that suits this machine: the CPUs that the calling thread may use.
+///
+/// ```
+/// use ringloop::{Pool, PoolConfig, pool};
+///
+/// let workers = pool::default_workers();
+/// let pool = Pool::new(workers, &PoolConfig::default())?;
+/// assert_eq!(pool.workers(), workers);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn default_workers() -> usize {
     sys::usable_cpus().unwrap_or(1).max(1)
 }
@@ -115,6 +137,17 @@ impl Pool {
     ///
     /// # Panics
     /// If there is no such worker.
+    ///
+    /// ```
+    /// use ringloop::{Pool, PoolConfig, Runtime, RuntimeConfig};
+    ///
+    /// let pool = Pool::new(2, &PoolConfig::default())?;
+    /// let task = pool.spawn_on(1, || async { std::thread::current().name().map(str::to_owned) });
+    /// // Any runtime can wait for it.
+    /// let name = Runtime::new(&RuntimeConfig::default())?.block_on(task).unwrap();
+    /// assert_eq!(name.as_deref(), Some("ringloop-1"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn spawn_on<M, F, T>(&self, worker: usize, make: M) -> JoinHandle<T>
     where
         M: FnOnce() -> F + Send + 'static,
@@ -125,6 +158,21 @@ impl Pool {
     }
 
     /// Makes a task on each worker, and gives their handles in order.
+    ///
+    /// ```
+    /// use ringloop::{Pool, PoolConfig, Runtime, RuntimeConfig};
+    ///
+    /// let pool = Pool::new(3, &PoolConfig::default())?;
+    /// let tasks = pool.spawn_on_each(|worker| async move { worker * 10 });
+    /// let mut results = Vec::new();
+    /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+    ///     for task in tasks {
+    ///         results.push(task.await.unwrap());
+    ///     }
+    /// });
+    /// assert_eq!(results, [0, 10, 20]);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn spawn_on_each<M, F, T>(&self, make: M) -> Vec<JoinHandle<T>>
     where
         M: FnOnce(usize) -> F + Clone + Send + 'static,
@@ -142,6 +190,22 @@ impl Pool {
     /// Gives the tasks `patience` to end, drops those that have not by then, and ends the workers.
     ///
     /// Nobody tells the tasks: what should stop, such as an accept loop, is to be told or aborted before.
+    ///
+    /// ```
+    /// use ringloop::time::sleep;
+    /// use ringloop::{Pool, PoolConfig};
+    /// use std::time::Duration;
+    ///
+    /// let pool = Pool::new(1, &PoolConfig::default())?;
+    /// let (sender, receiver) = ringloop::channel::bounded(1);
+    /// drop(pool.spawn_on(0, move || async move {
+    ///     sleep(Duration::from_millis(1)).await;
+    ///     sender.send("finished").await.unwrap();
+    /// }));
+    /// pool.shutdown(Duration::from_secs(10));
+    /// assert_eq!(receiver.try_recv().unwrap(), "finished");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn shutdown(mut self, patience: Duration) {
         self.stop(patience);
     }

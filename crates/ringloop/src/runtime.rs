@@ -198,6 +198,20 @@ pub struct Runtime {
 }
 
 /// How a [`Runtime`] is set up.
+///
+/// ```
+/// use ringloop::driver::{BackendChoice, BackendKind};
+/// use ringloop::{BusyPoll, Runtime, RuntimeConfig};
+///
+/// let mut config = RuntimeConfig::default();
+/// config.reactor.driver.backend = BackendChoice::Epoll;
+/// config.reactor.busy_poll = BusyPoll::Off;
+/// config.hot_buffer_bytes = 64 * 1024;
+/// let runtime = Runtime::new(&config)?;
+/// assert_eq!(runtime.backend(), BackendKind::Epoll);
+/// println!("{}", runtime.backend_reason());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RuntimeConfig {
@@ -274,6 +288,17 @@ impl Runtime {
     /// # Panics
     /// If a runtime runs in this thread already; if the future panics; if the kernel refuses to wait, as it does in a
     /// child after fork(2).
+    ///
+    /// ```
+    /// use ringloop::{Runtime, RuntimeConfig};
+    ///
+    /// let mut runtime = Runtime::new(&RuntimeConfig::default())?;
+    /// let mut text = String::from("borrowed");
+    /// // The future may borrow, and need not be `Send`.
+    /// runtime.block_on(async { text.push_str(" and back") });
+    /// assert_eq!(text, "borrowed and back");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
         let entered = Entered::new(Rc::clone(&self.shared));
         let main = Arc::new(MainWaker {
@@ -297,6 +322,15 @@ impl Runtime {
     }
 
     /// Makes a task of a future; it begins to run in the next [`block_on`](Runtime::block_on).
+    ///
+    /// ```
+    /// use ringloop::{Runtime, RuntimeConfig};
+    ///
+    /// let mut runtime = Runtime::new(&RuntimeConfig::default())?;
+    /// let task = runtime.spawn(async { "done" });
+    /// assert_eq!(runtime.block_on(task).unwrap(), "done");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
         self.shared.spawn(future)
     }
@@ -508,6 +542,22 @@ impl Wake for MainWaker {
 }
 
 /// Reaches a runtime from any thread.
+///
+/// ```
+/// use ringloop::Handle;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let handle = Handle::current();
+/// let thread = std::thread::spawn(move || {
+///     // From any thread, as many tasks as there are to do.
+///     handle.spawn_with(|| async { 42 })
+/// });
+/// let task = thread.join().unwrap();
+/// assert_eq!(task.await.unwrap(), 42);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Handle {
     remote: Arc<Remote>,
@@ -526,6 +576,20 @@ impl Handle {
 
     /// Makes a task in the runtime's thread, of the future that `make` returns there: the future itself need not be
     /// `Send`. If the runtime is gone, the handle says that the task was cancelled.
+    ///
+    /// ```
+    /// use ringloop::{Runtime, RuntimeConfig};
+    /// use std::rc::Rc;
+    ///
+    /// let mut runtime = Runtime::new(&RuntimeConfig::default())?;
+    /// let task = runtime.handle().spawn_with(|| async {
+    ///     // Made there, so that it may be what no other thread may see.
+    ///     let shared = Rc::new(5);
+    ///     *shared
+    /// });
+    /// assert_eq!(runtime.block_on(task).unwrap(), 5);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn spawn_with<M, F, T>(&self, make: M) -> JoinHandle<T>
     where
         M: FnOnce() -> F + Send + 'static,
@@ -557,11 +621,49 @@ impl fmt::Debug for Handle {
 ///
 /// # Panics
 /// Outside of a runtime.
+///
+/// ```
+/// use ringloop::spawn;
+/// use std::{cell::Cell, rc::Rc};
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// // Tasks of one thread may share what is not `Send`.
+/// let sum = Rc::new(Cell::new(0));
+/// let tasks: Vec<_> = (1..=3)
+///     .map(|number| {
+///         let sum = Rc::clone(&sum);
+///         spawn(async move { sum.set(sum.get() + number) })
+///     })
+///     .collect();
+/// for task in tasks {
+///     task.await.unwrap();
+/// }
+/// assert_eq!(sum.get(), 6);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
     Shared::current().spawn(future)
 }
 
 /// Lets the other tasks that are ready run first.
+///
+/// ```
+/// use ringloop::{spawn, yield_now};
+/// use std::{cell::Cell, rc::Rc};
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let has_run = Rc::new(Cell::new(false));
+/// let seen = Rc::clone(&has_run);
+/// drop(spawn(async move { seen.set(true) }));
+/// assert!(!has_run.get());
+/// yield_now().await;
+/// assert!(has_run.get());
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

@@ -163,6 +163,19 @@ impl From<Arrivals> for OwnedFd {
 ///
 /// # Panics
 /// Outside of a runtime.
+///
+/// ```
+/// use ringloop::signal::{SignalKind, signal};
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let mut changes = signal(SignalKind::user_defined1())?;
+/// // As another process would by `kill -USR1`.
+/// signal_hook::low_level::raise(libc::SIGUSR1)?;
+/// changes.recv().await?;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn signal(kind: SignalKind) -> io::Result<Signal> {
     if signal_hook::consts::FORBIDDEN.contains(&kind.as_raw()) {
         return Err(io::Error::new(
@@ -268,6 +281,19 @@ pub fn ctrl_c() -> impl Future<Output = io::Result<()>> {
 ///
 /// # Errors
 /// `InvalidInput` for a number that is no signal.
+///
+/// ```no_run
+/// use ringloop::signal::{SignalKind, ctrl_c, restore_default};
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// ctrl_c().await?;
+/// // Everything is tidied up; the shell shall see that it was Ctrl-C.
+/// restore_default(SignalKind::interrupt())?;
+/// signal_hook::low_level::raise(libc::SIGINT)?;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn restore_default(kind: SignalKind) -> io::Result<()> {
     sys::restore_default(kind.as_raw())
 }

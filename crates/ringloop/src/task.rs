@@ -49,6 +49,18 @@ pub(crate) trait Run: Send + Sync {
 }
 
 /// Why a task has no result.
+///
+/// ```
+/// use ringloop::spawn;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let error = spawn(async { panic!("on purpose") }).await.unwrap_err();
+/// assert!(error.is_panic());
+/// assert_eq!(error.to_string(), "the task panicked: on purpose");
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct JoinError {
     reason: Reason,
 }
@@ -70,6 +82,19 @@ impl JoinError {
     }
 
     /// What the task panicked with, for [`std::panic::resume_unwind`]; the error itself if it was cancelled.
+    ///
+    /// ```
+    /// use ringloop::spawn;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let error = spawn(async { panic!("on purpose") }).await.unwrap_err();
+    /// let payload = error.try_into_panic().unwrap();
+    /// assert_eq!(payload.downcast_ref(), Some(&"on purpose"));
+    /// // std::panic::resume_unwind(payload) would go on with it.
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, JoinError> {
         match self.reason {
             Reason::Panicked(payload) => Ok(payload),
@@ -305,6 +330,19 @@ impl<F: Future + 'static> Join<F::Output> for Task<F> {
 /// Waits for a task's result. Dropping it lets the task go on by itself.
 ///
 /// It may move to another thread if the result may.
+///
+/// ```
+/// use ringloop::spawn;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let task = spawn(async { 6 * 7 });
+/// assert_eq!(task.await.unwrap(), 42);
+/// // In the background, and nobody will hear of a panic.
+/// drop(spawn(async { println!("hello") }));
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[must_use = "a task goes on without its handle; `drop` it to say so, or await it to hear of a panic"]
 pub struct JoinHandle<T> {
     task: Arc<dyn Join<T>>,
@@ -314,6 +352,20 @@ pub struct JoinHandle<T> {
 impl<T> JoinHandle<T> {
     /// Ends the task at the point where it waits: its future is dropped in its own thread, and the handle gives a
     /// [`JoinError`] that [is cancelled](JoinError::is_cancelled). A task that is over stays so.
+    ///
+    /// ```
+    /// use ringloop::{spawn, yield_now};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let task = spawn(std::future::pending::<()>());
+    /// yield_now().await;
+    /// assert!(!task.is_finished());
+    /// task.abort();
+    /// assert!(task.await.unwrap_err().is_cancelled());
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn abort(&self) {
         Arc::clone(&self.task).abort();
     }

@@ -12,6 +12,21 @@ use crate::runtime::Shared;
 use crate::timers::TimerKey;
 
 /// Waits until a time has come. Made by [`sleep`] and [`sleep_until`].
+///
+/// ```
+/// use ringloop::clock;
+/// use ringloop::time::sleep;
+/// use std::time::Duration;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let mut waiting = sleep(Duration::from_secs(3600));
+/// // Something has happened: no need to wait that long.
+/// waiting.reset(clock::now_ns() + 1_000_000);
+/// waiting.await;
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[must_use = "a sleep does nothing unless it is awaited"]
 pub struct Sleep {
     deadline_ns: u64,
@@ -19,11 +34,37 @@ pub struct Sleep {
 }
 
 /// Waits for a duration, at least. A duration of zero lets the other tasks that are ready run.
+///
+/// ```
+/// use ringloop::time::sleep;
+/// use std::time::{Duration, Instant};
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let start = Instant::now();
+/// sleep(Duration::from_millis(2)).await;
+/// assert!(start.elapsed() >= Duration::from_millis(2));
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn sleep(duration: Duration) -> Sleep {
     sleep_until(clock::now_ns().saturating_add(nanoseconds(duration)))
 }
 
 /// Waits until `deadline_ns`, in nanoseconds of [`clock::now_ns`].
+///
+/// ```
+/// use ringloop::clock;
+/// use ringloop::time::sleep_until;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let deadline_ns = clock::now_ns() + 2_000_000;
+/// sleep_until(deadline_ns).await;
+/// assert!(clock::now_ns() >= deadline_ns);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn sleep_until(deadline_ns: u64) -> Sleep {
     Sleep {
         deadline_ns,
@@ -99,6 +140,16 @@ impl fmt::Debug for Sleep {
 }
 
 /// The time given to [`timeout`] is over.
+///
+/// ```
+/// use ringloop::time::Elapsed;
+/// use std::io;
+///
+/// // With `?` it becomes an I/O error.
+/// let error = io::Error::from(Elapsed);
+/// assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elapsed;
 
@@ -120,6 +171,26 @@ impl From<Elapsed> for std::io::Error {
 ///
 /// # Errors
 /// [`Elapsed`] if it was not over by then. A future that is ready counts as in time, however late it is looked at.
+///
+/// ```
+/// use ringloop::net::UnixStream;
+/// use ringloop::time::timeout;
+/// use std::time::Duration;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let (mut near, mut far) = UnixStream::pair()?;
+/// let reading = near.read(Vec::with_capacity(16));
+/// assert!(timeout(Duration::from_millis(1), reading).await.is_err());
+///
+/// // The read was cancelled, and nothing is lost.
+/// far.write_all(&b"late"[..]).await.0?;
+/// let reading = near.read(Vec::with_capacity(16));
+/// let (count, bytes) = timeout(Duration::from_secs(10), reading).await?;
+/// assert_eq!((count?, &bytes[..]), (4, &b"late"[..]));
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut future = std::pin::pin!(future);
     let mut sleep = sleep(duration);
@@ -143,6 +214,20 @@ pub struct Interval {
 ///
 /// # Panics
 /// If the period is zero.
+///
+/// ```
+/// use ringloop::time::interval;
+/// use std::time::Duration;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let mut ticks = interval(Duration::from_millis(1));
+/// for _ in 0..3 {
+///     ticks.tick().await;
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn interval(period: Duration) -> Interval {
     let period_ns = nanoseconds(period);
     assert!(period_ns > 0, "an interval needs a period above zero");

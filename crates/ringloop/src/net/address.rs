@@ -7,6 +7,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use crate::blocking;
 
 /// What sockets can be bound and connected to: addresses as they are, names after asking the resolver.
+///
+/// ```
+/// use ringloop::net::ToAddresses;
+/// use std::net::SocketAddr;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let expected: SocketAddr = "[::1]:80".parse().unwrap();
+/// assert_eq!("[::1]:80".to_addresses().await?, [expected]);
+/// assert_eq!(("::1", 80).to_addresses().await?, [expected]);
+/// assert_eq!(expected.to_addresses().await?, [expected]);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait ToAddresses {
     /// The addresses, in the order in which they are to be tried.
     ///
@@ -85,6 +99,18 @@ impl<T: ToAddresses + ?Sized> ToAddresses for &T {
 ///
 /// # Errors
 /// Those of getaddrinfo(3).
+///
+/// ```
+/// use ringloop::net::resolve;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// for address in resolve("localhost", 80).await? {
+///     assert!(address.ip().is_loopback());
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let literal = host
         .strip_prefix('[')

@@ -358,6 +358,22 @@ pub struct OwnedReadHalf<S: Stream = crate::net::TcpStream> {
 }
 
 /// The half of a connection that writes; made by `into_split`. The direction is ended when it is dropped.
+///
+/// ```
+/// use ringloop::net::UnixStream;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let (near, mut far) = UnixStream::pair()?;
+/// let (_reader, mut writer) = near.into_split();
+/// writer.write_all(&b"all"[..]).await.0?;
+/// drop(writer);
+/// let (count, bytes) = far.read(Vec::with_capacity(16)).await;
+/// assert_eq!((count?, &bytes[..]), (3, &b"all"[..]));
+/// assert_eq!(far.read(bytes).await.0?, 0);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct OwnedWriteHalf<S: Stream = crate::net::TcpStream> {
     stream: Rc<S>,

@@ -14,6 +14,20 @@ use super::address::ToAddresses;
 use super::stream::{Core, HasCore, OwnedReadHalf, OwnedWriteHalf, ShortRead, Stream, split};
 
 /// How a [`TcpListener`] is set up.
+///
+/// ```
+/// use ringloop::net::{TcpListener, TcpListenerOptions};
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let mut options = TcpListenerOptions::default();
+/// options.reuse_port = true;
+/// let one = TcpListener::bind_with("127.0.0.1:0", &options).await?;
+/// let two = TcpListener::bind_with(one.local_addr()?, &options).await?;
+/// assert_eq!(one.local_addr()?, two.local_addr()?);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TcpListenerOptions {
@@ -161,6 +175,28 @@ impl fmt::Debug for TcpListener {
 ///
 /// Buffers may be owned or borrowed: whatever is a [`BufMut`] can be read into (`Vec<u8>`, `BytesMut`, `&mut [u8]`), and
 /// whatever is a [`Buf`] can be written (`Bytes`, `&[u8]`, a chain of both). They come back with the result.
+///
+/// ```
+/// use bytes::{Buf, BytesMut};
+/// use ringloop::net::{TcpListener, TcpStream};
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+/// # let address = listener.local_addr()?;
+/// # let mut near = TcpStream::connect(address).await?;
+/// # let (mut far, _) = listener.accept().await?;
+/// // Several pieces go out by one system call.
+/// let message = (&b"head "[..]).chain(&b"body"[..]);
+/// near.write_all(message).await.0?;
+///
+/// let (count, mut buffer) = far.read(BytesMut::with_capacity(64)).await;
+/// assert_eq!(count?, 9);
+/// assert_eq!(buffer.split_to(5), "head ");
+/// assert_eq!(buffer, "body");
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct TcpStream {
     core: Core,
 }
@@ -170,6 +206,19 @@ impl TcpStream {
     ///
     /// # Errors
     /// Those of the resolver and of connect(2), from the address that was tried last.
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let listener = TcpListener::bind("localhost:0").await?;
+    /// let port = listener.local_addr()?.port();
+    /// let stream = TcpStream::connect(("localhost", port)).await?;
+    /// assert_eq!(stream.peer_addr()?, listener.local_addr()?);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn connect(address: impl ToAddresses) -> io::Result<Self> {
         let mut last_error = None;
         for address in address.to_addresses().await? {
@@ -197,6 +246,31 @@ impl TcpStream {
     }
 
     /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.write_all(&b"one two"[..]).await.0?;
+    /// drop(near);
+    /// let mut text = Vec::with_capacity(16);
+    /// loop {
+    ///     let count;
+    ///     // The buffer comes back with what it had before and what was read.
+    ///     (count, text) = far.read(text).await;
+    ///     if count? == 0 {
+    ///         break;
+    ///     }
+    /// }
+    /// assert_eq!(text, b"one two");
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.core.read(buffer).await
     }
@@ -206,6 +280,28 @@ impl TcpStream {
     ///
     /// What `use_bytes` does not use is lost. It cannot wait, but it may answer at once: it is given the stream too, for
     /// [`try_write`](Self::try_write).
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.write_all(&b"3\n4\n"[..]).await.0?;
+    /// let sum = far
+    ///     .read_with(|bytes, stream| {
+    ///         let text = String::from_utf8_lossy(bytes);
+    ///         let sum: u32 = text.lines().filter_map(|line| line.parse::<u32>().ok()).sum();
+    ///         stream.try_write(sum.to_string().as_bytes()).map(|_| sum)
+    ///     })
+    ///     .await??;
+    /// assert_eq!(sum, 7);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn read_with<T>(
         &mut self,
         use_bytes: impl FnOnce(&[u8], &TcpStream) -> T,
@@ -235,11 +331,45 @@ impl TcpStream {
     }
 
     /// Writes part of a buffer, as much as there is room for, and advances it by that.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// let (count, rest) = near.write(Bytes::from_static(b"hello")).await;
+    /// assert_eq!(count?, 5 - rest.len());
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.core.write(buffer).await
     }
 
     /// Writes all of a buffer. After an error the buffer has what was not written.
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// let bytes = vec![7; 10_000];
+    /// let (result, rest) = near.write_all(&bytes[..]).await;
+    /// result?;
+    /// assert!(rest.is_empty());
+    /// # drop(far);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
         self.core.write_all(buffer).await
     }
@@ -282,11 +412,51 @@ impl TcpStream {
     ///
     /// # Errors
     /// `WouldBlock` if there is none.
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// let error = loop {
+    ///     if let Err(error) = near.try_write(&[0; 4096]) {
+    ///         break error;
+    ///     }
+    /// };
+    /// // Nobody reads: the socket is full.
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # drop(far);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.core.try_write(bytes)
     }
 
     /// Ends one or both directions. What was written before still arrives.
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    /// use std::net::Shutdown;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.shutdown(Shutdown::Write)?;
+    /// assert_eq!(far.read(Vec::with_capacity(1)).await.0?, 0);
+    /// // The other direction is still open.
+    /// far.write_all(&b"answer"[..]).await.0?;
+    /// assert_eq!(near.read(Vec::with_capacity(16)).await.0?, 6);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.core.shutdown(how)
     }
@@ -307,11 +477,46 @@ impl TcpStream {
     }
 
     /// Sets whether small writes go out at once.
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.set_nodelay(true)?;
+    /// assert!(near.nodelay()?);
+    /// # drop(far);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.core.socket().set_tcp_nodelay(nodelay)
     }
 
     /// Splits the connection, so that one task may read while another one writes.
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    /// use ringloop::spawn;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// let (mut reader, mut writer) = near.into_split();
+    /// let reading = spawn(async move { reader.read(Vec::with_capacity(16)).await.1 });
+    /// writer.write_all(&b"question"[..]).await.0?;
+    /// far.write_all(&b"answer"[..]).await.0?;
+    /// assert_eq!(reading.await.unwrap(), b"answer");
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         split(self)
     }

@@ -118,6 +118,24 @@ impl UdpSocket {
     ///
     /// # Errors
     /// Those of the resolver and of connect(2).
+    ///
+    /// ```
+    /// use ringloop::net::UdpSocket;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let server = UdpSocket::bind("127.0.0.1:0").await?;
+    /// let client = UdpSocket::bind("127.0.0.1:0").await?;
+    /// client.connect(server.local_addr()?).await?;
+    /// client.send(&b"question"[..]).await.0?;
+    /// let (received, _) = server.recv_from(Vec::with_capacity(1500)).await;
+    /// let (_, peer) = received?;
+    /// server.send_to(&b"answer"[..], peer).await.0?;
+    /// let (count, bytes) = client.recv(Vec::with_capacity(1500)).await;
+    /// assert_eq!((count?, &bytes[..]), (6, &b"answer"[..]));
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn connect(&self, address: impl ToAddresses) -> io::Result<()> {
         let mut last_error = None;
         for address in address.to_addresses().await? {
@@ -191,6 +209,21 @@ impl UdpSocket {
     ///
     /// # Errors
     /// `WouldBlock` if there is none.
+    ///
+    /// ```
+    /// use ringloop::net::UdpSocket;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let socket = UdpSocket::bind("127.0.0.1:0").await?;
+    /// let mut buffer = Vec::with_capacity(1500);
+    /// let error = socket.try_recv_from(&mut buffer).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// assert_eq!(socket.try_send_to(b"to myself", socket.local_addr()?)?, 9);
+    /// assert_eq!(socket.try_recv_from(&mut buffer)?, (9, socket.local_addr()?));
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn try_recv_from(&self, buffer: &mut impl BufMut) -> io::Result<(usize, SocketAddr)> {
         let (count, address) = self
             .datagrams
@@ -224,6 +257,20 @@ impl UdpSocket {
     }
 
     /// Joins a multicast group, on the interface that has an address; unspecified, the system chooses.
+    ///
+    /// ```no_run
+    /// use ringloop::net::UdpSocket;
+    /// use std::net::Ipv4Addr;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let socket = UdpSocket::bind("0.0.0.0:5353").await?;
+    /// socket.join_multicast_v4(Ipv4Addr::new(224, 0, 0, 251), Ipv4Addr::UNSPECIFIED)?;
+    /// let (received, bytes) = socket.recv_from(Vec::with_capacity(9000)).await;
+    /// println!("{} bytes from {}", bytes.len(), received?.1);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn join_multicast_v4(&self, group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<()> {
         self.socket().join_multicast_v4(&group, &interface)
     }

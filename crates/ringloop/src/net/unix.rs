@@ -320,6 +320,17 @@ impl UnixStream {
     }
 
     /// The process at the other end.
+    ///
+    /// ```
+    /// use ringloop::net::UnixStream;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let (near, _far) = UnixStream::pair()?;
+    /// assert_eq!(near.peer_credentials()?.pid, Some(std::process::id().cast_signed()));
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn peer_credentials(&self) -> io::Result<PeerCredentials> {
         let (pid, uid, gid) = sys::peer_credentials(self.as_fd())?;
         Ok(PeerCredentials {
@@ -445,6 +456,21 @@ impl UnixDatagram {
     ///
     /// # Errors
     /// Those of sendto(2).
+    ///
+    /// ```
+    /// use ringloop::net::UnixDatagram;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let name = format!("\0doc-{}", std::process::id());
+    /// let receiver = UnixDatagram::bind(&name)?;
+    /// let sender = UnixDatagram::unbound()?;
+    /// sender.send_to(&b"hello"[..], &name).await.0?;
+    /// let (count, bytes) = receiver.recv(Vec::with_capacity(16)).await;
+    /// assert_eq!((count?, &bytes[..]), (5, &b"hello"[..]));
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub async fn send_to<B: Buf>(
         &self,
         mut buffer: B,
