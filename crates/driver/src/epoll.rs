@@ -473,8 +473,19 @@ impl Epoll {
                 remaining = Some(deadline - now);
             }
         }
-        self.table.counters.wakes += self.waker.clear();
+        self.take_notice(events);
         Ok(())
+    }
+
+    /// Takes the notice of a wake, and what our own workers have done: they may have woken us since we looked, and the next
+    /// poll would sleep.
+    fn take_notice(&mut self, events: &mut Vec<Event>) {
+        let wakes = self.waker.clear();
+        self.table.counters.wakes += wakes;
+        if wakes > 0 {
+            self.collect();
+            self.report(events);
+        }
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
@@ -760,5 +771,33 @@ pub(crate) fn perform(parked: &mut Parked) -> i32 {
     match result {
         Ok(count) => i32::try_from(count).unwrap_or(i32::MAX),
         Err(error) => failure(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_is_done_late_in_a_poll_is_not_forgotten() {
+        let mut epoll = Epoll::new(Waker::new().unwrap()).unwrap();
+        let token = epoll
+            .submit(Op::Statx {
+                directory: libc::AT_FDCWD,
+                path: c"/".to_owned(),
+                flags: 0,
+                mask: libc::STATX_BASIC_STATS,
+                status: Box::default(),
+            })
+            .unwrap();
+        let mut events = Vec::new();
+        epoll.flush().unwrap();
+        // As if it were done after this poll has asked its workers, and before it ends.
+        while !epoll.waker.is_notified() {
+            std::thread::yield_now();
+        }
+        epoll.take_notice(&mut events);
+        assert_eq!(events.len(), 1);
+        assert_eq!((events[0].token, events[0].result), (token, 0));
     }
 }
