@@ -4,9 +4,11 @@ mod arguments;
 
 use std::convert::Infallible;
 use std::io;
+use std::pin::pin;
 use std::process::ExitCode;
 
 use clap::Parser;
+use futures_util::future::{Either, select};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -32,15 +34,23 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
 fn main() -> ExitCode {
     let Arguments { listening } = Arguments::parse();
     let server = listening.start(|server| {
-        server.start_with(|stream, _peer| async move {
-            http1::Builder::new()
-                // For the time that a client may take to send its request's head.
-                .timer(Timer)
-                .pipeline_flush(true)
-                .serve_connection(stream, service_fn(hello))
-                .await
-                .map_err(io::Error::other)
+        server.start_with(|stream, client| async move {
+            let mut connection = pin!(
+                http1::Builder::new()
+                    // For the time that a client may take to send its request's head.
+                    .timer(Timer)
+                    .pipeline_flush(true)
+                    .serve_connection(stream, service_fn(hello))
+            );
+            let result = match select(connection.as_mut(), client.draining()).await {
+                Either::Left((result, _)) => result,
+                Either::Right(_) => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            result.map_err(io::Error::other)
         })
     });
-    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
+    arguments::exit_code(server.and_then(|server| listening.run(server)))
 }
