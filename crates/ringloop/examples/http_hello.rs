@@ -3,19 +3,15 @@
 mod arguments;
 
 use std::convert::Infallible;
-use std::io;
-use std::pin::pin;
 use std::process::ExitCode;
 
 use clap::Parser;
-use futures_util::future::{Either, select};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use ringloop::hyper::Timer;
+use ringloop::hyper::Http;
 
 /// Answers every request with "Hello, World!".
 #[derive(Parser)]
@@ -33,24 +29,13 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
 
 fn main() -> ExitCode {
     let Arguments { listening } = Arguments::parse();
+    let mut http = Http::new();
+    http.http1.pipeline_flush(true);
     let server = listening.start(|server| {
-        server.start_with(|stream, client| async move {
-            let mut connection = pin!(
-                http1::Builder::new()
-                    // For the time that a client may take to send its request's head.
-                    .timer(Timer)
-                    .pipeline_flush(true)
-                    .serve_connection(stream, service_fn(hello))
-            );
-            let result = match select(connection.as_mut(), client.draining()).await {
-                Either::Left((result, _)) => result,
-                Either::Right(_) => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            result.map_err(io::Error::other)
+        server.start_with(move |stream, client| {
+            let http = http.clone();
+            async move { http.serve(stream, &client, service_fn(hello)).await }
         })
     });
-    arguments::exit_code(server.and_then(|server| listening.run(server)))
+    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
 }

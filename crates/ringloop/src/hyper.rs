@@ -1,7 +1,8 @@
 //! What the `hyper` library needs to serve and to send HTTP on this runtime; feature `hyper`.
 //!
 //! [`TcpStream`](crate::net::TcpStream) and [`UnixStream`](crate::net::UnixStream) implement hyper's `Read` and `Write`, so
-//! that a connection is given to hyper as it is. [`Executor`] runs hyper's own tasks, which HTTP/2 has, and [`Timer`] is for
+//! that a connection is given to hyper as it is, and so does [`TlsStream`](crate::tls::TlsStream). [`Http`] serves those of a
+//! [`Server`](crate::server::Server), and ends them in order when it drains. [`Executor`] runs hyper's own tasks, which HTTP/2 has, and [`Timer`] is for
 //! its timeouts. [`Io`] is for the few places where hyper wants a connection that is `Send`, such as upgrades.
 //!
 //! ```
@@ -44,19 +45,156 @@
 
 #![allow(unsafe_code)]
 
+use std::error::Error;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::mem::ManuallyDrop;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use hyper::body::{Body, Incoming};
 use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::server::conn::{http1, http2};
+use hyper::service::Service;
+use hyper::{Request, Response};
 
+use crate::server::{Client, Draining};
 use crate::time::{Sleep, sleep};
 use crate::{clock, spawn};
+
+/// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 where TLS's ALPN has chosen `h2`, HTTP/1.1
+/// elsewhere.
+///
+/// ```no_run
+/// use std::convert::Infallible;
+/// use http_body_util::Full;
+/// use hyper::body::{Bytes, Incoming};
+/// use hyper::service::service_fn;
+/// use hyper::{Request, Response};
+/// use ringloop::hyper::Http;
+/// use ringloop::server::Server;
+///
+/// async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+///     Ok(Response::new(Full::new(Bytes::from_static(b"Hello, World!"))))
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// let http = Http::new();
+/// Server::bind("127.0.0.1:8000").serve_with(move |stream, client| {
+///     let http = http.clone();
+///     async move { http.serve(stream, &client, service_fn(hello)).await }
+/// })
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Http {
+    /// The settings of HTTP/1.1: hyper's own, and a [`Timer`].
+    pub http1: http1::Builder,
+    /// Those of HTTP/2.
+    pub http2: http2::Builder<Executor>,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Http {
+    /// Serves with hyper's settings.
+    pub fn new() -> Self {
+        let mut http1 = http1::Builder::new();
+        http1.timer(Timer);
+        let mut http2 = http2::Builder::new(Executor);
+        http2.timer(Timer);
+        Self { http1, http2 }
+    }
+
+    /// Serves one connection to its end. When the server drains, requests that are being answered are finished, and no
+    /// further ones are taken: HTTP/1.1 answers the last one with `connection: close`, HTTP/2 says GOAWAY.
+    ///
+    /// Upgrades, such as WebSockets', want a connection that is `Send`: use hyper's builder and [`Io`] for them.
+    ///
+    /// # Errors
+    /// hyper's, as an [`io::Error`].
+    pub async fn serve<C, S, B>(&self, connection: C, client: &Client, service: S) -> io::Result<()>
+    where
+        C: Negotiated + Read + Write + Unpin + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+        S::Future: 'static,
+        S::Error: Into<Box<dyn Error + Send + Sync>>,
+        B: Body + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let draining = client.draining();
+        // In boxes: one would make room for the other in every connection.
+        let served = if connection.is_http2() {
+            let serving = Box::pin(self.http2.serve_connection(connection, service));
+            until_drained(serving, http2::Connection::graceful_shutdown, draining).await
+        } else {
+            let serving = Box::pin(self.http1.serve_connection(connection, service));
+            until_drained(serving, http1::Connection::graceful_shutdown, draining).await
+        };
+        served.map_err(io::Error::other)
+    }
+}
+
+/// Runs a connection to its end, and asks it to end when the server drains.
+async fn until_drained<C: Future>(
+    mut connection: Pin<Box<C>>,
+    end: impl FnOnce(Pin<&mut C>),
+    draining: Draining,
+) -> C::Output {
+    let mut draining = pin!(draining);
+    let mut end = Some(end);
+    poll_fn(|context| {
+        if end.is_some()
+            && draining.as_mut().poll(context).is_ready()
+            && let Some(end) = end.take()
+        {
+            end(connection.as_mut());
+        }
+        connection.as_mut().poll(context)
+    })
+    .await
+}
+
+/// A connection that knows which version of HTTP its ends have agreed on: a [`TcpStream`](crate::net::TcpStream), a
+/// [`UnixStream`](crate::net::UnixStream) or a [`TlsStream`](crate::tls::TlsStream).
+pub trait Negotiated: sealed::IsHttp2 {}
+
+impl<C: sealed::IsHttp2> Negotiated for C {}
+
+mod sealed {
+    use crate::net::{TcpStream, UnixStream};
+
+    pub trait IsHttp2 {
+        fn is_http2(&self) -> bool;
+    }
+
+    impl IsHttp2 for TcpStream {
+        fn is_http2(&self) -> bool {
+            false
+        }
+    }
+
+    impl IsHttp2 for UnixStream {
+        fn is_http2(&self) -> bool {
+            false
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    impl<S: crate::net::Stream> IsHttp2 for crate::tls::TlsStream<S> {
+        fn is_http2(&self) -> bool {
+            self.alpn_protocol().as_deref() == Some(b"h2")
+        }
+    }
+}
 
 /// Runs hyper's tasks in the runtime of the thread.
 ///

@@ -1,14 +1,19 @@
 //! HTTP by hyper, on both backends.
 
+#[path = "common/certificates.rs"]
+mod certificates;
 mod common;
 
 use std::convert::Infallible;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
+use axum::Router;
+use axum::extract::Path;
+use axum::routing::get;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::{http1 as client1, http2 as client2};
@@ -17,11 +22,14 @@ use hyper::rt::{Read as HyperRead, Write as HyperWrite};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use ringloop::hyper::{Executor, Io, Timer};
+use ringloop::hyper::{Executor, Http, Io, Timer};
 use ringloop::net::{TcpListener, TcpStream, UnixStream};
-use ringloop::server::Server;
+use ringloop::server::{Running, Server};
 use ringloop::time::{sleep, timeout};
-use ringloop::{JoinHandle, PoolConfig, spawn, yield_now};
+use ringloop::tls::rustls::ServerConfig;
+use ringloop::tls::{TlsConnector, TlsStream};
+use ringloop::{JoinHandle, Pool, PoolConfig, Runtime, RuntimeConfig, channel, spawn, yield_now};
+use tower_service::Service;
 
 use common::{LONG, on_both, pattern, poll_times};
 
@@ -142,26 +150,37 @@ fn http_1_and_2_are_answered_over_tcp_and_unix_sockets() {
     });
 }
 
-#[test]
-fn the_socket_pool_serves_http() {
+/// A server on each backend that is to be had.
+fn on_each_server(body: impl Fn(Server)) {
     for backend in ["io_uring", "epoll"] {
         let mut config = PoolConfig::default();
         config.runtime.reactor.driver.backend = backend.parse().unwrap();
-        let server = Server::bind("127.0.0.1:0").workers(2).pool(config);
-        let server = server.start_with(|stream, _| async move {
-            http1::Builder::new()
-                .serve_connection(stream, service_fn(echo))
-                .await
-                .map_err(io::Error::other)
-        });
-        let server = match server {
-            Ok(server) => server,
-            Err(error) if backend == "io_uring" => {
-                eprintln!("left out: {error}");
-                continue;
-            }
-            Err(error) => panic!("{error}"),
-        };
+        if let Err(error) = Pool::new(1, &config)
+            && backend == "io_uring"
+        {
+            eprintln!("left out: {error}");
+            continue;
+        }
+        body(Server::bind("127.0.0.1:0").workers(2).pool(config));
+    }
+}
+
+fn server_of_both_versions() -> ServerConfig {
+    let mut config = certificates::server();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config
+}
+
+#[test]
+fn the_socket_pool_serves_http() {
+    on_each_server(|server| {
+        let http = Http::new();
+        let server = server
+            .start_with(move |stream, client| {
+                let http = http.clone();
+                async move { http.serve(stream, &client, service_fn(echo)).await }
+            })
+            .unwrap();
         for index in 0..10 {
             let mut client = std::net::TcpStream::connect(server.local_addr()).unwrap();
             client.set_read_timeout(Some(LONG)).unwrap();
@@ -182,7 +201,156 @@ fn the_socket_pool_serves_http() {
             assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
         }
         server.shutdown(LONG);
+    });
+}
+
+/// Connects with TLS, for one version of HTTP.
+async fn secure(server: &Running, protocol: &[u8]) -> TlsStream {
+    let mut config = certificates::client();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    let stream = TcpStream::connect(server.local_addr()).await.unwrap();
+    TlsConnector::new(config)
+        .connect(certificates::NAME.try_into().unwrap(), stream)
+        .await
+        .unwrap()
+}
+
+/// Answers when it is told to.
+#[derive(Clone)]
+struct Gate {
+    began: channel::Sender<()>,
+    open: channel::Receiver<()>,
+}
+
+impl Gate {
+    async fn answer(self, _: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+        self.began.send(()).await.unwrap();
+        self.open.recv().await.unwrap();
+        Ok(Response::new(Full::new(Bytes::from_static(b"finished"))))
     }
+}
+
+#[test]
+fn a_server_that_drains_finishes_requests_and_closes_what_rests() {
+    on_each_server(|server| {
+        let (began, has_begun) = channel::unbounded();
+        let (opener, open) = channel::unbounded();
+        let gate = Gate { began, open };
+        let http = Http::new();
+        let server = server
+            .tls(server_of_both_versions())
+            .start_with(move |stream, client| {
+                let (http, gate) = (http.clone(), gate.clone());
+                let service = service_fn(move |request| gate.clone().answer(request));
+                async move { http.serve(stream, &client, service).await }
+            })
+            .unwrap();
+        let mut runtime = Runtime::new(&RuntimeConfig::default()).unwrap();
+        runtime.block_on(async {
+            let request = || Request::new(Full::<Bytes>::default());
+            let text = async |answer: Response<Incoming>| {
+                answer.into_body().collect().await.unwrap().to_bytes()
+            };
+            let (mut one, connection_1) = client1::handshake(secure(&server, b"http/1.1").await)
+                .await
+                .unwrap();
+            let connection_1 = spawn(connection_1);
+            let (mut two, connection_2) =
+                client2::handshake(Executor, secure(&server, b"h2").await)
+                    .await
+                    .unwrap();
+            let connection_2 = spawn(connection_2);
+            let (_resting, connection_3) =
+                client1::handshake::<_, Full<Bytes>>(secure(&server, b"http/1.1").await)
+                    .await
+                    .unwrap();
+            let connection_3 = spawn(connection_3);
+            let asking_1 = spawn(one.send_request(request()));
+            let asking_2 = spawn(two.send_request(request()));
+            has_begun.recv().await.unwrap();
+            has_begun.recv().await.unwrap();
+            let closing = thread::spawn(move || server.shutdown(LONG));
+            // What rests ends at once, while requests are under way.
+            drop(timeout(LONG, connection_3).await.unwrap().unwrap());
+            assert!(!asking_1.is_finished() && !asking_2.is_finished());
+            opener.send(()).await.unwrap();
+            opener.send(()).await.unwrap();
+            let answer = timeout(LONG, asking_1).await.unwrap().unwrap().unwrap();
+            assert_eq!(answer.headers()[CONNECTION], "close");
+            assert_eq!(text(answer).await, "finished");
+            let answer = timeout(LONG, asking_2).await.unwrap().unwrap().unwrap();
+            assert_eq!(text(answer).await, "finished");
+            drop(timeout(LONG, connection_1).await.unwrap().unwrap());
+            timeout(LONG, connection_2).await.unwrap().unwrap().unwrap();
+            assert!(two.send_request(request()).await.is_err());
+            closing.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn axum_says_hello() {
+    on_each_server(|server| {
+        let app = Router::new()
+            .route("/", get(|| async { "Hello, World!" }))
+            .route(
+                "/greet/{name}",
+                // What is not `Send` runs in a task: its handle is.
+                get(|Path(name): Path<String>| async move {
+                    let pausing = spawn(async { sleep(Duration::from_millis(1)).await });
+                    pausing.await.unwrap();
+                    format!("Hello, {name}!")
+                }),
+            );
+        let http = Http::new();
+        let server = server
+            .tls(server_of_both_versions())
+            .start_with(move |stream, client| {
+                let (http, app) = (http.clone(), app.clone());
+                let service = service_fn(move |request| app.clone().call(request));
+                async move { http.serve(stream, &client, service).await }
+            })
+            .unwrap();
+        let mut runtime = Runtime::new(&RuntimeConfig::default()).unwrap();
+        runtime.block_on(async {
+            let ask = |path: &str| {
+                Request::builder()
+                    .uri(format!("https://{}{path}", certificates::NAME))
+                    .header("host", certificates::NAME)
+                    .body(Full::<Bytes>::default())
+                    .unwrap()
+            };
+            let read = async |answer: Response<Incoming>| {
+                let status = answer.status();
+                let body = answer.into_body().collect().await.unwrap().to_bytes();
+                (status, String::from_utf8(body.to_vec()).unwrap())
+            };
+            let expected = [
+                ("/", StatusCode::OK, "Hello, World!"),
+                ("/greet/you", StatusCode::OK, "Hello, you!"),
+                ("/nowhere", StatusCode::NOT_FOUND, ""),
+            ];
+            let (mut one, connection) = client1::handshake(secure(&server, b"http/1.1").await)
+                .await
+                .unwrap();
+            let connection_1 = spawn(connection);
+            let (mut two, connection) = client2::handshake(Executor, secure(&server, b"h2").await)
+                .await
+                .unwrap();
+            let connection_2 = spawn(connection);
+            for (path, status, text) in expected {
+                one.ready().await.unwrap();
+                let answer = timeout(LONG, one.send_request(ask(path))).await.unwrap();
+                assert_eq!(read(answer.unwrap()).await, (status, text.to_owned()));
+                let answer = timeout(LONG, two.send_request(ask(path))).await.unwrap();
+                assert_eq!(read(answer.unwrap()).await, (status, text.to_owned()));
+            }
+            drop((one, two));
+            timeout(LONG, connection_1).await.unwrap().unwrap().unwrap();
+            timeout(LONG, connection_2).await.unwrap().unwrap().unwrap();
+        });
+        server.shutdown(LONG);
+    });
 }
 
 #[test]

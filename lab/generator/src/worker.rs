@@ -274,11 +274,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let mut next_tick_ns = now_ns() + TICK_NS;
         let mut now = now_ns();
         loop {
-            self.shared.publish(
-                self.thread,
-                self.completed,
-                self.measured.alive + self.connecting as u64,
-            );
+            self.shared
+                .publish(self.thread, self.completed, self.measured.alive);
             if let Some(control) = &mut control {
                 // What is due is sent first, so that nothing due in the window is left out.
                 self.send_due(now);
@@ -507,13 +504,14 @@ impl<'a, E: Exchange> Worker<'a, E> {
         true
     }
 
-    /// Adds up the requests in flight, of which there were as many until now, as far as that was in the window.
+    /// Adds up the requests in flight, of which there were as many until now.
     #[inline]
     fn count_in_flight(&mut self, now: u64) {
-        let from_ns = self.in_flight_since_ns.max(self.shared.window_begin_ns());
-        let until_ns = now.min(self.shared.window_end_ns());
-        self.measured.in_flight_ns +=
-            u128::from(self.in_flight) * u128::from(until_ns.saturating_sub(from_ns));
+        if self.shared.phase() == Phase::Window {
+            let since_ns = self.in_flight_since_ns.max(self.shared.window_begin_ns());
+            self.measured.in_flight_ns +=
+                u128::from(self.in_flight) * u128::from(now.saturating_sub(since_ns));
+        }
         self.in_flight_since_ns = now;
     }
 
@@ -629,8 +627,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let mut rest = received;
         while !rest.is_empty() {
             let connection = &mut self.connections[index];
-            let nothing_asked = connection.answered == connection.sent && connection.position == 0;
-            if connection.in_flight() == 0 || (nothing_asked && !E::STREAMING) {
+            if connection.in_flight() == 0 {
                 let failure = Failure::new(
                     Kind::Unexpected,
                     format!(
@@ -742,8 +739,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let connection = &mut self.connections[index];
         let idle =
             connection.in_flight() == 0 && self.exchange.describe(&connection.partial).is_none();
-        // A server that has announced the end may reset the connection: it leaves requests unread that came after the last it answers.
-        if E::RECONNECTS && (connection.closing || (idle && error.is_none())) {
+        if E::RECONNECTS && error.is_none() && (idle || connection.closing) {
             self.reopen(index);
             return;
         }
@@ -853,7 +849,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
     fn drain(&mut self) -> io::Result<()> {
         if self.sending {
             self.sending = false;
-            self.count_in_flight(now_ns());
+            let end_ns = self.shared.window_end_ns();
+            self.measured.in_flight_ns += u128::from(self.in_flight)
+                * u128::from(end_ns.saturating_sub(self.in_flight_since_ns));
             if E::STREAMING {
                 for index in 0..self.connections.len() {
                     if let Some(stream) = &self.connections[index].stream {
