@@ -36,6 +36,8 @@ build: prerequisites $(VENV)/.tools-installed $(VENV)/.ringlab-installed ## make
 	$(say) "building the extension for $$($(python) -V)"
 	@env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath $(extension_target)) \
 		$(VENV)/bin/maturin develop --release --locked
+	$(say) "building ringlab's load generator"
+	@cargo build --release --locked --quiet --package ringlab-load
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
 test: test-rust test-python test-applications test-lab test-bench ## set everything up and run every test: Rust, Python on both backends, real applications, ringlab, the benchmarks in small

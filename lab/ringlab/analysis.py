@@ -60,32 +60,43 @@ def compare(cell: Cell, metric: Metric, arms: Sequence[str], baseline: str, floo
         if found is not None:
             estimates[arm] = found
     adjusted = dict(zip(estimates, statistics.holm([each.p for each in estimates.values()]), strict=True))
-    comparisons = []
-    for arm, found in estimates.items():
-        standing = statistics.judge(found, adjusted[arm], floor)
-        needed = None
-        if standing == "cannot tell":
-            needed = statistics.rounds_needed(found, floor, len(estimates))
-        low, high = found.interval
-        comparison = Comparison(
-            metric=metric.key,
-            arm=arm,
-            baseline=baseline,
-            ratio=found.ratio,
-            low=low,
-            # JSON has no infinity.
-            high=high if math.isfinite(high) else 1e9,
-            confidence=statistics.CONFIDENCE,
-            p=found.p,
-            p_adjusted=adjusted[arm],
-            rounds=found.rounds,
-            ratios=statistics.ratios_by_round(cell.series(arm, metric.key), reference),
-            verdict=side(standing, metric),
-            rounds_needed=needed,
-        )
-        comparison.sentence = sentence_of(comparison, metric, found)
-        comparisons.append(comparison)
-    return comparisons
+    return [
+        describe(cell, metric, arm, baseline, found, adjusted[arm], floor, len(estimates))
+        for arm, found in estimates.items()
+    ]
+
+
+def describe(
+    cell: Cell,
+    metric: Metric,
+    arm: str,
+    baseline: str,
+    found: statistics.Estimate,
+    p_adjusted: float,
+    floor: float,
+    comparisons: int,
+) -> Comparison:
+    """Return what an estimate says; `comparisons` is the number of those that `p_adjusted` was corrected for."""
+    standing = statistics.judge(found, p_adjusted, floor)
+    low, high = found.interval
+    comparison = Comparison(
+        metric=metric.key,
+        arm=arm,
+        baseline=baseline,
+        ratio=found.ratio,
+        low=low,
+        # JSON has no infinity.
+        high=high if math.isfinite(high) else 1e9,
+        confidence=statistics.CONFIDENCE,
+        p=found.p,
+        p_adjusted=p_adjusted,
+        rounds=found.rounds,
+        ratios=statistics.ratios_by_round(cell.series(arm, metric.key), cell.series(baseline, metric.key)),
+        verdict=side(standing, metric),
+        rounds_needed=statistics.rounds_needed(found, floor, comparisons) if standing == "cannot tell" else None,
+    )
+    comparison.sentence = sentence_of(comparison, metric, found)
+    return comparison
 
 
 def side(standing: statistics.Standing, metric: Metric) -> results.ComparisonVerdict:

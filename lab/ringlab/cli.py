@@ -21,8 +21,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from ringlab import __version__, analysis, generator, manifest, preflight, report, results, runner, workloads
-from ringlab.report import markdown, terminal
+from ringlab import __version__, analysis, generator, guard, manifest, preflight, report, results, runner, workloads
+from ringlab.report import html, markdown, terminal
 
 EXIT_INTERRUPTED = 130
 QUICK_MINUTES = 8.0
@@ -103,9 +103,14 @@ class ConsoleProgress:
             self.console.print(f"[dim]{self.left()}[/dim]", highlight=False)
 
 
+def split(selectors: Sequence[str]) -> list[str]:
+    """Return what commas separate."""
+    return [each.strip() for selector in selectors for each in selector.split(",") if each.strip()]
+
+
 def choose_arms(arms: list[manifest.Arm], selectors: Sequence[str]) -> list[manifest.Arm]:
     """Return the arms that are asked for, by their name, target, language or a glob; all where nothing is."""
-    patterns = [each.strip() for selector in selectors for each in selector.split(",") if each.strip()]
+    patterns = split(selectors)
     if not patterns:
         return arms
     chosen: dict[str, manifest.Arm] = {}
@@ -198,21 +203,9 @@ def write_reports(result: results.Result, folder: Path) -> list[Path]:
     path = folder / "report.md"
     path.write_text(markdown.render(result))
     written = [path]
-    page = render_html(result)
-    if page is not None:
-        path = folder / "report.html"
-        path.write_text(page)
-        written.append(path)
-    return written
-
-
-def render_html(result: results.Result) -> str | None:
-    """Return the HTML report, or None in a version without one."""
-    try:
-        from ringlab.report import html  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    return str(html.render(result))
+    path = folder / "report.html"
+    path.write_text(html.render([(folder.name, result)]))
+    return [*written, path]
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -571,6 +564,168 @@ def compare_within(result: results.Result, source: Path, first: str, second: str
     return 0
 
 
+@main.command("guard")
+@click.argument("what", nargs=-1, metavar="[WORKLOAD|CELL]...")
+@click.option("--base", required=True, metavar="REV", help="What nothing may be slower than: a branch, tag or commit.")
+@click.option("--head", default="HEAD", show_default=True, metavar="REV", help="The revision that is judged.")
+@click.option(
+    "--repository",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("."),
+    help="Where the repository is (default: around the current folder).",
+)
+@click.option(
+    "--targets",
+    "selectors",
+    multiple=True,
+    default=(guard.TARGETS,),
+    show_default=True,
+    metavar="A,B",
+    help="Which arms are raced.",
+)
+@click.option(
+    "--build",
+    "build_command",
+    default=guard.BUILD_COMMAND,
+    show_default=True,
+    metavar="COMMAND",
+    help="Builds a revision.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 10_000),
+    default=9,
+    show_default=True,
+    help="How often every arm runs in each cell.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05, 3600),
+    default=1.0,
+    show_default=True,
+    help="The measured window of a sample.",
+)
+@click.option("--seed", type=int, help="Of the order in each round and of the bytes sent (random, and recorded).")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"The folder for result and reports ({RESULTS_FOLDER}/DATE).",
+)
+def guard_command(
+    what: tuple[str, ...],
+    base: str,
+    head: str,
+    repository: Path,
+    selectors: tuple[str, ...],
+    build_command: str,
+    output: Path | None,
+    **options: Any,
+) -> None:
+    """Build this repository at two revisions, race them, and say whether head is slower than base.
+
+    \b
+    Exit status: 0 fine, 1 slower, 2 cannot tell (or it can't be done), 130 interrupted.
+    Example:
+      ringlab guard --base main echo --rounds 15
+    """
+    console = make_console()
+    try:
+        root = guard.find_repository(repository)
+        revisions = [guard.check_out(root, side, name) for side, name in zip(guard.SIDES, (base, head), strict=True)]
+        if head == "HEAD" and guard.is_dirty(root):
+            console.print(
+                "[yellow]warning[/yellow]  changes that aren't committed are not measured: head is the last commit"
+            )
+        if revisions[0].commit == revisions[1].commit:
+            console.print("[yellow]warning[/yellow]  base and head are the same commit: this measures the noise")
+        with console.status("building") as status:
+            for revision in {each.commit: each for each in revisions}.values():
+                guard.build(root, revision, build_command, status.update)
+        sys.exit(
+            race_revisions(console, root, revisions, what or guard.CELLS, selectors, build_command, output, **options)
+        )
+    except (guard.GuardFailed, manifest.ManifestError) as error:
+        raise Refused(str(error)) from None
+
+
+def race_revisions(
+    console: Console,
+    root: Path,
+    revisions: Sequence[guard.Revision],
+    what: Sequence[str],
+    selectors: Sequence[str],
+    build_command: str,
+    output: Path | None,
+    *,
+    rounds: int,
+    seconds: float,
+    seed: int | None,
+) -> int:
+    """Race two revisions that have been built; return the exit status."""
+    try:
+        plans = workloads.choose(what, "normal")
+    except workloads.UnknownCells as error:
+        raise Refused(str(error)) from None
+    chosen = []
+    for revision in revisions:
+        sided = [f"{each}@{revision.side}" for each in split(selectors)]
+        chosen += choose_arms(list(guard.arms_of(root, revision).values()), sided)
+    with console.status("looking which targets are here") as status:
+        present, records = make_ready(chosen, status.update)
+    for record in records:
+        if record.skipped:
+            console.print(f"[yellow]skipped[/yellow]  {escape(record.name)}: {escape(record.skipped)}", highlight=False)
+    both = [
+        name for name in dict.fromkeys(each.rpartition("@")[0] for each in present) if guard.is_at_both(name, present)
+    ]
+    if not both:
+        raise Refused("no arm can be run at both revisions; --targets chooses others")
+    present = {name: arm for name, arm in present.items() if name.rpartition("@")[0] in both}
+    plans = [plan for plan in plans if any(plan.served_by(arm) for arm in present.values())]
+    if not plans:
+        raise Refused("none of these arms serves any of these cells")
+    seed = seed if seed is not None else random.SystemRandom().randrange(1 << 32)
+    base, head = revisions
+    command = ["ringlab", "guard", *(plan.name for plan in plans), "--base", base.commit, "--head", head.commit]
+    command += [
+        "--targets",
+        ",".join(both),
+        "--build",
+        build_command,
+        "--rounds",
+        str(rounds),
+        "--seconds",
+        f"{seconds:g}",
+    ]
+    result = results.Result(
+        run=results.Run(
+            command=[*command, "--seed", str(seed)],
+            begun=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            seed=seed,
+            scale=replace(workloads.SCALES["normal"], rounds=rounds, window_s=seconds),
+            placement=preflight.place(),
+            notes=[f"base is {base.name} ({base.commit[:12]}), head is {head.name} ({head.commit[:12]})"],
+        ),
+        arms=[record for record in records if record.name in present],
+    )
+    output = output or Path(RESULTS_FOLDER) / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    race = start_race(console, result, present, plans, output / "result.json")
+    race.options = runner.Options(baseline=f"{both[0]}@base")
+    status_code = finish(console, race)
+    if status_code == EXIT_INTERRUPTED:
+        return status_code
+    findings = guard.judge(result, both)
+    console.print("\n[bold]head against base[/bold]")
+    for finding in findings:
+        text = finding.comparison.sentence if finding.comparison else f"{finding.arm} wasn't measured at both"
+        colour = terminal.COLOURS[finding.word]
+        console.print(
+            f"  [{colour}]{finding.word:11}[/{colour}] {escape(finding.cell.name)}: {escape(text)}", highlight=False
+        )
+    console.print(f"[bold]{escape(guard.conclusion(findings))}[/bold]", highlight=False)
+    return guard.exit_code(findings)
+
+
 @main.command()
 @targets_folder_option()
 @click.option(
@@ -655,33 +810,38 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file (one RESULT only)."
 )
 def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> None:
-    """Show results again: a result.json, also of an interrupted run, or the folder that it is in."""
-    if output is not None and len(paths) > 1:
-        raise Refused("--output takes one result; leave it out, or report one after the other")
-    for path in paths:
-        path = path / "result.json" if path.is_dir() else path
-        result = read_result(path)
-        if kind == "terminal":
-            if output is None:
-                terminal.print_result(make_console(), result)
-            else:
-                with output.open("w") as file:
-                    terminal.print_result(Console(file=file, width=WIDTH, soft_wrap=True), result)
-            continue
-        text: str | None
-        if kind == "json":
-            text = json.dumps(result.to_json(), indent=1) + "\n"
-        elif kind == "markdown":
-            text = markdown.render(result)
-        else:
-            text = render_html(result)
-            if text is None:
-                raise Refused("this version has no HTML report; use --format markdown")
-        if output is None:
-            click.echo(text, nl=False)
-        else:
-            output.write_text(text)
-            click.echo(str(output))
+    """Show results again: a result.json, also of an interrupted run, or the folder that it is in.
+
+    \b
+    Example:
+      ringlab report ringlab-results/* --format html --output report.html
+    """
+    if output is not None and len(paths) > 1 and kind != "html":
+        raise Refused("--output takes several results with --format html only; report one after the other")
+    files = [path / "result.json" if path.is_dir() else path for path in paths]
+    found = [
+        (file.resolve().parent.name if file.name == "result.json" else file.stem, read_result(file)) for file in files
+    ]
+    if kind == "html":
+        texts = [html.render(found)]
+    elif kind == "json":
+        texts = [json.dumps(result.to_json(), indent=1) + "\n" for _, result in found]
+    elif kind == "markdown":
+        texts = [markdown.render(result) for _, result in found]
+    elif output is None:
+        for _, result in found:
+            terminal.print_result(make_console(), result)
+        return
+    else:
+        with output.open("w") as file:
+            terminal.print_result(Console(file=file, width=WIDTH, soft_wrap=True), found[0][1])
+        click.echo(str(output))
+        return
+    if output is None:
+        click.echo("\n".join(texts), nl=False)
+    else:
+        output.write_text("\n".join(texts))
+        click.echo(str(output))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def build(root: Path) -> Path:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise GeneratorMissing(f"`{' '.join(command)}` failed in {root}:\n{done.stderr.strip()}")
-    return Path(os.environ.get("CARGO_TARGET_DIR") or root / "target").absolute() / "release" / NAME
+    return root / (os.environ.get("CARGO_TARGET_DIR") or "target") / "release" / NAME
 
 
 def find() -> Path:

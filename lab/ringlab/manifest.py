@@ -4,7 +4,9 @@ A target is a folder with a `target.toml`; each of its variants is an arm. docs/
 isn't known is an error, so that a misspelt key never goes unnoticed.
 """
 
+import contextlib
 import difflib
+import json
 import os
 import re
 import shlex
@@ -122,7 +124,8 @@ class Arm:
     ready: Ready = Ready()
     stop: Stop = Stop()
     declares: Declares = Declares()
-    python: str = sys.executable
+    python: str = ""
+    """For {python}; where it is empty, $RINGLAB_PYTHON, or the running interpreter."""
     repeats: str = ""
     """The arm that this one is a second copy of."""
 
@@ -133,7 +136,7 @@ class Arm:
     def placeholders(self) -> dict[str, str]:
         """Return what is the same in all commands."""
         binary = next((os.environ.get(detect.binary, "") for detect in self.detects if detect.binary), "")
-        python = os.environ.get("RINGLAB_PYTHON") or self.python
+        python = self.python or os.environ.get("RINGLAB_PYTHON") or sys.executable
         return {"build": str(self.build_folder), "target": str(self.folder), "python": python, "binary": binary}
 
     def expand(self, text: str) -> str:
@@ -334,7 +337,7 @@ def read_commands(table: Table) -> dict[str, str]:
     return commands
 
 
-def read_target(path: Path, build_root: Path, python: str = sys.executable) -> list[Arm]:
+def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     """Return the arms of one manifest; raises ManifestError."""
     try:
         content = tomllib.loads(path.read_text())
@@ -451,7 +454,7 @@ def default_build_root(folder: Path) -> Path:
     return Path(os.environ.get("RINGLAB_BUILD") or folder / ".build")
 
 
-def discover(folder: Path | None = None, build_root: Path | None = None, python: str = sys.executable) -> list[Arm]:
+def discover(folder: Path | None = None, build_root: Path | None = None, python: str = "") -> list[Arm]:
     """Return the arms of all targets in a folder, by name; raises ManifestError."""
     folder = folder or default_folder()
     paths = sorted(folder.glob(f"*/{FILE_NAME}"))
@@ -533,8 +536,17 @@ def ask(arm: Arm, command: str, needs: str, install: str) -> Presence:
     if done.returncode != 0:
         reason = last_line(done.stderr) or last_line(done.stdout) or f"`{command}` failed with code {done.returncode}"
         return Presence(skipped=f"{needs}: {results.shorten(reason)}", install=install)
-    lines = (done.stdout or done.stderr).strip().splitlines()
-    return Presence(version=results.shorten(lines[0].strip(), 80) if lines else "")
+    return Presence(version=results.shorten(version_of(done.stdout or done.stderr), 80))
+
+
+def version_of(text: str) -> str:
+    """Return what a detect command says of a version: its first line, or the values of a JSON object."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    with contextlib.suppress(ValueError):
+        content = json.loads(line)
+        if isinstance(content, dict):
+            return ", ".join(f"{name} {value}" for name, value in content.items() if value)
+    return line
 
 
 def is_built(arm: Arm) -> bool:

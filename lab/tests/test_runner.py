@@ -14,6 +14,8 @@ from ringlab import manifest, process, results, runner, system_calls, workloads
 
 MakeRace = Callable[..., runner.Race]
 ECHO = "echo/framed/1KB/100"
+# Each starts dozens of processes, which takes its time where a machine has much to do.
+pytestmark = pytest.mark.timeout(300)
 
 
 def samples_of(race: runner.Race, arm: str, cell: int = 0) -> list[results.Sample]:

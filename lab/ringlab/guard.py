@@ -1,0 +1,218 @@
+"""Whether a change has made something slower: one repository at two revisions, both built, raced against each other.
+
+Each revision stands in a worktree of its own, with its own virtual environment, and brings its own targets where it has any.
+Worktrees and builds are kept, so that the next guard against the same base only builds what is new.
+"""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ringlab import analysis, manifest, results, statistics
+from ringlab.results import Comparison
+
+SIDES = ("base", "head")
+BUILD_COMMAND = "make build"
+BUILD_TIMEOUT_S = 3600
+FOLDER = Path("target") / "ringlab-guard"
+"""Within the repository, which ignores it."""
+TARGETS = "ringloop*"
+CELLS = (
+    "echo/framed/1KB/100",
+    "http/50/closed",
+    "rtt/1KB",
+    "loop/call_soon",
+    "loop/iteration",
+    "loop/timer_insert",
+    "bind/accept/1",
+)
+
+Tell = Callable[[str], None]
+
+
+class GuardFailed(Exception):
+    """The two revisions can't be raced; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One of the two, in its worktree."""
+
+    side: str
+    name: str
+    """As the user calls it."""
+    commit: str
+    worktree: Path
+
+    @property
+    def python(self) -> str:
+        """The interpreter of its virtual environment, or, if its build makes none, that which runs here."""
+        own = self.worktree / ".venv" / "bin" / "python"
+        return str(own) if own.exists() else sys.executable
+
+
+def git(repository: Path, *words: str) -> str:
+    """Run git and return what it printed; raises GuardFailed."""
+    if shutil.which("git") is None:
+        raise GuardFailed("guard needs git: apt-get install git")
+    done = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise GuardFailed(f"git {' '.join(words)}: {manifest.last_line(done.stderr)}")
+    return done.stdout.strip()
+
+
+def find_repository(folder: Path) -> Path:
+    """Return the root of the repository that a folder is in; raises GuardFailed."""
+    return Path(git(folder, "rev-parse", "--show-toplevel"))
+
+
+def is_dirty(repository: Path) -> bool:
+    """Whether files differ from the commit that is checked out."""
+    return bool(git(repository, "status", "--porcelain", "--untracked-files=no"))
+
+
+def check_out(repository: Path, side: str, name: str) -> Revision:
+    """Return a revision in a worktree of its own; raises GuardFailed."""
+    commit = git(repository, "rev-parse", "--verify", f"{name}^{{commit}}")
+    worktree = repository / FOLDER / commit[:12]
+    if not (worktree / ".git").exists():
+        worktree.parent.mkdir(parents=True, exist_ok=True)
+        git(repository, "worktree", "prune")
+        git(repository, "worktree", "add", "--detach", "--force", str(worktree), commit)
+    return Revision(side, name, commit, worktree)
+
+
+def build(repository: Path, revision: Revision, command: str, tell: Tell) -> None:
+    """Build a revision in its worktree; raises GuardFailed."""
+    tell(f"building {revision.name} ({revision.commit[:12]}): {command}")
+    log = revision.worktree.parent / f"{revision.commit[:12]}.log"
+    # What is set for this process is about this repository's folders, not about those of the worktree.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE"))
+    }
+    # Dependencies are the same in both, mostly: they are built once.
+    environment["CARGO_TARGET_DIR"] = str(repository / FOLDER / "cargo")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["sh", "-c", command],
+            cwd=revision.worktree,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(BUILD_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise GuardFailed(
+                f"`{command}` of {revision.name} didn't end within {BUILD_TIMEOUT_S} s; its output: {log}"
+            ) from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+    if code != 0:
+        words = results.shorten(manifest.last_line(log.read_text(errors="replace")))
+        raise GuardFailed(f"`{command}` of {revision.name} failed with code {code}: {words}; all of its output: {log}")
+
+
+def arms_of(repository: Path, revision: Revision) -> dict[str, manifest.Arm]:
+    """Return the arms that run a revision's code, by their plain names.
+
+    A revision from before it had targets is measured by those of the repository, as far as they need no build from within it.
+    """
+    own = revision.worktree / "lab" / "targets"
+    folder = own if any(own.glob(f"*/{manifest.FILE_NAME}")) else repository / "lab" / "targets"
+    arms = manifest.discover(folder, revision.worktree / FOLDER / "targets", revision.python)
+    return {
+        arm.name: replace(arm, name=f"{arm.name}@{revision.side}", title=f"{arm.title}, at {revision.name}")
+        for arm in arms
+    }
+
+
+def is_at_both(name: str, arms: Container[str]) -> bool:
+    """Whether an arm is there at base and at head."""
+    return all(f"{name}@{side}" in arms for side in SIDES)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One arm in one cell, at head against at base."""
+
+    cell: results.Cell
+    arm: str
+    comparison: Comparison | None
+    """None where it wasn't measured at both."""
+
+    @property
+    def word(self) -> str:
+        """The verdict."""
+        return self.comparison.verdict if self.comparison else "cannot tell"
+
+
+def judge(result: results.Result, names: Sequence[str]) -> list[Finding]:
+    """Compare head with base, each arm in each cell, with Holm's correction for all of them together."""
+    found: list[tuple[results.Cell, str, statistics.Estimate | None, float]] = []
+    for cell in result.cells:
+        metric = cell.primary
+        copies = {arm.repeats: arm.name for arm in result.arms if arm.repeats}
+        again = next(
+            (
+                statistics.estimate(
+                    statistics.log_ratios(cell.series(copy, metric.key), cell.series(original, metric.key))
+                )
+                for original, copy in copies.items()
+                if copy in cell.arms
+            ),
+            None,
+        )
+        floor = statistics.noise_floor(again)
+        for name in names:
+            base, head = (f"{name}@{side}" for side in SIDES)
+            if base in cell.arms or head in cell.arms:
+                logs = statistics.log_ratios(cell.series(head, metric.key), cell.series(base, metric.key))
+                found.append((cell, name, statistics.estimate(logs), floor))
+    adjusted = iter(statistics.holm([each.p for _, _, each, _ in found if each is not None]))
+    comparisons = sum(1 for _, _, each, _ in found if each is not None)
+    return [
+        Finding(
+            cell,
+            name,
+            None
+            if each is None
+            else analysis.describe(
+                cell, cell.primary, f"{name}@head", f"{name}@base", each, next(adjusted), floor, comparisons
+            ),
+        )
+        for cell, name, each, floor in found
+    ]
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return 1 if something is slower, else 2 if something can't be told (or nothing was measured), else 0."""
+    words = [finding.word for finding in findings]
+    if "worse" in words:
+        return 1
+    return 2 if "cannot tell" in words or not words else 0
+
+
+def conclusion(findings: Sequence[Finding]) -> str:
+    """Say in a sentence what was found."""
+    total = len(findings)
+    slower = [finding for finding in findings if finding.word == "worse"]
+    open_ones = [finding for finding in findings if finding.word == "cannot tell"]
+    if slower:
+        worst = max(slower, key=lambda finding: abs(math.log(finding.comparison.ratio)) if finding.comparison else 0.0)
+        sentence = worst.comparison.sentence if worst.comparison else ""
+        return f"slower: {len(slower)} of {total}; the worst: {worst.cell.name}: {sentence}"
+    if open_ones or not total:
+        needed = [finding.comparison.rounds_needed if finding.comparison else None for finding in open_ones]
+        most = None if any(each is None for each in needed) else max((each for each in needed if each), default=None)
+        return f"cannot tell: {len(open_ones)} of {total}; {analysis.would_take(most)}"
+    return f"fine: none of {total} is slower"

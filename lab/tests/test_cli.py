@@ -1,0 +1,297 @@
+"""The command, by click's runner and as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conftest import MakeTargets
+from ringlab import cli, preflight, results, workloads
+
+RECORDED = Path(__file__).parent / "data" / "recorded.json"
+FAST = ("--rounds", "3", "--seconds", "0.05")
+# Each starts dozens of processes, which takes its time where a machine has much to do.
+pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
+
+
+def ringlab(*words: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+def command_of(*words: object) -> list[str]:
+    return [sys.executable, "-m", "ringlab.cli", *map(str, words)]
+
+
+@pytest.mark.parametrize("command", ["", "run", "compare", "targets", "doctor", "report", "guard"])
+def test_help_explains(command: str) -> None:
+    found = ringlab(*command.split(), "--help")
+    assert found.exit_code == 0
+    assert "Usage: " in found.output
+    assert "Options:" in found.output
+
+
+def test_a_run_measures_reports_and_can_be_repeated(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder, output = make_targets(cheap=1.0, dear=1.5), tmp_path / "results"
+    found = ringlab(
+        "run",
+        "echo/framed/1KB/100",
+        "rtt/1KB",
+        *FAST,
+        "--no-system-calls",
+        "--targets-folder",
+        folder,
+        "--output",
+        output,
+        "--seed",
+        7,
+    )
+    assert found.exit_code == 0, found.output
+    assert "echo/framed/1KB/100: cheap wins: the next, dear, has 50% more server CPU per operation" in found.output
+    assert str(output / "report.md") in found.output
+    result = results.Result.read(output / "result.json")
+    assert result.run.complete
+    assert result.run.seed == 7
+    assert result.environment.cpus > 0
+    assert {finding.name for finding in result.preflight} >= {
+        "descriptors",
+        "ports",
+        "load",
+        "steal",
+        "debugging",
+        "load generator",
+    }
+    text = (output / "report.md").read_text()
+    assert "cheap wins" in text
+    assert "</html>" in (output / "report.html").read_text()
+
+    assert result.run.command[:2] == ["ringlab", "run"]
+    again = ringlab(*result.run.command[1:], "--targets-folder", folder, "--output", tmp_path / "again")
+    assert again.exit_code == 0, again.output
+    repeated = results.Result.read(tmp_path / "again" / "result.json")
+    assert [cell.orders for cell in repeated.cells] == [cell.orders for cell in result.cells]
+    assert repeated.run.command == result.run.command
+
+
+def test_a_quick_run_fits_its_time(make_targets: MakeTargets, tmp_path: Path) -> None:
+    words = ("run", "echo/framed/1KB/1", "--quick", "--minutes", "0.2", "--targets-folder", make_targets(a=1.0, b=1.0))
+    found = ringlab(*words, "--output", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    scale = results.Result.read(tmp_path / "out" / "result.json").run.scale
+    assert workloads.QUICK_ROUNDS_LEAST <= scale.rounds <= workloads.QUICK_ROUNDS_MOST
+    short = ringlab(
+        "run",
+        "echo/framed/1KB/1",
+        "http/50/closed",
+        "--quick",
+        "--minutes",
+        "0.1",
+        *words[-2:],
+        "--output",
+        tmp_path / "short",
+    )
+    assert short.exit_code == 0, short.output
+    shorter = results.Result.read(tmp_path / "short" / "result.json").run.scale
+    assert shorter.rounds == workloads.QUICK_ROUNDS_LEAST
+    assert shorter.window_s < workloads.SCALES["quick"].window_s
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "ftp"), "there is no workload and no cell 'ftp'; workloads: bind, http, rtt, loop, echo"),
+        (("run", "--targets", "none"), "there is no target 'none'; `ringlab targets` lists them: one"),
+        (("run", "--quick", "--publish"), "--quick and --publish exclude each other"),
+        (("run", "--baseline", "two"), "the baseline two takes no part: it isn't among the targets chosen"),
+        (("run", "--rounds", "0"), "Invalid value for '--rounds'"),
+        (("compare", "one", "one"), "A and B are the same"),
+        (("compare", "one", "two"), "there is no arm 'two'; `ringlab targets` lists them"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(words: tuple[str, ...], message: str, make_targets: MakeTargets) -> None:
+    found = ringlab(*words, "--targets-folder", make_targets(one=1.0))
+    assert found.exit_code == 2
+    assert message in found.output
+
+
+def test_a_run_without_targets_here_says_what_they_lack(make_targets: MakeTargets) -> None:
+    folder = make_targets(one=1.0)
+    path = folder / "one" / "target.toml"
+    path.write_text(
+        path.read_text() + '[detect]\ncommands = ["false"]\nneeds = "a tool"\ninstall = "apt-get install tool"\n'
+    )
+    found = ringlab("run", "--targets-folder", folder)
+    assert found.exit_code == 2
+    assert "skipped: one: a tool: `false` failed with code 1; install it with: apt-get install tool" in found.output
+    assert "none of the targets can run here" in found.output
+
+
+def test_a_target_that_cannot_be_built_is_skipped(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder = make_targets(one=1.0, two=1.0)
+    path = folder / "one" / "target.toml"
+    path.write_text(path.read_text() + '[build]\ncommand = "echo no compiler; exit 1"\nartefact = "{build}/x"\n')
+    output = tmp_path / "out"
+    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", output)
+    assert found.exit_code == 0, found.output
+    (skipped,) = (arm for arm in results.Result.read(output / "result.json").arms if arm.skipped)
+    assert skipped.name == "one"
+    assert "no compiler" in skipped.skipped
+    assert "it can't be built" in (output / "report.md").read_text()
+
+
+def test_a_debugging_mode_is_refused(make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+    found = ringlab("run", "loop/call_soon", "--targets-folder", make_targets(one=1.0))
+    assert found.exit_code == 2
+    assert "PYTHONASYNCIODEBUG is set" in found.output
+    assert "unset PYTHONASYNCIODEBUG" in found.output
+
+
+@pytest.mark.parametrize("version", ["ringlab-load 0.1.0 (debug)", "ringlab-load 0.1.0 (release)"])
+def test_a_debugging_build_of_the_load_generator_is_refused(
+    version: str, make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAKE_LOAD_VERSION", version)
+    found = ringlab(
+        "run", "echo/framed/1KB/1", *FAST, "--targets-folder", make_targets(one=1.0), "--output", tmp_path / "out"
+    )
+    assert found.exit_code == (2 if "debug" in version else 0)
+    assert ("is a debugging build" in found.output) == ("debug" in version)
+
+
+def test_too_many_connections_are_refused(make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.resource, "getrlimit", lambda kind: (256, 1024))
+    found = ringlab("run", "http/2000/closed", "--targets-folder", make_targets(one=1.0))
+    assert found.exit_code == 2
+    assert "2000 connections need 2128 descriptors in one process, and the hard limit is 1024" in found.output
+    assert "ulimit -Hn 2128" in found.output
+
+
+def test_without_a_load_generator_loops_can_be_measured(
+    make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RINGLAB_LOAD", "/nonexistent")
+    folder = make_targets(one=1.0)
+    refused = ringlab("run", "echo", "--targets-folder", folder)
+    assert refused.exit_code == 2
+    assert "RINGLAB_LOAD is /nonexistent, which can't be run; unset it" in refused.output
+    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+
+
+def test_when_nothing_was_measured_the_status_is_1(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder = make_targets(one=1.0, faults={"one": "no-start"})
+    found = ringlab("run", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    assert found.exit_code == 1
+    assert "cannot load its library" in found.output
+
+
+def test_targets_and_cells_are_listed(make_targets: MakeTargets) -> None:
+    folder = make_targets(one=1.0, two=1.0)
+    found = ringlab("targets", "--targets-folder", folder)
+    assert found.exit_code == 0
+    assert "2 of 2 can run here" in found.output
+    records = json.loads(ringlab("targets", "--json", "--targets", "two", "--targets-folder", folder).output)
+    assert [record["name"] for record in records] == ["two"]
+    cells = ringlab("targets", "--cells").output.splitlines()
+    assert len(cells) == len(workloads.CELLS)
+    assert any(line.startswith("http/50/open-75 ") for line in cells)
+
+
+def test_doctor_says_what_it_found(make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ringlab("doctor", "--targets-folder", make_targets(one=1.0), "--connections", 10)
+    assert found.exit_code == 0, found.output
+    assert "load generator: ringlab-load 9.9 (release)" in found.output
+    assert "1 of 1 can run here" in found.output
+    monkeypatch.setenv("RINGLAB_LOAD", "/nonexistent")
+    broken = ringlab("doctor", "--targets-folder", make_targets(two=1.0))
+    assert broken.exit_code == 1
+    assert "RINGLAB_LOAD is /nonexistent" in broken.output
+
+
+def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder, output = make_targets(one=1.0, two=0.4, three=3.0), tmp_path / "out"
+    found = ringlab(
+        "compare", "one", "two", "--workload", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", output
+    )
+    assert found.exit_code == 0, found.output
+    result = results.Result.read(output / "result.json")
+    assert result.cells[0].arms == ["one", "two", "one (again)"]
+    assert result.cells[0].analysis.groups[0].baseline == "one"
+    within = ringlab("compare", "two", "one", "--in", output / "result.json")
+    assert within.exit_code == 0
+    assert "one is worse than two in time per operation: 2.50 times as much" in within.output
+    refused = ringlab("compare", "two", "three", "--in", output / "result.json")
+    assert refused.exit_code == 2
+    assert "three took no part in" in refused.output
+
+
+@pytest.mark.parametrize("kind", cli.FORMATS)
+def test_a_result_is_reported(kind: str, tmp_path: Path) -> None:
+    found = ringlab("report", RECORDED, "--format", kind)
+    assert found.exit_code == 0, found.output
+    assert "echo/framed/1KB/100" in found.output
+    path = tmp_path / "report"
+    assert ringlab("report", RECORDED, "--format", kind, "--output", path).exit_code == 0
+    assert "echo/framed/1KB/100" in path.read_text()
+
+
+def test_every_verdict_and_setting_is_in_the_report() -> None:
+    result = results.Result.read(RECORDED)
+    for kind in ("terminal", "markdown"):
+        text = " ".join(ringlab("report", RECORDED, "--format", kind).output.split())
+        for cell in result.cells:
+            assert cell.analysis.groups[0].verdict.sentence in text
+        assert "install it with: apt-get install" in text.replace("Install it with `", "install it with: ")
+        assert result.environment.cpu_model in text
+    assert "ringlab run bind/listen/1" in ringlab("report", RECORDED, "--format", "markdown").output
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("{}")
+    found = ringlab("report", path)
+    assert found.exit_code == 2
+    assert "is no result of ringlab: at $: 'run' is a required property" in found.output
+
+
+def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:
+    """As a real process: interrupted while it waits for a load that hangs, and resumed without that."""
+    folder, output, marker = make_targets(one=1.0, stuck=9.0), tmp_path / "out", tmp_path / "hangs"
+    words = ("run", "loop/call_soon", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
+    environment = dict(os.environ) | {"FAKE_LOAD_HANG": str(marker)}
+    process = subprocess.Popen(
+        command_of(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    while not marker.exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == cli.EXIT_INTERRUPTED, printed
+    assert "what was measured is kept" in printed
+    kept = results.Result.read(output / "result.json")
+    assert kept.run.interrupted
+    assert len(kept.cells[0].samples) == 9
+    assert "loop/call_soon" in (output / "report.md").read_text()
+    assert f"ringlab run --resume {output / 'result.json'}" in printed
+
+    resumed = subprocess.run(
+        command_of("run", "--resume", output / "result.json", "--targets-folder", folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    whole = results.Result.read(output / "result.json")
+    assert whole.run.complete
+    assert not whole.run.interrupted
+    assert [len(cell.samples) for cell in whole.cells] == [9, 9]
+    refused = ringlab("run", "--resume", output / "result.json", "--targets-folder", folder)
+    assert refused.exit_code == 2
+    assert "is complete: there is nothing to go on with" in refused.output

@@ -1,0 +1,128 @@
+"""guard on a small repository of its own, whose targets are the fakes."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conftest import FAKES, TARGET
+from ringlab import cli, guard, manifest, results
+
+# Each starts dozens of processes, which takes its time where a machine has much to do.
+pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
+CELLS = ("loop/call_soon", "echo/framed/1KB/1")
+
+
+class Repository:
+    """A repository with commits that cost so much."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir()
+        self.git("init", "--quiet", "--initial-branch", "main")
+        (root / ".gitignore").write_text("/target/\n")
+
+    def git(self, *words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "commit.gpgsign=false")
+        return subprocess.run(
+            ["git", *identity, *words], cwd=self.root, capture_output=True, text=True, check=True
+        ).stdout
+
+    def commit(self, cost: float, name: str = "ringloop-fake") -> str:
+        folder = self.root / "lab" / "targets" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        text = TARGET.format(name=name, server=FAKES / "server.py", cost=cost, fault="", ready_s=10, connect="false")
+        (folder / manifest.FILE_NAME).write_text(text)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", f"cost {cost}")
+        return self.git("rev-parse", "HEAD").strip()
+
+    def guard(self, *words: object, rounds: int = 4) -> Result:
+        fixed = (
+            "--repository",
+            self.root,
+            "--seconds",
+            0.05,
+            "--rounds",
+            rounds,
+            "--build",
+            "true",
+            "--output",
+            self.root.parent / "out",
+        )
+        return CliRunner().invoke(cli.main, ["guard", *CELLS, *map(str, fixed), *map(str, words)])
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
+def test_a_slower_revision_is_found(repository: Repository) -> None:
+    base = repository.commit(1.0)
+    repository.commit(1.2)
+    found = repository.guard("--base", base)
+    assert found.exit_code == 1, found.output
+    assert "slower: 2 of 2; the worst: " in found.output
+    assert "ringloop-fake@head is worse than ringloop-fake@base in server CPU per operation: 20% more" in found.output
+    result = results.Result.read(repository.root.parent / "out" / "result.json")
+    assert {arm.name for arm in result.arms} == {
+        "ringloop-fake@base",
+        "ringloop-fake@head",
+        "ringloop-fake@base (again)",
+    }
+    assert result.run.command[:2] == ["ringlab", "guard"]
+
+
+def test_a_faster_and_an_equal_revision_are_fine(repository: Repository) -> None:
+    base = repository.commit(1.0)
+    repository.commit(0.8)
+    found = repository.guard("--base", base)
+    assert found.exit_code == 0, found.output
+    assert "fine: none of 2 is slower" in found.output
+    same = repository.guard("--base", "HEAD")
+    assert same.exit_code == 0, same.output
+    assert "base and head are the same commit: this measures the noise" in same.output
+
+
+def test_too_few_rounds_cannot_tell(repository: Repository) -> None:
+    base = repository.commit(1.0)
+    repository.commit(1.2)
+    found = repository.guard("--base", base, rounds=2)
+    assert found.exit_code == 2, found.output
+    assert "cannot tell: 2 of 2" in found.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--base", "nowhere"), "git rev-parse --verify"),
+        (("--base", "HEAD", "--build", "echo no linker; exit 3"), "failed with code 3: no linker; all of its output: "),
+        (("--base", "HEAD", "--targets", "other"), "there is no target 'other@base'"),
+    ],
+)
+def test_what_cannot_be_guarded_is_refused(words: tuple[str, ...], message: str, repository: Repository) -> None:
+    repository.commit(1.0)
+    found = repository.guard(*words)
+    assert found.exit_code == 2
+    assert message in found.output
+
+
+def test_a_folder_without_repository_is_refused(tmp_path: Path) -> None:
+    found = CliRunner().invoke(cli.main, ["guard", "--base", "main", "--repository", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "not a git repository" in found.output
+
+
+def test_an_arm_that_only_one_revision_has_is_left_out(repository: Repository) -> None:
+    base = repository.commit(1.0)
+    repository.commit(1.0, "ringloop-new")
+    found = repository.guard("--base", base)
+    assert found.exit_code == 0, found.output
+    assert "ringloop-new" not in found.output.partition("head against base")[2]
+
+
+def test_nothing_measured_is_not_fine() -> None:
+    assert guard.exit_code([]) == 2
+    assert guard.conclusion([]).startswith("cannot tell: 0 of 0")

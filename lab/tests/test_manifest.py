@@ -1,0 +1,234 @@
+"""What target.toml may say, what is wrong with one that can't be used, and how targets are found and built."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringlab import manifest, preflight, workloads
+
+GOOD = """
+name = "good"
+language = "C"
+title = "good"
+[detect]
+commands = ["echo version 7"]
+needs = "a tool"
+install = "apt-get install tool"
+[build]
+command = "cp {target}/source {build}/server"
+artefact = "{build}/server"
+[run]
+echo = "{build}/server echo --port {port} --workers {workers} 'two words'"
+bind = "{build}/server bind --mode {mode} --count {count} --concurrent {concurrent}"
+environment = { ONE = "1", TWO = "{target}" }
+[declares]
+workers = 1
+nodelay = true
+bind_modes = ["listen"]
+[[variants]]
+name = "good-one"
+[[variants]]
+name = "good-two"
+title = "the second"
+arguments = ["--flag", "{target}"]
+environment = { TWO = "2" }
+workloads = ["rtt"]
+declares = { nodelay = false }
+detect = { commands = ["false"], needs = "another tool", install = "apt-get install another" }
+"""
+REPOSITORY_TARGETS = Path(__file__).resolve().parent.parent / "targets"
+
+
+def write(tmp_path: Path, text: str, name: str = "good") -> Path:
+    folder = tmp_path / "targets" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / manifest.FILE_NAME
+    path.write_text(text)
+    return path
+
+
+def read(tmp_path: Path, text: str) -> list[manifest.Arm]:
+    return manifest.read_target(write(tmp_path, text), tmp_path / "build")
+
+
+def test_variants_are_arms(tmp_path: Path) -> None:
+    one, two = read(tmp_path, GOOD)
+    assert (one.name, one.title, one.workloads) == ("good-one", "good", ("bind", "rtt", "echo"))
+    assert (two.name, two.title, two.workloads) == ("good-two", "the second", ("rtt",))
+    assert (one.declares.nodelay, two.declares.nodelay, two.declares.workers) == (True, False, 1)
+    build, folder = tmp_path / "build" / "good", tmp_path / "targets" / "good"
+    assert one.command("echo", port=5, workers=2) == [
+        f"{build}/server", "echo", "--port", "5", "--workers", "2", "two words",
+    ]  # fmt: skip
+    assert two.command("echo", port=0, workers=1)[-2:] == ["--flag", str(folder)]
+    assert two.child_environment()["ONE"] == "1"
+    assert two.child_environment()["TWO"] == "2"
+    assert one.child_environment()["TWO"] == str(folder)
+
+
+def test_a_cell_is_for_those_who_serve_it(tmp_path: Path) -> None:
+    one, two = read(tmp_path, GOOD)
+    served = {name for name, plan in workloads.BY_NAME.items() if plan.served_by(one)}
+    assert "bind/listen/1" in served
+    assert "bind/bind/1" not in served, "it can't bind without listening"
+    assert "http/50/closed" not in served
+    assert {plan.workload for plan in workloads.CELLS if plan.served_by(two)} == {"rtt"}
+
+
+def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
+    (arm,) = read(tmp_path, GOOD.partition("[[variants]]")[0])
+    assert arm.name == "good"
+    assert arm.again().name == "good (again)"
+    assert arm.again().repeats == "good"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "good"', "", 'name is missing: add name = "a string"'),
+        ('name = "good"', 'name = "bad"', "name is 'bad', but the folder is called 'good'"),
+        ('language = "C"', "language = 3", 'language must be "a string", not 3'),
+        ("[build]\ncommand", "[build]\ncomand", "build.comand is not known; did you mean command?"),
+        ("[detect]", "[detects]", "detects is not known; did you mean detect?"),
+        ('install = "apt-get install tool"', "", "detect.install is missing: who lacks the tool is told"),
+        ("--port {port}", "--port {prot}", "run.echo uses {prot}, which is no placeholder here; there are: {binary}, "),
+        ("--port {port}", "--port {port", "run.echo has a brace too many or too few"),
+        ("'two words'", "'two words", "run.echo can't be split into words: No closing quotation"),
+        ("workers = 1", "workers = 0", "declares.workers must be at least 1"),
+        ("workers = 1", "workers = true", "declares.workers must be a whole number, not True"),
+        ("nodelay = true", "nodelay = 1", "declares.nodelay must be true or false, not 1"),
+        ("nodelay = true", 'parser = "fast"', "declares.parser must be one of canned, real, none; it is 'fast'"),
+        (
+            'bind_modes = ["listen"]',
+            'bind_modes = ["open"]',
+            "declares.bind_modes knows bind, listen, accept; not 'open'",
+        ),
+        (
+            'workloads = ["rtt"]',
+            'workloads = ["http"]',
+            "variants[1].workloads has 'http', but there is no run.http to serve it",
+        ),
+        (
+            'workloads = ["rtt"]',
+            'workloads = ["ftp"]',
+            "variants[1].workloads knows bind, http, rtt, loop, echo; not 'ftp'",
+        ),
+        ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
+        ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
+        ('environment = { ONE = "1"', "environment = { ONE = 1", "run.environment.ONE must be a string, not 1"),
+        (
+            "[declares]",
+            '[stop]\nsignal = "SIGHUP"\n[declares]',
+            "stop.signal must be one of SIGTERM, SIGINT, SIGKILL; it is 'SIGHUP'",
+        ),
+        ("[declares]", '[stop]\nexit_codes = ["0"]\n[declares]', "stop.exit_codes must hold whole numbers only"),
+        ("[declares]", '[ready]\ntimeout_s = "1"\n[declares]', "ready.timeout_s must be a number of seconds, not '1'"),
+        ("[run]", "[run", "is no TOML"),
+    ],
+)
+def test_an_error_names_file_key_and_remedy(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in GOOD
+    with pytest.raises(manifest.ManifestError) as caught:
+        read(tmp_path, GOOD.replace(old, new, 1))
+    assert message in str(caught.value)
+    assert str(tmp_path / "targets" / "good" / "target.toml") in str(caught.value)
+
+
+def test_a_target_without_commands_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(manifest.ManifestError, match="has no command; add one of echo, http, bind, loop"):
+        read(tmp_path, 'name = "good"\nlanguage = "C"\ntitle = "t"\n')
+
+
+def test_two_arms_of_one_name_are_an_error(tmp_path: Path) -> None:
+    text = 'name = "{}"\nlanguage = "C"\ntitle = "t"\n[run]\necho = "true"\n[[variants]]\nname = "same"\n'
+    for name in ("one", "two"):
+        write(tmp_path, text.format(name), name)
+    with pytest.raises(manifest.ManifestError, match="the arm same is in .*one/target.toml as well; names must differ"):
+        manifest.discover(tmp_path / "targets")
+
+
+def test_a_folder_without_targets_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(manifest.ManifestError, match="say where they are with --targets-folder or RINGLAB_TARGETS"):
+        manifest.discover(tmp_path)
+
+
+def test_what_is_missing_is_told_with_its_remedy(tmp_path: Path) -> None:
+    one, two = read(tmp_path, GOOD)
+    assert manifest.detect_all(one) == manifest.Presence(version="version 7")
+    found = manifest.detect_all(two)
+    assert (found.skipped, found.install) == ("another tool: `false` failed with code 1", "apt-get install another")
+
+
+def test_a_binary_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = GOOD.replace('commands = ["echo version 7"]', 'binary = "RINGLAB_TRIAL"').replace(
+        "{build}/server echo", "{binary} echo"
+    )
+    monkeypatch.delenv("RINGLAB_TRIAL", raising=False)
+    arm = read(tmp_path, text)[0]
+    assert manifest.detect_all(arm).skipped == "a tool: RINGLAB_TRIAL isn't set to the path of its binary"
+    monkeypatch.setenv("RINGLAB_TRIAL", str(tmp_path / "nothing"))
+    assert "which can't be run" in manifest.detect_all(arm).skipped
+    monkeypatch.setenv("RINGLAB_TRIAL", sys.executable)
+    assert manifest.detect_all(arm).skipped == ""
+    assert arm.command("echo", port=0, workers=1)[0] == sys.executable
+
+
+def test_a_build_runs_when_something_has_changed(tmp_path: Path) -> None:
+    arm = read(tmp_path, GOOD)[0]
+    source, artefact = arm.folder / "source", arm.build_folder / "server"
+    source.write_text("1")
+    assert not manifest.is_built(arm)
+    manifest.build(arm)
+    assert manifest.is_built(arm)
+    assert artefact.read_text() == "1"
+    artefact.write_text("left as it is")
+    manifest.build(arm)
+    assert artefact.read_text() == "left as it is"
+    source.write_text("2")
+    future = artefact.stat().st_mtime + 10
+    os.utime(source, (future, future))
+    assert not manifest.is_built(arm)
+    manifest.build(arm)
+    assert artefact.read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo no compiler >&2; exit 3", "failed with code 3: no compiler; all of its output: "),
+        ("true", "didn't make .*/build/good/server"),
+    ],
+)
+def test_a_failed_build_says_why(command: str, message: str, tmp_path: Path) -> None:
+    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", command))[0]
+    with pytest.raises(manifest.BuildFailed, match=message):
+        manifest.build(arm)
+    assert (arm.build_folder / manifest.LOG_NAME).exists()
+
+
+def test_debugging_builds_are_refused(tmp_path: Path) -> None:
+    fine, debugging = "cargo build --release --locked", "cargo build --locked"
+    text = GOOD.replace("cp {target}/source {build}/server", fine)
+    assert preflight.debug_build(read(tmp_path, text)[0]) == ""
+    assert "a debugging build: add --release" in preflight.debug_build(read(tmp_path, text.replace(fine, debugging))[0])
+    text = text.replace('artefact = "{build}/server"', 'artefact = "{build}/debug/server"')
+    assert "its artefact is a debugging build" in preflight.debug_build(read(tmp_path, text)[0])
+
+
+def test_a_version_may_come_as_json() -> None:
+    assert (
+        manifest.version_of('\n{"python": "3.14.0", "loop": "uvloop.Loop", "backend": null}\n')
+        == "python 3.14.0, loop uvloop.Loop"
+    )
+    assert manifest.version_of("go version go1.26\nmore") == "go version go1.26"
+    assert manifest.version_of("") == ""
+
+
+def test_the_targets_of_the_repository_can_be_read() -> None:
+    arms = manifest.discover(REPOSITORY_TARGETS)
+    assert len({arm.target for arm in arms}) >= 5
+    for arm in arms:
+        assert arm.workloads
+        assert preflight.debug_build(arm) == ""
