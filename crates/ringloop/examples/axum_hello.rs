@@ -36,5 +36,5 @@ fn main() -> ExitCode {
             async move { http.serve(stream, &client, service).await }
         })
     });
-    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
+    arguments::exit_code(server.and_then(|server| listening.run(server)))
 }

@@ -21,6 +21,7 @@ use clap::Parser;
 use futures_util::future::{Either, select};
 use ringloop::channel::{self, Receiver, Sender, TrySendError};
 use ringloop::net::{OwnedReadHalf, OwnedWriteHalf, TcpStream};
+use ringloop::server::Client;
 use ringloop::time::timeout;
 
 /// A chat room: names, joining and leaving, /who, /quit; a member that reads too slowly is dropped.
@@ -151,7 +152,7 @@ impl Room {
 }
 
 /// Serves a connection, from its name to its end.
-async fn serve(stream: TcpStream, room: Sender<Event>) -> io::Result<()> {
+async fn serve(stream: TcpStream, client: Client, room: Sender<Event>) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut lines = Lines::new(reader);
     let (queue, messages) = channel::bounded(QUEUE_MESSAGES);
@@ -161,15 +162,17 @@ async fn serve(stream: TcpStream, room: Sender<Event>) -> io::Result<()> {
         queue: queue.clone(),
         too_slow: too_slow.clone(),
     };
-    let entering = enter(&mut lines, &mut writer, &room, member);
-    let Some(number) = timeout(PATIENCE, entering).await?? else {
-        return Ok(());
+    let entering = timeout(PATIENCE, enter(&mut lines, &mut writer, &room, member));
+    let number = match select(pin!(entering), client.draining()).await {
+        Either::Left((Ok(Ok(Some(number))), _)) => number,
+        Either::Left((entered, _)) => return entered?.map(drop),
+        Either::Right(_) => return Ok(()),
     };
     // The room has the only senders now, so that letting go of them ends what is delivered.
     drop((queue, too_slow));
 
     let mut delivering = pin!(deliver(&messages, &mut writer));
-    let talking = pin!(talk(&mut lines, &room, number));
+    let talking = pin!(talk(&mut lines, &room, number, &client));
     let dropped = pin!(is_too_slow.recv());
     // Whatever is over first ends the others; one future, so that nothing of this connection outlives it.
     let result = match select(select(talking, dropped), &mut delivering).await {
@@ -219,9 +222,23 @@ fn is_name(name: &str) -> bool {
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(allowed)
 }
 
-/// Passes on what a member says, until it has said all or wants to leave.
-async fn talk(lines: &mut Lines, room: &Sender<Event>, member: u64) -> io::Result<()> {
-    while let Some(line) = lines.next().await? {
+/// Passes on what a member says, until it has said all or wants to leave, or the server ends.
+async fn talk(
+    lines: &mut Lines,
+    room: &Sender<Event>,
+    member: u64,
+    client: &Client,
+) -> io::Result<()> {
+    loop {
+        let line = match select(pin!(lines.next()), client.draining()).await {
+            Either::Left((line, _)) => line?,
+            Either::Right(_) => {
+                // The first who hears of it tells the room.
+                let _ = room.send(Event::Close).await;
+                break;
+            }
+        };
+        let Some(line) = line else { break };
         // A terminal would obey control characters.
         let text: String = line.chars().filter(|c| !c.is_control()).collect();
         let event = match text.trim() {
@@ -299,13 +316,12 @@ impl Lines {
 
 fn run(listening: &arguments::Listening) -> io::Result<()> {
     let (room, events) = channel::bounded(ROOM_EVENTS);
-    let to_room = room.clone();
-    let server = listening
-        .start(|server| server.start_with(move |stream, _peer| serve(stream, to_room.clone())))?;
+    let server = listening.start(|server| {
+        server.start_with(move |stream, client| serve(stream, client, room.clone()))
+    })?;
+    // It ends with the last connection, at the latest.
     drop(server.pool().spawn_on(0, || Room::default().run(events)));
-    listening.run(server, || {
-        let _ = room.send_blocking(Event::Close);
-    })
+    listening.run(server)
 }
 
 fn main() -> ExitCode {

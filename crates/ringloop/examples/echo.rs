@@ -26,5 +26,5 @@ impl Handler for Echo {
 fn main() -> ExitCode {
     let Arguments { listening } = Arguments::parse();
     let server = listening.start(|server| server.start(|| Echo));
-    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
+    arguments::exit_code(server.and_then(|server| listening.run(server)))
 }

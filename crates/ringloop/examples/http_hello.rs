@@ -37,5 +37,5 @@ fn main() -> ExitCode {
             async move { http.serve(stream, &client, service_fn(hello)).await }
         })
     });
-    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
+    arguments::exit_code(server.and_then(|server| listening.run(server)))
 }

@@ -64,5 +64,5 @@ impl Handler for HelloWorld {
 fn main() -> ExitCode {
     let Arguments { listening } = Arguments::parse();
     let server = listening.start(|server| server.start(HelloWorld::default));
-    arguments::exit_code(server.and_then(|server| listening.run(server, || {})))
+    arguments::exit_code(server.and_then(|server| listening.run(server)))
 }

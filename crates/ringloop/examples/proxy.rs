@@ -121,7 +121,7 @@ fn run(arguments: &Arguments) -> io::Result<()> {
             async move { pass_on(stream, &target, &counters).await }
         })
     })?;
-    arguments.listening.run(server, || {})?;
+    arguments.listening.run(server)?;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     eprintln!(
         "{} connections passed on, of which {} failed; {} refused; {} bytes there, {} bytes back",

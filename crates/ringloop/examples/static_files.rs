@@ -35,10 +35,10 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use mime_guess::mime;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
-use ringloop::channel::{self, Receiver};
 use ringloop::fs::{File, Metadata, OpenOptions};
 use ringloop::hyper::Timer;
 use ringloop::net::TcpStream;
+use ringloop::server::Client;
 
 /// Serves the files of a directory over HTTP.
 #[derive(Parser)]
@@ -398,7 +398,7 @@ fn pieces(file: File, range: Range<u64>) -> impl Stream<Item = io::Result<Frame<
 }
 
 /// Serves a connection. Once the server ends it finishes the request that it is at.
-async fn serve(stream: TcpStream, root: Arc<Path>, end: Receiver<()>) -> io::Result<()> {
+async fn serve(stream: TcpStream, client: Client, root: Arc<Path>) -> io::Result<()> {
     let service = service_fn(move |request| {
         let root = Arc::clone(&root);
         async move { io::Result::Ok(answer(&root, &request).await) }
@@ -409,7 +409,7 @@ async fn serve(stream: TcpStream, root: Arc<Path>, end: Receiver<()>) -> io::Res
             .timer(Timer)
             .serve_connection(stream, service)
     );
-    let result = match select(connection.as_mut(), pin!(end.recv())).await {
+    let result = match select(connection.as_mut(), client.draining()).await {
         Either::Left((result, _)) => result,
         Either::Right(_) => {
             connection.as_mut().graceful_shutdown();
@@ -430,17 +430,10 @@ fn run(arguments: &Arguments) -> io::Result<()> {
         .into();
     // A file in its place, or a directory that may not be read, is an error now and not later.
     std::fs::read_dir(&root).map_err(explained)?;
-    // Nothing is sent over it: connections hear that it is closed.
-    let (_still_running, end) = channel::bounded(1);
-    let connections_end = end.clone();
     let server = arguments.listening.start(|server| {
-        server.start_with(move |stream, _peer| {
-            serve(stream, Arc::clone(&root), connections_end.clone())
-        })
+        server.start_with(move |stream, client| serve(stream, client, Arc::clone(&root)))
     })?;
-    arguments.listening.run(server, || {
-        end.close();
-    })
+    arguments.listening.run(server)
 }
 
 fn main() -> ExitCode {

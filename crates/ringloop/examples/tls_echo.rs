@@ -68,7 +68,7 @@ fn serve(arguments: &Arguments) -> io::Result<()> {
     let server = arguments
         .listening
         .start(|server| server.tls(config).start(|| Echo))?;
-    arguments.listening.run(server, || {})
+    arguments.listening.run(server)
 }
 
 fn main() -> ExitCode {

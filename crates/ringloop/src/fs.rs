@@ -491,7 +491,8 @@ impl File {
     /// Reads once, from where the last read or write ended, as [`read_at`](Self::read_at) does. The way to read pipes and
     /// devices.
     ///
-    /// If the future is dropped, how far the file's position has moved is not known.
+    /// If the future is dropped, how far the file's position has moved is not known, and it may still move a moment later:
+    /// go on with [`read_at`](Self::read_at).
     ///
     /// ```
     /// use ringloop::fs::{self, File};

@@ -311,6 +311,13 @@ impl<S: Transport> Server<S> {
         self
     }
 
+    /// Whether other programs that ask for it too may listen on the same address and get a share of its connections
+    /// (`SO_REUSEPORT`), as for a restart without a gap. By default an address in use is an error.
+    pub fn reuse_port(mut self, reuse_port: bool) -> Self {
+        self.options.listener.reuse_port = reuse_port;
+        self
+    }
+
     /// Whether small writes go out at once (`TCP_NODELAY`). They do by default.
     pub fn nodelay(mut self, nodelay: bool) -> Self {
         self.options.nodelay = nodelay;
@@ -448,9 +455,11 @@ impl<S: Transport> Server<S> {
                 "max_connections is 0: nobody could connect",
             ));
         }
-        let mut options = self.options.listener.clone();
-        options.reuse_port = self.options.workers > 1;
-        let listeners = bind_each(&self.options.address, self.options.workers, &options)?;
+        let listeners = bind_each(
+            &self.options.address,
+            self.options.workers,
+            &self.options.listener,
+        )?;
         let address = listeners[0].local_addr()?;
         let pool = Pool::new(self.options.workers, &self.options.pool)?;
         let permits = Arc::new(Semaphore::new(self.options.max_connections));
@@ -527,27 +536,12 @@ fn bind_each(
         format!("{address:?} has no address"),
     );
     for address in address.to_socket_addrs()? {
-        match bind_all(address, workers, options) {
+        match TcpListener::bind_several(address, workers, options) {
             Ok(listeners) => return Ok(listeners),
             Err(error) => last_error = error,
         }
     }
     Err(last_error)
-}
-
-fn bind_all(
-    address: SocketAddr,
-    workers: usize,
-    options: &TcpListenerOptions,
-) -> io::Result<Vec<std::net::TcpListener>> {
-    let first = TcpListener::bind_blocking(address, options)?;
-    // Port 0 is the kernel's choice: the others follow the first.
-    let address = first.local_addr()?;
-    let mut listeners = vec![first];
-    while listeners.len() < workers {
-        listeners.push(TcpListener::bind_blocking(address, options)?);
-    }
-    Ok(listeners)
 }
 
 /// Accepts connections for as long as the future lives.

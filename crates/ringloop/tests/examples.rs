@@ -178,7 +178,7 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
 
 #[test]
 fn echo_sends_each_byte_back() {
-    with_each("echo", &["--patience", "0"], |program| {
+    with_each("echo", &["--drain-timeout", "0"], |program| {
         let streams: Vec<_> = (0..8).map(|_| program.connect()).collect();
         for (index, stream) in streams.iter().enumerate() {
             echoes(stream, &pattern(1 << (2 * index)));
@@ -192,7 +192,7 @@ fn echo_sends_each_byte_back() {
 
 #[test]
 fn connections_that_do_not_end_are_waited_for_and_then_closed() {
-    let program = Program::start("echo", &["--workers", "2", "--patience", "1"]);
+    let program = Program::start("echo", &["--workers", "2", "--drain-timeout", "1"]);
     let mut stream = program.connect();
     echoes(&stream, b"hello");
     let said = program.end(libc::SIGINT);
@@ -283,7 +283,7 @@ fn ask(program: &Program, method: &str, path: &str, headers: &str) -> Answer {
 
 #[test]
 fn http_hello_greets_and_keeps_the_connection() {
-    with_each("http_hello", &["--patience", "0"], |program| {
+    with_each("http_hello", &["--drain-timeout", "0"], |program| {
         let mut stream = BufReader::new(program.connect());
         for path in ["/", "/other"] {
             write!(

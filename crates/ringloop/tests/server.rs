@@ -769,11 +769,37 @@ fn a_connection_may_be_a_plain_async_function() {
 fn an_address_in_use_and_a_limit_of_nothing_are_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let error = Server::bind(address).workers(1).start(|| Echo).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    for workers in [1, 2] {
+        let server = Server::bind(&address).workers(workers);
+        let error = server.start(|| Echo).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    }
     let error = Server::bind("127.0.0.1:0")
         .max_connections(0)
         .start(|| Echo)
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn an_address_is_shared_only_by_servers_that_want_to() {
+    for workers in [1, 2] {
+        let server = |address: &str| Server::bind(address).workers(workers);
+        let first = server("127.0.0.1:0").start(|| Echo).unwrap();
+        let address = first.local_addr().to_string();
+        let error = server(&address).start(|| Echo).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+        drop(first);
+        let first = server("127.0.0.1:0").reuse_port(true).start(|| Echo);
+        let first = first.unwrap();
+        let address = first.local_addr().to_string();
+        let second = server(&address).reuse_port(true).start(|| Echo).unwrap();
+        // One of them is enough from here on.
+        drop(first);
+        let mut stream = std::net::TcpStream::connect(second.local_addr()).unwrap();
+        stream.write_all(b"still here").unwrap();
+        let mut answer = [0; 10];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"still here");
+    }
 }

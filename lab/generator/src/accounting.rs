@@ -4,6 +4,7 @@
 //! window opens and closes. What /proc tells takes longer to read and stands outside of these instants: the window opens after
 //! it was read and closes before.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 
@@ -35,13 +36,27 @@ pub(crate) struct Account {
 }
 
 /// What /proc says of all processes together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
     user_ns: u64,
     system_ns: u64,
     threads: u64,
     pub(crate) rss_bytes: u64,
-    switches: Switches,
+    /// Of each thread, because those of a thread that has ended are gone.
+    switches: HashMap<i32, Switches>,
+}
+
+impl Details {
+    /// The switches since `earlier` of all threads that are there still.
+    fn switches_since(&self, earlier: &Self) -> Switches {
+        let mut all = Switches::default();
+        for (thread, now) in &self.switches {
+            let before = earlier.switches.get(thread).copied().unwrap_or_default();
+            all.voluntary += now.voluntary.saturating_sub(before.voluntary);
+            all.involuntary += now.involuntary.saturating_sub(before.involuntary);
+        }
+        all
+    }
 }
 
 /// The readings of a run; `None` where a process was gone.
@@ -90,8 +105,7 @@ impl Account {
             all.system_ns += one.system_ns;
             all.threads += one.threads;
             all.rss_bytes += one.rss_bytes;
-            all.switches.voluntary += one.switches.voluntary;
-            all.switches.involuntary += one.switches.involuntary;
+            all.switches.extend(one.switches);
         }
         Ok(all)
     }
@@ -113,7 +127,11 @@ impl Account {
         if self.is_empty() {
             return Value::Null;
         }
-        let (begin, end) = (readings.details_begin, readings.details_end);
+        let (begin, end) = (&readings.details_begin, &readings.details_end);
+        let switches = begin
+            .as_ref()
+            .zip(end.as_ref())
+            .map(|(begin, end)| end.switches_since(begin));
         let difference = |what: fn(&Details) -> u64| {
             Some(what(end.as_ref()?).saturating_sub(what(begin.as_ref()?)))
         };
@@ -122,12 +140,12 @@ impl Account {
             "cpu_ns": readings.cpu_ns_end.zip(readings.cpu_ns_begin).map(|(end, begin)| end.saturating_sub(begin)),
             "user_ns": difference(|details| details.user_ns),
             "system_ns": difference(|details| details.system_ns),
-            "voluntary_switches": difference(|details| details.switches.voluntary),
-            "involuntary_switches": difference(|details| details.switches.involuntary),
-            "threads": end.map(|details| details.threads),
+            "voluntary_switches": switches.map(|switches| switches.voluntary),
+            "involuntary_switches": switches.map(|switches| switches.involuntary),
+            "threads": end.as_ref().map(|details| details.threads),
             "rss_rest_bytes": readings.rss_bytes_at_rest,
-            "rss_connected_bytes": begin.map(|details| details.rss_bytes),
-            "rss_end_bytes": end.map(|details| details.rss_bytes),
+            "rss_connected_bytes": begin.as_ref().map(|details| details.rss_bytes),
+            "rss_end_bytes": end.as_ref().map(|details| details.rss_bytes),
             "error": readings.error,
         })
     }
@@ -148,20 +166,25 @@ fn details_of(pid: i32) -> io::Result<Details> {
             .and_then(|text| text.parse::<u64>().ok())
             .ok_or_else(|| invalid("stat"))
     };
-    let mut switches = Switches::default();
+    let mut switches = HashMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may end between being listed and being read; its switches are lost to /proc as well.
-        let Ok(status) = fs::read_to_string(task?.path().join("status")) else {
+        let task = task?;
+        // A thread may end between being listed and being read.
+        let Ok(status) = fs::read_to_string(task.path().join("status")) else {
             continue;
         };
+        let thread = task.file_name().to_string_lossy().parse::<i32>();
+        let one = switches
+            .entry(thread.map_err(|_| invalid("task"))?)
+            .or_insert_with(Switches::default);
         for line in status.lines() {
             let Some((name, value)) = line.split_once(':') else {
                 continue;
             };
             let value = || value.trim().parse().unwrap_or(0);
             match name {
-                "voluntary_ctxt_switches" => switches.voluntary += value(),
-                "nonvoluntary_ctxt_switches" => switches.involuntary += value(),
+                "voluntary_ctxt_switches" => one.voluntary = value(),
+                "nonvoluntary_ctxt_switches" => one.involuntary = value(),
                 _ => {}
             }
         }

@@ -192,6 +192,11 @@ pub(crate) struct Http {
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
     #[serde(rename = "rate_per_s")]
     pub(crate) rate: Option<f64>,
+
+    /// Don't measure: tell a server that parses requests from one that sends a canned answer, and print what came to which
+    #[arg(long, conflicts_with = "rate")]
+    #[serde(skip)]
+    pub(crate) probe: bool,
 }
 
 #[derive(Args, Clone, Debug, Serialize)]

@@ -172,3 +172,45 @@ pub(crate) fn connect_failure(
         format!("connection {number} to {address} failed: {error}{advice}"),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exhausted_ports_and_descriptors_are_explained() {
+        let address = "127.0.0.1:80".parse().unwrap();
+        for (error, words) in [
+            (libc::EADDRNOTAVAIL, "no local port is free"),
+            (libc::EMFILE, "ulimit -n"),
+            (libc::ENFILE, "fs.file-max"),
+            (libc::ECONNREFUSED, "is the server listening there?"),
+        ] {
+            let failure = connect_failure(7, address, &io::Error::from_raw_os_error(error));
+            assert_eq!(failure.kind, Kind::Connect);
+            assert!(
+                failure
+                    .message
+                    .starts_with("connection 7 to 127.0.0.1:80 failed: "),
+                "{failure}"
+            );
+            assert!(failure.message.contains(words), "{failure}");
+        }
+    }
+
+    #[test]
+    fn failures_are_counted_by_kind_with_the_first_of_each() {
+        let failures = Failures::default();
+        for (kind, message) in [(Kind::Reset, "a"), (Kind::Timeout, "b"), (Kind::Reset, "c")] {
+            failures.add(Failure::new(kind, message));
+        }
+        assert_eq!(failures.total(), 3);
+        assert_eq!(
+            failures.to_json(),
+            json!({"reset": {"count": 2, "first": "a"}, "timeout": {"count": 1, "first": "b"}})
+        );
+        assert_eq!(failures.void_reason(), None);
+        failures.add(Failure::new(Kind::Unexpected, "d"));
+        assert_eq!(failures.void_reason().as_deref(), Some("d"));
+    }
+}

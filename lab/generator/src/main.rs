@@ -11,6 +11,7 @@ mod http;
 mod latencies;
 mod output;
 mod pattern;
+mod probe;
 mod responder;
 mod run;
 mod system;
@@ -60,6 +61,13 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     }
     match workload {
         Workload::Echo(echo) => print_result("echo", echo, measure_echo(echo, &interrupted)?),
+        Workload::Http(http) if http.probe => {
+            let common = &http.common;
+            output::event(
+                "probe",
+                probe::probe(common.address, &http.path, common.timeout)?,
+            );
+        }
         Workload::Http(http) => print_result("http", http, measure_http(http, &interrupted)?),
         Workload::Rtt(rtt) => print_result("rtt", rtt, measure_rtt(rtt, &interrupted)?),
         Workload::Ceiling(ceiling) => {

@@ -92,6 +92,7 @@ pub(crate) enum Phase {
 #[repr(align(128))]
 struct Published {
     completed: AtomicU64,
+    /// Connections that are open or in the making.
     alive: AtomicU64,
 }
 

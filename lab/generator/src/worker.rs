@@ -274,8 +274,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let mut next_tick_ns = now_ns() + TICK_NS;
         let mut now = now_ns();
         loop {
-            self.shared
-                .publish(self.thread, self.completed, self.measured.alive);
+            self.shared.publish(
+                self.thread,
+                self.completed,
+                self.measured.alive + self.connecting as u64,
+            );
             if let Some(control) = &mut control {
                 // What is due is sent first, so that nothing due in the window is left out.
                 self.send_due(now);
@@ -504,14 +507,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
         true
     }
 
-    /// Adds up the requests in flight, of which there were as many until now.
+    /// Adds up the requests in flight, of which there were as many until now, as far as that was in the window.
     #[inline]
     fn count_in_flight(&mut self, now: u64) {
-        if self.shared.phase() == Phase::Window {
-            let since_ns = self.in_flight_since_ns.max(self.shared.window_begin_ns());
-            self.measured.in_flight_ns +=
-                u128::from(self.in_flight) * u128::from(now.saturating_sub(since_ns));
-        }
+        let from_ns = self.in_flight_since_ns.max(self.shared.window_begin_ns());
+        let until_ns = now.min(self.shared.window_end_ns());
+        self.measured.in_flight_ns +=
+            u128::from(self.in_flight) * u128::from(until_ns.saturating_sub(from_ns));
         self.in_flight_since_ns = now;
     }
 
@@ -627,7 +629,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let mut rest = received;
         while !rest.is_empty() {
             let connection = &mut self.connections[index];
-            if connection.in_flight() == 0 {
+            let nothing_asked = connection.answered == connection.sent && connection.position == 0;
+            if connection.in_flight() == 0 || (nothing_asked && !E::STREAMING) {
                 let failure = Failure::new(
                     Kind::Unexpected,
                     format!(
@@ -739,7 +742,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let connection = &mut self.connections[index];
         let idle =
             connection.in_flight() == 0 && self.exchange.describe(&connection.partial).is_none();
-        if E::RECONNECTS && error.is_none() && (idle || connection.closing) {
+        // A server that has announced the end may reset the connection: it leaves requests unread that came after the last it answers.
+        if E::RECONNECTS && (connection.closing || (idle && error.is_none())) {
             self.reopen(index);
             return;
         }
@@ -849,9 +853,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
     fn drain(&mut self) -> io::Result<()> {
         if self.sending {
             self.sending = false;
-            let end_ns = self.shared.window_end_ns();
-            self.measured.in_flight_ns += u128::from(self.in_flight)
-                * u128::from(end_ns.saturating_sub(self.in_flight_since_ns));
+            self.count_in_flight(now_ns());
             if E::STREAMING {
                 for index in 0..self.connections.len() {
                     if let Some(stream) = &self.connections[index].stream {

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
 
@@ -15,6 +16,7 @@ use crate::support::{
 on_both_backends!(
     thousands_of_watches_are_served,
     slots_are_reused_under_a_storm_of_late_completions,
+    what_ends_while_another_is_reported_is_reported_too,
 );
 
 /// A ring whose queues overflow at once.
@@ -273,4 +275,36 @@ fn a_submission_thread_of_the_kernels_serves_watches_and_operations() {
     driver.flush().unwrap();
     driver.cancel(token);
     assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+}
+
+/// On epoll threads do these: one that ends while the poll that another one has ended is on its way back.
+fn what_ends_while_another_is_reported_is_reported_too(mut driver: Driver) {
+    let mut events = Vec::new();
+    for round in 0..3000 {
+        let mut missing: HashSet<Token> = (0..2 + round % 3)
+            .map(|_| {
+                let op = Op::Statx {
+                    directory: libc::AT_FDCWD,
+                    path: c"/".to_owned(),
+                    flags: 0,
+                    mask: libc::STATX_BASIC_STATS,
+                    status: Box::default(),
+                };
+                driver.submit(op).unwrap()
+            })
+            .collect();
+        while !missing.is_empty() {
+            events.clear();
+            let start = Instant::now();
+            poll(&mut driver, Some(PATIENCE), &mut events);
+            assert!(
+                start.elapsed() < PATIENCE,
+                "seen by chance, with the timeout"
+            );
+            for event in &events {
+                assert_eq!(event.result, 0);
+                assert!(missing.remove(&event.token));
+            }
+        }
+    }
 }

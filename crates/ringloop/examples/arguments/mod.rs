@@ -26,7 +26,7 @@ pub(crate) struct Listening {
     backend: BackendChoice,
     /// How many seconds connections have to end after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
-    patience: u64,
+    drain_timeout: u64,
 }
 
 impl Listening {
@@ -49,17 +49,16 @@ impl Listening {
         start(server).map_err(|error| explained(format!("cannot serve on {address}"), &error))
     }
 
-    /// Says where a server listens, and runs it until Ctrl-C or SIGTERM. Then `end` tells those that would not end by
-    /// themselves, and the connections have some time.
-    pub(crate) fn run(&self, server: Running, end: impl FnOnce()) -> io::Result<()> {
+    /// Says where a server listens, and runs it until Ctrl-C or SIGTERM. Then its connections are asked to end, and have
+    /// some time for that.
+    pub(crate) fn run(&self, server: Running) -> io::Result<()> {
         // Before it is said that the server is there: whoever reads that may want to end it.
         let signals = EndSignals::listen()?;
         println!("listening on {}, Ctrl-C ends it", server.local_addr());
         let signal = signals.wait();
-        let (live, patience) = (server.counters().live, self.patience);
-        eprintln!("{signal}: waiting up to {patience} s for {live} connections");
-        end();
-        server.shutdown(Duration::from_secs(patience));
+        let (live, seconds) = (server.counters().live, self.drain_timeout);
+        eprintln!("{signal}: waiting up to {seconds} s for {live} connections");
+        server.shutdown(Duration::from_secs(seconds));
         eprintln!("ended");
         Ok(())
     }

@@ -94,18 +94,42 @@ impl TcpListener {
     }
 
     fn bind_to(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Self> {
-        Self::listen(address, options).map(Self::from)
+        let socket = Self::bound_socket(address, options)?;
+        Self::listen(&socket, options)?;
+        Ok(Self::from(socket))
     }
 
-    /// A listener that another thread's runtime will take over.
-    pub(crate) fn bind_blocking(
+    /// Listeners on one address, each for another thread's runtime to take over.
+    pub(crate) fn bind_several(
         address: SocketAddr,
+        count: usize,
         options: &TcpListenerOptions,
-    ) -> io::Result<std::net::TcpListener> {
-        Self::listen(address, options).map(std::net::TcpListener::from)
+    ) -> io::Result<Vec<std::net::TcpListener>> {
+        let first = Self::bound_socket(address, options)?;
+        if count > 1 {
+            // Only now: so the bind has failed if another program listens there, also if that one shares its address.
+            first.set_reuse_port(true)?;
+        }
+        // Port 0 is the kernel's choice: the others follow the first.
+        let address = ip(&first.local_addr()?)?;
+        let mut sockets = vec![first];
+        let sharing = TcpListenerOptions {
+            reuse_port: true,
+            ..options.clone()
+        };
+        while sockets.len() < count {
+            sockets.push(Self::bound_socket(address, &sharing)?);
+        }
+        for socket in &sockets {
+            Self::listen(socket, options)?;
+        }
+        Ok(sockets
+            .into_iter()
+            .map(std::net::TcpListener::from)
+            .collect())
     }
 
-    fn listen(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Socket> {
+    fn bound_socket(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Socket> {
         let socket = Socket::new(
             Domain::for_address(address),
             Type::STREAM.nonblocking(),
@@ -116,8 +140,11 @@ impl TcpListener {
             socket.set_reuse_port(true)?;
         }
         socket.bind(&address.into())?;
-        socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))?;
         Ok(socket)
+    }
+
+    fn listen(socket: &Socket, options: &TcpListenerOptions) -> io::Result<()> {
+        socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))
     }
 
     /// The address that it is bound to.

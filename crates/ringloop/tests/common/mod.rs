@@ -25,15 +25,20 @@ pub(crate) fn on_both(body: impl Fn(&mut Runtime)) {
             Err(error) => panic!("epoll is refused: {error}"),
         };
         body(&mut runtime);
-        // What was told to end last ends in a later turn; operations that threads work on, when they are done.
-        runtime.block_on(yield_now());
-        let start = Instant::now();
-        let mut left = Left::of(&runtime);
-        while left != Left::default() {
-            assert!(start.elapsed() < LONG, "{backend}: {left:?}");
-            runtime.block_on(sleep(Duration::from_micros(200)));
-            left = Left::of(&runtime);
-        }
+        until_nothing_is_left(&mut runtime);
+    }
+}
+
+/// Runs until the runtime holds nothing: what was told to end last ends in a later turn; operations that threads work on,
+/// when they are done.
+pub(crate) fn until_nothing_is_left(runtime: &mut Runtime) {
+    runtime.block_on(yield_now());
+    let start = Instant::now();
+    let mut left = Left::of(runtime);
+    while left != Left::default() {
+        assert!(start.elapsed() < LONG, "{}: {left:?}", runtime.backend());
+        runtime.block_on(sleep(Duration::from_micros(200)));
+        left = Left::of(runtime);
     }
 }
 

@@ -1,0 +1,162 @@
+//! A scenario is run again and again, and its future is dropped a poll later each time.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use ringloop::time::{sleep, timeout};
+use ringloop::{Runtime, spawn};
+
+use crate::common::{LONG, on_both, until_nothing_is_left};
+use crate::memory;
+
+/// More polls than any scenario's future takes.
+const POLLS_MAX: usize = 20_000;
+
+/// When a future is dropped that is not over after its polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Directly after the last one.
+    Polled,
+    /// When it is woken: what it waits for has come, and it has not looked.
+    Woken,
+}
+
+/// Where one future is dropped.
+pub(crate) struct Cut {
+    polls: usize,
+    when: When,
+    is_over: Cell<bool>,
+}
+
+impl Cut {
+    pub(crate) fn new(polls: usize, when: When) -> Self {
+        Self {
+            polls,
+            when,
+            is_over: Cell::new(false),
+        }
+    }
+
+    /// How often the future may be polled.
+    pub(crate) fn polls(&self) -> usize {
+        self.polls
+    }
+
+    /// Polls a future as often as it is woken, but no more than was agreed, and drops it. `None` if it was not over.
+    pub(crate) async fn run<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        let mut polls = 0;
+        poll_fn(|context| {
+            if polls == self.polls {
+                return Poll::Ready(None);
+            }
+            polls += 1;
+            match future.as_mut().poll(context) {
+                Poll::Ready(output) => {
+                    self.is_over.set(true);
+                    Poll::Ready(Some(output))
+                }
+                Poll::Pending if polls == self.polls && self.when == When::Polled => {
+                    Poll::Ready(None)
+                }
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
+    }
+}
+
+/// Descriptors are counted in the whole process: one test at a time.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The descriptors of this process, with what they lead to.
+fn descriptors() -> BTreeMap<String, PathBuf> {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let target = std::fs::read_link(entry.path()).ok()?;
+            // The one that this folder is read by.
+            let is_own = target.starts_with("/proc") && target.ends_with("fd");
+            (!is_own).then(|| (entry.file_name().into_string().unwrap(), target))
+        })
+        .collect()
+}
+
+/// Runs a scenario on both backends, with its future dropped at every point, and looks each time that nothing is left.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a closure that is written where it is passed"
+)]
+pub(crate) fn at_every_poll(scenario: impl AsyncFn(&Cut)) {
+    let _alone = alone();
+    on_both(|runtime| {
+        let before = descriptors();
+        for when in [When::Polled, When::Woken] {
+            let mut polls = 0;
+            loop {
+                let cut = Cut::new(polls, when);
+                // A hang says where.
+                let point = format!(
+                    "dropped after {polls} polls, {when:?}, {}",
+                    runtime.backend()
+                );
+                runtime.block_on(async {
+                    timeout(LONG, scenario(&cut)).await.expect(&point);
+                });
+                check(runtime, &before, &point);
+                if cut.is_over.get() {
+                    break;
+                }
+                polls += 1;
+                assert!(polls < POLLS_MAX, "the future never ends");
+            }
+        }
+    });
+}
+
+/// Runs something on both backends, and looks that nothing is left.
+pub(crate) fn leaving_nothing(body: impl Fn(&mut Runtime)) {
+    let _alone = alone();
+    on_both(|runtime| {
+        let before = descriptors();
+        body(runtime);
+        check(runtime, &before, runtime.backend().name());
+    });
+}
+
+/// Looks that a runtime goes on, and that it has let go of everything.
+fn check(runtime: &mut Runtime, before: &BTreeMap<String, PathBuf>, point: &str) {
+    runtime.block_on(async {
+        let task = spawn(async {
+            sleep(Duration::ZERO).await;
+            7
+        });
+        assert_eq!(timeout(LONG, task).await.expect(point).unwrap(), 7);
+    });
+    until_nothing_is_left(runtime);
+    let start = Instant::now();
+    // Threads that stand in for the kernel let go when they are done.
+    loop {
+        let now = descriptors();
+        let live = memory::live();
+        if now.len() <= before.len() && live == 0 {
+            break;
+        }
+        assert!(
+            start.elapsed() < LONG,
+            "{point}: {live} buffers are left, and of the descriptors {now:?} there were only {before:?} before"
+        );
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    memory::check();
+}

@@ -1,0 +1,189 @@
+//! Files: operations of the kernel's, whose buffers and descriptors are with it meanwhile.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use ringloop::fs::{self, File, OpenOptions};
+use ringloop::{spawn, yield_now};
+
+use crate::common::pattern;
+use crate::cut::at_every_poll;
+use crate::memory::{MARKED, buffer};
+
+/// A folder of a test's own, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Self {
+        let name = format!("ringloop-cancellation-{}-{test}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("file")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+fn filled(byte: u8) -> Vec<u8> {
+    let mut bytes = buffer();
+    bytes.resize(MARKED, byte);
+    bytes
+}
+
+#[test]
+fn opening_and_asking() {
+    let folder = Folder::new("opening");
+    let path = folder.file();
+    std::fs::write(&path, "text").unwrap();
+    at_every_poll(async |cut| {
+        let whole = async {
+            for _ in 0..3 {
+                assert_eq!(fs::metadata(&path).await.unwrap().len(), 4);
+                assert!(!fs::symlink_metadata(&path).await.unwrap().is_symlink());
+                let file = File::open(&path).await.unwrap();
+                assert_eq!(file.metadata().await.unwrap().len(), 4);
+                file.sync_all().await.unwrap();
+                file.sync_data().await.unwrap();
+                let missing = File::open(path.join("missing")).await.unwrap_err();
+                assert_eq!(missing.raw_os_error(), Some(libc::ENOTDIR));
+            }
+        };
+        cut.run(whole).await;
+        assert_eq!(fs::read(&path).await.unwrap(), b"text");
+    });
+}
+
+#[test]
+fn reading_leaves_the_file_and_the_bytes_as_they_are() {
+    let folder = Folder::new("reading");
+    let path = folder.file();
+    let contents = pattern(3 * MARKED + 5);
+    std::fs::write(&path, &contents).unwrap();
+    at_every_poll(async |cut| {
+        let mut file = File::open(&path).await.unwrap();
+        let whole = async {
+            for start in [0, 1, MARKED] {
+                let (count, bytes) = file.read_at(buffer(), start as u64).await;
+                assert_eq!(count.unwrap(), bytes.len());
+                assert!(bytes == contents[start..start + bytes.len()]);
+            }
+            let (count, bytes) = file.read_to_end_at(buffer(), 7).await;
+            assert_eq!(count.unwrap(), contents.len() - 7);
+            assert!(bytes == contents[7..]);
+            let (count, bytes) = file.read_to_end(buffer()).await;
+            assert_eq!(count.unwrap(), contents.len());
+            assert!(bytes == contents);
+        };
+        cut.run(whole).await;
+        // A read that was dropped may still be moving the file's position: others have to say where they read.
+        let (count, bytes) = file.read_at(buffer(), 3).await;
+        assert!(count.unwrap() > 0 && bytes == contents[3..3 + bytes.len()]);
+        assert!(fs::read(&path).await.unwrap() == contents);
+    });
+}
+
+/// Of writes one after another in one future, those that were reported are in the file, one may be, and the rest is not.
+#[test]
+fn writing_is_done_or_not() {
+    let folder = Folder::new("writing");
+    let path = folder.file();
+    at_every_poll(async |cut| {
+        let old = vec![b'-'; 4 * MARKED];
+        std::fs::write(&path, &old).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).await.unwrap();
+        let written = std::cell::Cell::new(0);
+        let whole = async {
+            for index in 0..4 {
+                let start = (index * MARKED) as u64;
+                let bytes = filled(b'0' + index as u8);
+                if index % 2 == 0 {
+                    file.write_all_at(bytes, start).await.0.unwrap();
+                } else {
+                    let (count, bytes) = file.write_at(bytes, start).await;
+                    assert_eq!(count.unwrap(), bytes.len());
+                }
+                written.set(index + 1);
+            }
+        };
+        cut.run(whole).await;
+        // What is in flight ends before a sync of the same file, or has been taken back.
+        file.sync_all().await.unwrap();
+        drop(file);
+        let now = std::fs::read(&path).unwrap();
+        assert_eq!(now.len(), old.len());
+        for (index, chunk) in now.chunks(MARKED).enumerate() {
+            let is_new = chunk.iter().all(|byte| *byte == b'0' + index as u8);
+            let is_old = chunk.iter().all(|byte| *byte == b'-');
+            if index < written.get() {
+                assert!(is_new, "what was reported as written is not there");
+            } else if index > written.get() {
+                assert!(is_old, "something was written before it was asked for");
+            }
+        }
+    });
+}
+
+#[test]
+fn making_a_file_whole() {
+    let folder = Folder::new("making");
+    let path = folder.file();
+    at_every_poll(async |cut| {
+        std::fs::write(&path, "old").unwrap();
+        let is_over = cut.run(fs::write(&path, filled(b'n'))).await.is_some();
+        let now = std::fs::read(&path).unwrap();
+        if is_over {
+            assert!(now == vec![b'n'; MARKED]);
+        } else {
+            // It is opened, and thereby emptied, and then written.
+            assert!(now == b"old" || now.iter().all(|byte| *byte == b'n'));
+        }
+    });
+}
+
+/// What a pipe gives to a read that is dropped may be lost; the descriptor and the buffer are not.
+#[test]
+fn reading_and_writing_a_pipe() {
+    at_every_poll(async |cut| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut reader = File::from(OwnedFd::from(reader));
+        let mut writer = File::from(OwnedFd::from(writer));
+        let writing = spawn(async move {
+            for _ in 0..5 {
+                yield_now().await;
+                writer.write_all(b"some bytes".to_vec()).await.0.unwrap();
+            }
+            writer
+        });
+        let whole = async {
+            let mut count = 0;
+            while count < 50 {
+                let (result, bytes) = reader.read(buffer()).await;
+                assert_eq!(result.unwrap(), bytes.len());
+                count += bytes.len();
+            }
+        };
+        cut.run(whole).await;
+        drop(writing.await.unwrap());
+        loop {
+            let (count, bytes) = reader.read(buffer()).await;
+            assert!(
+                b"some bytes"
+                    .repeat(5)
+                    .windows(bytes.len().max(1))
+                    .any(|part| part == bytes)
+                    || bytes.is_empty()
+            );
+            if count.unwrap() == 0 {
+                break;
+            }
+        }
+    });
+}

@@ -1,0 +1,13 @@
+//! Every future is dropped after each of its polls, and when it has been woken for the next one. Afterwards no descriptor
+//! is left, no buffer is left or was touched after it was freed, no byte of a stream is lost or doubled, and the runtime
+//! goes on.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod cut;
+mod files;
+mod memory;
+mod random;
+mod servers;
+mod sockets;
+mod tasks;

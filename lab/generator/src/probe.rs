@@ -1,0 +1,335 @@
+//! Whether an HTTP server parses what it is asked, or sends the same answer to whatever comes.
+//!
+//! Both kinds are worth measuring, but not against each other. Three requests decide, because a server can only answer them as it must
+//! if it knows where requests begin and end: one in pieces, several at once, and one whose body looks like another request.
+//! A malformed one must not be answered as if it were right. What came to further requests is reported and decides nothing.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde_json::{Map, Value, json};
+
+use crate::http::{Progress, parse, shown};
+
+/// How long the pieces of a request are apart.
+const BETWEEN_PIECES: Duration = Duration::from_millis(30);
+/// For how long after the awaited answers one too many is looked for.
+const AFTERWARDS: Duration = Duration::from_millis(150);
+/// How long an answer may take.
+const PATIENCE_MAX: Duration = Duration::from_secs(2);
+
+/// What came of one request or several.
+#[derive(Debug, Default)]
+struct Came {
+    /// The status and the length of the body of each answer.
+    answers: Vec<(u16, usize)>,
+    /// Something came before the request was sent to its end.
+    early: bool,
+    /// The server closed the connection.
+    closed: bool,
+    /// What came last and isn't a whole answer.
+    rest: Vec<u8>,
+}
+
+impl Came {
+    /// All answers are there, as many as were awaited, and none came early.
+    fn answers_exactly(&self, count: usize) -> bool {
+        self.answers.len() == count && !self.early && self.rest.is_empty()
+    }
+
+    /// The server said, in whatever form, that it won't, or closed the connection.
+    fn refused(&self) -> bool {
+        let refusals = self.answers.iter().all(|&(status, _)| status >= 400);
+        refusals && (self.closed || !self.answers.is_empty())
+    }
+
+    fn text(&self) -> String {
+        let mut parts: Vec<String> = self
+            .answers
+            .iter()
+            .map(|(status, bytes)| format!("{status} with {bytes} bytes"))
+            .collect();
+        if !self.rest.is_empty() {
+            parts.push(format!("{} bytes: {}", self.rest.len(), shown(&self.rest)));
+        }
+        if self.early {
+            parts.push("before the request was complete".to_owned());
+        }
+        if self.closed {
+            parts.push("closed".to_owned());
+        }
+        if parts.is_empty() {
+            parts.push("nothing".to_owned());
+        }
+        parts.join(", ")
+    }
+}
+
+/// How the answers to a request look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bodies {
+    Present,
+    /// The request was HEAD: the head says how long the body would be, and none follows.
+    Absent,
+}
+
+/// A server that is probed.
+struct Prober {
+    address: SocketAddr,
+    patience: Duration,
+}
+
+impl Prober {
+    /// Sends `pieces` one after the other on a fresh connection, and waits for `awaited` answers.
+    fn ask(&self, pieces: &[&[u8]], awaited: usize, bodies: Bodies) -> io::Result<Came> {
+        let mut stream = TcpStream::connect_timeout(&self.address, self.patience)?;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(self.patience))?;
+        let mut came = Came::default();
+        for (index, piece) in pieces.iter().enumerate() {
+            if index > 0 {
+                receive(
+                    &mut stream,
+                    &mut came,
+                    Instant::now() + BETWEEN_PIECES,
+                    |_| false,
+                )?;
+                came.early |= !came.rest.is_empty();
+            }
+            match stream.write_all(piece) {
+                // A server may refuse, and close, before it has read to the end.
+                Err(error) if is_over(&error) => came.closed = true,
+                result => result?,
+            }
+        }
+        let deadline = Instant::now() + self.patience;
+        receive(&mut stream, &mut came, deadline, |rest| {
+            count_answers(rest, bodies) >= awaited
+        })?;
+        if !came.closed {
+            receive(&mut stream, &mut came, Instant::now() + AFTERWARDS, |_| {
+                false
+            })?;
+        }
+        let rest = std::mem::take(&mut came.rest);
+        let (answers, taken) = split_answers(&rest, bodies);
+        came.answers = answers;
+        came.rest = rest[taken..].to_vec();
+        Ok(came)
+    }
+}
+
+fn is_over(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
+}
+
+/// Receives until the deadline, the end of the connection, or until it is `enough`.
+fn receive(
+    stream: &mut TcpStream,
+    came: &mut Came,
+    deadline: Instant,
+    enough: impl Fn(&[u8]) -> bool,
+) -> io::Result<()> {
+    let mut buffer = [0; 16 * 1024];
+    while !came.closed && !enough(&came.rest) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut buffer) {
+            Ok(0) => came.closed = true,
+            Ok(bytes) => came.rest.extend_from_slice(&buffer[..bytes]),
+            Err(error) if is_over(&error) => came.closed = true,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::TimedOut
+                | io::ErrorKind::Interrupted => {}
+                _ => return Err(error),
+            },
+        }
+    }
+    Ok(())
+}
+
+fn count_answers(received: &[u8], bodies: Bodies) -> usize {
+    split_answers(received, bodies).0.len()
+}
+
+/// The whole answers that received bytes begin with, and how many bytes these take.
+fn split_answers(received: &[u8], bodies: Bodies) -> (Vec<(u16, usize)>, usize) {
+    let mut answers = Vec::new();
+    let mut taken = 0;
+    while taken < received.len() {
+        let rest = &received[taken..];
+        if bodies == Bodies::Absent {
+            let mut headers = [httparse::EMPTY_HEADER; 100];
+            let mut head = httparse::Response::new(&mut headers);
+            let Ok(httparse::Status::Complete(bytes)) = head.parse(rest) else {
+                break;
+            };
+            answers.push((head.code.unwrap_or_default(), 0));
+            taken += bytes;
+            continue;
+        }
+        let Ok(Progress::Whole(whole)) = parse(rest) else {
+            break;
+        };
+        answers.push((whole.status, whole.body.len()));
+        taken += whole.bytes;
+    }
+    (answers, taken)
+}
+
+/// What came to the requests that decide.
+struct Decisive {
+    plain: Came,
+    in_pieces: Came,
+    three_at_once: Came,
+    body_like_a_request: Came,
+    malformed: Came,
+}
+
+impl Decisive {
+    /// The kind of parser, and why.
+    fn verdict(&self) -> (&'static str, String) {
+        if !self.plain.answers_exactly(1) {
+            let text = format!("a plain GET wasn't answered: {}", self.plain.text());
+            return ("unknown", text);
+        }
+        // A server that refuses POST may close the connection with its answer.
+        let body = &self.body_like_a_request;
+        let knows_bodies = body.answers_exactly(2) || (body.answers_exactly(1) && body.closed);
+        let checks = [
+            (
+                self.in_pieces.answers_exactly(1),
+                "a request in pieces isn't answered once, at its end",
+            ),
+            (
+                self.three_at_once.answers_exactly(3),
+                "three requests at once don't get three answers",
+            ),
+            (knows_bodies, "a request's body is taken for a request"),
+        ];
+        let missing: Vec<&str> = checks
+            .iter()
+            .filter(|(right, _)| !right)
+            .map(|(_, text)| *text)
+            .collect();
+        if !missing.is_empty() {
+            return ("canned", missing.join("; "));
+        }
+        if !self.malformed.refused() {
+            let text = format!(
+                "it knows where requests end, but answers a malformed one: {}",
+                self.malformed.text()
+            );
+            return ("unknown", text);
+        }
+        let text = "requests in pieces, at once and with bodies are told apart, and a malformed one is refused";
+        ("real", text.to_owned())
+    }
+}
+
+/// Probes the server at `address`; returns the fields of the event.
+pub(crate) fn probe(address: SocketAddr, path: &str, timeout: Duration) -> anyhow::Result<Value> {
+    let prober = Prober {
+        address,
+        patience: timeout.min(PATIENCE_MAX),
+    };
+    let host = format!("Host: {address}\r\n");
+    let get = format!("GET {path} HTTP/1.1\r\n{host}\r\n");
+    let smuggled = get.clone();
+    let post = format!(
+        "POST {path} HTTP/1.1\r\n{host}Content-Length: {}\r\n\r\n{smuggled}{get}",
+        smuggled.len()
+    );
+    let chunked = format!(
+        "POST {path} HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{smuggled}\r\n0\r\n\r\n{get}",
+        smuggled.len()
+    );
+    let ask_as = |request: &[&[u8]], awaited, bodies| {
+        prober
+            .ask(request, awaited, bodies)
+            .with_context(|| format!("the server at {address} can't be probed"))
+    };
+    let ask = |request: &str, awaited| ask_as(&[request.as_bytes()], awaited, Bodies::Present);
+
+    // Cuts at the places where a parser's state is delicate: in the method, in a name, and within the empty line that ends the head.
+    let bytes = get.as_bytes();
+    let end = bytes.len();
+    let cuts = [2, end - host.len(), end - 3, end - 2, end - 1];
+    let mut pieces = Vec::new();
+    let mut begin = 0;
+    for cut in cuts.into_iter().chain([end]) {
+        pieces.push(&bytes[begin..cut]);
+        begin = cut;
+    }
+    let decisive = Decisive {
+        plain: ask(&get, 1)?,
+        in_pieces: ask_as(&pieces, 1, Bodies::Present)?,
+        three_at_once: ask(&get.repeat(3), 3)?,
+        body_like_a_request: ask(&post, 2)?,
+        malformed: ask("THIS IS NOT A REQUEST\r\n\r\n", 1)?,
+    };
+    let further = [
+        ("chunked_body", ask(&chunked, 2)?),
+        (
+            "head",
+            ask_as(
+                &[format!("HEAD {path} HTTP/1.1\r\n{host}\r\n").as_bytes()],
+                1,
+                Bodies::Absent,
+            )?,
+        ),
+        (
+            "unknown_path",
+            ask(
+                &format!("GET /ringlab-has-no-such-page HTTP/1.1\r\n{host}\r\n"),
+                1,
+            )?,
+        ),
+        (
+            "header_without_colon",
+            ask(&format!("GET {path} HTTP/1.1\r\n{host}no colon\r\n\r\n"), 1)?,
+        ),
+        (
+            "unknown_version",
+            ask(&format!("GET {path} HTTP/9.9\r\n{host}\r\n"), 1)?,
+        ),
+        (
+            "without_host",
+            ask(&format!("GET {path} HTTP/1.1\r\n\r\n"), 1)?,
+        ),
+        (
+            "http_1_0",
+            ask(&format!("GET {path} HTTP/1.0\r\n{host}\r\n"), 1)?,
+        ),
+        (
+            "connection_close",
+            ask(
+                &format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n"),
+                1,
+            )?,
+        ),
+    ];
+    let (parser, text) = decisive.verdict();
+    let decisive = [
+        ("plain", decisive.plain),
+        ("in_pieces", decisive.in_pieces),
+        ("three_at_once", decisive.three_at_once),
+        ("body_like_a_request", decisive.body_like_a_request),
+        ("malformed", decisive.malformed),
+    ];
+    let answers: Map<String, Value> = decisive
+        .iter()
+        .chain(&further)
+        .map(|(name, came)| ((*name).to_owned(), came.text().into()))
+        .collect();
+    Ok(json!({"parser": parser, "text": text, "answers": answers}))
+}

@@ -1,0 +1,349 @@
+//! The generator as a command: what it prints, what it refuses, how it ends.
+
+use crate::common::{
+    PROGRAM, assert_flawless, echo_server, events, events_of, histogram, result, run, text,
+};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Command, Stdio, id};
+
+const BRIEFLY: [&str; 6] = ["--warm-up", "0.1", "--window", "0.3", "--connections", "3"];
+
+#[test]
+fn events_come_in_their_order_and_the_result_is_the_last() {
+    let load = ["--warm-up", "0.1", "--window", "2.5", "--connections", "3"];
+    let events = events("echo", echo_server(), &load);
+    let names: Vec<_> = events
+        .iter()
+        .map(|event| event["event"].as_str().unwrap())
+        .filter(|name| *name != "progress")
+        .collect();
+    assert_eq!(names, ["connected", "window_start", "window_end", "result"]);
+    let progress: Vec<_> = events
+        .iter()
+        .filter(|event| event["event"] == "progress")
+        .collect();
+    assert!(
+        progress.iter().any(|event| event["phase"] == "window"),
+        "{events:?}"
+    );
+    let result = events.last().unwrap();
+    assert_flawless(result);
+    assert_eq!(result["schema_version"], 1);
+    assert_eq!(result["workload"], "echo");
+    assert_eq!(result["options"]["window_s"], 2.5);
+    assert!(result["window_s"].as_f64().unwrap() >= 2.5);
+    assert!(result["server"].is_null());
+    assert!(result["latency"]["service"]["hdr"].is_null());
+}
+
+#[test]
+fn the_histogram_holds_what_the_figures_say() {
+    let result = result("echo", echo_server(), &[&BRIEFLY[..], &["--hdr"]].concat());
+    let histogram = histogram(&result, "service");
+    let service = &result["latency"]["service"];
+    assert_eq!(service["count"], histogram.len());
+    assert_eq!(service["p99_ns"], histogram.value_at_quantile(0.99));
+    assert_eq!(service["max_ns"], histogram.max());
+    let mean = service["mean_ns"].as_f64().unwrap();
+    assert!(
+        (mean / histogram.mean() - 1.0).abs() < 0.002,
+        "{mean} {}",
+        histogram.mean()
+    );
+}
+
+#[test]
+fn the_servers_processes_are_accounted_for() {
+    // The server's threads are this process's.
+    let pid = id().to_string();
+    let result = result(
+        "echo",
+        echo_server(),
+        &[&BRIEFLY[..], &["--account", &pid]].concat(),
+    );
+    assert_flawless(&result);
+    let server = &result["server"];
+    let figure = |name: &str| server[name].as_u64().unwrap();
+    assert_eq!(server["processes"], serde_json::json!([id()]));
+    assert!(figure("cpu_ns") > 0);
+    assert!(figure("voluntary_switches") > 0);
+    assert!(figure("threads") >= 4);
+    for name in ["rss_rest_bytes", "rss_connected_bytes", "rss_end_bytes"] {
+        assert!(figure(name) > 100_000, "{server}");
+    }
+    assert!(server["error"].is_null());
+}
+
+#[test]
+fn a_process_that_ends_meanwhile_is_told() {
+    let mut sleeper = Command::new("sleep").arg("0.4").spawn().unwrap();
+    let pid = sleeper.id().to_string();
+    let waiter = std::thread::spawn(move || sleeper.wait());
+    let load = [
+        "--warm-up",
+        "0",
+        "--window",
+        "1.5",
+        "--connections",
+        "1",
+        "--account",
+        &pid,
+    ];
+    let result = result("echo", echo_server(), &load);
+    waiter.join().unwrap().unwrap();
+    assert!(result["server"]["cpu_ns"].is_null(), "{result}");
+    let error = result["server"]["error"].as_str().unwrap();
+    assert!(
+        error.contains(&format!("process {pid} (--account) can't be accounted for")),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_window_can_end_by_operations() {
+    let load = [
+        "--warm-up",
+        "0",
+        "--window",
+        "3600",
+        "--connections",
+        "2",
+        "--max-operations",
+        "500",
+    ];
+    let result = result("echo", echo_server(), &load);
+    assert_flawless(&result);
+    assert!(result["operations"].as_u64().unwrap() >= 500);
+    assert!(result["ended_early"].is_null());
+}
+
+#[test]
+fn connections_can_be_opened_over_a_while() {
+    let load = [
+        "--warm-up",
+        "0",
+        "--window",
+        "0.2",
+        "--connections",
+        "10",
+        "--ramp",
+        "0.5",
+        "--threads",
+        "2",
+    ];
+    let result = result("echo", echo_server(), &load);
+    assert_flawless(&result);
+    // The last one is due after nine tenths of the time.
+    assert!(
+        result["connections"]["opening_s"].as_f64().unwrap() >= 0.4,
+        "{result}"
+    );
+}
+
+#[test]
+fn spinning_is_said() {
+    let result = result(
+        "echo",
+        echo_server(),
+        &[&BRIEFLY[..], &["--spin", "--cpu", "0"]].concat(),
+    );
+    assert_flawless(&result);
+    assert_eq!(result["client"]["spins"], true);
+}
+
+#[test]
+fn ctrl_c_ends_the_run_and_keeps_what_was_measured() {
+    let mut child = Command::new(PROGRAM)
+        .args(["echo", "--address", &echo_server().to_string()])
+        .args(["--warm-up", "0", "--window", "3600", "--connections", "2"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut last = Value::Null;
+    let mut asked = false;
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        last = serde_json::from_str(&line.unwrap()).unwrap();
+        if !asked && last["event"] == "progress" && last["operations"].as_u64() > Some(0) {
+            asked = true;
+            let killed = Command::new("kill")
+                .args(["-INT", &child.id().to_string()])
+                .status();
+            assert!(killed.unwrap().success());
+        }
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_flawless(&last);
+    assert_eq!(last["interrupted"], true);
+    assert_eq!(last["ended_early"], "interrupted");
+}
+
+#[test]
+fn a_server_that_refuses_connections_cannot_be_measured() {
+    let address = {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap()
+    };
+    for workload in ["echo", "http", "rtt"] {
+        let output = run(workload, address, &BRIEFLY);
+        assert_eq!(output.status.code(), Some(1));
+        let stderr = text(&output.stderr);
+        assert!(
+            stderr.starts_with("ringlab-load: no connection could be made: "),
+            "{stderr}"
+        );
+        assert!(
+            stderr.contains("refused") && stderr.contains("is the server listening there?"),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
+fn the_soft_limit_of_descriptors_is_raised_and_the_hard_one_explained() {
+    let address = echo_server().to_string();
+    let limited = |limit: &str| {
+        let load = "--warm-up 0 --window 0.2 --connections 100";
+        let script = format!("ulimit {limit} 64 && exec {PROGRAM} echo --address {address} {load}");
+        Command::new("sh").args(["-c", &script]).output().unwrap()
+    };
+    let raised = limited("-S -n");
+    assert_eq!(
+        events_of(&raised).last().unwrap()["connections"]["opened"],
+        100
+    );
+
+    let refused = limited("-n");
+    assert_eq!(refused.status.code(), Some(1));
+    let stderr = text(&refused.stderr);
+    assert!(
+        stderr.contains("100 connections need 133 descriptors, and this process may have 64"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("ulimit -Hn"), "{stderr}");
+}
+
+#[test]
+fn what_cannot_be_accounted_for_or_pinned_is_explained() {
+    let address = echo_server();
+    // The greatest number that a process can have is below this one (proc_sys_kernel(5), pid_max).
+    let no_process = run("echo", address, &["--account", "4194305"]);
+    assert_eq!(no_process.status.code(), Some(1));
+    let stderr = text(&no_process.stderr);
+    assert!(
+        stderr.contains("process 4194305 (--account) can't be accounted for"),
+        "{stderr}"
+    );
+
+    let no_cpu = run("echo", address, &["--cpu", "1000"]);
+    assert_eq!(no_cpu.status.code(), Some(1));
+    let stderr = text(&no_cpu.stderr);
+    assert!(
+        stderr.contains("thread 0 can't be put on CPU 1000 (--cpu)"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn wrong_command_lines_are_refused_with_status_2() {
+    for (options, words) in [
+        (&["echo"][..], "--address"),
+        (&["echo", "--address", "localhost"], "HOST:PORT"),
+        (
+            &["echo", "--address", "127.0.0.1:1", "--size", "0"],
+            "--size",
+        ),
+        (
+            &["echo", "--address", "127.0.0.1:1", "--window=-1"],
+            "--window",
+        ),
+        (
+            &["echo", "--address", "127.0.0.1:1", "--timeout", "0"],
+            "more than 0 seconds",
+        ),
+        (
+            &["echo", "--address", "127.0.0.1:1", "--cpu", "3-1"],
+            "not a range of CPUs",
+        ),
+        (
+            &["http", "--address", "127.0.0.1:1", "--rate", "0"],
+            "requests per second",
+        ),
+        (
+            &["http", "--address", "127.0.0.1:1", "--path", "index"],
+            "must begin with /",
+        ),
+        (
+            &["http", "--address", "127.0.0.1:1", "--header", "a\r\nb: c"],
+            "in one line",
+        ),
+        (&["nothing"], "nothing"),
+    ] {
+        let output = Command::new(PROGRAM).args(options).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{options:?}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains(words), "{options:?}: {stderr}");
+    }
+}
+
+#[test]
+fn the_ceiling_is_measured_without_a_server() {
+    for protocol in ["echo", "http"] {
+        let output = Command::new(PROGRAM)
+            .args([
+                "ceiling",
+                protocol,
+                "--warm-up",
+                "0.1",
+                "--window",
+                "0.5",
+                "--connections",
+                "4",
+            ])
+            .output()
+            .unwrap();
+        let result = events_of(&output).pop().unwrap();
+        assert_flawless(&result);
+        assert_eq!(result["workload"], "ceiling");
+        assert!(result["ceiling"]["operations_per_s"].as_f64().unwrap() > 0.0);
+        // The responder was a process of its own, and has ended.
+        let responder = &result["server"]["processes"][0];
+        assert!(!std::path::Path::new(&format!("/proc/{responder}")).exists());
+    }
+}
+
+#[test]
+fn an_address_that_swallows_connections_times_out() {
+    // A listener that accepts nothing takes as many connections as its backlog has room for; the rest hear nothing.
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket
+        .bind(
+            &"127.0.0.1:0"
+                .parse::<std::net::SocketAddr>()
+                .unwrap()
+                .into(),
+        )
+        .unwrap();
+    socket.listen(1).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let load = [
+        "--warm-up",
+        "0",
+        "--window",
+        "3600",
+        "--connections",
+        "8",
+        "--timeout",
+        "0.5",
+    ];
+    let result = result("echo", address, &load);
+    let errors = &result["errors"];
+    let count = |kind: &str| errors[kind]["count"].as_u64().unwrap();
+    assert_eq!(count("connect") + count("timeout"), 8, "{result}");
+    let first = errors["connect"]["first"].as_str().unwrap();
+    assert!(first.contains("timed out"), "{first}");
+    let opened = result["connections"]["opened"].as_u64().unwrap();
+    assert_eq!(opened, count("timeout"), "{result}");
+    assert_eq!(result["connections"]["asked"], 8);
+}

@@ -1,0 +1,179 @@
+//! Small servers whose behaviour is known, and the generator as a process.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use base64::Engine as _;
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::Deserializer;
+use serde_json::Value;
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_ringlab-load");
+
+/// Serves each connection on a thread of its own, until the test ends. `serve` gets the connection and its number, in the order of
+/// accepting; its errors end the connection, as the generator may close it at any time.
+pub(crate) fn server(
+    serve: impl Fn(TcpStream, usize) -> io::Result<()> + Send + Sync + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let serve = Arc::new(serve);
+    thread::spawn(move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let (stream, serve) = (stream.unwrap(), Arc::clone(&serve));
+            stream.set_nodelay(true).unwrap();
+            thread::spawn(move || serve(stream, number));
+        }
+    });
+    address
+}
+
+/// A server of messages of `size` bytes: each is changed by `answer`, which gets the connection's number and the message's, and sent
+/// back as far as that is something.
+pub(crate) fn message_server(
+    size: usize,
+    answer: impl Fn(usize, usize, &mut Vec<u8>) -> Answer + Send + Sync + 'static,
+) -> SocketAddr {
+    server(move |mut stream, connection| {
+        for number in 0.. {
+            let mut message = vec![0; size];
+            stream.read_exact(&mut message)?;
+            let what = answer(connection, number, &mut message);
+            stream.write_all(&message)?;
+            match what {
+                Answer::Sent => {}
+                Answer::Close => return Ok(()),
+                Answer::Reset => {
+                    socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO))?;
+                    return Ok(());
+                }
+                Answer::Hang => loop {
+                    thread::park();
+                },
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What a server does after it has sent its answer, or a part of it, or nothing.
+#[derive(Clone, Copy)]
+pub(crate) enum Answer {
+    Sent,
+    Close,
+    Reset,
+    Hang,
+}
+
+/// Sends back everything as it comes.
+pub(crate) fn echo_server() -> SocketAddr {
+    server(|mut stream, _| {
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            match stream.read(&mut buffer)? {
+                0 => return Ok(()),
+                bytes => stream.write_all(&buffer[..bytes])?,
+            }
+        }
+    })
+}
+
+pub(crate) const RIGHT_RESPONSE: &str =
+    "HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!";
+
+/// Answers each request (up to its empty line) with what `answer` makes for the connection's and the request's number.
+pub(crate) fn http_server(
+    answer: impl Fn(usize, usize) -> (String, Answer) + Send + Sync + 'static,
+) -> SocketAddr {
+    server(move |mut stream, connection| {
+        let mut received = Vec::new();
+        for number in 0.. {
+            loop {
+                if let Some(end) = received.windows(4).position(|four| four == b"\r\n\r\n") {
+                    received.drain(..end + 4);
+                    break;
+                }
+                let mut buffer = [0; 4096];
+                match stream.read(&mut buffer)? {
+                    0 => return Ok(()),
+                    bytes => received.extend_from_slice(&buffer[..bytes]),
+                }
+            }
+            let (response, what) = answer(connection, number);
+            stream.write_all(response.as_bytes())?;
+            match what {
+                Answer::Close => return Ok(()),
+                Answer::Hang => loop {
+                    thread::park();
+                },
+                Answer::Sent | Answer::Reset => {}
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Runs the generator to its end.
+pub(crate) fn run(workload: &str, address: SocketAddr, options: &[&str]) -> Output {
+    Command::new(PROGRAM)
+        .arg(workload)
+        .args(["--address", &address.to_string()])
+        .args(options)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Runs the generator, which must have measured; returns its events.
+pub(crate) fn events(workload: &str, address: SocketAddr, options: &[&str]) -> Vec<Value> {
+    events_of(&run(workload, address, options))
+}
+
+pub(crate) fn events_of(output: &Output) -> Vec<Value> {
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
+    assert_eq!(stderr, "");
+    stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// Runs the generator, which must have measured; returns its result.
+pub(crate) fn result(workload: &str, address: SocketAddr, options: &[&str]) -> Value {
+    let result = events(workload, address, options).pop().unwrap();
+    assert_eq!(result["event"], "result");
+    result
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The result has no other failures than `count` of this kind, whose first one says `words`.
+pub(crate) fn assert_only_failure(result: &Value, kind: &str, count: u64, words: &str) {
+    let errors = result["errors"].as_object().unwrap();
+    let kinds: Vec<_> = errors.keys().collect();
+    assert_eq!(kinds, [kind], "{result}");
+    assert_eq!(errors[kind]["count"], count, "{result}");
+    let first = errors[kind]["first"].as_str().unwrap();
+    assert!(first.contains(words), "{first}");
+}
+
+pub(crate) fn assert_flawless(result: &Value) {
+    assert_eq!(result["errors"], serde_json::json!({}), "{result}");
+    assert!(result["void"].is_null(), "{result}");
+    assert!(result["operations"].as_u64().unwrap() > 0, "{result}");
+}
+
+/// The histogram that a result has under `latency.name` (with --hdr).
+pub(crate) fn histogram(result: &Value, name: &str) -> Histogram<u64> {
+    let encoded = result["latency"][name]["hdr"].as_str().unwrap();
+    let bytes = base64::engine::general_purpose::STANDARD
+        .decode(encoded)
+        .unwrap();
+    Deserializer::new().deserialize(&mut &bytes[..]).unwrap()
+}

@@ -1,0 +1,308 @@
+//! Echo servers with known behaviour, and what the generator says of them.
+
+use crate::common::{
+    Answer, assert_flawless, assert_only_failure, echo_server, message_server, result, server,
+};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+const BRIEFLY: [&str; 4] = ["--warm-up", "0.1", "--window", "0.3"];
+/// A window that a failure must end.
+const ENDLESS: [&str; 4] = ["--warm-up", "0", "--window", "3600"];
+
+fn options<'a>(first: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
+    [first, rest].concat()
+}
+
+#[test]
+fn a_right_server_has_no_failures_whatever_the_frames() {
+    let address = echo_server();
+    for (size, connections, pipeline, threads) in [
+        ("1", "1", "1", "1"),
+        ("1024", "50", "1", "1"),
+        ("15", "7", "5", "3"),
+        ("70000", "10", "4", "2"),
+        ("3000000", "2", "1", "1"),
+    ] {
+        let load = [
+            "--size",
+            size,
+            "--connections",
+            connections,
+            "--pipeline",
+            pipeline,
+            "--threads",
+            threads,
+        ];
+        let result = result("echo", address, &options(&BRIEFLY, &load));
+        assert_flawless(&result);
+        let figure = |name: &str| result[name].as_f64().unwrap();
+        assert!(figure("bytes_in") > 0.0 && figure("bytes_out") > 0.0);
+        let connections: u64 = connections.parse().unwrap();
+        assert_eq!(result["connections"]["opened"], connections);
+        assert_eq!(result["connections"]["alive_at_end"], connections);
+        // So many requests were in flight at all times; what was counted must agree.
+        let in_flight = result["littles_law"]["expected"].as_f64().unwrap();
+        let asked = connections as f64 * pipeline.parse::<f64>().unwrap();
+        assert!((in_flight / asked - 1.0).abs() < 0.01, "{result}");
+    }
+}
+
+#[test]
+fn streams_come_back_whole() {
+    let address = echo_server();
+    for threads in ["1", "2"] {
+        let load = [
+            "--mode",
+            "stream",
+            "--connections",
+            "5",
+            "--threads",
+            threads,
+        ];
+        let result = result("echo", address, &options(&BRIEFLY, &load));
+        assert_flawless(&result);
+        assert!(result["latency"]["service"].is_null());
+        assert_eq!(result["connections"]["alive_at_end"], 5);
+        let messages = result["operations"].as_f64().unwrap();
+        let bytes = result["bytes_in"].as_f64().unwrap();
+        // Each connection's last message may be incomplete.
+        assert!((bytes / 11.0 - messages).abs() <= 5.0, "{result}");
+    }
+}
+
+#[test]
+fn one_flipped_bit_in_a_frame_ends_the_run_and_voids_it() {
+    let address = message_server(1000, |connection, number, message| {
+        if (connection, number) == (2, 40) {
+            message[777] ^= 1;
+        }
+        Answer::Sent
+    });
+    let result = result(
+        "echo",
+        address,
+        &options(&ENDLESS, &["--size", "1000", "--connections", "4"]),
+    );
+    assert_only_failure(&result, "mismatch", 1, "message 40: byte 777 of 1000 is 0x");
+    assert_eq!(result["void"], result["errors"]["mismatch"]["first"]);
+    assert_eq!(result["ended_early"], "void");
+}
+
+#[test]
+fn one_flipped_bit_in_a_stream_ends_the_run_and_voids_it() {
+    const AT: usize = 1_000_003;
+    let address = server(|mut stream, _| {
+        let mut buffer = vec![0; 64 * 1024];
+        let mut position = 0;
+        loop {
+            let bytes = stream.read(&mut buffer)?;
+            if (position..position + bytes).contains(&AT) {
+                buffer[AT - position] ^= 0x20;
+            }
+            position += bytes;
+            stream.write_all(&buffer[..bytes])?;
+        }
+    });
+    let result = result(
+        "echo",
+        address,
+        &options(&ENDLESS, &["--mode", "stream", "--connections", "1"]),
+    );
+    assert_only_failure(
+        &result,
+        "mismatch",
+        1,
+        &format!("byte {AT} of the stream is 0x"),
+    );
+    assert!(result["void"].is_string());
+}
+
+#[test]
+fn answers_out_of_order_are_told_apart_from_damaged_ones() {
+    let address = server(|mut stream, _| {
+        let (mut first, mut second) = ([0; 64], [0; 64]);
+        stream.read_exact(&mut first)?;
+        stream.read_exact(&mut second)?;
+        stream.write_all(&second)?;
+        stream.write_all(&first)?;
+        stream.read_exact(&mut first)
+    });
+    let result = result(
+        "echo",
+        address,
+        &options(
+            &ENDLESS,
+            &["--size", "64", "--pipeline", "2", "--connections", "1"],
+        ),
+    );
+    assert_only_failure(
+        &result,
+        "mismatch",
+        1,
+        "what came begins as message 1 of connection 0",
+    );
+}
+
+#[test]
+fn more_than_was_sent_voids_the_run() {
+    let address = message_server(100, |_, number, message| {
+        if number == 3 {
+            message.push(b'!');
+        }
+        Answer::Sent
+    });
+    let result = result(
+        "echo",
+        address,
+        &options(&ENDLESS, &["--size", "100", "--connections", "1"]),
+    );
+    assert_only_failure(
+        &result,
+        "unexpected",
+        1,
+        "after the answer to its message 3, which nobody asked for",
+    );
+    assert!(result["void"].is_string());
+}
+
+/// Three connections, of which the second fails after three messages.
+fn second_fails(answer: Answer, bytes: usize) -> Value {
+    let address = message_server(500, move |connection, number, message| {
+        if (connection, number) == (1, 3) {
+            message.truncate(bytes);
+            return answer;
+        }
+        Answer::Sent
+    });
+    let load = ["--size", "500", "--connections", "3", "--timeout", "0.4"];
+    result(
+        "echo",
+        address,
+        &options(&["--warm-up", "0", "--window", "1.5"], &load),
+    )
+}
+
+#[test]
+fn a_dropped_connection_is_named_and_the_others_go_on() {
+    let result = second_fails(Answer::Close, 0);
+    assert_only_failure(
+        &result,
+        "closed",
+        1,
+        "the server closed connection 1 without an answer to message 3",
+    );
+    assert!(result["void"].is_null());
+    assert_eq!(result["connections"]["alive_at_end"], 2);
+    assert!(result["ended_early"].is_null());
+}
+
+#[test]
+fn a_reset_connection_is_named() {
+    let result = second_fails(Answer::Reset, 0);
+    assert_only_failure(
+        &result,
+        "reset",
+        1,
+        "the server reset connection 1 without an answer to message 3",
+    );
+}
+
+#[test]
+fn a_half_answer_is_named() {
+    let result = second_fails(Answer::Close, 250);
+    assert_only_failure(
+        &result,
+        "half_answer",
+        1,
+        "the server closed connection 1 after 250 of 500 bytes of its echo, in answer to message 3",
+    );
+}
+
+#[test]
+fn an_answer_that_never_ends_is_a_timeout() {
+    let result = second_fails(Answer::Hang, 250);
+    assert_only_failure(
+        &result,
+        "timeout",
+        1,
+        "no whole answer to message 3 on connection 1 within 0.4 s; 250 of 500 bytes of its echo came",
+    );
+}
+
+#[test]
+fn a_server_that_never_answers_ends_the_run() {
+    let address = server(|mut stream, _| {
+        let mut ignored = Vec::new();
+        stream.read_to_end(&mut ignored).map(|_| ())
+    });
+    for mode in ["framed", "stream"] {
+        let load = ["--connections", "3", "--timeout", "0.3", "--mode", mode];
+        let result = result("echo", address, &options(&ENDLESS, &load));
+        assert_only_failure(&result, "timeout", 3, "within 0.3 s; ");
+        assert_eq!(result["ended_early"], "no connection was left");
+        assert_eq!(result["void"], "nothing was answered in the window");
+    }
+}
+
+#[test]
+fn a_fixed_delay_is_in_every_latency() {
+    const DELAY: Duration = Duration::from_millis(30);
+    let address = message_server(64, |_, _, _| {
+        thread::sleep(DELAY);
+        Answer::Sent
+    });
+    let load = ["--size", "64", "--warm-up", "0", "--window", "0.5"];
+    let delay_ns = DELAY.as_nanos() as f64;
+    // The histograms round by up to 0.1%.
+    let at_least =
+        |figure: &Value| assert!(figure.as_f64().unwrap() > 0.999 * delay_ns, "{figure}");
+
+    let echo = result("echo", address, &options(&load, &["--connections", "5"]));
+    assert_flawless(&echo);
+    at_least(&echo["latency"]["service"]["min_ns"]);
+
+    let rtt = result("rtt", address, &options(&load, &["--cold", "3"]));
+    assert_flawless(&rtt);
+    assert_eq!(rtt["connections"]["asked"], 1);
+    at_least(&rtt["latency"]["service"]["min_ns"]);
+    at_least(&rtt["latency"]["cold"]["min_ns"]);
+    at_least(&rtt["cold"]["first_of_all_ns"]);
+    assert_eq!(rtt["latency"]["cold"]["count"], 3);
+}
+
+#[test]
+fn failures_of_fresh_connections_count_as_well() {
+    let connections = AtomicUsize::new(0);
+    let address = message_server(100_000, move |_, number, message| {
+        if number == 0 && connections.fetch_add(1, Ordering::SeqCst) == 1 {
+            message.truncate(10);
+            return Answer::Close;
+        }
+        Answer::Sent
+    });
+    let load = ["--size", "100000", "--cold", "3"];
+    let result = result("rtt", address, &options(&BRIEFLY, &load));
+    assert_only_failure(
+        &result,
+        "half_answer",
+        1,
+        "after 10 bytes of the echo of its first message",
+    );
+    assert_eq!(result["latency"]["cold"]["count"], 2);
+    assert!(result["void"].is_null());
+}
+
+#[test]
+fn a_wrong_byte_on_a_fresh_connection_voids_the_run() {
+    let address = message_server(10, |_, _, message| {
+        message[9] ^= 0x80;
+        Answer::Sent
+    });
+    let result = result("rtt", address, &options(&ENDLESS, &["--size", "10"]));
+    assert_only_failure(&result, "mismatch", 1, "message 0: byte 9 of 10 is 0x");
+    assert!(result["void"].is_string());
+}

@@ -1,0 +1,385 @@
+//! HTTP servers with known behaviour, and what the generator says of them.
+
+use crate::common::{
+    Answer, RIGHT_RESPONSE, assert_flawless, assert_only_failure, events, histogram, http_server,
+    result, server,
+};
+use std::io::{Read, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const BRIEFLY: [&str; 6] = ["--warm-up", "0.1", "--window", "0.4", "--connections", "5"];
+const ENDLESS: [&str; 6] = ["--warm-up", "0", "--window", "3600", "--connections", "2"];
+const NS_PER_MS: u64 = 1_000_000;
+
+#[test]
+fn a_right_server_has_no_failures_in_either_loop() {
+    let address = http_server(|_, _| (RIGHT_RESPONSE.to_owned(), Answer::Sent));
+    for more in [
+        &[][..],
+        &["--pipeline", "9", "--threads", "2"],
+        &["--rate", "500"],
+        &["--rate", "500", "--threads", "3"],
+    ] {
+        let result = result("http", address, &[&BRIEFLY[..], more].concat());
+        assert_flawless(&result);
+        assert_eq!(result["connections"]["alive_at_end"], 5);
+    }
+}
+
+#[test]
+fn responses_that_change_and_come_in_pieces_are_right_as_well() {
+    let address = server(|mut stream, _| {
+        let mut buffer = [0; 4096];
+        for number in 0.. {
+            if stream.read(&mut buffer)? == 0 {
+                return Ok(());
+            }
+            let response = format!(
+                "HTTP/1.1 200 OK\r\nX-Number: {number}\r\nContent-Length: 13\r\n\r\nHello, World!"
+            );
+            for piece in response.as_bytes().chunks(30) {
+                stream.write_all(piece)?;
+                thread::yield_now();
+            }
+        }
+        Ok(())
+    });
+    assert_flawless(&result("http", address, &BRIEFLY));
+}
+
+#[test]
+fn a_connection_that_the_server_closes_in_good_order_is_made_anew() {
+    let address = http_server(|_, number| {
+        let last = number == 9;
+        let close = if last { "Connection: close\r\n" } else { "" };
+        let response = format!("HTTP/1.1 200 OK\r\n{close}Content-Length: 13\r\n\r\nHello, World!");
+        (response, if last { Answer::Close } else { Answer::Sent })
+    });
+    for more in [&[][..], &["--pipeline", "4"], &["--rate", "300"]] {
+        let result = result("http", address, &[&BRIEFLY[..], more].concat());
+        assert_flawless(&result);
+        let reopened = result["connections"]["reopened"].as_u64().unwrap();
+        assert!(reopened > 0, "{result}");
+    }
+}
+
+#[test]
+fn wrong_statuses_are_counted_and_the_connection_goes_on() {
+    let address = http_server(|connection, number| {
+        let response = if (connection, number) == (0, 5) {
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy"
+        } else {
+            RIGHT_RESPONSE
+        };
+        (response.to_owned(), Answer::Sent)
+    });
+    let result = result("http", address, &BRIEFLY);
+    assert_only_failure(
+        &result,
+        "status",
+        1,
+        "request 5 was answered with status 503",
+    );
+    assert!(result["void"].is_null());
+    assert_eq!(result["connections"]["alive_at_end"], 5);
+}
+
+#[test]
+fn wrong_and_short_bodies_void_the_run() {
+    for (response, words) in [
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, world!",
+            "'Hello, world!' came, and 'Hello, World!' was expected",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nHello",
+            "it has 5 bytes: 'Hello', and 13 were expected",
+        ),
+    ] {
+        let address = http_server(move |connection, number| {
+            let wrong = (connection, number) == (1, 7);
+            (
+                if wrong { response } else { RIGHT_RESPONSE }.to_owned(),
+                Answer::Sent,
+            )
+        });
+        let result = result("http", address, &ENDLESS);
+        assert_only_failure(&result, "mismatch", 1, words);
+        assert!(result["void"].is_string());
+    }
+}
+
+#[test]
+fn a_body_that_ends_too_early_is_a_half_answer() {
+    let address = http_server(|connection, number| {
+        if (connection, number) == (0, 3) {
+            let half = &RIGHT_RESPONSE[..RIGHT_RESPONSE.len() - 8];
+            return (half.to_owned(), Answer::Close);
+        }
+        (RIGHT_RESPONSE.to_owned(), Answer::Sent)
+    });
+    let result = result("http", address, &BRIEFLY);
+    assert_only_failure(
+        &result,
+        "half_answer",
+        1,
+        "44 bytes of a response, in answer to message 3",
+    );
+    assert_eq!(result["connections"]["alive_at_end"], 4);
+}
+
+#[test]
+fn what_is_not_http_is_malformed() {
+    let address = http_server(|_, _| ("220 mail.example ready\r\n".to_owned(), Answer::Sent));
+    let result = result("http", address, &ENDLESS);
+    assert_only_failure(
+        &result,
+        "malformed",
+        2,
+        "it begins with '220 mail.example ready",
+    );
+    assert_eq!(result["void"], "nothing was answered in the window");
+}
+
+#[test]
+fn other_bodies_paths_and_headers_can_be_asked_for() {
+    let address = server(|mut stream, _| {
+        let mut buffer = [0; 4096];
+        loop {
+            let bytes = stream.read(&mut buffer)?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            let request = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
+            let right = request.starts_with("GET /a?b HTTP/1.1\r\nHost: 127.0.0.1:")
+                && request.ends_with("\r\nAccept: text/html\r\nX: y\r\n\r\n");
+            let status = if right { 200 } else { 404 };
+            write!(stream, "HTTP/1.1 {status} -\r\nContent-Length: 2\r\n\r\nok")?;
+        }
+    });
+    let asked = [
+        "--path",
+        "/a?b",
+        "--header",
+        "Accept: text/html",
+        "--header",
+        "X: y",
+    ];
+    for body in [&["--body", "ok"][..], &["--any-body"]] {
+        assert_flawless(&result(
+            "http",
+            address,
+            &[&BRIEFLY[..], &asked, body].concat(),
+        ));
+    }
+}
+
+/// A server that stands still in the first 100 ms of every second, on all connections.
+fn stalling_server() -> std::net::SocketAddr {
+    const PERIOD: Duration = Duration::from_secs(1);
+    const STALL: Duration = Duration::from_millis(100);
+    let began = Instant::now();
+    http_server(move |_, _| {
+        let into_period =
+            Duration::from_nanos((began.elapsed().as_nanos() % PERIOD.as_nanos()) as u64);
+        thread::sleep(STALL.saturating_sub(into_period));
+        (RIGHT_RESPONSE.to_owned(), Answer::Sent)
+    })
+}
+
+#[test]
+fn stalls_show_in_the_corrected_latencies_of_the_open_loop_and_not_in_the_service_times() {
+    let load = [
+        "--warm-up",
+        "0.2",
+        "--window",
+        "4",
+        "--connections",
+        "2",
+        "--rate",
+        "1000",
+        "--hdr",
+    ];
+    let result = result("http", stalling_server(), &load);
+    assert_flawless(&result);
+    let due = result["open_loop"]["due"].as_u64().unwrap();
+    assert!((3900..=4100).contains(&due), "{result}");
+
+    // A tenth of all requests are due in a stall, half of these in its first half. A stall, whoever causes it, delays all that are due
+    // in it; of those that were sent, it delays two: that is why service times hide it.
+    let (corrected, service) = (
+        histogram(&result, "corrected"),
+        histogram(&result, "service"),
+    );
+    assert_eq!(corrected.len(), due);
+    let late = |histogram: &hdrhistogram::Histogram<u64>| {
+        histogram.count_between(50 * NS_PER_MS, u64::MAX)
+    };
+    assert!(
+        corrected.value_at_quantile(0.99) > 50 * NS_PER_MS,
+        "{result}"
+    );
+    assert!(
+        service.value_at_quantile(0.99) < corrected.value_at_quantile(0.99) / 2,
+        "{result}"
+    );
+    assert!(
+        late(&corrected) > 5 * late(&service),
+        "{} {}",
+        late(&corrected),
+        late(&service)
+    );
+}
+
+#[test]
+fn stalls_show_in_the_closed_loop_in_the_maximum_at_most_once_per_connection() {
+    let load = [
+        "--warm-up",
+        "0.2",
+        "--window",
+        "3",
+        "--connections",
+        "2",
+        "--hdr",
+    ];
+    let result = result("http", stalling_server(), &load);
+    assert_flawless(&result);
+    assert!(result["latency"]["corrected"].is_null());
+    let service = histogram(&result, "service");
+    // Three stalls, each of which meets the one request in flight of both connections; the rest of the window is not in here at all.
+    assert!(service.max() > 50 * NS_PER_MS, "{result}");
+    assert!(
+        service.count_between(50 * NS_PER_MS, u64::MAX) >= 4,
+        "{result}"
+    );
+}
+
+#[test]
+fn a_fixed_delay_beyond_the_rate_makes_the_corrected_latencies_grow() {
+    let address = http_server(|_, _| {
+        thread::sleep(Duration::from_millis(50));
+        (RIGHT_RESPONSE.to_owned(), Answer::Sent)
+    });
+    // 20 answers per second at most, 100 are asked for: after a second the requests are 0.8 s late.
+    let load = [
+        "--warm-up",
+        "0",
+        "--window",
+        "1",
+        "--connections",
+        "1",
+        "--rate",
+        "100",
+    ];
+    let result = result("http", address, &load);
+    let latency = |which: &str, what: &str| result["latency"][which][what].as_u64().unwrap();
+    assert!(latency("service", "min_ns") >= 49 * NS_PER_MS);
+    assert!(latency("corrected", "max_ns") > 600 * NS_PER_MS, "{result}");
+    assert!(latency("corrected", "p50_ns") > 300 * NS_PER_MS, "{result}");
+    // What had no answer in the end counts with the time for which it had waited.
+    let due = result["open_loop"]["due"].as_u64().unwrap();
+    let unfinished = result["open_loop"]["unfinished"].as_u64().unwrap();
+    assert_eq!(latency("corrected", "count"), due);
+    assert_eq!(latency("service", "count") + unfinished, due, "{result}");
+    assert!(unfinished > 70, "{result}");
+}
+
+#[test]
+fn a_server_that_never_answers_is_charged_for_all_that_was_due() {
+    let address = http_server(|_, _| (String::new(), Answer::Hang));
+    let load = [
+        "--warm-up",
+        "0",
+        "--window",
+        "0.5",
+        "--connections",
+        "2",
+        "--rate",
+        "1000",
+        "--timeout",
+        "2",
+    ];
+    let result = result("http", address, &load);
+    assert_only_failure(&result, "timeout", 2, "within 2 s; nothing came");
+    let due = result["open_loop"]["due"].as_u64().unwrap();
+    assert!(due > 400, "{result}");
+    assert_eq!(result["open_loop"]["unfinished"], due);
+}
+
+fn probe(address: std::net::SocketAddr) -> serde_json::Value {
+    let probe = events("http", address, &["--probe"]).pop().unwrap();
+    assert_eq!(probe["event"], "probe");
+    probe
+}
+
+#[test]
+fn the_probe_knows_an_answer_to_whatever_comes() {
+    let address = server(|mut stream, _| {
+        let mut buffer = [0; 4096];
+        while stream.read(&mut buffer)? > 0 {
+            stream.write_all(RIGHT_RESPONSE.as_bytes())?;
+        }
+        Ok(())
+    });
+    let probe = probe(address);
+    assert_eq!(probe["parser"], "canned");
+    let text = probe["text"].as_str().unwrap();
+    assert!(
+        text.contains("a request in pieces isn't answered once"),
+        "{probe}"
+    );
+    assert!(
+        text.contains("three requests at once don't get three answers"),
+        "{probe}"
+    );
+}
+
+#[test]
+fn the_probe_knows_a_server_that_only_looks_for_the_empty_line() {
+    let probe = probe(http_server(|_, _| {
+        (RIGHT_RESPONSE.to_owned(), Answer::Sent)
+    }));
+    assert_eq!(probe["parser"], "canned");
+    assert_eq!(probe["text"], "a request's body is taken for a request");
+}
+
+#[test]
+fn the_probe_knows_a_parser() {
+    let address = server(|mut stream, _| {
+        let mut received = Vec::new();
+        let mut buffer = [0; 4096];
+        loop {
+            let mut headers = [httparse::EMPTY_HEADER; 16];
+            let mut request = httparse::Request::new(&mut headers);
+            match request.parse(&received) {
+                Err(_) => {
+                    return stream
+                        .write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+                }
+                Ok(httparse::Status::Complete(head)) => {
+                    let body: usize = request
+                        .headers
+                        .iter()
+                        .find(|header| header.name.eq_ignore_ascii_case("content-length"))
+                        .map_or(0, |header| {
+                            std::str::from_utf8(header.value).unwrap().parse().unwrap()
+                        });
+                    if received.len() >= head + body {
+                        received.drain(..head + body);
+                        stream.write_all(RIGHT_RESPONSE.as_bytes())?;
+                        continue;
+                    }
+                }
+                Ok(httparse::Status::Partial) => {}
+            }
+            match stream.read(&mut buffer)? {
+                0 => return Ok(()),
+                bytes => received.extend_from_slice(&buffer[..bytes]),
+            }
+        }
+    });
+    let probe = probe(address);
+    assert_eq!(probe["parser"], "real", "{probe}");
+    assert_eq!(probe["answers"]["malformed"], "400 with 0 bytes, closed");
+}

@@ -1,0 +1,6 @@
+//! The generator, as the process that it is, against small servers that misbehave in known ways.
+
+mod command;
+mod common;
+mod echo;
+mod http;
