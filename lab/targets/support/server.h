@@ -186,43 +186,47 @@ static enum next send_rest(struct connection *connection) {
 
 /* --- making listeners --- */
 
-static void bind_once(const char *mode) {
-    int listener = make_listener(0, false, strcmp(mode, "bind") != 0);
-    if (strcmp(mode, "accept") == 0) {
-        struct sockaddr_in address = address_of(listener);
-        int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        /* Over loopback the connection stands when connect returns. */
-        if (client < 0 || connect(client, (struct sockaddr *)&address, sizeof address) != 0)
-            die("connecting failed");
-        int server = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        /* A reset leaves no port behind in TIME_WAIT: with thousands of those the kernel looks long for a free one. */
-        struct linger reset = {.l_onoff = 1};
-        if (server < 0 || setsockopt(client, SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0)
-            die("accepting failed");
-        close(client);
-        close(server);
+struct operation {
+    int listener, client, server;
+};
+
+static void begin_operation(struct operation *operation, const char *mode) {
+    operation->listener = make_listener(0, false, strcmp(mode, "bind") != 0);
+    operation->client = operation->server = -1;
+    if (strcmp(mode, "accept") != 0)
+        return;
+    struct sockaddr_in address = address_of(operation->listener);
+    operation->client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    /* Over loopback the connection stands when connect returns. */
+    if (operation->client < 0 || connect(operation->client, (struct sockaddr *)&address, sizeof address) != 0)
+        die("connecting failed");
+    operation->server = accept4(operation->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    /* A reset leaves no port behind in TIME_WAIT: with thousands of those the kernel looks long for a free one. */
+    struct linger reset = {.l_onoff = 1};
+    if (operation->server < 0 || setsockopt(operation->client, SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0)
+        die("accepting failed");
+}
+
+static void end_operation(const struct operation *operation) {
+    if (operation->client >= 0) {
+        close(operation->client);
+        close(operation->server);
     }
-    close(listener);
+    close(operation->listener);
 }
 
 static void time_binding(const char *mode, long count, long concurrent) {
     struct timespec begin, end;
-    int *held = calloc((size_t)concurrent, sizeof *held);
+    struct operation *held = calloc((size_t)concurrent, sizeof *held);
     if (held == NULL)
         die("no memory");
     clock_gettime(CLOCK_MONOTONIC, &begin);
     long done = 0;
-    while (done < count) {
-        if (concurrent == 1 || strcmp(mode, "accept") == 0) {
-            bind_once(mode);
-            done++;
-            continue;
-        }
+    for (; done < count; done += concurrent) {
         for (long index = 0; index < concurrent; index++)
-            held[index] = make_listener(0, false, strcmp(mode, "bind") != 0);
+            begin_operation(&held[index], mode);
         for (long index = 0; index < concurrent; index++)
-            close(held[index]);
-        done += concurrent;
+            end_operation(&held[index]);
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
     free(held);

@@ -8,7 +8,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use target_support::{Arguments, Command, Serving};
 use tokio::net::TcpListener;
@@ -57,8 +57,11 @@ fn serve(serving: Serving) -> io::Result<()> {
     })
 }
 
-async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn hello(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let mut answer = Response::new(Full::new(Bytes::from_static(b"Hello, World!")));
+    if request.uri().path() != "/" {
+        *answer.status_mut() = StatusCode::NOT_FOUND;
+    }
     let kind = HeaderValue::from_static("text/plain");
     answer.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(answer)

@@ -129,6 +129,14 @@ pub fn reset_at_close(stream: &impl AsFd) -> io::Result<()> {
 /// # Errors
 /// Those of sigaction(2), and of starting a thread.
 pub fn announce(listener: &TcpListener) -> io::Result<()> {
+    announce_at(listener.local_addr()?)
+}
+
+/// The same, for who has no more than the address.
+///
+/// # Errors
+/// Those of sigaction(2), and of starting a thread.
+pub fn announce_at(address: SocketAddr) -> io::Result<()> {
     let mut signals = Signals::new([SIGTERM])?;
     std::thread::Builder::new()
         .name("signals".to_owned())
@@ -136,7 +144,7 @@ pub fn announce(listener: &TcpListener) -> io::Result<()> {
             signals.forever().next();
             std::process::exit(0);
         })?;
-    println!("listening on {}", listener.local_addr()?);
+    println!("listening on {address}");
     io::stdout().flush()
 }
 
