@@ -1,7 +1,7 @@
 //! What the `hyper` library needs to serve and to send HTTP on this runtime; feature `hyper`.
 //!
 //! [`TcpStream`](crate::net::TcpStream) and [`UnixStream`](crate::net::UnixStream) implement hyper's `Read` and `Write`, so
-//! that a connection is given to hyper as it is, and so does [`TlsStream`](crate::tls::TlsStream). [`Http`] serves those of a
+//! that a connection is given to hyper as it is, and so does `TlsStream`. [`Http`] serves those of a
 //! [`Server`](crate::server::Server), and ends them in order when it drains. [`Executor`] runs hyper's own tasks, which HTTP/2 has, and [`Timer`] is for
 //! its timeouts. [`Io`] is for the few places where hyper wants a connection that is `Send`, such as upgrades.
 //!
@@ -164,7 +164,7 @@ async fn until_drained<C: Future>(
 }
 
 /// A connection that knows which version of HTTP its ends have agreed on: a [`TcpStream`](crate::net::TcpStream), a
-/// [`UnixStream`](crate::net::UnixStream) or a [`TlsStream`](crate::tls::TlsStream).
+/// [`UnixStream`](crate::net::UnixStream) or a `TlsStream`.
 pub trait Negotiated: sealed::IsHttp2 {}
 
 impl<C: sealed::IsHttp2> Negotiated for C {}

@@ -90,7 +90,7 @@
 //! | --- | --- |
 //! | `runtime` | all but the reactor; on by default. The others are off |
 //! | `hyper` | `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
-//! | `tls` | [`tls`]: TLS connections by rustls, and servers of them |
+//! | `tls` | `tls`: TLS connections by rustls, and servers of them |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves; no runtime of tokio's is needed |
 //! | `futures-io` | the same for the traits of `futures-io` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |

@@ -186,7 +186,7 @@ impl fmt::Display for Client {
     }
 }
 
-/// What a server's connections are: a [`TcpStream`], or, after [`Server::tls`], a [`TlsStream`](crate::tls::TlsStream).
+/// What a server's connections are: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`.
 pub trait Transport: Wire {}
 
 impl Transport for TcpStream {}
@@ -387,7 +387,7 @@ impl<S: Transport> Server<S> {
     }
 
     /// Starts a server whose connections are each served by a future, which an async function or closure makes of the stream:
-    /// a [`TcpStream`], or after [`tls`](Server::tls) a [`TlsStream`](crate::tls::TlsStream).
+    /// a [`TcpStream`], or after `tls` a `TlsStream`.
     ///
     /// ```
     /// use ringloop::server::Server;
