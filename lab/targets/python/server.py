@@ -11,7 +11,9 @@ parses with httptools; or `threaded`, which has a thread for each connection and
 
 import argparse
 import asyncio
+import contextlib
 import importlib
+import importlib.metadata
 import json
 import os
 import signal
@@ -296,20 +298,17 @@ def probe(arguments: argparse.Namespace) -> None:
     """Say what the loop is; fail where it, or what the API needs besides, is missing."""
     loop = import_loop(arguments.loop)()
     loop.close()
+    versions = {"python": sys.version.split()[0]}
     if arguments.api == "uvicorn":
         for module in ("uvicorn", "httptools"):
             try:
                 importlib.import_module(module)
             except ImportError as error:
                 sys.exit(f"Python {sys.version.split()[0]} at {sys.executable} cannot import it: {error}")
-    kind = type(loop)
-    answer(
-        {
-            "python": sys.version.split()[0],
-            "loop": f"{kind.__module__}.{kind.__qualname__}",
-            "backend": getattr(loop, "backend_reason", None),
-        }
-    )
+            versions[module] = importlib.metadata.version(module)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # asyncio is of Python itself.
+        versions[arguments.loop] = importlib.metadata.version(arguments.loop)
+    answer(versions | {"backend": getattr(loop, "backend_reason", None)})
 
 
 def positive(text: str) -> int:
