@@ -56,7 +56,7 @@ use crate::time::sleep;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
 use crate::{Pool, PoolConfig, channel, pool, trace};
-use conversation::{Conversation, Ending, Served};
+use conversation::{Conversation, Ending, Handshake, Served};
 use drain::Drain;
 use wire::{Link, Wire};
 
@@ -483,7 +483,7 @@ impl<S: Transport> Server<S> {
                 // It does not block: it was made for this.
                 let listener = TcpListener::from(Socket::from(listener));
                 let begin = make(worker.clone());
-                let accepting = accept(listener, accepting, begin, worker.counters);
+                let accepting = accept(listener, accepting, begin, &worker);
                 until_closed(&stopped, accepting).await;
                 worker.drain.begin();
             }));
@@ -549,7 +549,7 @@ async fn accept<S, G, N, F>(
     listener: TcpListener,
     accepting: Accepting<S::Settings>,
     begin: G,
-    counters: Arc<WorkerCounters>,
+    worker: &Worker,
 ) where
     S: Transport,
     G: Fn(SocketAddr) -> N,
@@ -562,6 +562,7 @@ async fn accept<S, G, N, F>(
         nodelay,
         idle_timeout,
     } = accepting;
+    let counters = &worker.counters;
     let handshake_limit = S::handshake_limit(&settings);
     let mut back_off = BACK_OFF.0;
     loop {
@@ -572,7 +573,7 @@ async fn accept<S, G, N, F>(
                 let permit = permits.acquire_arc().await;
                 count(&counters.accepted);
                 let ending = Ending {
-                    counters: Arc::clone(&counters),
+                    counters: Arc::clone(counters),
                     _permit: permit,
                 };
                 // A peer may be gone already; serving will tell.
@@ -581,8 +582,9 @@ async fn accept<S, G, N, F>(
                     count(&counters.handshake_errors);
                     continue;
                 };
-                let begin = begin(peer);
-                let served = Served::new(wire, begin, handshake_limit, idle_timeout, ending);
+                let handshake =
+                    handshake_limit.map(|limit| Handshake::new(limit, Rc::clone(&worker.drain)));
+                let served = Served::new(wire, begin(peer), handshake, idle_timeout, ending);
                 drop(Shared::current().spawn_watched(trace::connection(peer, served)));
             }
             Err(error) if is_of_one_connection(&error) => count(&counters.accept_errors),

@@ -473,7 +473,7 @@ impl<S: Stream> TlsStream<S> {
         } else {
             self.poll_plaintext(context, READ_BYTES_MAX, &mut |bytes| {
                 plaintext.extend_from_slice(bytes);
-                true
+                !bytes.is_empty()
             })
         };
         let result = polled.map_ok(|_| use_bytes(&plaintext, self));
@@ -497,7 +497,7 @@ impl<S: Stream> TlsStream<S> {
             }
             session.check()?;
             drop(session);
-            let polled = self.poll_receive(context, limit, &mut |bytes| is_content = sink(bytes));
+            let polled = self.poll_receive(context, limit, &mut |bytes| is_content |= sink(bytes));
             match polled {
                 Poll::Pending => {
                     // What is unsent must not wait for the next write. Its errors are the next write's.

@@ -688,6 +688,26 @@ fn a_shutdown_lets_a_handler_finish() {
 }
 
 #[test]
+fn a_shutdown_does_not_wait_for_handshakes() {
+    on_both(|case| {
+        if !case.is_secure {
+            return;
+        }
+        let server = case.start(|| Busy { is_draining: false });
+        let mut stream = server.connect();
+        let mut silent = server.connect_plain();
+        server.wait_for(|counters| counters.accepted == 2);
+        let closing = thread::spawn(move || server.running.shutdown(LONG));
+        assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
+        // While others have their time.
+        let mut told = [0; 5];
+        stream.read_exact(&mut told).unwrap();
+        assert_eq!(ask(&mut stream, b"enough"), b"enough");
+        closing.join().unwrap();
+    });
+}
+
+#[test]
 fn a_shutdown_cuts_off_who_is_not_done_in_time() {
     on_both(|case| {
         let is_secure = case.is_secure;

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use async_lock::SemaphoreGuardArc;
 use pin_project_lite::pin_project;
 
-use super::drain::Draining;
+use super::drain::{Drain, Draining};
 use super::idle::{Idle, IdleWatch};
 use super::wire::Wire;
 use super::{Connection, Handler, WorkerCounters, count};
@@ -199,13 +200,28 @@ impl Drop for Ending {
     }
 }
 
+/// What ends a handshake before its time: that it takes too long, and that the server drains.
+pub(super) struct Handshake {
+    limit: Sleep,
+    draining: Draining,
+}
+
+impl Handshake {
+    pub(super) fn new(limit: Duration, drain: Rc<Drain>) -> Self {
+        Self {
+            limit: sleep(limit),
+            draining: Draining::new(drain),
+        }
+    }
+}
+
 pin_project! {
     #[project = StageProjection]
     enum Stage<W, N, F> {
         /// Until there is something that can be served.
         Handshake {
             beginning: Option<(W, N)>,
-            limit: Option<Box<Sleep>>,
+            handshake: Option<Box<Handshake>>,
         },
         Serving {
             #[pin]
@@ -226,18 +242,19 @@ pin_project! {
 }
 
 impl<W: Wire, N, F> Served<W, N, F> {
-    /// `begin` is what serves the connection after its handshake. `idle_timeout`: after how long without a byte that ends.
+    /// `begin` is what serves the connection after its handshake; `handshake` what ends that, if it may take time.
+    /// `idle_timeout`: after how long without a byte the connection ends.
     pub(super) fn new(
         wire: W,
         begin: N,
-        handshake_limit: Option<Duration>,
+        handshake: Option<Handshake>,
         idle_timeout: Option<Duration>,
         ending: Ending,
     ) -> Self {
         Self {
             stage: Stage::Handshake {
                 beginning: Some((wire, begin)),
-                limit: handshake_limit.map(|limit| Box::new(sleep(limit))),
+                handshake: handshake.map(Box::new),
             },
             idle_timeout,
             idle: None,
@@ -258,15 +275,21 @@ where
         let mut this = self.project();
         let counters = &this.ending.counters;
         let _guard = PanicCounter(counters);
-        if let StageProjection::Handshake { beginning, limit } = this.stage.as_mut().project() {
+        if let StageProjection::Handshake {
+            beginning,
+            handshake,
+        } = this.stage.as_mut().project()
+        {
             let (wire, _) = beginning
                 .as_ref()
                 .expect("it is there until the handshake ends");
             let Poll::Ready(shaken) = wire.poll_handshake(context) else {
-                let limit = limit.as_mut().expect("what may take long has a limit");
-                ready!(Pin::new(limit).poll(context));
-                count(&counters.handshake_errors);
-                trace::handshake_failed(&Elapsed.into());
+                let handshake = handshake.as_mut().expect("what may take time has a limit");
+                if !handshake.draining.has_begun(context) {
+                    ready!(Pin::new(&mut handshake.limit).poll(context));
+                    count(&counters.handshake_errors);
+                    trace::handshake_failed(&Elapsed.into());
+                }
                 return Poll::Ready(());
             };
             if let Err(error) = &shaken {

@@ -254,7 +254,7 @@ impl Session {
         if self.is_closed {
             return Err(io::Error::new(
                 io::ErrorKind::BrokenPipe,
-                "the TLS connection was shut down: nothing can be written any more",
+                "the TLS connection was shut down, or writing to it has failed: nothing can be written any more",
             ));
         }
         let plaintext = &plaintext[..plaintext.len().min(WRITE_BYTES_MAX)];
@@ -262,7 +262,8 @@ impl Session {
             scratch.resize(SCRATCH_BYTES.max(scratch.len()), 0);
             let length = self.write(scratch, Message::Plaintext(plaintext))?;
             if length > 0 {
-                let done = send(&scratch[..length])?;
+                // After an error these records are missing: none may follow them.
+                let done = send(&scratch[..length]).inspect_err(|_| self.is_closed = true)?;
                 self.outgoing.push(&scratch[done..length]);
             }
             Ok(plaintext.len())
