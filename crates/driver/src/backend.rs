@@ -25,7 +25,10 @@ pub(crate) enum Backend {
 
 /// Makes the backend that is asked for, and says in a line why it is this one.
 pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, String)> {
-    let epoll = |reason| Ok((Backend::Epoll(Box::new(Epoll::new(waker.clone())?)), reason));
+    let epoll = |reason| {
+        let epoll = Epoll::new(waker.clone(), config.slots)?;
+        Ok((Backend::Epoll(Box::new(epoll)), reason))
+    };
     match config.backend {
         BackendChoice::Epoll => epoll(format!("epoll: forced by {}", config.forced_by())),
         BackendChoice::IoUring => match Uring::new(config, waker.clone()) {

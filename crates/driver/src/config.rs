@@ -9,17 +9,29 @@ use std::str::FromStr;
 /// The environment variable that forces a backend: `io_uring`, `epoll` or `auto`.
 pub const BACKEND_VARIABLE: &str = "RINGLOOP_BACKEND";
 
+/// The most entries of a submission queue, `IORING_MAX_ENTRIES` of the kernel.
+const ENTRIES_MAX: u32 = 32_768;
+
+/// The most entries of a completion queue, `IORING_MAX_CQ_ENTRIES` of the kernel.
+pub(crate) const COMPLETION_ENTRIES_MAX: u32 = 2 * ENTRIES_MAX;
+
+/// The most watches and operations for which [`Config::slots`] sets memory aside.
+pub const SLOTS_MAX: usize = 1 << 24;
+
 /// How a [`Driver`](crate::Driver) is set up.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Config {
     /// Which backend to use. [`BackendChoice::Auto`] tries `io_uring` and falls back to epoll.
     pub backend: BackendChoice,
-    /// Entries of the submission queue, from 1; the kernel rounds up to a power of two. More may be queued between
-    /// two polls: they wait in memory of ours. `io_uring` only.
+    /// Entries of the submission queue, from 1 to 32,768; the kernel rounds up to a power of two. More may be queued
+    /// between two polls: they wait in memory of ours. `io_uring` only.
     pub entries: u32,
-    /// Entries of the completion queue, at least `entries`; `None` means eight times `entries`, because a queue that
+    /// Entries of the completion queue, from `entries` to 65,536; `None` means eight times `entries`, because a queue that
     /// overflows ends multishot requests, which costs a re-arming each. `io_uring` only.
     pub completion_entries: Option<u32>,
+    /// For how many watches and operations at a time memory is set aside at once, up to [`SLOTS_MAX`]. There is no limit to
+    /// their number: beyond that the tables grow when they are full, which copies them.
+    pub slots: usize,
     /// Whether a kernel thread takes submissions without a system call (`IORING_SETUP_SQPOLL`). It burns a core
     /// while busy, and it lets go of a descriptor some time after [`flush`](crate::Driver::flush), not during it.
     /// `io_uring` only.
@@ -44,6 +56,7 @@ impl Default for Config {
             backend: BackendChoice::Auto,
             entries: 256,
             completion_entries: None,
+            slots: 0,
             sq_poll: false,
             forced_by: ForcedBy::Configuration,
         }
@@ -85,6 +98,31 @@ impl Config {
             forced_by: ForcedBy::Environment,
             ..Config::default()
         })
+    }
+
+    /// Refuses sizes that no backend can have, whichever is used. Fails with [`io::ErrorKind::InvalidInput`].
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let completions = self.completion_entries.unwrap_or(ENTRIES_MAX);
+        let mistake = if !(1..=ENTRIES_MAX).contains(&self.entries) {
+            format!(
+                "entries is {}: a submission queue has 1 to {ENTRIES_MAX}",
+                self.entries
+            )
+        } else if !(self.entries..=COMPLETION_ENTRIES_MAX).contains(&completions) {
+            format!(
+                "completion_entries is {completions}: a completion queue has at least as many entries as the submission \
+                 queue, here {}, and at most {COMPLETION_ENTRIES_MAX}",
+                self.entries
+            )
+        } else if self.slots > SLOTS_MAX {
+            format!(
+                "slots is {}: at most {SLOTS_MAX} can be set aside",
+                self.slots
+            )
+        } else {
+            return Ok(());
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
     }
 
     /// "`RINGLOOP_BACKEND`" or "the configuration": who forced the backend.

@@ -71,7 +71,7 @@ enum Attempt {
 }
 
 impl Epoll {
-    pub(crate) fn new(waker: Waker) -> io::Result<Epoll> {
+    pub(crate) fn new(waker: Waker, slots: usize) -> io::Result<Epoll> {
         let set = sys::epoll_create()?;
         sys::epoll_control(
             &set,
@@ -82,7 +82,7 @@ impl Epoll {
         )?;
         Ok(Epoll {
             set,
-            table: Table::new(),
+            table: Table::new(slots),
             waker,
             pending: VecDeque::new(),
             completions: VecDeque::new(),
@@ -780,7 +780,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_is_done_late_in_a_poll_is_not_forgotten() {
-        let mut epoll = Epoll::new(Waker::new().unwrap()).unwrap();
+        let mut epoll = Epoll::new(Waker::new().unwrap(), 0).unwrap();
         let token = epoll
             .submit(Op::Statx {
                 directory: libc::AT_FDCWD,

@@ -73,7 +73,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use config::{
-    BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, UnknownBackend,
+    BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, SLOTS_MAX,
+    UnknownBackend,
 };
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
@@ -143,8 +144,10 @@ impl Driver {
     /// Makes a driver.
     ///
     /// [`BackendChoice::Auto`] fails only where epoll does: for want of descriptors or memory.
-    /// [`BackendChoice::IoUring`] fails where `io_uring` is refused, with the reason and what to do.
+    /// [`BackendChoice::IoUring`] fails where `io_uring` is refused, with the reason and what to do. Sizes that no backend
+    /// can have are [`io::ErrorKind::InvalidInput`].
     pub fn new(config: &Config) -> io::Result<Driver> {
+        config.check()?;
         let forks = sys::fork_generation();
         let waker = Waker::new()?;
         let (backend, reason) = backend::choose(config, &waker)?;

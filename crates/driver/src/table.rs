@@ -79,11 +79,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new() -> Table {
+    /// A table with memory for so many watches and operations.
+    pub(crate) fn new(slots: usize) -> Table {
         Table {
             real: true,
-            slots: Slots::new(),
-            descriptors: Vec::new(),
+            slots: Slots::with_capacity(slots),
+            descriptors: Vec::with_capacity(slots),
             finished: Vec::new(),
             counters: Counters::default(),
         }
@@ -93,7 +94,7 @@ impl Table {
     pub(crate) fn for_script() -> Table {
         Table {
             real: false,
-            ..Table::new()
+            ..Table::new(0)
         }
     }
 

@@ -45,9 +45,9 @@ pub(crate) struct Slots<T> {
 }
 
 impl<T> Slots<T> {
-    pub(crate) const fn new() -> Slots<T> {
+    pub(crate) fn with_capacity(capacity: usize) -> Slots<T> {
         Slots {
-            slots: Vec::new(),
+            slots: Vec::with_capacity(capacity),
             free: Vec::new(),
         }
     }
@@ -168,7 +168,7 @@ mod tests {
         /// nothing, and only a slot's latest arming is heard.
         #[test]
         fn tokens_and_armings_never_come_back(steps in proptest::collection::vec(step(), 1..200)) {
-            let mut slots = Slots::new();
+            let mut slots = Slots::with_capacity(0);
             let mut live: Vec<(Token, usize)> = Vec::new();
             let mut dead: Vec<Token> = Vec::new();
             let mut armed: HashMap<u64, Token> = HashMap::new();
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_slot_whose_generations_are_used_up_is_retired() {
-        let mut slots = Slots::new();
+        let mut slots = Slots::with_capacity(0);
         let token = slots.insert('a');
         slots.slots[0].generation = u32::MAX;
         assert_eq!(slots.remove(token), None);

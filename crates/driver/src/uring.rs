@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
-use crate::config::{Config, Refused};
+use crate::config::{COMPLETION_ENTRIES_MAX, Config, Refused};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Bytes, Op, Operation, SENT_BY_COPY, SENT_WITHOUT_COPY, spare};
 use crate::sys::{self, FileKind};
@@ -125,11 +125,10 @@ fn refusal(error: &io::Error) -> String {
 
 /// Makes a disabled ring of what the kernel grants, in the first way that it does. The error's text is for people.
 fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
-    let mut entries = config.entries.clamp(1, 32768);
+    let mut entries = config.entries;
     let mut completion_entries = config
         .completion_entries
-        .unwrap_or(entries.saturating_mul(8))
-        .max(entries);
+        .unwrap_or((entries * 8).min(COMPLETION_ENTRIES_MAX));
     loop {
         let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
         for setup in setups {
@@ -287,7 +286,7 @@ impl Uring {
             owner: 0,
             queued: VecDeque::new(),
             rearm: Vec::new(),
-            table: Table::new(),
+            table: Table::new(config.slots),
             waker,
             abandoned: false,
         };

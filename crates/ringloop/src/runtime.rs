@@ -262,7 +262,7 @@ impl Runtime {
         let shared = Rc::new(Shared {
             reactor: RefCell::new(reactor),
             timers: RefCell::new(Timers::new()),
-            sources: Sources::new(),
+            sources: Sources::new(config.reactor.driver.slots),
             hot_buffer: Cell::new(Some(vec![0; config.hot_buffer_bytes].into_boxed_slice())),
             queue: RefCell::new(VecDeque::new()),
             tasks: RefCell::new(Slab::new()),

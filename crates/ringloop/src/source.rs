@@ -131,9 +131,10 @@ struct InFlight {
 }
 
 impl Sources {
-    pub(crate) fn new() -> Self {
+    /// With memory for so many watches and operations.
+    pub(crate) fn new(slots: usize) -> Self {
         Self {
-            entries: RefCell::new(Vec::new()),
+            entries: RefCell::new(Vec::with_capacity(slots)),
             live: Cell::new(0),
             retired: RefCell::new(Vec::new()),
             returned: RefCell::new(Vec::new()),

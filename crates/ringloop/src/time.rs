@@ -169,6 +169,20 @@ impl From<Elapsed> for std::io::Error {
 
 /// Runs a future for at most `duration`, then drops it.
 ///
+/// ```
+/// use ringloop::time::{Elapsed, sleep, timeout};
+/// use ringloop::{Runtime, RuntimeConfig};
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let long = sleep(Duration::from_secs(3600));
+///     assert_eq!(timeout(Duration::from_millis(1), long).await, Err(Elapsed));
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
 /// # Errors
 /// [`Elapsed`] if it was not over by then. A future that is ready counts as in time, however late it is looked at.
 ///
@@ -192,8 +206,35 @@ impl From<Elapsed> for std::io::Error {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
+    let deadline_ns = clock::now_ns().saturating_add(nanoseconds(duration));
+    timeout_at(deadline_ns, future).await
+}
+
+/// Runs a future until `deadline_ns`, in nanoseconds of [`clock::now_ns`], then drops it: one deadline for several steps.
+///
+/// ```
+/// use ringloop::time::{sleep, timeout_at};
+/// use ringloop::{Runtime, RuntimeConfig, clock};
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let deadline_ns = clock::now_ns() + 5_000_000;
+///     let mut steps = 0;
+///     while timeout_at(deadline_ns, sleep(Duration::from_millis(1))).await.is_ok() {
+///         steps += 1;
+///     }
+///     assert!(clock::now_ns() >= deadline_ns && steps <= 5);
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of [`timeout`].
+pub async fn timeout_at<F: Future>(deadline_ns: u64, future: F) -> Result<F::Output, Elapsed> {
     let mut future = std::pin::pin!(future);
-    let mut sleep = sleep(duration);
+    let mut sleep = sleep_until(deadline_ns);
     std::future::poll_fn(move |context| {
         if let Poll::Ready(output) = future.as_mut().poll(context) {
             return Poll::Ready(Ok(output));
@@ -203,14 +244,46 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
     .await
 }
 
+/// What an [`Interval`] does about ticks for which nobody was there in time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MissedTickBehavior {
+    /// Leaves them out: the next tick comes when it would have come anyway.
+    #[default]
+    Skip,
+    /// Makes up for them: they come at once, one after the other.
+    Burst,
+    /// Leaves them out, and begins a new rhythm: the next tick comes one period after the late one.
+    Delay,
+}
+
 /// Ticks at a fixed rate. Made by [`interval`].
 #[derive(Debug)]
 pub struct Interval {
     next: Sleep,
     period_ns: u64,
+    missed: MissedTickBehavior,
 }
 
-/// Ticks every `period`, for the first time one period from now. Ticks that were missed are left out: the rhythm stays.
+/// Ticks every `period`, for the first time one period from now. Ticks that were missed are left out, unless
+/// [`set_missed_tick_behavior`](Interval::set_missed_tick_behavior) says otherwise.
+///
+/// ```
+/// use ringloop::time::interval;
+/// use ringloop::{Runtime, RuntimeConfig, clock};
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let start_ns = clock::now_ns();
+///     let mut ticks = interval(Duration::from_millis(1));
+///     for _ in 0..3 {
+///         ticks.tick().await;
+///     }
+///     assert!(clock::now_ns() - start_ns >= 3_000_000);
+///     Ok(())
+/// })
+/// # }
+/// ```
 ///
 /// # Panics
 /// If the period is zero.
@@ -234,19 +307,67 @@ pub fn interval(period: Duration) -> Interval {
     Interval {
         next: sleep(period),
         period_ns,
+        missed: MissedTickBehavior::default(),
     }
 }
 
 impl Interval {
-    /// Waits for the next tick. Dropping the future loses no tick.
-    pub async fn tick(&mut self) {
+    /// Waits for the next tick, and says when it was due, in nanoseconds of [`clock::now_ns`]. Dropping the future loses no
+    /// tick.
+    pub async fn tick(&mut self) -> u64 {
         (&mut self.next).await;
-        let late_ns = clock::now_ns().saturating_sub(self.next.deadline_ns);
-        let periods = late_ns / self.period_ns + 1;
-        let deadline_ns = self
-            .next
-            .deadline_ns
-            .saturating_add(periods.saturating_mul(self.period_ns));
-        self.next.reset(deadline_ns);
+        let due_ns = self.next.deadline_ns;
+        let next_ns = self.after(due_ns, clock::now_ns());
+        self.next.reset(next_ns);
+        due_ns
+    }
+
+    /// When the tick comes that follows one that was due at `due_ns` and is noticed at `now_ns`.
+    fn after(&self, due_ns: u64, now_ns: u64) -> u64 {
+        let missed = now_ns.saturating_sub(due_ns) / self.period_ns;
+        match self.missed {
+            MissedTickBehavior::Skip => {
+                due_ns.saturating_add((missed + 1).saturating_mul(self.period_ns))
+            }
+            MissedTickBehavior::Delay if missed > 0 => now_ns.saturating_add(self.period_ns),
+            MissedTickBehavior::Burst | MissedTickBehavior::Delay => {
+                due_ns.saturating_add(self.period_ns)
+            }
+        }
+    }
+
+    /// Sets what it does about ticks that were missed, from the next tick on.
+    pub fn set_missed_tick_behavior(&mut self, behavior: MissedTickBehavior) {
+        self.missed = behavior;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missed_ticks_are_left_out_made_up_for_or_begin_a_new_rhythm() {
+        let ticks = |missed| Interval {
+            next: sleep_until(0),
+            period_ns: 10,
+            missed,
+        };
+        let skip = ticks(MissedTickBehavior::Skip);
+        let burst = ticks(MissedTickBehavior::Burst);
+        let delay = ticks(MissedTickBehavior::Delay);
+        // Due at 100, noticed at ...
+        for (now_ns, skipped, burst_at, delayed) in [
+            (100, 110, 110, 110),
+            (109, 110, 110, 110),
+            (110, 120, 110, 120),
+            (134, 140, 110, 144),
+        ] {
+            assert_eq!(skip.after(100, now_ns), skipped);
+            assert_eq!(burst.after(100, now_ns), burst_at);
+            assert_eq!(delay.after(100, now_ns), delayed);
+        }
+        assert_eq!(skip.after(u64::MAX - 5, u64::MAX), u64::MAX);
+        assert_eq!(delay.after(u64::MAX - 5, u64::MAX), u64::MAX);
     }
 }

@@ -1,13 +1,17 @@
 //! Waiting, waking, threads and signals.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendKind, Driver, Event, Interest, Mode, Op, Peek, Waker};
+use ringloop_driver::{
+    BackendChoice, BackendKind, Config, Driver, Event, Interest, Mode, Op, Peek, SLOTS_MAX, Waker,
+};
 
-use crate::support::{PATIENCE, all_events, event_of, on_both_backends, pair, poll, raw};
+use crate::support::{
+    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, poll, raw,
+};
 
 on_both_backends!(
     a_poll_waits_as_long_as_it_is_told,
@@ -344,4 +348,65 @@ fn a_driver_may_be_dropped_in_another_thread(mut driver: Driver) {
     there.write_all(&[7; 1 << 14]).unwrap();
     let fresh = vec![0_u8; 1 << 16];
     assert!(fresh.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn sizes_that_no_backend_can_have_are_refused_on_each() {
+    let with = |change: fn(&mut Config)| {
+        let mut config = Config::default();
+        change(&mut config);
+        config
+    };
+    for backend in [
+        BackendChoice::Auto,
+        BackendChoice::IoUring,
+        BackendChoice::Epoll,
+    ] {
+        for (mut config, word) in [
+            (with(|config| config.entries = 0), "entries is 0"),
+            (with(|config| config.entries = 32_769), "1 to 32768"),
+            (
+                with(|config| config.completion_entries = Some(255)),
+                "completion_entries is 255",
+            ),
+            (
+                with(|config| config.completion_entries = Some(65_537)),
+                "at most 65536",
+            ),
+            (
+                with(|config| config.slots = SLOTS_MAX + 1),
+                "at most 16777216",
+            ),
+        ] {
+            config.backend = backend;
+            let error = Driver::new(&config).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_and_the_smallest_queues_and_slots_set_aside_work() {
+    for (entries, completion_entries, slots) in
+        [(1, None, 0), (1, Some(1), 1), (32_768, None, 10_000)]
+    {
+        for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
+            let config = Config {
+                entries,
+                completion_entries,
+                slots,
+                ..Config::with_backend(backend)
+            };
+            let Some(mut driver) = driver_with(&config) else {
+                continue;
+            };
+            let (here, mut there) = pair();
+            let watch = driver
+                .watch(raw(&here), Interest::READ, Mode::Edge)
+                .unwrap();
+            there.write_all(b"x").unwrap();
+            assert!(event_of(&mut driver, watch).readiness().is_readable());
+        }
+    }
 }
