@@ -590,7 +590,7 @@ impl Drop for Epoll {
         // Connections that were accepted and descriptors that were opened, but not reported.
         self.collect();
         for token in self.table.operations() {
-            self.table.discard(token);
+            self.discard(token);
         }
         self.report(&mut Vec::new());
     }

@@ -154,7 +154,8 @@ pub enum Op {
         /// `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
         how: i32,
     },
-    /// Closes a descriptor, which the user hands over. The result is 0.
+    /// Closes a descriptor, which the user hands over. The result is 0. It is closed in any case: also if the operation is
+    /// cancelled or discarded, or the driver dropped.
     Close {
         /// The descriptor; nobody else may close it.
         fd: RawFd,

@@ -147,10 +147,10 @@ pub(crate) fn set_nonblocking(fd: RawFd, nonblocking: bool) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
 }
 
-/// Closes a descriptor that an event carried and that nobody will take. An error says that it is closed all the same
+/// Closes a descriptor that nobody has any more: one that an event carried, or that was to be closed. An error says that it is closed all the same
 /// (close(2)), so there is nothing to do about it.
 pub(crate) fn close_orphan(fd: RawFd) {
-    // SAFETY: the caller holds the only copy of a descriptor that the kernel has just made.
+    // SAFETY: the caller holds the only copy of a descriptor that the kernel has just made, or that a user has handed over.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 

@@ -319,6 +319,14 @@ impl Table {
         if discarded && carries_descriptor && real && result >= 0 {
             sys::close_orphan(result);
         }
+        if result == -libc::ECANCELED
+            && real
+            && let Some(Op::Close { fd }) =
+                submitted.parked.as_mut().map(|parked| &parked.get_mut().op)
+        {
+            // Nobody else will.
+            sys::close_orphan(*fd);
+        }
         if more && !submitted.multishot {
             submitted.phase = Phase::Answered;
         }

@@ -29,7 +29,7 @@
 use std::ffi::CString;
 use std::fmt;
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -788,6 +788,42 @@ impl File {
     /// Cuts the file off, or fills it up with zeroes. May wait for the disk.
     pub fn set_len(&self, length: u64) -> io::Result<()> {
         self.file.set_len(length)
+    }
+
+    /// Closes the file, and says if that fails: some file systems, such as NFS, report only here that something could not be
+    /// written. Dropping a file closes it without a word; if this future is dropped, it is closed all the same.
+    ///
+    /// ```
+    /// use ringloop::{Runtime, RuntimeConfig, fs};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-close-{}", std::process::id()));
+    /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+    ///     let mut file = fs::File::create(&path).await?;
+    ///     file.write_all(b"important".to_vec()).await.0?;
+    ///     file.close().await?;
+    /// #   std::fs::remove_file(&path)?;
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of close(2); the file is closed all the same. `ResourceBusy` while operations that were dropped are not over: it is
+    /// closed when they are.
+    pub async fn close(self) -> io::Result<()> {
+        let file = self.try_into_std().map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "operations on the file that were dropped are not over: it is closed when they are",
+            )
+        })?;
+        let operation = Operation::submit(Op::Close {
+            fd: file.as_raw_fd(),
+        })?;
+        // The driver has it now.
+        let _ = file.into_raw_fd();
+        operation.await.0.map(drop)
     }
 
     /// The file as the standard library has it, or this one again while operations that were dropped are not over.

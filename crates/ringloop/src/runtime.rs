@@ -21,6 +21,9 @@ use crate::task::{self, JoinHandle, Runnable};
 use crate::timers::Timers;
 use crate::{Config, Reactor, clock, trace};
 
+/// The largest buffer for reads in place.
+const HOT_BUFFER_BYTES_MAX: usize = 1 << 30;
+
 /// How many tasks run before the kernel is looked at again, so that I/O is not starved by tasks that wake one another.
 const TASKS_PER_LOOK: usize = 64;
 
@@ -217,7 +220,7 @@ pub struct Runtime {
 pub struct RuntimeConfig {
     /// The reactor: backend, sizes of queues, waiting.
     pub reactor: Config,
-    /// The size of the buffer that reads in place use, in bytes.
+    /// The size of the buffer that reads in place use, in bytes, up to a gigabyte.
     pub hot_buffer_bytes: usize,
 }
 
@@ -244,12 +247,15 @@ impl Runtime {
     /// A runtime for the calling thread; it waits for nothing yet.
     ///
     /// # Errors
-    /// Those of [`Reactor::new`], and `InvalidInput` for a hot buffer without room.
+    /// Those of [`Reactor::new`], and `InvalidInput` for a hot buffer that is empty or too large.
     pub fn new(config: &RuntimeConfig) -> io::Result<Self> {
-        if config.hot_buffer_bytes == 0 {
+        if !(1..=HOT_BUFFER_BYTES_MAX).contains(&config.hot_buffer_bytes) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "hot_buffer_bytes is 0: give reads some room",
+                format!(
+                    "hot_buffer_bytes is {}: give reads room, from 1 byte to {HOT_BUFFER_BYTES_MAX}",
+                    config.hot_buffer_bytes
+                ),
             ));
         }
         let reactor = Reactor::new(&config.reactor)?;

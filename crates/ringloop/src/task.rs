@@ -67,7 +67,20 @@ pub struct JoinError {
 
 enum Reason {
     Cancelled,
-    Panicked(Box<dyn Any + Send>),
+    Panicked {
+        message: Option<String>,
+        /// Never locked: this makes the error `Sync`, which others ask of errors.
+        payload: Mutex<Box<dyn Any + Send>>,
+    },
+}
+
+impl Reason {
+    fn panicked(payload: Box<dyn Any + Send>) -> Self {
+        Self::Panicked {
+            message: panic_message(&*payload).map(str::to_owned),
+            payload: Mutex::new(payload),
+        }
+    }
 }
 
 impl JoinError {
@@ -97,7 +110,9 @@ impl JoinError {
     /// ```
     pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, JoinError> {
         match self.reason {
-            Reason::Panicked(payload) => Ok(payload),
+            Reason::Panicked { payload, .. } => {
+                Ok(payload.into_inner().unwrap_or_else(PoisonError::into_inner))
+            }
             Reason::Cancelled => Err(self),
         }
     }
@@ -105,7 +120,7 @@ impl JoinError {
     fn message(&self) -> Option<&str> {
         match &self.reason {
             Reason::Cancelled => None,
-            Reason::Panicked(payload) => panic_message(&**payload),
+            Reason::Panicked { message, .. } => message.as_deref(),
         }
     }
 }
@@ -135,6 +150,12 @@ impl fmt::Debug for JoinError {
 }
 
 impl std::error::Error for JoinError {}
+
+impl From<JoinError> for std::io::Error {
+    fn from(error: JoinError) -> Self {
+        Self::other(error)
+    }
+}
 
 /// Where a task's result waits for its handle.
 enum Outcome<T> {
@@ -187,7 +208,7 @@ impl<F: Future> Task<F> {
         let result = match dropped {
             Ok(()) => result,
             Err(payload) => Err(JoinError {
-                reason: Reason::Panicked(payload),
+                reason: Reason::panicked(payload),
             }),
         };
         let mut outcome = self.outcome();
@@ -236,7 +257,7 @@ impl<F: Future + 'static> Run for Task<F> {
             Ok(Poll::Pending) => return false,
             Ok(Poll::Ready(output)) => Ok(output),
             Err(payload) => Err(JoinError {
-                reason: Reason::Panicked(payload),
+                reason: Reason::panicked(payload),
             }),
         };
         // SAFETY: the caller's; the poll is over.

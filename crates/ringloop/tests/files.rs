@@ -471,3 +471,45 @@ fn a_runtime_that_ends_with_operations_in_flight_leaves_no_descriptor() {
         }
     });
 }
+
+#[test]
+fn a_file_is_closed_when_told_also_if_nobody_waits_for_it() {
+    let folder = Folder::new("close");
+    on_both(|runtime| {
+        let path = folder.file("closed");
+        runtime.block_on(async {
+            let mut file = File::create(&path).await.unwrap();
+            file.write_all(b"all of it".to_vec()).await.0.unwrap();
+            assert_eq!(descriptors_of(&path), 1);
+            file.close().await.unwrap();
+            assert_eq!(descriptors_of(&path), 0);
+            for polls in 0..4 {
+                let file = File::open(&path).await.unwrap();
+                drop(poll_times(polls, file.close()).await);
+                until_zero(|| descriptors_of(&path)).await;
+            }
+        });
+        assert_eq!(std::fs::read(&path).unwrap(), b"all of it");
+    });
+}
+
+#[test]
+fn a_file_is_not_closed_under_an_operation() {
+    on_both(|runtime| {
+        let (reader, mut writer) = io::pipe().unwrap();
+        runtime.block_on(async {
+            let mut file = File::from(OwnedFd::from(reader));
+            assert!(
+                poll_times(2, file.read(Vec::with_capacity(16)))
+                    .await
+                    .is_none()
+            );
+            // The driver is not told before the next turn that the read was dropped.
+            let error = file.close().await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        });
+        drain(runtime);
+        let error = writer.write_all(b"nobody").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    });
+}

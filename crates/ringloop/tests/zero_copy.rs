@@ -160,7 +160,7 @@ fn a_write_that_is_dropped_at_any_point_leaves_the_order() {
         let alive = Arc::new(AtomicUsize::new(0));
         runtime.block_on(async {
             let body = pattern(8 << 20);
-            for times in 1..20 {
+            for times in 1..10 {
                 let (mut near, mut far) = pair().await.unwrap();
                 let sending = near.write_all_zero_copy(Counted::bytes(body.clone(), &alive));
                 assert!(poll_times(times, sending).await.is_none());
@@ -188,10 +188,9 @@ fn a_peer_that_goes_away_is_an_error_and_the_rest_comes_back() {
     on_both(|runtime| {
         runtime.block_on(async {
             let (mut near, mut far) = pair().await.unwrap();
-            let writing = spawn(async move {
-                let body = Bytes::from(pattern(64 << 20));
-                near.write_all_zero_copy(body).await
-            });
+            let whole = Bytes::from(pattern(16 << 20));
+            let body = whole.clone();
+            let writing = spawn(async move { near.write_all_zero_copy(body).await });
             let (count, _) = far.read(Vec::with_capacity(1000)).await;
             assert!(count.unwrap() > 0);
             drop(far);
@@ -200,7 +199,7 @@ fn a_peer_that_goes_away_is_an_error_and_the_rest_comes_back() {
                 result.unwrap_err().kind(),
                 io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
             ));
-            assert!(!rest.is_empty() && pattern(64 << 20).ends_with(&rest));
+            assert!(!rest.is_empty() && whole.ends_with(&rest));
         });
     });
 }

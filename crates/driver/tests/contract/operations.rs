@@ -4,11 +4,11 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringloop_driver::{
     BackendKind, Bytes, Driver, FileStatus, Interest, Message, Mode, Op, SENT_BY_COPY,
@@ -50,6 +50,7 @@ on_both_backends!(
     closing_under_a_watch_reaches_the_peer,
     a_direction_is_shut_down,
     a_dropped_driver_lets_go_of_everything,
+    a_close_that_is_cancelled_closes_all_the_same,
     bytes_are_sent_from_where_they_lie,
     a_zero_copy_send_of_much_arrives_whole,
     a_zero_copy_send_that_fails_says_so_once,
@@ -1013,6 +1014,40 @@ fn a_dropped_driver_lets_go_of_everything(mut driver: Driver) {
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     drop(listener);
     assert_eq!(errno(TcpStream::connect(address)), libc::ECONNREFUSED);
+}
+
+fn set_nonblocking(file: &File) {
+    let flags = unsafe { libc::fcntl(raw(file), libc::F_SETFL, libc::O_NONBLOCK) };
+    assert_eq!(flags, 0);
+}
+
+fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
+    let mut readers = Vec::new();
+    let mut submit = |driver: &mut Driver| {
+        let (reader, writer) = pipe();
+        readers.push(reader);
+        let fd = writer.into_raw_fd();
+        driver.submit(Op::Close { fd }).unwrap()
+    };
+    let cancelled = submit(&mut driver);
+    driver.cancel(cancelled);
+    let result = event_of(&mut driver, cancelled).result;
+    assert!([0, -libc::ECANCELED].contains(&result));
+    let discarded = submit(&mut driver);
+    driver.discard(discarded);
+    assert_eq!(all_events(&mut driver), []);
+    submit(&mut driver);
+    drop(driver);
+    for mut reader in readers {
+        // A child that another test has forked may have it open for a moment.
+        set_nonblocking(&reader);
+        let start = Instant::now();
+        while let Err(error) = reader.read(&mut [0]) {
+            assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+            assert!(start.elapsed() < PATIENCE, "the writer is open");
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// Bytes that tell when they are freed, and are spoiled then.

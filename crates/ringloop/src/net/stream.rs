@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
@@ -125,6 +125,23 @@ impl Core {
     pub(crate) async fn read<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
         let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
+    }
+
+    pub(crate) async fn read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let count = buffers.len().min(libc::UIO_MAXIOV as usize);
+        let buffers = &mut buffers[..count];
+        let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        if room == 0 {
+            return Ok(0);
+        }
+        poll_fn(|context| {
+            self.source.poll_read(context, |mut socket| {
+                let count = socket.read_vectored(buffers)?;
+                let drained = self.short_read == ShortRead::Drains && count < room;
+                Ok((count, drained))
+            })
+        })
+        .await
     }
 
     pub(crate) async fn read_with<T>(&self, use_bytes: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
@@ -391,6 +408,11 @@ impl<S: Stream> OwnedReadHalf<S> {
     /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
     pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.stream.core().read(buffer).await
+    }
+
+    /// Reads into several buffers, as [`UnixStream::read_vectored`](crate::net::UnixStream::read_vectored).
+    pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.stream.core().read_vectored(buffers).await
     }
 
     /// Reads in place, as [`TcpStream::read_with`](crate::net::TcpStream::read_with).

@@ -1,7 +1,7 @@
 //! TCP.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll};
@@ -300,6 +300,12 @@ impl TcpStream {
     /// ```
     pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.core.read(buffer).await
+    }
+
+    /// Reads what is there, once, into several buffers, one after the other (readv(2)). 0 is the end of the stream, or buffers
+    /// without room. The other way needs no method of its own: [`write`](Self::write) takes a chain of buffers.
+    pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.core.read_vectored(buffers).await
     }
 
     /// Reads in place: waits for data, reads it into the buffer that the connections of this thread share, and hands it

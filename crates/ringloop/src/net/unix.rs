@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -272,6 +272,31 @@ impl UnixStream {
     /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
     pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.core.read(buffer).await
+    }
+
+    /// Reads what is there, once, into several buffers, one after the other (readv(2)). 0 is the end of the stream, or buffers
+    /// without room. The other way needs no method of its own: [`write`](Self::write) takes a chain of buffers.
+    ///
+    /// ```
+    /// use bytes::Buf;
+    /// use ringloop::net::UnixStream;
+    /// use ringloop::{Runtime, RuntimeConfig};
+    /// use std::io::IoSliceMut;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+    ///     let (mut near, mut far) = UnixStream::pair()?;
+    ///     near.write_all(b"head".chain(&b"body"[..])).await.0?;
+    ///     let (mut head, mut body) = ([0; 4], [0; 16]);
+    ///     let mut buffers = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut body)];
+    ///     assert_eq!(far.read_vectored(&mut buffers).await?, 8);
+    ///     assert_eq!((&head, &body[..4]), (b"head", &b"body"[..]));
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.core.read_vectored(buffers).await
     }
 
     /// Reads in place, as [`TcpStream::read_with`](super::TcpStream::read_with).
