@@ -508,14 +508,14 @@ impl Epoll {
             return;
         }
         let fd = data as u32 as RawFd;
-        let registration = match self.table.descriptor(fd) {
+        let (registration, had_operations) = match self.table.descriptor(fd) {
             Some(descriptor)
                 if descriptor.epoch == (data >> 32) as u32 && descriptor.registration != 0 =>
             {
                 if descriptor.registration & ONE_SHOT != 0 {
                     descriptor.registration = ONE_SHOT;
                 }
-                descriptor.registration
+                (descriptor.registration, !descriptor.operations.is_empty())
             }
             _ => {
                 // A registration of a file that lives on, through a duplicate, after its descriptor was closed.
@@ -523,18 +523,8 @@ impl Epoll {
                 return;
             }
         };
-        let mut ready = [Interest::READ, Interest::WRITE]
-            .map(|direction| (direction, bits & (direction.poll_bits() | ALWAYS) != 0));
-        let operations = self.table.operations_of(fd);
-        let had_operations = !operations.is_empty();
-        for token in operations {
-            let direction = self.direction(token);
-            for (of, is_ready) in &mut ready {
-                if direction == Some(*of) && *is_ready {
-                    // Whoever comes behind one that blocks would block as well.
-                    *is_ready = !self.attempt(token);
-                }
-            }
+        if had_operations {
+            self.attempt_ready(fd, bits);
         }
         let mut fired = false;
         if let Some((token, watch)) = self.table.watch_of(fd) {
@@ -557,6 +547,21 @@ impl Epoll {
             if let Err(error) = self.register(fd) {
                 for token in self.table.operations_of(fd) {
                     self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
+                }
+            }
+        }
+    }
+
+    /// Tries the operations that wait for what a descriptor is ready for.
+    fn attempt_ready(&mut self, fd: RawFd, bits: u32) {
+        let mut ready = [Interest::READ, Interest::WRITE]
+            .map(|direction| (direction, bits & (direction.poll_bits() | ALWAYS) != 0));
+        for token in self.table.operations_of(fd) {
+            let direction = self.direction(token);
+            for (of, is_ready) in &mut ready {
+                if direction == Some(*of) && *is_ready {
+                    // Whoever comes behind one that blocks would block as well.
+                    *is_ready = !self.attempt(token);
                 }
             }
         }

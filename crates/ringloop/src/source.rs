@@ -8,9 +8,11 @@ use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
+use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -19,6 +21,7 @@ use bytes::Bytes;
 use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
 
 use crate::runtime::Shared;
+use crate::sys;
 
 /// What a read in place uses while the thread's own buffer is lent.
 const NESTED_BUFFER_BYTES: usize = 16 * 1024;
@@ -115,8 +118,10 @@ impl Waiters {
         if let Some(waker) = self.last.take() {
             waker.wake();
         }
-        for waker in self.others.take().into_iter().flat_map(|others| *others) {
-            waker.wake();
+        if let Some(others) = self.others.take() {
+            for waker in *others {
+                waker.wake();
+            }
         }
     }
 }
@@ -258,8 +263,8 @@ impl Watched {
             self.readable.set(true);
             self.reader.wake();
         }
-        if readiness.is_writable() {
-            self.writable.set(true);
+        // Most events find it writable still, and nobody waits for what is there.
+        if readiness.is_writable() && !self.writable.replace(true) {
             self.writer.wake();
         }
     }
@@ -383,14 +388,11 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         context: &mut Context<'_>,
         short_drains: bool,
         use_bytes: impl FnOnce(&[u8]) -> T,
-    ) -> Poll<io::Result<T>>
-    where
-        for<'s> &'s S: io::Read,
-    {
+    ) -> Poll<io::Result<T>> {
         let mut lent = HotBuffer::lend(&self.shared, 1, NESTED_BUFFER_BYTES);
         let buffer = &mut lent.buffer[..];
-        let polled = self.poll_read(context, |mut inner| {
-            let count = io::Read::read(&mut inner, buffer)?;
+        let polled = self.poll_read(context, |inner| {
+            let count = receive(inner, buffer)?;
             Ok((count, short_drains && count < buffer.len()))
         });
         polled.map_ok(|count| use_bytes(&buffer[..count]))
@@ -406,17 +408,14 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         before: &[u8],
         limit: usize,
         use_bytes: impl FnOnce(&mut [u8], usize) -> T,
-    ) -> Poll<io::Result<T>>
-    where
-        for<'s> &'s S: io::Read,
-    {
+    ) -> Poll<io::Result<T>> {
         let room = limit.min(NESTED_BUFFER_BYTES);
         let mut lent = HotBuffer::lend(&self.shared, before.len() + room, before.len() + limit);
         let end = lent.buffer.len().min(before.len() + limit);
         let buffer = &mut lent.buffer[..end];
-        let polled = self.poll_read(context, |mut inner| {
+        let polled = self.poll_read(context, |inner| {
             let room = &mut buffer[before.len()..];
-            let count = io::Read::read(&mut inner, room)?;
+            let count = receive(inner, room)?;
             Ok((count, short_drains && count < room.len()))
         });
         polled.map_ok(|count| {
@@ -460,6 +459,13 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.watched.writer.register(context, self.is_shared.get());
         Poll::Pending
     }
+}
+
+/// Receives into a buffer that is initialised, and stays so.
+fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: only received bytes are written to it.
+    let room = unsafe { &mut *(ptr::from_mut(buffer) as *mut [MaybeUninit<u8>]) };
+    sys::receive(socket.as_fd(), room)
 }
 
 impl<S: Into<OwnedFd>> Drop for Source<S> {

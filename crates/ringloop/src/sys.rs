@@ -141,6 +141,45 @@ pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
+/// Receives into memory that need not be initialised, see `recv(2)`.
+///
+/// Directly, as `send`: the C library's wrappers are points where a thread may be cancelled, and in a process with several
+/// threads each takes two atomic exchanges to say so.
+#[cfg(feature = "runtime")]
+pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+    // SAFETY: `room` is valid for writes of its length, and outlives the call. No address is asked for.
+    let count = unsafe {
+        libc::syscall(
+            libc::SYS_recvfrom,
+            socket.as_raw_fd(),
+            room.as_mut_ptr(),
+            room.len(),
+            0,
+            std::ptr::null_mut::<libc::sockaddr>(),
+            std::ptr::null_mut::<libc::socklen_t>(),
+        )
+    };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends on a connection, without a signal if it is over, see `send(2)`.
+#[cfg(feature = "runtime")]
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: `bytes` is valid for reads of its length, and outlives the call. No address is given.
+    let count = unsafe {
+        libc::syscall(
+            libc::SYS_sendto,
+            socket.as_raw_fd(),
+            bytes.as_ptr(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+            std::ptr::null::<libc::sockaddr>(),
+            0,
+        )
+    };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
 /// A counter that does not block, see `eventfd(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {

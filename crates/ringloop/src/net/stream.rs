@@ -16,6 +16,7 @@ use ringloop_driver::{Interest, Op, SENT_BY_COPY};
 use socket2::{SockAddr, Socket};
 
 use crate::source::{Activity, Lent, Operation, Source};
+use crate::sys;
 
 /// The most pieces that one vectored write takes, of the kernel's 1024.
 const PIECES_MAX: usize = 64;
@@ -254,8 +255,7 @@ impl Core {
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.source
-            .call(|socket| socket.send_with_flags(bytes, libc::MSG_NOSIGNAL))
+        self.source.call(|socket| sys::send(socket.as_fd(), bytes))
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -287,7 +287,7 @@ impl Core {
         let count = ready!(self.source.poll_read(context, |socket| {
             // SAFETY: the bytes are only written to: a socket reads nothing from them.
             let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
-            let count = socket.recv(room)?;
+            let count = sys::receive(socket.as_fd(), room)?;
             let drained = self.short_read == ShortRead::Drains && count < room.len();
             Ok((count, drained))
         }))?;
@@ -319,7 +319,7 @@ impl Core {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.source.poll_write(context, |socket| {
-            let count = socket.send_with_flags(bytes, libc::MSG_NOSIGNAL)?;
+            let count = sys::send(socket.as_fd(), bytes)?;
             Ok((count, count == bytes.len()))
         })
     }
