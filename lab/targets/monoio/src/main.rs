@@ -1,4 +1,4 @@
-//! Echo and a fixed HTTP answer on monoio, with io_uring: a thread with a listener of its own per worker.
+//! Echo and a fixed HTTP answer on monoio, with `io_uring`: a thread with a listener of its own per worker.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
