@@ -18,6 +18,8 @@ use hyper::{Request, Response};
 use ringloop::hyper::{Executor, Timer};
 use ringloop::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpListener, TcpStream, UnixStream};
 use ringloop::time::{sleep, timeout};
+use ringloop::tls::rustls::server::{ClientHello, ResolvesServerCert};
+use ringloop::tls::rustls::sign::CertifiedKey;
 use ringloop::tls::rustls::{self, ClientConfig, HandshakeKind, ProtocolVersion, ServerConfig};
 use ringloop::tls::{TlsAcceptor, TlsConnector, TlsStream};
 use ringloop::{spawn, yield_now};
@@ -273,6 +275,43 @@ fn what_was_agreed_on_is_known() {
             let (_, far) = pair().await;
             assert_eq!(far.alpn_protocol(), None);
             assert_eq!(far.peer_certificates(), None);
+        });
+    });
+}
+
+/// Has no certificate for anybody who asks by name, and panics.
+#[derive(Debug)]
+struct Nameless(Arc<dyn ResolvesServerCert>);
+
+impl ResolvesServerCert for Nameless {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        assert_eq!(hello.server_name(), None, "nobody has a name here");
+        self.0.resolve(hello)
+    }
+}
+
+#[test]
+fn a_resolver_that_panics_ends_its_own_handshake_only() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let mut server = server();
+            server.cert_resolver = Arc::new(Nameless(server.cert_resolver));
+            let acceptor = TlsAcceptor::new(server);
+            let (near, far) = tcp().await;
+            let accepting = acceptor.clone();
+            let accepting = spawn(async move { accepting.accept(far).await.map(drop) });
+            let connector = TlsConnector::new(client());
+            let connected = connector.connect(NAME.try_into().unwrap(), near).await;
+            assert_eq!(connected.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+            assert!(accepting.await.unwrap_err().is_panic());
+            // The next one asks by address, which is told by no name: the former one's is forgotten.
+            let (near, far) = tcp().await;
+            let accepting = spawn(async move { acceptor.accept(far).await });
+            connector
+                .connect("127.0.0.1".try_into().unwrap(), near)
+                .await
+                .unwrap();
+            assert_eq!(accepting.await.unwrap().unwrap().server_name(), None);
         });
     });
 }

@@ -228,6 +228,10 @@ impl Session {
             Side::Client(connection) => connection.is_handshaking(),
             Side::Server(connection) => connection.is_handshaking(),
         };
+        if is_handshaking {
+            // A resolver that panicked has left one behind.
+            ASKED_NAME.take();
+        }
         let result = match side {
             Side::Client(connection) => process(connection, ciphertext, outgoing, is_ended, sink),
             Side::Server(connection) => process(connection, ciphertext, outgoing, is_ended, sink),

@@ -24,7 +24,8 @@ struct Identity {
 
 /// Vouches for itself, as a server and as a client.
 static IDENTITY: LazyLock<Identity> = LazyLock::new(|| {
-    let made = rcgen::generate_simple_self_signed([NAME.to_owned()]).unwrap();
+    let made =
+        rcgen::generate_simple_self_signed([NAME.to_owned(), "127.0.0.1".to_owned()]).unwrap();
     Identity {
         certificate: made.cert.der().clone(),
         key: made.signing_key.serialize_der().try_into().unwrap(),
