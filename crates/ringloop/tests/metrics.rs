@@ -113,7 +113,7 @@ fn files_and_zero_copy_sends_are_operations_with_one_completion_each() {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let mut near = TcpStream::connect(address).await.unwrap();
-            let body = Bytes::from(vec![1; 40_000]);
+            let body = Bytes::from(vec![1; 32 * 1024]);
             near.write_all_zero_copy(body).await.0.unwrap();
             // The notification is none.
             while Handle::current().metrics().reactor.driver.operations > 0 {

@@ -296,6 +296,37 @@ fn a_connection_has_a_span_from_accepting_to_its_end() {
 }
 
 #[test]
+fn a_function_that_is_idle_for_too_long_is_told_of() {
+    let recorder = &**RECORDER;
+    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
+        let mut pool = PoolConfig::default();
+        pool.runtime = config(backend);
+        let server = Server::bind("127.0.0.1:0")
+            .workers(1)
+            .pool(pool)
+            .idle_timeout(Duration::from_millis(5))
+            .start_with(|stream, _client| async move {
+                let _stream = stream;
+                std::future::pending().await
+            });
+        let server = match server {
+            Ok(server) => server,
+            Err(error) if backend == BackendChoice::IoUring => {
+                eprintln!("left out: {error}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let client = std::net::TcpStream::connect(server.local_addr()).unwrap();
+        let peer = client.local_addr().unwrap().to_string();
+        let seen = recorder.of_connection(&peer, "timed out");
+        let expected = ["accepted", "timed out"].map(|text| (text.to_owned(), "DEBUG"));
+        assert_eq!(seen, expected);
+        drop(client);
+    }
+}
+
+#[test]
 fn a_shutdown_tells_how_long_it_waits_and_what_it_drops() {
     let recorder = &**RECORDER;
     let pool = Pool::new(1, &PoolConfig::default()).unwrap();

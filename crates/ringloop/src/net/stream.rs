@@ -223,7 +223,8 @@ impl Core {
         let operation = Operation::submit(Op::SendZeroCopy {
             fd: self.socket().as_raw_fd(),
             bytes: ringloop_driver::Bytes::new(Lent::new(bytes)),
-            flags: libc::MSG_WAITALL,
+            // Not MSG_WAITALL: as long as a slow peer takes anything at all, the connection is not idle.
+            flags: 0,
         })?;
         let mut unanswered = Unanswered(Some(operation));
         let count = poll_fn(|context| {
