@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
@@ -202,7 +202,7 @@ async fn open_below(root: &Path, path: &Path) -> Result<(File, Metadata), Refuse
 
 /// Where the kernel tells of an open file.
 fn descriptor_path(file: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Makes a page of a directory's names.

@@ -868,6 +868,12 @@ impl AsFd for File {
     }
 }
 
+impl AsRawFd for File {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
 impl fmt::Debug for File {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.file.fmt(formatter)

@@ -138,6 +138,8 @@ mod trace;
 pub use async_channel as channel;
 pub use busy_poll::BusyPoll;
 #[cfg(feature = "runtime")]
+pub use bytes;
+#[cfg(feature = "runtime")]
 pub use metrics::Metrics;
 #[cfg(feature = "runtime")]
 pub use pool::{Pool, PoolConfig};

@@ -44,6 +44,19 @@ impl Default for PoolConfig {
     }
 }
 
+impl PoolConfig {
+    /// The default, with each runtime's settings from the environment; see [`RuntimeConfig::from_env`].
+    ///
+    /// # Errors
+    /// `InvalidInput` for settings that make no sense.
+    pub fn from_env() -> io::Result<Self> {
+        Ok(Self {
+            runtime: RuntimeConfig::from_env()?,
+            ..Self::default()
+        })
+    }
+}
+
 /// Workers: threads that run a [`Runtime`] each, and that tasks are sent to.
 ///
 /// ```

@@ -40,7 +40,8 @@ impl Listening {
         } else {
             format!("{}:{}", self.host, self.port)
         };
-        let mut config = PoolConfig::default();
+        // How workers wait; of the backend, the command line has the last word.
+        let mut config = PoolConfig::from_env()?;
         config.runtime.reactor.driver.backend = self.backend;
         let mut server = Server::bind(address.clone()).pool(config);
         if let Some(workers) = self.workers {
