@@ -11,6 +11,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The receiving end, owned by the loop.
+///
+/// ```
+/// use ringloop::inbox::Inbox;
+/// use ringloop::{Config, Reactor};
+///
+/// let mut reactor = Reactor::new(&Config::default())?;
+/// let mut inbox = Inbox::new(reactor.waker());
+/// let sender = inbox.sender();
+/// let thread = std::thread::spawn(move || sender.send("hello"));
+///
+/// let (mut events, mut messages) = (Vec::new(), Vec::new());
+/// while messages.is_empty() {
+///     if inbox.prepare_wait() {
+///         reactor.turn(None, &mut events)?;
+///     }
+///     inbox.receive(&mut messages);
+/// }
+/// assert_eq!(messages, ["hello"]);
+/// # thread.join().unwrap().unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Inbox<T> {
     shared: Arc<Shared<T>>,

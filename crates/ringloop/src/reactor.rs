@@ -13,6 +13,16 @@ const PEEKS_PER_CLOCK_READ: u32 = 4;
 /// How a [`Reactor`] is set up.
 ///
 /// The default lets the driver choose its backend, and waits adaptively.
+///
+/// ```
+/// use ringloop::{BusyPoll, Config, Reactor};
+///
+/// let mut config = Config::from_env()?;
+/// config.busy_poll = BusyPoll::Off;
+/// let reactor = Reactor::new(&config)?;
+/// println!("{}: {}", reactor.backend(), reactor.backend_reason());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     /// The driver's own settings: the backend, sizes of queues.

@@ -71,6 +71,42 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// What happens on a connection. Each connection has a handler of its own, in one thread.
 ///
 /// An error that a method returns closes the connection, and so does a panic; no other connection notices.
+///
+/// ```
+/// use ringloop::server::{Connection, Handler, Server};
+/// use std::io::{self, Read, Write};
+///
+/// /// Answers each line with its number.
+/// #[derive(Default)]
+/// struct Numbers {
+///     lines: usize,
+/// }
+///
+/// impl Handler for Numbers {
+///     fn connected(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
+///         connection.write(b"welcome\n")
+///     }
+///
+///     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+///         for _ in bytes.iter().filter(|byte| **byte == b'\n') {
+///             self.lines += 1;
+///             connection.write(format!("{}\n", self.lines).as_bytes())?;
+///         }
+///         if self.lines >= 2 {
+///             connection.close();
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let server = Server::bind("127.0.0.1:0").start(Numbers::default)?;
+/// let mut client = std::net::TcpStream::connect(server.local_addr())?;
+/// client.write_all(b"one\ntwo\n")?;
+/// let mut answer = String::new();
+/// client.read_to_string(&mut answer)?;
+/// assert_eq!(answer, "welcome\n1\n2\n");
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait Handler: 'static {
     /// The connection has been made.
     fn connected(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
@@ -156,6 +192,30 @@ impl Connection<'_> {
 }
 
 /// Who is at the other end of a connection that a function serves, and whether the server is about to end.
+///
+/// ```
+/// use futures_util::future::{Either, select};
+/// use ringloop::server::Server;
+/// use std::pin::pin;
+/// use std::time::Duration;
+///
+/// let server = Server::bind("127.0.0.1:0").start_with(|mut stream, client| async move {
+///     loop {
+///         let read = match select(pin!(stream.read(Vec::with_capacity(1024))), client.draining()).await {
+///             Either::Left((read, _)) => read,
+///             // Between two requests: nothing is lost.
+///             Either::Right(_) => return Ok(()),
+///         };
+///         let (count, bytes) = read;
+///         if count? == 0 {
+///             return Ok(());
+///         }
+///         stream.write_all(&bytes[..]).await.0?;
+///     }
+/// })?;
+/// server.shutdown(Duration::from_secs(5));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Client {
     address: SocketAddr,
@@ -195,6 +255,25 @@ impl Transport for TcpStream {}
 impl Transport for TlsStream {}
 
 /// What a server has done since it was started, all workers together.
+///
+/// ```
+/// use std::io::{Read, Write};
+///
+/// # use ringloop::server::{Connection, Handler, Server};
+/// # struct Echo;
+/// # impl Handler for Echo {
+/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+/// #         connection.write(bytes)
+/// #     }
+/// # }
+/// let server = Server::bind("127.0.0.1:0").start(|| Echo)?;
+/// let mut client = std::net::TcpStream::connect(server.local_addr())?;
+/// client.write_all(b"x")?;
+/// client.read_exact(&mut [0])?;
+/// let counters = server.counters();
+/// assert_eq!((counters.accepted, counters.live, counters.errors), (1, 1, 0));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -232,6 +311,32 @@ fn count(counter: &AtomicU64) {
 }
 
 /// A server that is to be started.
+///
+/// ```
+/// use ringloop::PoolConfig;
+/// use ringloop::driver::BackendChoice;
+/// use std::time::Duration;
+///
+/// # use ringloop::server::{Connection, Handler, Server};
+/// # struct Echo;
+/// # impl Handler for Echo {
+/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+/// #         connection.write(bytes)
+/// #     }
+/// # }
+/// let mut config = PoolConfig::default();
+/// config.runtime.reactor.driver.backend = BackendChoice::Epoll;
+/// let server = Server::bind("127.0.0.1:0")
+///     .workers(2)
+///     .pool(config)
+///     .backlog(4096)
+///     .nodelay(true)
+///     .max_connections(10_000)
+///     .idle_timeout(Duration::from_secs(60))
+///     .start(|| Echo)?;
+/// server.shutdown(Duration::ZERO);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a server does nothing until it is started"]
 pub struct Server<S: Transport = TcpStream> {
@@ -313,6 +418,21 @@ impl<S: Transport> Server<S> {
 
     /// Whether other programs that ask for it too may listen on the same address and get a share of its connections
     /// (`SO_REUSEPORT`), as for a restart without a gap. By default an address in use is an error.
+    ///
+    /// ```
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// let old = Server::bind("127.0.0.1:0").reuse_port(true).start(|| Echo)?;
+    /// // In the new version of the program, which takes over:
+    /// let new = Server::bind(old.local_addr().to_string()).reuse_port(true).start(|| Echo)?;
+    /// assert_eq!(old.local_addr(), new.local_addr());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn reuse_port(mut self, reuse_port: bool) -> Self {
         self.options.listener.reuse_port = reuse_port;
         self
@@ -675,6 +795,24 @@ impl EndSignals {
 }
 
 /// A server that runs.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # use ringloop::server::{Connection, Handler, Server};
+/// # struct Echo;
+/// # impl Handler for Echo {
+/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+/// #         connection.write(bytes)
+/// #     }
+/// # }
+/// let server = Server::bind("127.0.0.1:0").workers(1).start(|| Echo)?;
+/// println!("listening on {}", server.local_addr());
+/// // The workers may have tasks of the program's own.
+/// drop(server.pool().spawn_on(0, || async { println!("beside the connections") }));
+/// server.shutdown(Duration::from_secs(5));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a server ends when this is dropped"]
 pub struct Running {
