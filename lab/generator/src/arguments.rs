@@ -107,9 +107,12 @@ pub(crate) struct Common {
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) account: Vec<i32>,
 
-    /// Never sleep: look for events all the time. For a generator with a CPU of its own; its CPU time then says nothing
-    #[arg(long)]
-    pub(crate) spin: bool,
+    /// Microseconds for which to look for events before sleeping; 0: sleep at once
+    ///
+    /// Waking a sleeping generator costs a local server CPU time, and the more often, the slower it answers: a cost that is neither its
+    /// own nor the same for all servers. So the generator sleeps only when nothing has come for a while.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
+    pub(crate) spin_us: u32,
 
     /// Include the latency histograms in the result, in HdrHistogram's compressed V2 format, as base64
     #[arg(long)]
@@ -258,6 +261,10 @@ pub(crate) struct Ceiling {
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub(crate) cpu: Option<Cpus>,
 
+    /// Microseconds for which the generator looks for events before sleeping; 0: sleep at once
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
+    pub(crate) spin_us: u32,
+
     /// CPUs for the responder, which has a thread on each
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub(crate) responder_cpu: Option<Cpus>,
@@ -295,7 +302,7 @@ impl Ceiling {
             seed: 1,
             cpu: self.cpu.clone(),
             account: vec![pid],
-            spin: false,
+            spin_us: self.spin_us,
             hdr: self.hdr,
         }
     }
@@ -324,7 +331,7 @@ impl Common {
             max_operations: self.max_operations,
             timeout_ns: system::ns(self.timeout),
             seed: self.seed,
-            spin: self.spin,
+            spin_ns: u64::from(self.spin_us) * 1000,
             account: self.account.clone(),
             hdr: self.hdr,
         }

@@ -87,11 +87,11 @@ pub(crate) fn measure(
     }?;
     let figure = |name: &str| result[name].as_f64().unwrap_or_default();
     let operations = figure("operations");
-    let cpu_s = result["client"]["cpu_ns"].as_f64().unwrap_or_default() / 1e9;
+    let busy_s = result["client"]["busy_ns"].as_f64().unwrap_or_default() / 1e9;
     let threads = settings.threads as f64;
     result["ceiling"] = json!({
-        "operations_per_s": (cpu_s > 0.0).then(|| operations / cpu_s * threads),
-        "client_cpu_ns_per_operation": (operations > 0.0).then(|| cpu_s * 1e9 / operations),
+        "operations_per_s": (busy_s > 0.0).then(|| operations / busy_s * threads),
+        "client_busy_ns_per_operation": (operations > 0.0).then(|| busy_s * 1e9 / operations),
     });
     Ok(result)
 }

@@ -41,8 +41,8 @@ pub(crate) struct Settings {
     pub(crate) max_operations: Option<u64>,
     pub(crate) timeout_ns: u64,
     pub(crate) seed: u64,
-    /// Never sleep.
-    pub(crate) spin: bool,
+    /// For how long to look for events before sleeping.
+    pub(crate) spin_ns: u64,
     pub(crate) account: Vec<i32>,
     /// Print the histograms.
     pub(crate) hdr: bool,
@@ -404,6 +404,10 @@ impl<'a> Control<'a> {
         let window_s = self.window_s();
         let per_s = (window_s > 0.0).then(|| completed as f64 / window_s);
         let client_cpu_ns = self.own_cpu_ns.1.saturating_sub(self.own_cpu_ns.0);
+        let busy_ns = total(|one| one.busy_ns);
+        let of_threads = |ns: u64| {
+            (window_s > 0.0).then(|| ns as f64 / (window_s * 1e9 * settings.threads as f64))
+        };
         let open_loop = settings.rate.map(|rate| {
             json!({
                 "rate_asked_per_s": rate,
@@ -442,10 +446,10 @@ impl<'a> Control<'a> {
             )),
             "client": {
                 "cpu_ns": client_cpu_ns,
-                "cpu_fraction": (window_s > 0.0)
-                    .then(|| client_cpu_ns as f64 / (window_s * 1e9 * settings.threads as f64)),
+                "cpu_fraction": of_threads(client_cpu_ns),
+                "busy_ns": busy_ns,
+                "busy_fraction": of_threads(busy_ns),
                 "threads": settings.threads,
-                "spins": settings.spin,
                 "max_loop_ns": measured.iter().map(|one| one.turn_ns_max).max(),
                 "voluntary_switches": self.own_switches.1.voluntary - self.own_switches.0.voluntary,
                 "involuntary_switches":

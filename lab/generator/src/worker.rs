@@ -165,6 +165,8 @@ pub(crate) struct Measured {
     pub(crate) alive: u64,
     /// Requests that were due in the window and had no answer in the end (open loop).
     pub(crate) unfinished: u64,
+    /// How long in the window the thread did anything but wait.
+    pub(crate) busy_ns: u64,
     /// The longest that a turn of the loop took, its waiting excepted.
     pub(crate) turn_ns_max: u64,
     /// The sum over the window of requests in flight times ns.
@@ -261,6 +263,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 reopened: 0,
                 alive: 0,
                 unfinished: 0,
+                busy_ns: 0,
                 turn_ns_max: 0,
                 in_flight_ns: 0,
             },
@@ -273,6 +276,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let mut events = [NO_EVENT; EVENTS_PER_TURN];
         let mut next_tick_ns = now_ns() + TICK_NS;
         let mut now = now_ns();
+        let mut idle_since_ns = now;
         loop {
             self.shared.publish(
                 self.thread,
@@ -281,7 +285,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             );
             if let Some(control) = &mut control {
                 // What is due is sent first, so that nothing due in the window is left out.
-                self.send_due(now);
+                now = self.send_due(now);
                 now = control.advance(now);
             }
             match self.shared.phase() {
@@ -303,7 +307,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 until_ns = until_ns.min(now + IDLE_NS);
             }
             let wait = match &self.schedule {
-                _ if self.settings.spin => Wait::Poll,
+                _ if now < idle_since_ns + self.settings.spin_ns => Wait::Poll,
                 Some(schedule) if self.sending => {
                     match until_ns.min(schedule.next_ns).saturating_sub(now) {
                         0 => Wait::Poll,
@@ -312,16 +316,27 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 }
                 _ => Wait::Coarse(until_ns.saturating_sub(now)),
             };
+            let waiting_ns = now;
             let happened = self.epoll.wait(&mut events, wait)?;
             let woken_ns = now_ns();
-            now = woken_ns;
-            self.send_due(now);
+            now = self.send_due(woken_ns);
             for event in happened {
                 now = self.serve(*event, &mut buffer, now);
-                self.send_due(now);
+                now = self.send_due(now);
             }
+            if now == woken_ns {
+                // Nothing happened, and nothing was due.
+                continue;
+            }
+            now = now_ns();
+            idle_since_ns = now;
             if self.shared.phase() == Phase::Window {
                 self.measured.turn_ns_max = self.measured.turn_ns_max.max(now - woken_ns);
+                // A look that finds something is work, sleep is not.
+                let asleep = !matches!(wait, Wait::Poll);
+                let since_ns = if asleep { woken_ns } else { waiting_ns };
+                let begin_ns = self.shared.window_begin_ns();
+                self.measured.busy_ns += now.saturating_sub(since_ns.max(begin_ns));
             }
         }
     }
@@ -447,14 +462,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Starts the requests of the open loop that are due.
+    /// Starts the requests of the open loop that are due; returns the time.
     #[inline]
-    fn send_due(&mut self, now: u64) {
-        let Some(schedule) = &mut self.schedule else {
-            return;
-        };
-        if schedule.next_ns > now || !self.sending {
-            return;
+    fn send_due(&mut self, mut now: u64) -> u64 {
+        if !self.sending {
+            return now;
         }
         while let Some(schedule) = &mut self.schedule
             && schedule.next_ns <= now
@@ -467,9 +479,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 && connection.due.wrapping_sub(connection.started) == 1
                 && connection.state == State::Open
                 && !connection.closing;
+            // The requests before it took their time, which belongs to this one's lateness.
+            now = now_ns();
             if free {
-                // The requests before it took their time, which belongs to this one's lateness.
-                let now = now_ns();
                 if self.shared.counts(intended_ns) {
                     self.measured
                         .lateness
@@ -479,6 +491,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 self.send(index);
             }
         }
+        now
     }
 
     /// Starts as many requests of a connection as it may have.

@@ -143,14 +143,14 @@ fn connections_can_be_opened_over_a_while() {
 }
 
 #[test]
-fn spinning_is_said() {
-    let result = result(
-        "echo",
-        echo_server(),
-        &[&BRIEFLY[..], &["--spin", "--cpu", "0"]].concat(),
-    );
-    assert_flawless(&result);
-    assert_eq!(result["client"]["spins"], true);
+fn the_time_in_which_the_generator_works_is_no_more_than_the_window() {
+    for spin_us in ["0", "100", "1000000"] {
+        let options = ["--spin-us", spin_us, "--cpu", "0"];
+        let result = result("echo", echo_server(), &[&BRIEFLY[..], &options].concat());
+        assert_flawless(&result);
+        let busy = result["client"]["busy_fraction"].as_f64().unwrap();
+        assert!(busy > 0.0 && busy <= 1.0, "{result}");
+    }
 }
 
 #[test]
