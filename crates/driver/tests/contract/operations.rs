@@ -1212,6 +1212,7 @@ fn a_zero_copy_send_is_cancelled_or_discarded(mut driver: Driver) {
         for by in ["token", "descriptor", "discard"] {
             let (near, mut far) = tcp_pair();
             let filled = fill(raw(&near));
+            let mut sent = 0;
             let (guarded, freed) = Guarded::new(pattern(50_000));
             let token = driver.submit(send_zero_copy(raw(&near), guarded)).unwrap();
             if flushed {
@@ -1228,17 +1229,36 @@ fn a_zero_copy_send_is_cancelled_or_discarded(mut driver: Driver) {
             if by == "discard" {
                 assert_eq!(all_events(&mut driver), []);
             } else {
-                assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
-                assert!(!freed.load(Ordering::Relaxed));
-                assert!(driver.take(token).is_some());
+                let event = event_of(&mut driver, token);
+                if event.is_more() {
+                    // The peer's kernel has made room, and the bytes were sent before the cancel.
+                    sent = event.result as usize;
+                } else {
+                    assert_eq!(event.result, -libc::ECANCELED);
+                    assert!(!freed.load(Ordering::Relaxed));
+                    assert!(driver.take(token).is_some());
+                }
             }
-            assert!(freed.load(Ordering::Relaxed));
-            assert_eq!(driver.counters().operations, 0);
             let mut received = Vec::new();
             far.set_nonblocking(false).unwrap();
             far.set_read_timeout(Some(PATIENCE)).unwrap();
             far.read_to_end(&mut received).unwrap();
-            assert_eq!(received.len(), filled, "nothing was sent after the cancel");
+            // What was sent all the same is the kernel's until the peer has it.
+            while driver.counters().operations > 0 {
+                poll(&mut driver, Some(QUIET), &mut Vec::new());
+            }
+            poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+            assert!(freed.load(Ordering::Relaxed));
+            let range = if by == "discard" {
+                filled..=filled + 50_000
+            } else {
+                filled + sent..=filled + sent
+            };
+            assert!(
+                range.contains(&received.len()),
+                "{} bytes came, not {range:?}",
+                received.len()
+            );
         }
     }
 }
