@@ -14,7 +14,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,7 @@ BODY = b"Hello, World!"
 
 pytestmark = pytest.mark.timeout(900)  # The first test of a target builds it.
 
-ALL = manifest.discover(python=sys.executable)
+ALL = manifest.discover()
 BUILT: set[Path] = set()
 
 

@@ -32,6 +32,11 @@ BACKLOG = 1024
 BUFFER_BYTES = 65_536
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, World!"
 END_OF_REQUEST = b"\r\n\r\n"
+CANNOT_BIND = {
+    ("rloop", "accept"): "rloop 0.5.0 leaves the sockets of transports open that close: use --mode bind or listen",
+    ("rsloop", "bind"): "rsloop 0.1.66 listens also with start_serving=False: use --mode listen or accept",
+}
+"""What a loop cannot be timed at, and why."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """For SO_LINGER: a client that closes so leaves no TIME_WAIT, of which ten thousand would slow down every later bind."""
 
@@ -355,8 +360,8 @@ def main() -> None:
                 answer(loop_benchmarks.measure(import_loop(arguments.loop), arguments.benchmark, arguments.window))
         case "bind", "threaded":
             measure_blocking_bind(*binding)
-        case "bind", _ if arguments.mode == "accept" and arguments.loop == "rloop":
-            sys.exit("rloop 0.5.0 leaves the sockets of transports open that close: use --mode bind or listen")
+        case "bind", _ if (arguments.loop, arguments.mode) in CANNOT_BIND:
+            sys.exit(CANNOT_BIND[arguments.loop, arguments.mode])
         case "bind", _:
             run(arguments.loop, measure_bind(*binding))
         case _, "threaded":
