@@ -3,6 +3,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+
+#[cfg(all(test, ringloop_loom))]
+use loom::sync::atomic::{AtomicU8, Ordering};
+#[cfg(not(all(test, ringloop_loom)))]
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::sys;
@@ -16,8 +20,53 @@ const NOTIFIED: u8 = 2;
 
 #[derive(Debug)]
 struct Shared {
-    state: AtomicU8,
+    sleep: Sleep,
     event: OwnedFd,
+}
+
+/// Whether the poller sleeps, or has been woken.
+#[derive(Debug)]
+struct Sleep(AtomicU8);
+
+impl Sleep {
+    fn new() -> Sleep {
+        Sleep(AtomicU8::new(AWAKE))
+    }
+
+    /// Notes a wake. True if the caller has to end the poller's sleep.
+    fn wake(&self) -> bool {
+        // AcqRel: releases what the caller has queued to the poller, which acquires it in `clear`.
+        self.0.swap(NOTIFIED, Ordering::AcqRel) == ASLEEP
+    }
+
+    /// See [`Waker::fall_asleep`].
+    fn fall_asleep(&self) -> bool {
+        self.0
+            .compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// See [`Waker::get_up`].
+    fn get_up(&self) -> bool {
+        self.0
+            .compare_exchange(ASLEEP, AWAKE, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+    }
+
+    #[inline]
+    fn is_notified(&self) -> bool {
+        self.0.load(Ordering::Acquire) == NOTIFIED
+    }
+
+    /// See [`Waker::clear`].
+    #[inline]
+    fn clear(&self) -> u64 {
+        if !self.is_notified() {
+            return 0;
+        }
+        self.0.swap(AWAKE, Ordering::AcqRel);
+        1
+    }
 }
 
 /// Ends a driver's [`poll`](crate::Driver::poll) from any thread.
@@ -33,7 +82,7 @@ impl Waker {
     pub(crate) fn new() -> io::Result<Waker> {
         Ok(Waker {
             shared: Arc::new(Shared {
-                state: AtomicU8::new(AWAKE),
+                sleep: Sleep::new(),
                 event: sys::eventfd()?,
             }),
         })
@@ -42,8 +91,7 @@ impl Waker {
     /// Makes the running poll return, or else the next one. What the caller wrote before is visible to the poller
     /// after. Safe in a signal handler.
     pub fn wake(&self) {
-        // AcqRel: releases what the caller has queued to the poller, which acquires it in `clear`.
-        if self.shared.state.swap(NOTIFIED, Ordering::AcqRel) == ASLEEP {
+        if self.shared.sleep.wake() {
             sys::eventfd_signal(&self.shared.event);
         }
     }
@@ -55,38 +103,28 @@ impl Waker {
 
     /// Announces that the poller is about to sleep. `false`: it has been woken already and must not.
     pub(crate) fn fall_asleep(&self) -> bool {
-        self.shared
-            .state
-            .compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        self.shared.sleep.fall_asleep()
     }
 
     /// The poller is back from its sleep. Returns whether it was woken by one of us; the notice stays for `clear`.
     pub(crate) fn get_up(&self) -> bool {
-        self.shared
-            .state
-            .compare_exchange(ASLEEP, AWAKE, Ordering::AcqRel, Ordering::Acquire)
-            .is_err()
+        self.shared.sleep.get_up()
     }
 
     /// Whether a wake waits to be noticed.
     #[inline]
     pub(crate) fn is_notified(&self) -> bool {
-        self.shared.state.load(Ordering::Acquire) == NOTIFIED
+        self.shared.sleep.is_notified()
     }
 
     /// Takes the notice, if there is one, and returns how many that is: whoever wakes from here on ends the next poll.
     #[inline]
     pub(crate) fn clear(&self) -> u64 {
-        if !self.is_notified() {
-            return 0;
-        }
-        self.shared.state.swap(AWAKE, Ordering::AcqRel);
-        1
+        self.shared.sleep.clear()
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(ringloop_loom)))]
 mod tests {
     use super::*;
 
@@ -116,5 +154,50 @@ mod tests {
             libc::POLLIN
         );
         assert!(waker.get_up());
+    }
+}
+
+#[cfg(all(test, ringloop_loom))]
+mod model {
+    use super::*;
+    use loom::sync::atomic::AtomicUsize;
+    use loom::sync::{Arc, Notify};
+    use loom::thread;
+
+    /// A poller that sleeps whenever it may sees what two threads have queued; a wake that is lost is a deadlock. The
+    /// eventfd is loom's `Notify`: signalled before the sleep, it ends it.
+    #[test]
+    fn no_wake_is_lost() {
+        loom::model(|| {
+            let sleep = Arc::new(Sleep::new());
+            let event = Arc::new(Notify::new());
+            let queued = Arc::new(AtomicUsize::new(0));
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let sleep = Arc::clone(&sleep);
+                    let (event, queued) = (Arc::clone(&event), Arc::clone(&queued));
+                    thread::spawn(move || {
+                        queued.fetch_add(1, Ordering::Relaxed);
+                        if sleep.wake() {
+                            event.notify();
+                        }
+                    })
+                })
+                .collect();
+            let mut seen = 0;
+            while seen < 2 {
+                if sleep.fall_asleep() {
+                    event.wait();
+                    sleep.get_up();
+                }
+                if sleep.clear() > 0 {
+                    seen = queued.load(Ordering::Relaxed);
+                    assert!(seen > 0, "what was queued before the wake is not seen");
+                }
+            }
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
     }
 }

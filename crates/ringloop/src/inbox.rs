@@ -5,10 +5,18 @@
 //! until it runs. So a sender wakes the reactor only if it has announced, by
 //! [`Inbox::prepare_wait`], that it is about to wait: while the loop is busy, sending is a push.
 
-use ringloop_driver::Waker;
 use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+#[cfg(all(test, ringloop_loom))]
+use loom::sync::atomic::{AtomicBool, Ordering};
+#[cfg(all(test, ringloop_loom))]
+use loom::sync::{Mutex, MutexGuard};
+use ringloop_driver::Waker;
+#[cfg(not(all(test, ringloop_loom)))]
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(not(all(test, ringloop_loom)))]
+use std::sync::{Mutex, MutexGuard};
 
 /// The receiving end, owned by the loop.
 ///
@@ -49,6 +57,13 @@ pub struct SendError<T>(pub T);
 
 #[derive(Debug)]
 struct Shared<T> {
+    mailbox: Mailbox<T>,
+    waker: Waker,
+}
+
+/// The values under way, and who has to wake the receiver for them.
+#[derive(Debug)]
+pub(crate) struct Mailbox<T> {
     state: Mutex<State<T>>,
     /// Whether `state.values` has something, so that an empty inbox is seen without taking the
     /// lock. Only a hint: whoever is about to sleep looks under the lock.
@@ -57,7 +72,6 @@ struct Shared<T> {
     /// lock, so that it is in one order with the values; taken back without it, since a wake too
     /// many does no harm.
     waiting: AtomicBool,
-    waker: Waker,
 }
 
 #[derive(Debug)]
@@ -66,11 +80,69 @@ struct State<T> {
     closed: bool,
 }
 
-impl<T> Shared<T> {
+impl<T> Mailbox<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                values: Vec::new(),
+                closed: false,
+            }),
+            pending: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+        }
+    }
+
     /// The lock is held for moves of a few words only, so it is not poisoned unless an allocation
     /// failed, and even then the state is whole.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a value. True if the caller has to wake the receiver.
+    pub(crate) fn push(&self, value: T) -> Result<bool, SendError<T>> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(SendError(value));
+        }
+        state.values.push(value);
+        self.pending.store(true, Ordering::Release);
+        // Announcements are made behind the same lock, so either the receiver saw the value when it
+        // made one, or the announcement is seen here.
+        Ok(self.waiting.swap(false, Ordering::Relaxed))
+    }
+
+    /// See [`Inbox::receive`].
+    pub(crate) fn receive(&self, values: &mut Vec<T>) {
+        self.waiting.store(false, Ordering::Relaxed);
+        if !self.pending.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.lock();
+        self.pending.store(false, Ordering::Relaxed);
+        if values.is_empty() {
+            // The two vectors change places: no copy, and each keeps its memory for the next time.
+            std::mem::swap(&mut state.values, values);
+        } else {
+            values.append(&mut state.values);
+        }
+    }
+
+    /// See [`Inbox::prepare_wait`].
+    pub(crate) fn prepare_wait(&self) -> bool {
+        let state = self.lock();
+        let nothing = state.values.is_empty();
+        self.waiting.store(nothing, Ordering::Relaxed);
+        nothing
+    }
+
+    /// Takes no values any more.
+    fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let values = std::mem::take(&mut state.values);
+        // The values' destructors may send, so they run after the lock is released.
+        drop(state);
+        drop(values);
     }
 }
 
@@ -79,12 +151,7 @@ impl<T> Inbox<T> {
     /// [`Reactor::waker`](crate::Reactor::waker).
     pub fn new(waker: Waker) -> Self {
         let shared = Shared {
-            state: Mutex::new(State {
-                values: Vec::new(),
-                closed: false,
-            }),
-            pending: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
+            mailbox: Mailbox::new(),
             waker,
         };
         Self {
@@ -102,18 +169,7 @@ impl<T> Inbox<T> {
     /// Moves all values that have arrived to the end of `values`, in the order in which they were
     /// sent. An empty inbox costs one load from memory.
     pub fn receive(&mut self, values: &mut Vec<T>) {
-        self.shared.waiting.store(false, Ordering::Relaxed);
-        if !self.shared.pending.load(Ordering::Acquire) {
-            return;
-        }
-        let mut state = self.shared.lock();
-        self.shared.pending.store(false, Ordering::Relaxed);
-        if values.is_empty() {
-            // The two vectors change places: no copy, and each keeps its memory for the next time.
-            std::mem::swap(&mut state.values, values);
-        } else {
-            values.append(&mut state.values);
-        }
+        self.shared.mailbox.receive(values);
     }
 
     /// Announces a wait. False if values have arrived, so that there is nothing to wait for; true
@@ -121,21 +177,13 @@ impl<T> Inbox<T> {
     ///
     /// To be called directly before [`Reactor::turn`](crate::Reactor::turn).
     pub fn prepare_wait(&mut self) -> bool {
-        let state = self.shared.lock();
-        let nothing = state.values.is_empty();
-        self.shared.waiting.store(nothing, Ordering::Relaxed);
-        nothing
+        self.shared.mailbox.prepare_wait()
     }
 }
 
 impl<T> Drop for Inbox<T> {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.closed = true;
-        let values = std::mem::take(&mut state.values);
-        // The values' destructors may send, so they run after the lock is released.
-        drop(state);
-        drop(values);
+        self.shared.mailbox.close();
     }
 }
 
@@ -148,17 +196,7 @@ impl<T> Sender<T> {
     /// # Errors
     /// The inbox has been dropped; the error has the value.
     pub fn send(&self, value: T) -> Result<(), SendError<T>> {
-        let mut state = self.shared.lock();
-        if state.closed {
-            return Err(SendError(value));
-        }
-        state.values.push(value);
-        self.shared.pending.store(true, Ordering::Release);
-        // Announcements are made behind the same lock, so either the receiver saw the value when it
-        // made one, or the announcement is seen here.
-        let wake = self.shared.waiting.swap(false, Ordering::Relaxed);
-        drop(state);
-        if wake {
+        if self.shared.mailbox.push(value)? {
             self.shared.waker.wake();
         }
         Ok(())
@@ -187,7 +225,7 @@ impl<T> fmt::Display for SendError<T> {
 
 impl<T> std::error::Error for SendError<T> {}
 
-#[cfg(test)]
+#[cfg(all(test, not(ringloop_loom)))]
 mod tests {
     use super::*;
     use crate::{Config, Reactor};
@@ -287,5 +325,58 @@ mod tests {
         );
         let SendError(returned) = sender.send(value).unwrap_err();
         assert_eq!(Arc::strong_count(&returned), 1);
+    }
+}
+
+#[cfg(all(test, ringloop_loom))]
+mod model {
+    use super::*;
+    use loom::sync::{Arc, Notify};
+    use loom::thread;
+
+    /// A receiver that sleeps whenever it may gets what two threads send; a wake that is lost is a deadlock.
+    #[test]
+    fn no_value_is_left_behind_and_no_wake_is_lost() {
+        loom::model(|| {
+            let mailbox = Arc::new(Mailbox::new());
+            let wake = Arc::new(Notify::new());
+            let senders: Vec<_> = (1..=2)
+                .map(|value| {
+                    let (mailbox, wake) = (Arc::clone(&mailbox), Arc::clone(&wake));
+                    thread::spawn(move || {
+                        if mailbox.push(value).unwrap() {
+                            wake.notify();
+                        }
+                    })
+                })
+                .collect();
+            let mut values = Vec::new();
+            while values.len() < 2 {
+                if mailbox.prepare_wait() {
+                    wake.wait();
+                }
+                mailbox.receive(&mut values);
+            }
+            assert_eq!(values.iter().sum::<i32>(), 3);
+            for sender in senders {
+                sender.join().unwrap();
+            }
+        });
+    }
+
+    /// A value that is sent while the receiver goes is dropped or comes back, and only one of both.
+    #[test]
+    fn a_value_for_a_receiver_that_goes_is_not_lost() {
+        loom::model(|| {
+            let mailbox = Arc::new(Mailbox::new());
+            let value = Arc::new(());
+            let sender = {
+                let (mailbox, value) = (Arc::clone(&mailbox), Arc::clone(&value));
+                thread::spawn(move || drop(mailbox.push(value)))
+            };
+            mailbox.close();
+            sender.join().unwrap();
+            assert_eq!(Arc::strong_count(&value), 1);
+        });
     }
 }

@@ -148,4 +148,46 @@ mod model {
             assert_eq!(state.begin(), Begin::Abort);
         });
     }
+
+    /// As `Remote::schedule` does it: the thread that queues the task sends it to the runtime, which sleeps whenever it may.
+    /// Of two wakes, one perhaps while the task runs, each cause is seen; a wake that is lost is a deadlock.
+    #[test]
+    fn a_wake_from_another_thread_reaches_a_runtime_that_sleeps() {
+        use crate::inbox::Mailbox;
+        use loom::sync::Notify;
+
+        loom::model(|| {
+            let state = Arc::new(State::scheduled());
+            state.begin();
+            let mailbox = Arc::new(Mailbox::new());
+            let wake = Arc::new(Notify::new());
+            let causes = Arc::new(AtomicUsize::new(0));
+            let waker = {
+                let (state, mailbox) = (Arc::clone(&state), Arc::clone(&mailbox));
+                let (wake, causes) = (Arc::clone(&wake), Arc::clone(&causes));
+                loom::thread::spawn(move || {
+                    for cause in 1..=2 {
+                        causes.store(cause, Ordering::Relaxed);
+                        if state.schedule() && mailbox.push(()).unwrap() {
+                            wake.notify();
+                        }
+                    }
+                })
+            };
+            let mut seen = 0;
+            let mut queue = Vec::new();
+            while seen < 2 {
+                if mailbox.prepare_wait() {
+                    wake.wait();
+                }
+                mailbox.receive(&mut queue);
+                assert!(queue.len() <= 1, "queued twice");
+                if queue.pop().is_some() {
+                    assert_eq!(state.begin(), Begin::Poll);
+                    seen = causes.load(Ordering::Relaxed);
+                }
+            }
+            waker.join().unwrap();
+        });
+    }
 }
