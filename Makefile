@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench conformance bench bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-sanitizers miri conformance bench bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -70,6 +70,21 @@ test-bench: build ## the benchmarks in small: a check that they run, not a measu
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
 	@$(python) bench/native.py --quick --arms ringloop,ringloop-epoll,c-epoll --output $(CARGO_TARGET_DIR)/bench-native-quick.json
 
+test-loom: prerequisites ## threads that wake one another, in all interleavings of up to two preemptions, by loom: tasks, the inbox, the driver's waker
+	$(say) 'interleavings'
+	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
+		-p ringloop-driver -p ringloop --lib model $(ARGS)
+
+test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer; what this machine lacks for that is named
+	$(say) 'AddressSanitizer'
+	@tools/sanitize.sh address $(ARGS) || [ $$? = 77 ]
+	$(say) 'ThreadSanitizer'
+	@tools/sanitize.sh thread $(ARGS) || [ $$? = 77 ]
+
+miri: prerequisites ## the Rust tests that need no kernel under Miri; where that is missing it says so, and Valgrind runs them
+	$(say) 'Miri'
+	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
+
 conformance: build ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
@@ -82,7 +97,7 @@ bench-native: ## race the native runtime against tokio, monoio, hyper and raw C,
 	$(say) 'the native runtime and its peers'
 	@$(PYTHON) bench/native.py $(if $(FULL),--full) $(ARGS)
 
-lint: lint-rust lint-python ## rustfmt, clippy, ruff, mypy, stubtest; changes nothing
+lint: lint-rust lint-python ## rustfmt, clippy, rustdoc, ruff, mypy, stubtest; changes nothing
 	@echo 'lint: clean'
 
 lint-rust: prerequisites $(VENV)/.tools-installed
@@ -92,6 +107,8 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	@cargo fmt --all --check
 	$(say) clippy
 	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
+	$(say) rustdoc
+	@RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop
 
 lint-python: build
 	$(say) ruff

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Run the Rust tests of the driver and of the runtime under a sanitizer, or the parts that need no kernel under Miri or Valgrind.
+# usage: tools/sanitize.sh address|thread|miri|memcheck [ARGUMENT OF CARGO TEST...]
+# Exits with 0 if they passed, and with 77 if this machine lacks something, which is named on stderr.
+#
+# The sanitizers need a nightly toolchain; or one with its standard library's source, such as Debian's rustc and rust-src, and
+# RUSTC_BOOTSTRAP=1. ThreadSanitizer always needs the source: with a standard library that is not instrumented it takes every
+# mutex that somebody had to wait for as none at all. It does not see what the kernel orders: that an operation's buffer is
+# written before its completion is read is what the contract tests are for.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+kind=${1:?usage: tools/sanitize.sh address|thread|miri|memcheck}
+shift
+target=$(rustc -vV | sed -n 's/^host: //p')
+folder=${CARGO_TARGET_DIR:-target}/$kind
+
+lacks() {
+    echo "$kind: left out: $*" >&2
+    exit 77
+}
+
+# What needs no kernel: timers, tables of tokens, a task's state.
+without_kernel=(timers table token task)
+
+case $kind in
+miri)
+    cargo +nightly miri --version >/dev/null 2>&1 || lacks 'Miri is not installed (rustup +nightly component add miri)'
+    exec env MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --target-dir "$folder" \
+        -p ringloop-driver -p ringloop --lib "$@" -- "${without_kernel[@]}"
+    ;;
+memcheck)
+    command -v valgrind >/dev/null || lacks 'Valgrind is not installed'
+    runner=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$target")_RUNNER
+    export "$runner=valgrind --quiet --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite"
+    exec env PROPTEST_CASES=8 cargo test --locked --target-dir "$folder" --target "$target" \
+        -p ringloop-driver -p ringloop --lib "$@" -- "${without_kernel[@]}"
+    ;;
+address | thread) ;;
+*) echo "unknown: $kind" >&2; exit 1 ;;
+esac
+
+if [ "${RUSTC_BOOTSTRAP:-}" = 1 ]; then
+    cargo=(cargo) rustc=(rustc)
+elif rustc +nightly --version >/dev/null 2>&1; then
+    cargo=(cargo +nightly) rustc=(rustc +nightly)
+else
+    lacks 'there is no nightly Rust (rustup toolchain install nightly)'
+fi
+libraries=$("${rustc[@]}" --print sysroot)/lib/rustlib
+flags=(-Zsanitizer="$kind")
+cargo_flags=()
+if [ -e "$libraries/src/rust/library/Cargo.lock" ]; then
+    cargo_flags+=(-Zbuild-std)
+elif [ "$kind" = thread ]; then
+    lacks "the standard library's source is not installed (rustup +nightly component add rust-src)"
+fi
+short=${kind:0:1}san
+if ! compgen -G "$libraries/$target/lib/librustc*_rt.$short.a" >/dev/null; then
+    clang -print-file-name="libclang_rt.$short-${target%%-*}.a" 2>/dev/null | grep -q / ||
+        lacks "neither Rust nor clang has the sanitizer's runtime library"
+    flags+=(-Zexternal-clangrt -Clinker=clang "-Clink-arg=-fsanitize=$kind")
+fi
+
+# The sanitizer must report what is there to be reported.
+mkdir -p "$folder"
+cat >"$folder/control.rs" <<'RUST'
+use std::hint::black_box;
+
+static mut SHARED: u64 = 0;
+
+fn race() {
+    let add = || (0..100_000).for_each(|_| unsafe { SHARED = black_box(SHARED + 1) });
+    let thread = std::thread::spawn(add);
+    add();
+    thread.join().unwrap();
+}
+
+fn main() {
+    race();
+    let freed = black_box(Box::into_raw(Box::new(7_u64)));
+    drop(unsafe { Box::from_raw(freed) });
+    black_box(unsafe { freed.read_volatile() });
+}
+RUST
+control_flags=("${flags[@]}")
+[ "$kind" = address ] || control_flags+=(-Cunsafe-allow-abi-mismatch=sanitizer)
+"${rustc[@]}" --edition 2024 --target "$target" "${control_flags[@]}" -o "$folder/control" "$folder/control.rs"
+if findings=$("$folder/control" 2>&1) || ! grep -qE 'SUMMARY: .*(heap-use-after-free|data race)' <<<"$findings"; then
+    echo "$kind: the sanitizer did not report a deliberate error" >&2
+    exit 1
+fi
+
+skipped=()
+# ThreadSanitizer puts signals off until a system call that it knows to block; io_uring_enter is none.
+[ "$kind" = address ] || skipped=(--skip no_signal_is_lost_however_they_are_timed)
+export RUSTFLAGS="${flags[*]}" LSAN_OPTIONS="suppressions=$PWD/tools/sanitizers/leaks.txt:print_suppressions=0"
+export PROPTEST_CASES=${PROPTEST_CASES:-32}
+# Memory and time of idle connections are nothing to be measured here.
+export RINGLOOP_TEST_SANITIZER=$kind
+exec "${cargo[@]}" test --locked "${cargo_flags[@]}" --target "$target" --target-dir "$folder" --no-fail-fast \
+    -p ringloop-driver -p ringloop --all-features --tests "$@" -- "${skipped[@]}"
