@@ -174,7 +174,8 @@ def build_ours() -> str:
 @cache
 def build_peers() -> str:
     """Build the programs on other runtimes."""
-    return cargo("--manifest-path", str(TARGETS / "Cargo.toml"), "--target-dir", str(PEERS_TARGET))
+    packages = [part for name in (CONTROL, RIVAL, "hyper") for part in ("--package", f"target-{name}")]
+    return cargo("--manifest-path", str(TARGETS / "Cargo.toml"), "--target-dir", str(PEERS_TARGET), *packages)
 
 
 def build_floor(name: str) -> str:
