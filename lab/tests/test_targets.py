@@ -14,6 +14,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from ringlab import manifest, process
 from ringlab.manifest import Arm, Presence
 from ringlab.process import Server
 
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "lab.md"
 HOST = "127.0.0.1"
 ANSWER_TIMEOUT_S = 20
 RUN_TIMEOUT_S = 60
@@ -55,6 +57,15 @@ def serving(workload: str) -> list[Any]:
     """The arms that serve a workload and can run here, as parameters."""
     present = [arm for arm in ALL if not PRESENCE[arm.name].skipped]
     return [pytest.param(arm, id=arm.name) for arm in present if workload in arm.workloads]
+
+
+def test_example_of_the_guide_is_a_manifest(tmp_path: Path) -> None:
+    _, _, rest = GUIDE.read_text().partition("```toml\n")
+    path = tmp_path / "hello" / "target.toml"
+    path.parent.mkdir()
+    path.write_text(textwrap.dedent(rest.partition("```")[0]))
+    (arm,) = manifest.read_target(path, tmp_path)
+    assert arm.workloads == ("bind", "http", "rtt", "echo")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(arm, id=arm.name) for arm in ALL])
