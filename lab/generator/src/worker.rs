@@ -58,6 +58,8 @@ struct Connection<P> {
     outstanding: u64,
     /// Sending failed, because the server has closed the connection or reset it.
     broken: bool,
+    /// It was open at some time.
+    opened: bool,
     /// The server said that it will close.
     closing: bool,
     partial: P,
@@ -158,7 +160,7 @@ pub(crate) struct Measured {
     pub(crate) connecting: Latencies,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// For each connection, what was answered in the window: requests, or (streams) messages.
+    /// For each connection that was opened, what was answered in the window: requests, or (streams) messages.
     pub(crate) operations: Vec<u64>,
     pub(crate) opened: u64,
     pub(crate) reopened: u64,
@@ -219,6 +221,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 position: 0,
                 outstanding: 0,
                 broken: false,
+                opened: false,
                 closing: false,
                 partial: E::Partial::default(),
                 since_ns: 0,
@@ -308,10 +311,12 @@ impl<'a, E: Exchange> Worker<'a, E> {
             }
             let wait = match &self.schedule {
                 _ if now < idle_since_ns + self.settings.spin_ns => Wait::Poll,
+                // Waking up takes some tens of microseconds, by which requests would be late.
                 Some(schedule) if self.sending => {
-                    match until_ns.min(schedule.next_ns).saturating_sub(now) {
-                        0 => Wait::Poll,
-                        left_ns => Wait::Precise(left_ns),
+                    let next_ns = until_ns.min(schedule.next_ns);
+                    match next_ns.saturating_sub(now + self.settings.spin_ns) {
+                        0 if self.settings.spin_ns > 0 || next_ns <= now => Wait::Poll,
+                        left_ns => Wait::Precise(left_ns.max(1)),
                     }
                 }
                 _ => Wait::Coarse(until_ns.saturating_sub(now)),
@@ -409,6 +414,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             .connecting
             .record(now.saturating_sub(connection.since_ns));
         connection.state = State::Open;
+        connection.opened = true;
         connection.since_ns = now;
         self.connecting -= 1;
         self.measured.alive += 1;
@@ -926,6 +932,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.measured.operations = self
             .connections
             .iter()
+            .filter(|connection| connection.opened)
             .map(|connection| connection.operations / unit)
             .collect();
         self.measured
