@@ -12,6 +12,8 @@ from ringlab.results import Cell, Comparison, Curve, Group, Metric, Summary, Ver
 CURVE_PERCENTILES = (
     *(float(each) for each in range(0, 90, 5)), 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.9, 99.95, 99.99, 99.999, 100.0,
 )  # fmt: skip
+RATE_KEPT = 0.97
+"""The share of the offered rate that counts as kept up with."""
 HISTOGRAM_MOST_NS = 3_600_000_000_000
 HISTOGRAM_DIGITS = 3
 FLOORS = ("c-epoll", "c-io_uring")
@@ -293,6 +295,13 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
                 reasons = "; ".join(dict.fromkeys(reason for sample in samples for reason in sample.reasons))
                 rounds = ", ".join(str(sample.round) for sample in samples)
                 found.append(f"{status}: {arm} in round {rounds}: {reasons}")
+    offered = cell.parameters.get("offered_rate_per_s")
+    for arm in cell.arms:
+        rates = [value for value in cell.series(arm, "operations_per_s") if value is not None]
+        if offered and rates and averages.median(rates) < RATE_KEPT * offered:
+            found.append(
+                f"{arm} didn't keep up: it answered {averages.median(rates):,.0f} of {offered:,.0f} requests/s"
+            )
     for each in arms:
         probe = next((probe for probe in cell.probes if probe.arm == each.name), None)
         declared = each.declares.get("parser")

@@ -25,8 +25,6 @@ PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
 BIND_TRIALS_MOST = 6
 BIND_COUNT_MOST = 5_000_000
-RATE_KEPT = 0.97
-"""The share of the offered rate that counts as kept up with."""
 
 
 class Progress(Protocol):
@@ -157,10 +155,10 @@ class Race:
             if not rate:
                 cell.left_out = f"{plan.follows} gave no rate"
                 return
-            cell.parameters |= {"rate": rate}
+            cell.parameters["offered_rate_per_s"] = rate
         if plan.workload == "http":
             self.probe(cell, contestants)
-        if plan.kind in ("echo", "http") and self.options.ceilings:
+        if plan.kind in ("echo", "http") and not plan.stream and self.options.ceilings:
             cell.ceiling = self.measure_ceiling(plan)
         if plan.workload == "bind":
             self.progress.step(f"{plan.name}: waiting until closed connections have given their ports back")
@@ -284,7 +282,7 @@ class Race:
                 event = self.load(words, plan.sample_s(self.scale), watch.see)
                 server.check_alive("while it was measured")
                 sample.figures = workloads.figures_of_load(plan, event) | watch.figures()
-                self.take_event(plan, cell, event, sample, rate)
+                self.take_event(plan, cell, event, sample)
         except SampleFailed as failure:
             raise SampleFailed(f"{failure}{died(server, str(failure))}") from None
         finally:
@@ -292,9 +290,7 @@ class Race:
         if ending is not None and ending.complaint:
             self.note(f"{arm.name}: {ending.complaint}")
 
-    def take_event(
-        self, plan: CellPlan, cell: results.Cell, event: dict[str, Any], sample: results.Sample, rate: float
-    ) -> None:
+    def take_event(self, plan: CellPlan, cell: results.Cell, event: dict[str, Any], sample: results.Sample) -> None:
         """Put what the load generator measured into a sample, and judge whether it counts."""
         sample.errors = {
             kind: results.ErrorCount(count=int(each["count"]), first=str(each.get("first", "")))
@@ -306,15 +302,12 @@ class Race:
                 sample.histograms[kind] = histogram["hdr"]
         reasons = workloads.why_void(plan, event, plan.window_s(self.scale))
         if "server_cpu_us" not in sample.figures and not reasons:
-            reasons.append("the load generator gave no CPU time of the server")
+            why = (event.get("server") or {}).get("error") or "the load generator gave none"
+            reasons.append(f"no CPU time of the server: {why}")
         if reasons:
             sample.status = "void"
             sample.reasons += reasons
         achieved = event["operations_per_s"]
-        if rate and achieved < RATE_KEPT * rate:
-            self.note(
-                f"{sample.arm} didn't keep up in {plan.name}: it answered {achieved:,.0f} of {rate:,.0f} requests/s"
-            )
         busy = event["client"]["cpu_fraction"] > workloads.CLIENT_BUSY
         if cell.ceiling is not None and not plan.percent:
             sample.client_limited = achieved * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
@@ -391,18 +384,23 @@ class Race:
         if key not in self.ceilings:
             self.progress.step(f"{plan.name}: the load generator's own ceiling")
             closed = workloads.BY_NAME[plan.follows] if plan.follows else plan
-            kind, *rest = closed.load_options(self.scale)
-            rest[rest.index("--window") + 1] = f"{min(CEILING_WINDOW_S, plan.window_s(self.scale)):g}"
+            words = ["ceiling", closed.kind, "--connections", str(closed.connections), *self.cpu_words()]
+            words += ["--size", str(closed.size_bytes)] if closed.kind == "echo" else []
+            words += [
+                "--warm-up",
+                f"{self.scale.warm_up_s:g}",
+                "--window",
+                f"{min(CEILING_WINDOW_S, plan.window_s(self.scale)):g}",
+            ]
             placement = self.result.run.placement
-            words = ["ceiling", kind if kind == "http" else "echo", *rest, *self.cpu_words()]
-            if kind == "rtt":
-                words += ["--connections", "1"]
             if placement.server:
                 words += ["--responder-cpu", str(placement.server[0])]
             try:
                 event = self.load(words, plan.sample_s(self.scale))
                 self.ceilings[key] = results.Ceiling(
-                    operations_per_s=event["operations_per_s"], client_cpu_fraction=event["client"]["cpu_fraction"]
+                    # What its CPU time per operation allows: the responder may have been the limit of the rate itself.
+                    operations_per_s=event["ceiling"]["operations_per_s"],
+                    client_cpu_fraction=event["client"]["cpu_fraction"],
                 )
             except SampleFailed as failure:
                 self.note(f"no ceiling for {plan.name}: {failure}")

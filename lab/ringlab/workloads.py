@@ -28,7 +28,8 @@ WINDOW_LEAST = 0.9
 BIND_SAMPLE_NS_LEAST = 100_000_000
 CEILING_FACTOR = 1.5
 """A server whose rate is nearer to the load generator's own is measured by the generator's limit."""
-CLIENT_BUSY = 0.95
+CLIENT_BUSY = 1 / CEILING_FACTOR
+"""The share of a CPU that says the same, where no ceiling was measured."""
 START_S = {"bind": 0.1, "http": 0.4, "rtt": 0.4, "loop": 0.25, "echo": 0.4}
 """About what a sample takes beyond what is measured: for the estimate of the time left only."""
 
@@ -51,11 +52,12 @@ LOOP_QUICK = ("call_soon", "iteration", "timer_insert", "tasks", "socket_ping_po
 
 SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
 RATE = Metric(key="operations_per_s", title="rate", unit="/s", better="higher")
-P50 = Metric(key="latency_p50_us", title="latency p50", unit="us", better="lower")
-P99 = Metric(key="latency_p99_us", title="latency p99", unit="us", better="lower")
-CORRECTED_P50 = Metric(key="corrected_p50_us", title="latency p50 from the intended start", unit="us", better="lower")
-CORRECTED_P99 = Metric(key="corrected_p99_us", title="latency p99 from the intended start", unit="us", better="lower")
-COLD_P50 = Metric(key="cold_p50_us", title="first message of a connection, p50", unit="us", better="lower")
+P50 = Metric(key="latency_ns_p50", title="latency p50", unit="ns", better="lower")
+P99 = Metric(key="latency_ns_p99", title="latency p99", unit="ns", better="lower")
+# In an open loop latency counts from when a request was due, which no stall of the server can hide.
+SERVICE_P50 = Metric(key="service_ns_p50", title="p50 from sending", unit="ns", better="lower")
+SERVICE_P99 = Metric(key="service_ns_p99", title="p99 from sending", unit="ns", better="lower")
+COLD_P50 = Metric(key="cold_ns_p50", title="first message of a connection, p50", unit="ns", better="lower")
 MEGABYTES = Metric(key="megabytes_per_s", title="throughput in each direction", unit="MB/s", better="higher")
 CPU_PER_MEGABYTE = Metric(
     key="server_cpu_us", title="server CPU per MB echoed", unit="us", better="lower", primary=True
@@ -115,9 +117,13 @@ class CellPlan:
     def record(self, scale: results.Scale) -> results.Cell:
         """Return it as a result has it, before anything is measured."""
         parameters: dict[str, Any] = {"window_s": self.window_s(scale)}
-        for name in ("connections", "size_bytes", "percent", "follows", "mode", "concurrent", "benchmark"):
+        for name in ("connections", "size_bytes", "follows", "mode", "concurrent", "benchmark"):
             if getattr(self, name):
                 parameters[name] = getattr(self, name)
+        if self.workload == "http":
+            parameters["mode"] = "open" if self.percent else "closed"
+        if self.percent:
+            parameters["rate_fraction"] = self.percent / 100
         if self.workload == "echo":
             parameters["framing"] = "stream" if self.stream else "framed"
         return results.Cell(
@@ -209,7 +215,7 @@ def http_cells() -> list[CellPlan]:
                     workload="http",
                     title=f"GET {on} at {percent}% of the rate of the slowest, whether answers come or not",
                     operation="request",
-                    metrics=(SERVER_CPU, CORRECTED_P50, CORRECTED_P99, P50, P99, RATE),
+                    metrics=(SERVER_CPU, P50, P99, SERVICE_P50, SERVICE_P99, RATE),
                     scales=QUICK if (connections, percent) == (50, 75) else NORMAL if connections == 50 else PUBLISH,
                     connections=connections,
                     percent=percent,
@@ -330,7 +336,7 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
         figures["megabytes_per_s"] = megabytes / window_s
     counted = megabytes if plan.stream else operations
     server = event.get("server")
-    if server and counted:
+    if server and not server.get("error") and counted:
         figures["server_cpu_us"] = server["cpu_ns"] / counted / 1e3
         figures["server_cpu_percent"] = 100 * server["cpu_ns"] / 1e9 / window_s if window_s else 0.0
         figures["server_system_share"] = server["system_ns"] / max(1, server["user_ns"] + server["system_ns"])
@@ -341,11 +347,15 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
         figures["rss_end_bytes"] = server["rss_end_bytes"]
         grown = server["rss_connected_bytes"] - server["rss_rest_bytes"]
         figures["rss_per_connection_bytes"] = grown / max(1, plan.connections)
-    for kind, prefix in (("service", "latency"), ("corrected", "corrected"), ("cold", "cold")):
-        histogram = event["latency"].get(kind)
+    latencies = event["latency"]
+    # In an open loop the corrected latency is the latency, and the service time something besides.
+    kinds = {"latency": latencies.get("corrected") or latencies.get("service"), "cold": latencies.get("cold")}
+    if latencies.get("corrected"):
+        kinds["service"] = latencies.get("service")
+    for prefix, histogram in kinds.items():
         if histogram and histogram["count"]:
             for name in ("mean", "p50", "p90", "p95", "p99", "p999", "max"):
-                figures[f"{prefix}_{name}_us"] = histogram[f"{name}_ns"] / 1e3
+                figures[f"{prefix}_ns_{name}"] = histogram[f"{name}_ns"]
     if event.get("littles_law"):
         figures["in_flight_average"] = event["littles_law"]["in_flight_average"]
     if event.get("fairness"):
@@ -362,6 +372,8 @@ def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[
     reasons = []
     if event.get("void"):
         reasons.append(str(event["void"]))
+    if event.get("ended_early"):
+        reasons.append(str(event["ended_early"]))
     connections = event["connections"]
     if connections["opened"] < connections["asked"]:
         reasons.append(f"only {connections['opened']} of {connections['asked']} connections were opened")
@@ -369,7 +381,7 @@ def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[
         reasons.append(
             f"only {connections['alive_at_end']} of {connections['asked']} connections were alive at the end"
         )
-    if event["window_s"] < WINDOW_LEAST * window_s:
+    if event["window_s"] < WINDOW_LEAST * window_s and not reasons:
         reasons.append(f"{event['window_s']:.3g} s were measured instead of {window_s:g} s")
     operations = event["operations"]
     if not plan.stream and operations < OPERATIONS_LEAST and not reasons:

@@ -162,6 +162,7 @@ def test_more_workers_than_threads_are_a_lie(make_targets: MakeTargets) -> None:
         ),
         ("resets", "errors: 4000 x reset (connection reset by peer)"),
         ("short", "0.1 s were measured instead of 0.2 s"),
+        ("early", "all connections are lost"),
         ("few", "3 operations in 0.2 s tell nothing: at least 50 must end"),
         ("unconnected", "only 99 of 100 connections were opened"),
     ],
@@ -199,7 +200,7 @@ def test_an_open_loop_runs_at_a_share_of_the_slowest(make_race: MakeRace) -> Non
     closed, opened = race.result.cells
     assert closed.name == "http/50/closed"
     assert opened.parameters["of"] == "slow"
-    assert opened.parameters["rate"] == pytest.approx(5000, rel=0.01)
+    assert opened.parameters["offered_rate_per_s"] == pytest.approx(5000, rel=0.01)
     assert {sample.figures["operations_per_s"] for sample in opened.samples} == {5000}
     assert {curve.kind for curve in opened.analysis.curves} == {"service", "corrected"}
     assert {probe.arm for probe in closed.probes} == {"fast", "slow"}

@@ -17,6 +17,16 @@ def show(value: float) -> str:
     return f"{value:.2g}"
 
 
+def show_figure(value: float, metric: Metric) -> str:
+    """Return a figure of a metric; times in ns come with the unit that suits them, others without theirs."""
+    if metric.unit != "ns":
+        return show(value)
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(value) >= size:
+            return f"{show(value / size)} {unit}"
+    return f"{show(value)} ns"
+
+
 def show_ratio(comparison: Comparison) -> str:
     """Return a ratio with its interval."""
     high = show(comparison.high) if comparison.high < 1e6 else "?"
@@ -43,7 +53,7 @@ def ranking(cell: Cell, group: Group) -> list[str]:
 
 def heading(metric: Metric) -> str:
     """Return the heading of a metric's column."""
-    return f"{metric.title}, {metric.unit}"
+    return metric.title if metric.unit == "ns" else f"{metric.title}, {metric.unit}"
 
 
 def group_title(cell: Cell, group: Group) -> str:
@@ -56,6 +66,17 @@ def group_title(cell: Cell, group: Group) -> str:
         "none": "servers that say they parse nothing",
     }
     return titles.get(group.name, "servers of which nobody knows whether they parse")
+
+
+def rate_of(cell: Cell) -> str:
+    """Return a sentence about the rate of an open loop, or nothing."""
+    rate = cell.parameters.get("offered_rate_per_s")
+    if rate is None:
+        return ""
+    share = 100 * cell.parameters.get("rate_fraction", 0)
+    return (
+        f"{rate:,.0f} requests/s are offered, {share:.0f}% of what {cell.parameters.get('of')} did in the closed loop"
+    )
 
 
 def system_calls_of(cell: Cell, arm: str) -> str:

@@ -57,11 +57,8 @@ def verdicts(result: Result) -> list[str]:
 def render_cell(cell: Cell) -> list[str]:
     """Return the lines about a cell."""
     lines = [f"## {cell.name}", "", f"{cell.title[:1].upper()}{cell.title[1:]}.", ""]
-    if "rate" in cell.parameters:
-        lines += [
-            f"The rate is {cell.parameters['rate']:,.0f}/s, {cell.parameters['percent']}% of what {cell.parameters['of']} did.",
-            "",
-        ]
+    if report.rate_of(cell):
+        lines += [f"{report.rate_of(cell)}.", ""]
     for group in cell.analysis.groups:
         title = report.group_title(cell, group)
         if title:
@@ -88,11 +85,11 @@ def table_of(cell: Cell, group: Group) -> list[str]:
     for arm in report.ranking(cell, group):
         comparison = report.comparison_of(group, arm, cell.primary.key)
         summary = report.summary_of(cell, arm, cell.primary.key)
-        row = [arm, report.show(summary.median) if summary else ""]
+        row = [arm, report.show_figure(summary.median, cell.primary) if summary else ""]
         row += ["1", "the baseline"] if comparison is None else [report.show_ratio(comparison), comparison.verdict]
         for metric in others:
             found = report.summary_of(cell, arm, metric.key)
-            row.append(report.show(found.median) if found else "")
+            row.append(report.show_figure(found.median, metric) if found else "")
         if counted:
             row.append(report.system_calls_of(cell, arm))
         rows.append(row)

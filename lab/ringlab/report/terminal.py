@@ -51,10 +51,8 @@ def print_findings(console: Console, findings: list[Finding], *, problems_only: 
 def print_cell(console: Console, cell: Cell) -> None:
     """Print what a cell says: a table and a sentence for each group of arms."""
     console.print(f"\n[bold]{escape(cell.name)}[/bold]  {escape(cell.title)}", highlight=False)
-    if "rate" in cell.parameters:
-        console.print(
-            f"  at {cell.parameters['rate']:,.0f} /s, which is {cell.parameters['percent']}% of what {cell.parameters['of']} did"
-        )
+    if report.rate_of(cell):
+        console.print(f"  {report.rate_of(cell)}", highlight=False)
     for group in cell.analysis.groups:
         title = report.group_title(cell, group)
         if title:
@@ -88,7 +86,7 @@ def table_of(cell: Cell, group: Group) -> Table:
     for arm in report.ranking(cell, group):
         summary = report.summary_of(cell, arm, cell.primary.key)
         comparison = report.comparison_of(group, arm, cell.primary.key)
-        row = [escape(arm), report.show(summary.median) if summary else ""]
+        row = [escape(arm), report.show_figure(summary.median, cell.primary) if summary else ""]
         if comparison is None:
             row += ["1", "[dim]the baseline[/dim]"]
         else:
@@ -96,7 +94,7 @@ def table_of(cell: Cell, group: Group) -> Table:
             row += [report.show_ratio(comparison), f"[{colour}]{comparison.verdict}[/{colour}]"]
         for metric in others:
             found = report.summary_of(cell, arm, metric.key)
-            row.append(report.show(found.median) if found else "")
+            row.append(report.show_figure(found.median, metric) if found else "")
         if counted:
             row.append(report.system_calls_of(cell, arm))
         table.add_row(*row)

@@ -133,6 +133,10 @@ def main() -> None:
         result["operations"] = 3
     elif trouble == "unconnected":
         result["connections"]["opened"] = asked - 1
+    if options.workload == "ceiling":
+        result["ceiling"] = {"operations_per_s": result["operations_per_s"], "client_cpu_ns_per_operation": 1.0}
+    elif trouble == "early":
+        result |= {"ended_early": "all connections are lost", "window_s": options.window / 2}
     say(**result)
 
 
