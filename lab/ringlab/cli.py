@@ -327,6 +327,7 @@ def measure(
     selectors: Sequence[str],
     baseline: str,
     *,
+    other: str = "",
     targets_folder: Path | None,
     quick: bool,
     publish: bool,
@@ -404,7 +405,10 @@ def measure(
     command += ["--placement", placement] if placement != "apart" else []
     command += ["--baseline", baseline] if baseline else []
     result.run.command = command
-    return finish(console, race)
+    code = finish(console, race)
+    if other:
+        print_comparisons(console, result, baseline, other)
+    return code
 
 
 def start_race(
@@ -515,7 +519,7 @@ def read_result(path: Path) -> results.Result:
 @click.option("--workload", "what", multiple=True, metavar="WORKLOAD|CELL", help="Only these. Repeatable.")
 @measuring_options
 def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], **options: Any) -> None:
-    """Compare two arms: A is the baseline, B is what differs.
+    """Compare two arms: A is the baseline, B is what differs. A against itself shows the noise.
 
     With --in, from the rounds of a result in which both took part; otherwise they are raced now.
 
@@ -525,14 +529,16 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
       ringlab compare go tokio --in ringlab-results/20261121-160000/result.json
     """
     first, second = arms
-    if first == second:
-        raise Refused("A and B are the same: the A/A arm of any run shows what that gives")
     if source is None:
         names = {arm.name for arm in discover(options["targets_folder"])}
         for name in arms:
             if name not in names:
                 raise Refused(f"there is no arm {name!r}; `ringlab targets` lists them")
-        sys.exit(measure(what, arms, first, **options))
+        # One arm against itself is its second copy: what the lab makes of no difference.
+        other = second if second != first else manifest.again_name(first)
+        sys.exit(measure(what, arms, first, other=other, **options))
+    if first == second:
+        raise Refused(f"A and B are the same: compare {first} with {manifest.again_name(first)}, if that was measured")
     sys.exit(compare_within(read_result(source), source, first, second, what))
 
 
@@ -555,13 +561,22 @@ def compare_within(result: results.Result, source: Path, first: str, second: str
         names = [name for name in cell.arms if name in (first, second) or records[name].repeats]
         cell.analysis = analysis.analyse(cell, [records[name] for name in names], first)
         terminal.print_cell(console, cell)
-        for group in cell.analysis.groups:
-            for comparison in group.comparisons:
-                if comparison.arm == second:
-                    console.print(f"  {escape(comparison.sentence)}", highlight=False)
     if not found:
         raise Refused(f"no cell of {source} has measured both {first} and {second}")
+    print_comparisons(console, result, first, second)
     return 0
+
+
+def print_comparisons(console: Console, result: results.Result, first: str, second: str) -> None:
+    """Print how an arm compares with a baseline, in every cell and metric."""
+    console.print(f"\n[bold]{escape(second)} against {escape(first)}[/bold]")
+    for cell in result.cells:
+        for group in cell.analysis.groups:
+            for comparison in group.comparisons:
+                if (comparison.arm, comparison.baseline) == (second, first):
+                    colour = terminal.COLOURS[comparison.verdict]
+                    text = f"{cell.name}: {comparison.sentence}"
+                    console.print(f"  [{colour}]{comparison.verdict:11}[/{colour}] {escape(text)}", highlight=False)
 
 
 @main.command("guard")

@@ -52,6 +52,11 @@ class BuildFailed(Exception):
     """A target can't be built; the text says why, and where all of the output is."""
 
 
+def again_name(name: str) -> str:
+    """Return the name of an arm's second copy, the A/A arm."""
+    return f"{name} (again)"
+
+
 @dataclass(frozen=True)
 class Detect:
     """What must hold so that a target can run."""
@@ -131,7 +136,7 @@ class Arm:
 
     def again(self) -> "Arm":
         """Return the A/A arm: the same under another name."""
-        return replace(self, name=f"{self.name} (again)", title=f"{self.title}, a second copy", repeats=self.name)
+        return replace(self, name=again_name(self.name), title=f"{self.title}, a second copy", repeats=self.name)
 
     def placeholders(self) -> dict[str, str]:
         """Return what is the same in all commands."""

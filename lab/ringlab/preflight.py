@@ -222,9 +222,9 @@ def check_time_wait() -> Finding:
     return Finding(name="TIME_WAIT", status="ok", text=f"{count} closed connections hold ports")
 
 
-def drain_time_wait() -> bool:
+def drain_time_wait(limit_s: float = TIME_WAIT_DRAIN_S) -> bool:
     """Wait until few closed connections hold ports; say whether that came."""
-    deadline = time.monotonic() + TIME_WAIT_DRAIN_S
+    deadline = time.monotonic() + limit_s
     while time_wait_count() > TIME_WAIT_MOST:
         if time.monotonic() > deadline:
             return False

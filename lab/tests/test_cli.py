@@ -109,7 +109,7 @@ def test_a_quick_run_fits_its_time(make_targets: MakeTargets, tmp_path: Path) ->
         (("run", "--quick", "--publish"), "--quick and --publish exclude each other"),
         (("run", "--baseline", "two"), "the baseline two takes no part: it isn't among the targets chosen"),
         (("run", "--rounds", "0"), "Invalid value for '--rounds'"),
-        (("compare", "one", "one"), "A and B are the same"),
+        (("compare", "one", "one", "--in", RECORDED), "A and B are the same: compare one with one (again)"),
         (("compare", "one", "two"), "there is no arm 'two'; `ringlab targets` lists them"),
     ],
 )
@@ -223,12 +223,21 @@ def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeT
     result = results.Result.read(output / "result.json")
     assert result.cells[0].arms == ["one", "two", "one (again)"]
     assert result.cells[0].analysis.groups[0].baseline == "one"
+    assert "two is better than one in time per operation: 60% less" in found.output
     within = ringlab("compare", "two", "one", "--in", output / "result.json")
     assert within.exit_code == 0
     assert "one is worse than two in time per operation: 2.50 times as much" in within.output
     refused = ringlab("compare", "two", "three", "--in", output / "result.json")
     assert refused.exit_code == 2
     assert "three took no part in" in refused.output
+
+
+def test_an_arm_ties_with_itself(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder = make_targets(one=1.0, two=0.4)
+    words = ("compare", "one", "one", "--workload", "loop/call_soon", *FAST, "--targets-folder", folder)
+    found = ringlab(*words, "--output", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert "one (again) and one tie in time per operation: they differ by less than" in found.output
 
 
 @pytest.mark.parametrize("kind", cli.FORMATS)
