@@ -12,6 +12,8 @@ from ringlab.results import Cell, Comparison, Curve, Group, Metric, Summary, Ver
 CURVE_PERCENTILES = (
     *(float(each) for each in range(0, 90, 5)), 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.9, 99.95, 99.99, 99.999, 100.0,
 )  # fmt: skip
+NAMES_MOST = 5
+"""In a sentence."""
 RATE_KEPT = 0.97
 """The share of the offered rate that counts as kept up with."""
 HISTOGRAM_MOST_NS = 3_600_000_000_000
@@ -130,6 +132,13 @@ def sentence_of(comparison: Comparison, metric: Metric, found: statistics.Estima
     return f"{arm} is {comparison.verdict} than {baseline} in {metric.title}: {text} ({interval})"
 
 
+def some_of(names: Sequence[str]) -> str:
+    """Return names as a list in words, a long one shortened."""
+    if len(names) > NAMES_MOST:
+        return f"{', '.join(names[: NAMES_MOST - 1])} and {len(names) - NAMES_MOST + 1} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def would_take(rounds: int | None) -> str:
     """Say how many rounds it would take."""
     if rounds is None:
@@ -246,7 +255,7 @@ def who_is_best(cell: Cell, arms: list[str], floor: float) -> Verdict:
             kind="winner", arms=[best], sentence=f"{best} wins: the next, {second}, has {text} {metric.title}"
         )
     if not open_arms:
-        names = " and ".join(filter(None, (", ".join([best, *tied][:-1]), tied[-1])))
+        names = some_of([best, *tied])
         return Verdict(
             kind="tie",
             arms=[best, *tied],
@@ -254,7 +263,7 @@ def who_is_best(cell: Cell, arms: list[str], floor: float) -> Verdict:
         )
     needed = [by_arm[arm].rounds_needed if arm in by_arm else None for arm in open_arms]
     most = None if any(each is None for each in needed) else max(each for each in needed if each is not None)
-    rest = ", ".join([*tied, *open_arms])
+    rest = some_of([*tied, *open_arms])
     return Verdict(
         kind="cannot tell",
         arms=[best, *tied, *open_arms],

@@ -188,14 +188,16 @@ def fit_quick(race: runner.Race, budget_s: float) -> None:
     while True:
         rounds = int(budget_s / max(0.001, round_s()))
         if (
-            rounds >= workloads.QUICK_ROUNDS_LEAST
+            rounds >= workloads.QUICK_ROUNDS_WANTED
             or scale.window_s <= QUICK_WINDOW_LEAST * workloads.SCALES["quick"].window_s
         ):
             break
         scale = replace(scale, window_s=scale.window_s * 0.9, warm_up_s=scale.warm_up_s * 0.9)
         race.result.run.scale = scale
-    rounds = min(workloads.QUICK_ROUNDS_MOST, max(workloads.QUICK_ROUNDS_LEAST, rounds))
+    rounds = min(workloads.QUICK_ROUNDS_MOST, max(workloads.QUICK_ROUNDS_WANTED, rounds))
     race.result.run.scale = replace(scale, rounds=rounds)
+    # On a machine that is slower than expected, cells end with fewer rounds.
+    race.options.limit_s = budget_s
 
 
 def write_reports(result: results.Result, folder: Path) -> list[Path]:

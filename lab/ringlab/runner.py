@@ -5,6 +5,7 @@ cell, and Ctrl-C ends the race early and keeps it.
 """
 
 import datetime
+import math
 import os
 import random
 import statistics as averages
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringlab import analysis, generator, manifest, preflight, process, results, system_calls, workloads
+from ringlab import analysis, generator, manifest, preflight, process, results, statistics, system_calls, workloads
 from ringlab.process import SampleFailed, Server
 from ringlab.workloads import CellPlan
 
@@ -50,6 +51,8 @@ class Options:
     """Run an A/A arm."""
     system_calls: bool = False
     ceilings: bool = True
+    limit_s: float = 0.0
+    """If not 0, cells end early, but not before statistics.ROUNDS_LEAST rounds, where the race would take longer than this."""
 
 
 @dataclass
@@ -88,6 +91,14 @@ class Race:
     def expected_s(self, plan: CellPlan) -> float:
         """Return about how long a cell takes."""
         return len(self.contestants(plan)) * self.scale.rounds * plan.sample_s(self.scale)
+
+    def cell_limit_s(self, plan: CellPlan) -> float:
+        """Return how long a cell may take, of the time that is left."""
+        if not self.options.limit_s:
+            return math.inf
+        left_s = self.options.limit_s - (time.monotonic() - self.begun)
+        remaining = self.plans[self.plans.index(plan) :]
+        return left_s * self.expected_s(plan) / sum(self.expected_s(each) for each in remaining)
 
     def prepare(self) -> None:
         """Put every planned cell into the result, so that an unfinished one shows what is missing."""
@@ -147,6 +158,7 @@ class Race:
         if done >= self.scale.rounds:
             self.progress.advance(self.expected_s(plan))
             return
+        begun, limit_s = time.monotonic(), self.cell_limit_s(plan)
         # An unfinished round is measured anew: its pairs would be from different times.
         cell.orders = cell.orders[:done]
         cell.samples = [sample for sample in cell.samples if sample.round <= done]
@@ -169,6 +181,12 @@ class Race:
                 self.ports_held = True
                 self.note(f"{plan.name}: many sockets were in TIME_WAIT all along, which makes binding slow")
         for number in range(done + 1, self.scale.rounds + 1):
+            if number > statistics.ROUNDS_LEAST and (time.monotonic() - begun) * number / (number - 1) > limit_s:
+                self.note(
+                    f"{plan.name} ended after {number - 1} of {self.scale.rounds} rounds, because a quick run has no time for more"
+                )
+                self.progress.advance((self.scale.rounds - number + 1) * len(contestants) * plan.sample_s(self.scale))
+                break
             order = list(contestants)
             # Of each round its own, so that a run that is resumed draws what it would have drawn.
             random.Random(f"{self.result.run.seed} {plan.name} {number}").shuffle(order)

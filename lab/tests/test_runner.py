@@ -340,6 +340,18 @@ def test_the_time_left_adds_up(make_race: MakeRace) -> None:
     assert race.progress.done_s == pytest.approx(expected_s)
 
 
+def test_a_race_without_time_ends_cells_early_but_not_too_early(make_race: MakeRace) -> None:
+    race = make_race(["loop/call_soon", "loop/iteration"], rounds=5, one=1.0)
+    race.options.limit_s = 1e-9
+    expected_s = sum(race.expected_s(plan) for plan in race.plans)
+    race.run()
+    assert [len(cell.orders) for cell in race.result.cells] == [3, 3]
+    assert race.result.run.complete
+    assert "loop/iteration ended after 3 of 5 rounds, because a quick run has no time for more" in race.result.run.notes
+    assert isinstance(race.progress, SilentProgress)
+    assert race.progress.done_s == pytest.approx(expected_s)
+
+
 def test_servers_die_with_the_lab(make_targets: MakeTargets) -> None:
     if not process.die_with_parent():
         pytest.skip(
