@@ -158,15 +158,17 @@ def make_ready(
         if record.skipped:
             continue
         record.skipped = preflight.debug_build(arm) or broken.get(arm.build_folder, "")
-        if not record.skipped and deadline is not None and time.monotonic() > deadline and not_built(arm, built):
-            record.skipped = "not built, because that would take longer than a quick run has"
-            record.install = "ringlab targets --build"
         if record.skipped:
             continue
+        limit_s = manifest.BUILD_TIMEOUT_S if deadline is None else max(0.0, deadline - time.monotonic())
         if not_built(arm, built):
             tell(f"building {arm.target}")
+            if not limit_s:
+                record.skipped = "not built, because a quick run has no time for more builds"
+                record.install = "ringlab targets --build"
+                continue
         try:
-            manifest.build(arm, built)
+            manifest.build(arm, built, limit_s)
             present[arm.name] = arm
         except manifest.BuildFailed as error:
             record.skipped = broken[arm.build_folder] = f"it can't be built: {error}"

@@ -567,7 +567,7 @@ def is_built(arm: Arm) -> bool:
     return all(path.stat().st_mtime <= made for path in sources if not path.is_relative_to(arm.build_folder))
 
 
-def build(arm: Arm, built: set[Path] | None = None) -> None:
+def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEOUT_S) -> None:
     """Build an arm's target, if that must be; `built` holds the folders that were looked after. Raises BuildFailed."""
     if not arm.build.command or (built is not None and arm.build_folder in built):
         return
@@ -588,9 +588,9 @@ def build(arm: Arm, built: set[Path] | None = None) -> None:
                 start_new_session=True,
             )
             try:
-                code = process.wait(BUILD_TIMEOUT_S)
+                code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
-                raise BuildFailed(f"`{command}` didn't end within {BUILD_TIMEOUT_S} s; its output: {log}") from None
+                raise BuildFailed(f"`{command}` didn't end within {limit_s:.0f} s; its output: {log}") from None
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, 9)

@@ -13,6 +13,7 @@ requests within a sample are not, and are never resampled.
 - A second copy of the baseline, the A/A arm, shows what the machine makes of no difference at all: the noise floor.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,6 +184,7 @@ def student_tail(t: float, freedom: int) -> float:
     return 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 
+@functools.cache
 def student_quantile(probability: float, freedom: int) -> float:
     """Return what Student's t stays below with this probability, of 0.5 to 1."""
     low, high = 0.0, 1.0

@@ -208,6 +208,12 @@ def test_a_failed_build_says_why(command: str, message: str, tmp_path: Path) -> 
     assert (arm.build_folder / manifest.LOG_NAME).exists()
 
 
+def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", "sleep 600"))[0]
+    with pytest.raises(manifest.BuildFailed, match="`sleep 600` didn't end within 0 s; its output: "):
+        manifest.build(arm, None, 0.05)
+
+
 def test_debugging_builds_are_refused(tmp_path: Path) -> None:
     fine, debugging = "cargo build --release --locked", "cargo build --locked"
     text = GOOD.replace("cp {target}/source {build}/server", fine)
