@@ -16,6 +16,35 @@ const VERSION: &str = if cfg!(debug_assertions) {
     concat!(env!("CARGO_PKG_VERSION"), " (release)")
 };
 
+const RESULT_HELP: &str = "\
+The result:
+  void          null, or why the figures mean nothing: a wrong byte came back, or nothing did
+  window_s      how long was measured, in seconds; all figures are over exactly that time
+  operations    frames, requests or messages that were answered rightly; and operations_per_s
+  bytes_in/_out payload received and sent, in bytes
+  latency       service: from sending to the whole answer; corrected (open loop): from when it
+                should have been sent; cold (rtt): first messages. Each {count, mean_ns, min_ns,
+                p50_ns, ..., p999_ns, max_ns, hdr}; percentiles have three significant digits
+  errors        {kind: {count, first}}, with the first one in words; empty if all went well.
+                Kinds: connect, reset, closed, half_answer, timeout, mismatch, unexpected,
+                status, malformed, other
+  connections   asked, opened, reopened, alive_at_end, opening_s, and connect (latencies)
+  fairness      operations per connection: min, p5, median, p95, max, and Jain's index (1: all
+                equal)
+  littles_law   requests in flight: in_flight_average is rate times latency, expected is as they
+                were counted; their ratio is 1, or the figures contradict each other
+  open_loop     due: requests of the window; unfinished: those without an answer in the end,
+                which count in corrected with the time they had waited; send_lateness: the
+                generator's own share of corrected
+  client        cpu_ns, and busy_fraction: the part of the time in which the generator did
+                anything but wait. Above 0.67 it could not have loaded the server half as much
+                again: then the rate is not the server's alone
+  server        with --account: cpu_ns of all threads, of ended ones and of the kernel's for
+                them too; user_ns and system_ns (in steps of 10 ms); context switches; threads;
+                memory at rest, with connections and at the end
+  ceiling       (ceiling) operations_per_s if the generator did nothing but work
+and interrupted, ended_early, options, schema_version, workload.";
+
 /// Loads a TCP server, checks every byte that comes back, and measures: throughput, latency, and what the server's processes cost.
 ///
 /// Prints JSON on stdout, one object per line: events while it runs ("connected", "window_start", "progress" once per second,
@@ -25,7 +54,7 @@ const VERSION: &str = if cfg!(debug_assertions) {
 /// Exit status: 0 if it measured, also if the server made mistakes (they are in the result); 1 if it could not measure (stderr says why);
 /// 2 for a wrong command line. Ctrl-C ends a run early and still prints its result, with "interrupted": true.
 #[derive(Debug, Parser)]
-#[command(name = "ringlab-load", version = VERSION, max_term_width = 120)]
+#[command(name = "ringlab-load", version = VERSION, max_term_width = 120, after_long_help = RESULT_HELP)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) workload: Workload,

@@ -99,7 +99,7 @@ fn one_message(
         }
         // As much of the echo stays outstanding as any socket holds; at the end everything is waited for.
         while received < size && (sent == size || sent - received > portion) {
-            match stream.read(&mut buffer[received..]) {
+            match receive(&mut stream, &mut buffer[received..], settings.spin_ns) {
                 Ok(0) => {
                     return Err(explain(
                         number,
@@ -116,6 +116,29 @@ fn one_message(
     let answered_ns = now_ns();
     pattern.check(frame, 0, buffer)?;
     Ok((connected_ns - began_ns, answered_ns - sent_ns))
+}
+
+/// Receives something, and looks for it for a while before it sleeps, as the load does: the two are to be compared.
+fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin_ns: u64) -> io::Result<usize> {
+    if spin_ns > 0 {
+        stream.set_nonblocking(true)?;
+        let until_ns = now_ns() + spin_ns;
+        let result = loop {
+            match stream.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if now_ns() >= until_ns {
+                        break None;
+                    }
+                }
+                result => break Some(result),
+            }
+        };
+        stream.set_nonblocking(false)?;
+        if let Some(result) = result {
+            return result;
+        }
+    }
+    stream.read(buffer)
 }
 
 fn explain(number: u32, error: &io::Error, received: usize) -> Failure {

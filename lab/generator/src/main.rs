@@ -1,4 +1,20 @@
-//! The load generator of ringlab.
+//! The load generator of ringlab: it loads a TCP server, checks every byte that comes back, and says what it measured as JSON.
+//!
+//! `ringlab-load --help` explains workloads, options, units and the result. This is how it works:
+//!
+//! - **It favours nobody.** Plain epoll, no runtime, no code of the servers that it measures. It allocates nothing per request; of its
+//!   CPU time, 96% is the kernel's TCP.
+//! - **Every byte counts.** Echo frames say which connection and message they are and are compared with a seeded pattern
+//!   ([`pattern`]); responses are parsed, or compared with one that was ([`http`]). One wrong byte voids the run.
+//! - **One clock, one window.** A run connects, warms up, measures and drains ([`run`]). The server's CPU clocks are read in the
+//!   instants in which the window opens and closes ([`accounting`]), between two turns of the first thread's loop ([`worker`]).
+//!   Operations count if they are complete in the window; their latencies count if they also began in it.
+//! - **The open loop doesn't wait for the server.** Requests are due at fixed instants, and latencies count from these.
+//! - **It doesn't sleep while there is something to do**, because a local server pays for waking its client.
+//! - **It knows its limits**: how much of the time it was busy, how late it was, and its ceiling ([`ceiling`]).
+//!
+//! [`exchange`] is the interface between the loop and the protocols; `unsafe` is in [`system`] alone.
+
 #![deny(unsafe_code)]
 
 mod accounting;
