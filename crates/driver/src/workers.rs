@@ -109,6 +109,7 @@ impl Drop for Workers {
 }
 
 fn work(shared: &Shared) {
+    crate::sys::unpin_thread();
     let mut queue = shared.lock();
     loop {
         if let Some((token, mut parked)) = queue.jobs.pop_front() {

@@ -52,7 +52,10 @@ impl Pool {
         }
         let started = thread::Builder::new()
             .name("ringloop-blocking".to_owned())
-            .spawn(|| self.work());
+            .spawn(|| {
+                ringloop_driver::unpin_thread();
+                self.work();
+            });
         match started {
             Ok(_) => state.threads += 1,
             // A thread that is there will do it.

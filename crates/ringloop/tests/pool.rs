@@ -36,6 +36,47 @@ fn wait<T>(handle: ringloop::JoinHandle<T>) -> Result<T, ringloop::JoinError> {
         .block_on(handle)
 }
 
+/// The CPUs that a thread of this process may use, as /proc has them.
+fn usable_cpus(thread: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/self/{thread}status")).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("Cpus_allowed_list:"));
+    line.unwrap().to_owned()
+}
+
+/// The folder below /proc/self of the calling thread.
+fn own_folder() -> String {
+    let link = std::fs::read_link("/proc/thread-self").unwrap();
+    let number = link.file_name().unwrap().to_str().unwrap().to_owned();
+    format!("task/{number}/")
+}
+
+#[test]
+fn what_blocks_does_not_share_the_cpu_of_its_worker() {
+    on_both(1, |pool| {
+        let (worker, helper) = wait(pool.spawn_on(0, || async {
+            let helper = ringloop::blocking::run(|| usable_cpus(&own_folder())).await;
+            // Under epoll a thread opens it.
+            ringloop::fs::File::open("/proc/self/status").await.unwrap();
+            (usable_cpus(&own_folder()), helper.unwrap())
+        }))
+        .unwrap();
+        let process = usable_cpus("");
+        assert_eq!(helper, process);
+        if process.contains([',', '-']) {
+            assert_ne!(worker, process, "the worker has a CPU of its own");
+        }
+        for entry in std::fs::read_dir("/proc/self/task").unwrap() {
+            let thread = format!("task/{}/", entry.unwrap().file_name().display());
+            let name = std::fs::read_to_string(format!("/proc/self/{thread}comm"));
+            if name.is_ok_and(|name| name.trim_end() == "ringloop-file") {
+                assert_eq!(usable_cpus(&thread), process);
+            }
+        }
+    });
+}
+
 #[test]
 fn each_worker_is_a_thread_with_a_cpu_of_its_own() {
     on_both(2, |pool| {
