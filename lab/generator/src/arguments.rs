@@ -110,7 +110,7 @@ pub(crate) struct Common {
     #[serde(rename = "window_s", serialize_with = "as_seconds")]
     pub(crate) window: Duration,
 
-    /// Seconds over which the connections are opened, evenly; 0: as fast as the server takes them
+    /// Seconds over which the connections are opened, evenly; never more than 8000 per second
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
     #[serde(rename = "ramp_s", serialize_with = "as_seconds")]
     pub(crate) ramp: Duration,

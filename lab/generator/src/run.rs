@@ -202,7 +202,6 @@ pub(crate) struct Control<'a> {
     own_cpu_ns: (u64, u64),
     own_switches: (Switches, Switches),
     connected_ns: u64,
-    opened: u64,
     was_interrupted: bool,
     ended_early: Option<String>,
 }
@@ -228,7 +227,6 @@ impl<'a> Control<'a> {
             own_cpu_ns: (0, 0),
             own_switches: (Switches::default(), Switches::default()),
             connected_ns: 0,
-            opened: 0,
             was_interrupted: false,
             ended_early: None,
         }
@@ -300,10 +298,9 @@ impl<'a> Control<'a> {
 
     fn begin_warm_up(&mut self, now: u64) -> u64 {
         self.connected_ns = now - self.began_ns;
-        self.opened = self.shared.alive();
         output::event(
             "connected",
-            json!({"connections": self.opened, "seconds": self.connected_ns as f64 / 1e9}),
+            json!({"connections": self.shared.alive(), "seconds": self.connected_ns as f64 / 1e9}),
         );
         let now = now_ns();
         self.deadline_ns = now + self.settings.warm_up_ns;
@@ -411,7 +408,7 @@ impl<'a> Control<'a> {
         let open_loop = settings.rate.map(|rate| {
             json!({
                 "rate_asked_per_s": rate,
-                "due": corrected.count(),
+                "due": total(|one| one.due),
                 "unfinished": total(|one| one.unfinished),
                 "send_lateness": lateness.to_json(settings.hdr),
             })
@@ -433,7 +430,7 @@ impl<'a> Control<'a> {
             "errors": self.shared.failures.to_json(),
             "connections": {
                 "asked": settings.connections,
-                "opened": self.opened,
+                "opened": total(|one| one.opened),
                 "reopened": total(|one| one.reopened),
                 "alive_at_end": total(|one| one.alive),
                 "opening_s": self.connected_ns as f64 / 1e9,
@@ -563,7 +560,8 @@ pub(crate) fn run<E: Exchange>(
         results
     });
     let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
-    if control.opened == 0 && !control.was_interrupted && shared.failures.void_reason().is_none() {
+    let opened: u64 = measured.iter().map(|one| one.opened).sum();
+    if opened == 0 && !control.was_interrupted && shared.failures.void_reason().is_none() {
         let first = shared.failures.first(Kind::Connect);
         return Err(Unmeasurable::Connections(first.unwrap_or_default()));
     }

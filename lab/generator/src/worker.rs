@@ -24,8 +24,9 @@ use crate::system::{
 /// The most that is received at once, in bytes.
 pub(crate) const READ_BYTES: usize = 256 * 1024;
 const EVENTS_PER_TURN: usize = 256;
-/// How many connections may be in the making at once where no ramp is asked for: fewer than a listener's shortest usual backlog.
-const CONNECTING_MAX: usize = 64;
+/// How far apart connections are begun at least. On the same machine they are made at once, whether the server accepts or not: more than
+/// it has room for would be lost, and tried again only after a second.
+const BETWEEN_CONNECTIONS_NS: u64 = 125_000;
 /// How often late answers are looked for.
 const TICK_NS: u64 = 50_000_000;
 /// How often a thread looks whether it is to begin or end, while nothing happens.
@@ -165,7 +166,8 @@ pub(crate) struct Measured {
     pub(crate) opened: u64,
     pub(crate) reopened: u64,
     pub(crate) alive: u64,
-    /// Requests that were due in the window and had no answer in the end (open loop).
+    /// Requests that were due in the window (open loop), and those of them that had no answer in the end.
+    pub(crate) due: u64,
     pub(crate) unfinished: u64,
     /// How long in the window the thread did anything but wait.
     pub(crate) busy_ns: u64,
@@ -265,6 +267,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 opened: 0,
                 reopened: 0,
                 alive: 0,
+                due: 0,
                 unfinished: 0,
                 busy_ns: 0,
                 turn_ns_max: 0,
@@ -281,11 +284,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let mut now = now_ns();
         let mut idle_since_ns = now;
         loop {
-            self.shared.publish(
-                self.thread,
-                self.completed,
-                self.measured.alive + self.connecting as u64,
-            );
+            self.publish();
             if let Some(control) = &mut control {
                 // What is due is sent first, so that nothing due in the window is left out.
                 now = self.send_due(now);
@@ -346,6 +345,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
+    fn publish(&self) {
+        let alive = self.measured.alive + self.connecting as u64;
+        self.shared.publish(self.thread, self.completed, alive);
+    }
+
     // --- connecting ---
 
     fn connect_some(&mut self, now: u64) {
@@ -353,13 +357,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
             self.begun_ns = now;
         }
         while self.begun < self.connections.len() {
-            let allowed = if self.settings.ramp_ns == 0 {
-                self.connecting < CONNECTING_MAX
-            } else {
-                let part = self.begun as f64 / self.connections.len() as f64;
-                now >= self.begun_ns + (self.settings.ramp_ns as f64 * part) as u64
-            };
-            if !allowed {
+            let shortest_ns = u64::from(self.settings.connections) * BETWEEN_CONNECTIONS_NS;
+            let ramp_ns = self.settings.ramp_ns.max(shortest_ns);
+            let part = self.begun as f64 / self.connections.len() as f64;
+            if now < self.begun_ns + (ramp_ns as f64 * part) as u64 {
                 return;
             }
             self.begun += 1;
@@ -367,6 +368,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
         if self.connecting == 0 && !self.ready {
             self.ready = true;
+            self.publish();
             self.shared.threads_ready.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -481,6 +483,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let index = schedule.step();
             let connection = &mut self.connections[index];
             connection.due = connection.due.wrapping_add(1);
+            let counts = self.shared.counts(intended_ns);
+            self.measured.due += u64::from(counts);
             let free = connection.in_flight() < self.settings.pipeline
                 && connection.due.wrapping_sub(connection.started) == 1
                 && connection.state == State::Open
@@ -488,7 +492,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             // The requests before it took their time, which belongs to this one's lateness.
             now = now_ns();
             if free {
-                if self.shared.counts(intended_ns) {
+                if counts {
                     self.measured
                         .lateness
                         .record(now.saturating_sub(intended_ns));

@@ -201,6 +201,21 @@ fn a_dropped_connection_is_named_and_the_others_go_on() {
 }
 
 #[test]
+fn a_server_that_closes_every_connection_at_once_is_not_one_that_refuses() {
+    let address = server(|_, _| Ok(()));
+    for threads in ["1", "3"] {
+        let load = ["--connections", "4", "--threads", threads];
+        let result = result("echo", address, &options(&ENDLESS, &load));
+        assert_eq!(result["connections"]["opened"], 4, "{result}");
+        assert_eq!(result["connections"]["alive_at_end"], 0);
+        assert_eq!(result["ended_early"], "no connection was left");
+        assert!(result["void"].is_string());
+        let count = |kind: &str| result["errors"][kind]["count"].as_u64().unwrap_or(0);
+        assert_eq!(count("closed") + count("reset"), 4, "{result}");
+    }
+}
+
+#[test]
 fn a_reset_connection_is_named() {
     let result = second_fails(Answer::Reset, 0);
     assert_only_failure(
