@@ -942,3 +942,35 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.measured
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_due_evenly_on_all_connections_in_turn() {
+        let mut schedule = Schedule::new(7, 250.0, 42);
+        assert_eq!(schedule.next_ns, u64::MAX);
+        schedule.begin(1_000_000);
+        let mut next = [0; 7];
+        for number in 0..70 {
+            let due_ns = schedule.next_ns;
+            assert_eq!(due_ns, 1_000_000 + number * 250);
+            let connection = schedule.step();
+            // What the answer's latency counts from is the instant at which the request was due.
+            assert_eq!(schedule.intended_ns(connection, next[connection]), due_ns);
+            next[connection] += 1;
+        }
+        assert_eq!(next, [10; 7]);
+    }
+
+    #[test]
+    fn the_seed_decides_the_order_of_connections() {
+        let order = |seed| Schedule::new(50, 1.0, seed).order;
+        assert_eq!(order(1), order(1));
+        assert_ne!(order(1), order(2));
+        let mut sorted = order(3);
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..50).collect::<Vec<u32>>());
+    }
+}
