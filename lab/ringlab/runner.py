@@ -330,7 +330,7 @@ class Race:
             sample.status = "void"
             sample.reasons += reasons
         achieved = event["operations_per_s"]
-        busy = event["client"]["cpu_fraction"] > workloads.CLIENT_BUSY
+        busy = workloads.busy_fraction(event) > workloads.CLIENT_BUSY
         if cell.ceiling is not None and not plan.percent:
             sample.client_limited = achieved * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
         else:
@@ -422,7 +422,7 @@ class Race:
                 self.ceilings[key] = results.Ceiling(
                     # What its CPU time per operation allows: the responder may have been the limit of the rate itself.
                     operations_per_s=event["ceiling"]["operations_per_s"],
-                    client_cpu_fraction=event["client"]["cpu_fraction"],
+                    client_cpu_fraction=workloads.busy_fraction(event),
                 )
             except SampleFailed as failure:
                 self.note(f"no ceiling for {plan.name}: {failure}")

@@ -364,8 +364,16 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
         figures["fairness_min"] = event["fairness"]["min"]
         figures["fairness_max"] = event["fairness"]["max"]
     figures["client_cpu_fraction"] = event["client"]["cpu_fraction"]
+    figures["client_busy_fraction"] = busy_fraction(event)
     figures["client_max_loop_us"] = event["client"]["max_loop_ns"] / 1e3
     return figures
+
+
+def busy_fraction(event: Mapping[str, Any]) -> float:
+    """Return the share of its CPU that the load generator used for work, without the looking for events that it does meanwhile."""
+    client = event["client"]
+    busy: float = client.get("busy_fraction", client["cpu_fraction"])
+    return busy
 
 
 def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[str]:
