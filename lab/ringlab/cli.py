@@ -185,7 +185,7 @@ def fit_quick(race: runner.Race, budget_s: float) -> None:
     scale = race.scale
 
     def round_s() -> float:
-        return sum(len(race.contestants(plan)) * plan.sample_s(race.scale) for plan in race.plans)
+        return sum(race.round_s(plan) for plan in race.plans)
 
     while True:
         rounds = int(budget_s / max(0.001, round_s()))

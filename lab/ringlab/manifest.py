@@ -129,6 +129,8 @@ class Arm:
     ready: Ready = Ready()
     stop: Stop = Stop()
     declares: Declares = Declares()
+    warm_up_s: float = 0.0
+    """The least that it is loaded before anything is measured: what a compiler that works meanwhile needs."""
     python: str = ""
     """For {python}; where it is empty, $RINGLAB_PYTHON, or the running interpreter."""
     repeats: str = ""
@@ -362,6 +364,7 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     environment = run.mapping("environment")
     for value in environment.values():
         check_placeholders(run, "environment", value, PLACEHOLDERS_EVERYWHERE)
+    warm_up_s = run.get("warm_up_s", float, 0.0, "a number of seconds")
     run.done()
     ready, stop = read_ready(root.table("ready")), read_stop(root.table("stop"))
     declares = read_declares(root.table("declares"), Declares())
@@ -380,6 +383,7 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
         ready=ready,
         stop=stop,
         declares=declares,
+        warm_up_s=warm_up_s,
         python=python,
     )
     variants = root.get("variants", list, [], "[[variants]]")

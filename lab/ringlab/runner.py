@@ -90,7 +90,15 @@ class Race:
 
     def expected_s(self, plan: CellPlan) -> float:
         """Return about how long a cell takes."""
-        return len(self.contestants(plan)) * self.scale.rounds * plan.sample_s(self.scale)
+        return self.scale.rounds * self.round_s(plan)
+
+    def round_s(self, plan: CellPlan) -> float:
+        """Return about how long a round of a cell takes."""
+        return sum(plan.sample_s(self.scale_of(arm)) for arm in self.contestants(plan))
+
+    def scale_of(self, arm: manifest.Arm) -> results.Scale:
+        """Return the scale, with a longer warm-up for an arm that needs one."""
+        return replace(self.scale, warm_up_s=max(self.scale.warm_up_s, arm.warm_up_s))
 
     def cell_limit_s(self, plan: CellPlan) -> float:
         """Return how long a cell may take, of the time that is left."""
@@ -162,7 +170,7 @@ class Race:
         # An unfinished round is measured anew: its pairs would be from different times.
         cell.orders = cell.orders[:done]
         cell.samples = [sample for sample in cell.samples if sample.round <= done]
-        self.progress.advance(done * len(contestants) * plan.sample_s(self.scale))
+        self.progress.advance(done * self.round_s(plan))
         rate = 0.0
         if plan.percent:
             rate = self.choose_rate(plan, cell)
@@ -185,7 +193,7 @@ class Race:
                 self.note(
                     f"{plan.name} ended after {number - 1} of {self.scale.rounds} rounds, because a quick run has no time for more"
                 )
-                self.progress.advance((self.scale.rounds - number + 1) * len(contestants) * plan.sample_s(self.scale))
+                self.progress.advance((self.scale.rounds - number + 1) * self.round_s(plan))
                 break
             order = list(contestants)
             # Of each round its own, so that a run that is resumed draws what it would have drawn.
@@ -196,7 +204,7 @@ class Race:
                     self.progress.step(f"{plan.name}, round {number} of {self.scale.rounds}, {arm.name}")
                     sample = self.measure(plan, cell, arm, number, position, rate)
                     cell.samples.append(sample)
-                self.progress.advance(plan.sample_s(self.scale))
+                self.progress.advance(plan.sample_s(self.scale_of(arm)))
         if self.options.system_calls and plan.kind in ("echo", "http"):
             self.count_system_calls(plan, cell, contestants, rate)
         self.conclude(cell)
@@ -299,12 +307,17 @@ class Race:
             with server:
                 self.keep_checks(arm, process.verify(server), sample)
                 self.pin(server)
-                words = [*plan.load_options(self.scale, rate), "--hdr", *self.common_words(server)]
+                scale = self.scale_of(arm)
+                words = [*plan.load_options(scale, rate), "--hdr", *self.common_words(server)]
                 watch = StealWatch()
-                event = self.load(words, plan.sample_s(self.scale), watch.see)
+                event = self.load(words, plan.sample_s(scale), watch.see)
                 server.check_alive("while it was measured")
-                sample.figures = workloads.figures_of_load(plan, event) | watch.figures()
-                self.take_event(plan, cell, event, sample)
+                try:
+                    sample.figures = workloads.figures_of_load(plan, event) | watch.figures()
+                    self.take_event(plan, cell, event, sample)
+                except (KeyError, TypeError) as error:
+                    text = f"the load generator's result isn't as expected ({error!r}): build both from one revision"
+                    raise SampleFailed(text) from None
         except SampleFailed as failure:
             raise SampleFailed(f"{failure}{died(server, str(failure))}") from None
         finally:
@@ -445,10 +458,10 @@ class Race:
                 with Server(arm, plan.kind, self.workers(arm)) as server:
                     self.pin(server)
                     # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
-                    scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale
+                    scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale_of(arm)
                     words = [*plan.load_options(scale, rate), *self.common_words(server)]
                     with system_calls.Counter(tool, server.tree()) as counter:
-                        event = self.load(words, plan.sample_s(self.scale), counter.see)
+                        event = self.load(words, plan.sample_s(scale), counter.see)
                 counted = event["bytes_in"] / 1e6 if plan.stream else event["operations"]
                 calls = counter.per_operation(counted, event["window_s"])
                 cell.system_calls.append(

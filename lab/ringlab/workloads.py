@@ -325,29 +325,34 @@ def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
 
 
 def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a sample from the load generator's result."""
+    """Return the figures of a sample from the load generator's result, in which whatever couldn't be told is null."""
     operations, window_s = event["operations"], event["window_s"]
-    figures: dict[str, float] = {
+    found: dict[str, float | None] = {
         "window_s": window_s,
         "operations": operations,
         "operations_per_s": event["operations_per_s"],
+        "client_cpu_fraction": event["client"]["cpu_fraction"],
+        "client_busy_fraction": busy_fraction(event),
+        "client_max_loop_us": divided(event["client"]["max_loop_ns"], 1e3),
+        "in_flight_average": (event.get("littles_law") or {}).get("in_flight_average"),
     }
     megabytes = event["bytes_in"] / 1e6
-    if window_s:
-        figures["megabytes_per_s"] = megabytes / window_s
+    found["megabytes_per_s"] = divided(megabytes, window_s)
     counted = megabytes if plan.stream else operations
-    server = event.get("server")
-    if server and not server.get("error") and counted:
-        figures["server_cpu_us"] = server["cpu_ns"] / counted / 1e3
-        figures["server_cpu_percent"] = 100 * server["cpu_ns"] / 1e9 / window_s if window_s else 0.0
-        figures["server_system_share"] = server["system_ns"] / max(1, server["user_ns"] + server["system_ns"])
-        figures["voluntary_switches_per_operation"] = server["voluntary_switches"] / counted
-        figures["involuntary_switches_per_operation"] = server["involuntary_switches"] / counted
-        figures["server_threads"] = server["threads"]
-        figures["rss_rest_bytes"] = server["rss_rest_bytes"]
-        figures["rss_end_bytes"] = server["rss_end_bytes"]
-        grown = server["rss_connected_bytes"] - server["rss_rest_bytes"]
-        figures["rss_per_connection_bytes"] = grown / max(1, plan.connections)
+    server = event.get("server") or {}
+    if not server.get("error"):
+        cpu_ns, user_ns, system_ns = (server.get(key) for key in ("cpu_ns", "user_ns", "system_ns"))
+        found["server_cpu_us"] = divided(cpu_ns, counted * 1e3)
+        found["server_cpu_percent"] = divided(cpu_ns, window_s * 1e7)
+        if user_ns is not None and system_ns is not None:
+            found["server_system_share"] = divided(system_ns, user_ns + system_ns)
+        for kind in ("voluntary", "involuntary"):
+            found[f"{kind}_switches_per_operation"] = divided(server.get(f"{kind}_switches"), counted)
+        found["server_threads"] = server.get("threads")
+        rest, connected = server.get("rss_rest_bytes"), server.get("rss_connected_bytes")
+        found |= {"rss_rest_bytes": rest, "rss_end_bytes": server.get("rss_end_bytes")}
+        if rest is not None and connected is not None:
+            found["rss_per_connection_bytes"] = (connected - rest) / max(1, plan.connections)
     latencies = event["latency"]
     # In an open loop the corrected latency is the latency, and the service time something besides.
     kinds = {"latency": latencies.get("corrected") or latencies.get("service"), "cold": latencies.get("cold")}
@@ -356,17 +361,15 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
     for prefix, histogram in kinds.items():
         if histogram and histogram["count"]:
             for name in ("mean", "p50", "p90", "p95", "p99", "p999", "max"):
-                figures[f"{prefix}_ns_{name}"] = histogram[f"{name}_ns"]
-    if event.get("littles_law"):
-        figures["in_flight_average"] = event["littles_law"]["in_flight_average"]
-    if event.get("fairness"):
-        figures["fairness_jain"] = event["fairness"]["jain"]
-        figures["fairness_min"] = event["fairness"]["min"]
-        figures["fairness_max"] = event["fairness"]["max"]
-    figures["client_cpu_fraction"] = event["client"]["cpu_fraction"]
-    figures["client_busy_fraction"] = busy_fraction(event)
-    figures["client_max_loop_us"] = event["client"]["max_loop_ns"] / 1e3
-    return figures
+                found[f"{prefix}_ns_{name}"] = histogram[f"{name}_ns"]
+    for name in ("jain", "min", "max"):
+        found[f"fairness_{name}"] = (event.get("fairness") or {}).get(name)
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def divided(amount: float | None, by: float) -> float | None:
+    """Return a share, or None where there is none."""
+    return amount / by if amount is not None and by else None
 
 
 def busy_fraction(event: Mapping[str, Any]) -> float:
@@ -399,7 +402,13 @@ def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[
         )
     law = event.get("littles_law")
     # A stream's messages have no ends that a latency could be taken from; an open loop keeps no number in flight.
-    if law and not plan.percent and not plan.stream and not LITTLES_LAW_LEAST <= law["ratio"] <= LITTLES_LAW_MOST:
+    ratio = law["ratio"] if law else None
+    if (
+        ratio is not None
+        and not plan.percent
+        and not plan.stream
+        and not LITTLES_LAW_LEAST <= ratio <= LITTLES_LAW_MOST
+    ):
         reasons.append(
             f"Little's law: {law['in_flight_average']:.1f} operations were in flight on average, and {law['expected']:g} should have been:"
             " answers stopped coming for a part of the window"

@@ -23,6 +23,7 @@ artefact = "{build}/server"
 echo = "{build}/server echo --port {port} --workers {workers} 'two words'"
 bind = "{build}/server bind --mode {mode} --count {count} --concurrent {concurrent}"
 environment = { ONE = "1", TWO = "{target}" }
+warm_up_s = 2
 [declares]
 workers = 1
 nodelay = true
@@ -63,6 +64,7 @@ def test_variants_are_arms(tmp_path: Path) -> None:
         f"{build}/server", "echo", "--port", "5", "--workers", "2", "two words",
     ]  # fmt: skip
     assert two.command("echo", port=0, workers=1)[-2:] == ["--flag", str(folder)]
+    assert (one.warm_up_s, two.warm_up_s) == (2.0, 2.0)
     assert two.child_environment()["ONE"] == "1"
     assert two.child_environment()["TWO"] == "2"
     assert one.child_environment()["TWO"] == str(folder)

@@ -4,6 +4,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -163,6 +164,7 @@ def test_more_workers_than_threads_are_a_lie(make_targets: MakeTargets) -> None:
         ("resets", "errors: 4000 x reset (connection reset by peer)"),
         ("short", "0.1 s were measured instead of 0.2 s"),
         ("early", "all connections are lost"),
+        ("nothing", "nothing was answered in the window"),
         ("few", "3 operations in 0.2 s tell nothing: at least 50 must end"),
         ("unconnected", "only 99 of 100 connections were opened"),
     ],
@@ -175,6 +177,7 @@ def test_implausible_samples_are_void(
     race.run()
     assert the_sample(race).status == "void"
     assert the_sample(race).reasons == [reason]
+    assert results.Result.read(race.output) == race.result
 
 
 @pytest.mark.parametrize(
@@ -182,6 +185,10 @@ def test_implausible_samples_are_void(
     [
         ("refuses", "the load generator: no descriptors: raise the limit with ulimit -n"),
         ("babbles", "the load generator printed what is no event: this is no JSON"),
+        (
+            "foreign",
+            "the load generator's result isn't as expected (KeyError('operations')): build both from one revision",
+        ),
     ],
 )
 def test_trouble_of_the_load_generator_is_told(
@@ -189,6 +196,7 @@ def test_trouble_of_the_load_generator_is_told(
 ) -> None:
     monkeypatch.setenv("FAKE_LOAD_TROUBLE", trouble)
     race = make_race([ECHO], rounds=1, one=1.0)
+    race.options.ceilings = False
     race.run()
     assert the_sample(race).status == "failed"
     assert the_sample(race).reasons == [reason]
@@ -350,6 +358,24 @@ def test_a_race_without_time_ends_cells_early_but_not_too_early(make_race: MakeR
     assert "loop/iteration ended after 3 of 5 rounds, because a quick run has no time for more" in race.result.run.notes
     assert isinstance(race.progress, SilentProgress)
     assert race.progress.done_s == pytest.approx(expected_s)
+
+
+def test_an_arm_that_compiles_meanwhile_is_warmed_up_longer(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0, jit=1.0)
+    race.arms["jit"] = replace(race.arms["jit"], warm_up_s=3.0)
+    race.options.baseline = "one"
+    loads: list[list[str]] = []
+
+    def load(race: runner.Race, words: list[str], *more: object) -> dict[str, object]:
+        loads.append(words)
+        raise process.SampleFailed("not now")
+
+    monkeypatch.setattr(runner.Race, "load", load)
+    race.run()
+    warm_ups = sorted(words[words.index("--warm-up") + 1] for words in loads if words[0] == "echo")
+    assert warm_ups == ["0", "0", "3"]
 
 
 def test_servers_die_with_the_lab(make_targets: MakeTargets) -> None:

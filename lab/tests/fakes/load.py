@@ -135,6 +135,25 @@ def main() -> None:
         result["connections"]["opened"] = asked - 1
     if options.workload == "ceiling":
         result["ceiling"] = {"operations_per_s": result["operations_per_s"], "client_cpu_ns_per_operation": 1.0}
+    elif trouble == "nothing":
+        # As the real one tells of a window in which nothing was answered.
+        silent = dict.fromkeys(
+            ("mean_ns", "min_ns", "p50_ns", "p90_ns", "p95_ns", "p99_ns", "p999_ns", "max_ns", "hdr")
+        ) | {"count": 0}
+        result |= {
+            "operations": 0,
+            "operations_per_s": 0.0,
+            "bytes_in": 0,
+            "void": "nothing was answered in the window",
+        }
+        result |= {
+            "latency": {"service": silent, "corrected": None, "cold": None},
+            "fairness": dict.fromkeys(result["fairness"]),
+        }
+        result["littles_law"] = {"in_flight_average": None, "expected": None, "ratio": None}
+        result["server"] = dict.fromkeys(result["server"]) | {"error": "process 1 has ended"}
+    elif trouble == "foreign":
+        del result["operations"]
     elif trouble == "early":
         result |= {"ended_early": "all connections are lost", "window_s": options.window / 2}
     say(**result)
