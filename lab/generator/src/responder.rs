@@ -35,6 +35,7 @@ struct Place {
 
 /// Serves until its stdin ends.
 pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
+    system::raise_descriptor_limit()?;
     let listener = TcpListener::bind(("127.0.0.1", responder.port))?;
     println!("listening on {}", listener.local_addr()?);
     thread::spawn(|| {
@@ -72,15 +73,11 @@ pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let place = &places[number as usize % places.len()];
-        let watched = stream.try_clone()?;
+        // The thread that hears of the connection waits here until it is given.
         let mut given = place.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = READABLE | WRITABLE | ENDED | EDGE_TRIGGERED;
+        place.epoll.add(&stream, events, number)?;
         given.push((number, stream));
-        drop(given);
-        place.epoll.add(
-            &watched,
-            READABLE | WRITABLE | ENDED | EDGE_TRIGGERED,
-            number,
-        )?;
     }
     Ok(())
 }

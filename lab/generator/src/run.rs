@@ -139,8 +139,9 @@ impl Shared {
         }
     }
 
+    /// Goes on to a phase; none comes back.
     fn set_phase(&self, phase: Phase) {
-        self.phase.store(phase as u8, Ordering::Release);
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
     }
 
     #[inline]
@@ -252,7 +253,10 @@ impl<'a> Control<'a> {
             None
         };
         match phase {
-            Phase::Connecting if end.is_some() => self.shared.set_phase(Phase::Over),
+            Phase::Connecting if end.is_some() => {
+                self.end_early(end);
+                self.shared.set_phase(Phase::Over);
+            }
             Phase::Connecting => {
                 if self.shared.threads_ready.load(Ordering::SeqCst) == self.settings.threads {
                     now = self.begin_warm_up(now);
@@ -514,6 +518,15 @@ pub(crate) fn prepare_thread(settings: &Settings, thread: usize) -> Result<(), U
     })
 }
 
+/// Ends the run for all threads when one of them ends, for whatever reason.
+struct EndOfRun<'a>(&'a Shared);
+
+impl Drop for EndOfRun<'_> {
+    fn drop(&mut self) {
+        self.0.set_phase(Phase::Over);
+    }
+}
+
 /// Runs a workload, and returns its result; `failures` are those that came before, `exchange` makes each thread's protocol.
 pub(crate) fn run<E: Exchange>(
     settings: &Settings,
@@ -522,7 +535,8 @@ pub(crate) fn run<E: Exchange>(
     exchange: impl Fn() -> E + Sync,
 ) -> Result<Value, Unmeasurable> {
     let needed = u64::from(settings.connections) + settings.threads as u64 + DESCRIPTORS_SPARE;
-    if let Err(limit) = system::make_room_for_descriptors(needed)? {
+    let limit = system::raise_descriptor_limit()?;
+    if limit < needed {
         return Err(Unmeasurable::Descriptors {
             connections: settings.connections,
             needed,
@@ -535,14 +549,10 @@ pub(crate) fn run<E: Exchange>(
     control.readings.rss_bytes_at_rest = Some(account.details()?.rss_bytes);
 
     let work = |thread: usize, control: Option<&mut Control<'_>>| {
-        let result = prepare_thread(settings, thread).and_then(|()| {
-            let worker = Worker::new(settings, &shared, thread, exchange())?;
-            Ok(worker.run(control)?)
-        });
-        if result.is_err() {
-            shared.set_phase(Phase::Over);
-        }
-        result
+        let _end = EndOfRun(&shared);
+        prepare_thread(settings, thread)?;
+        let worker = Worker::new(settings, &shared, thread, exchange())?;
+        Ok::<_, Unmeasurable>(worker.run(control)?)
     };
     let measured = thread::scope(|scope| {
         let work = &work;

@@ -187,24 +187,18 @@ fn wait_ns(descriptor: RawFd, events: &mut [Event], ns: u64) -> io::Result<libc:
 
 // --- limits and CPUs ---
 
-/// Makes room for `needed` descriptors by raising the soft limit. Returns the hard limit if that doesn't suffice.
-pub(crate) fn make_room_for_descriptors(needed: u64) -> io::Result<Result<(), u64>> {
+/// Raises the limit of open descriptors as far as it goes, and returns it.
+pub(crate) fn raise_descriptor_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: the pointer is to a local that outlives the call.
     checked(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
-    if limit.rlim_cur >= needed {
-        return Ok(Ok(()));
-    }
-    if limit.rlim_max < needed {
-        return Ok(Err(limit.rlim_max));
-    }
     limit.rlim_cur = limit.rlim_max;
     // SAFETY: the pointer is to a local that outlives the call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
-    Ok(Ok(()))
+    Ok(limit.rlim_cur)
 }
 
 /// Confines the calling thread to `cpu`.
