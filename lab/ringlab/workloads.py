@@ -402,13 +402,8 @@ def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[
         )
     law = event.get("littles_law")
     # A stream's messages have no ends that a latency could be taken from; an open loop keeps no number in flight.
-    ratio = law["ratio"] if law else None
-    if (
-        ratio is not None
-        and not plan.percent
-        and not plan.stream
-        and not LITTLES_LAW_LEAST <= ratio <= LITTLES_LAW_MOST
-    ):
+    closed = not plan.percent and not plan.stream
+    if closed and law and law["ratio"] is not None and not LITTLES_LAW_LEAST <= law["ratio"] <= LITTLES_LAW_MOST:
         reasons.append(
             f"Little's law: {law['in_flight_average']:.1f} operations were in flight on average, and {law['expected']:g} should have been:"
             " answers stopped coming for a part of the window"
