@@ -91,6 +91,8 @@ static void take_completion(struct io_uring *ring, int listener, unsigned char *
     }
     if (kind == READABLE && is_last)
         await_input(ring, connection);
+    if (kind == READABLE && completion->res > 0 && (completion->res & (POLLRDHUP | POLLHUP)))
+        connection->has_ended = true;
     /* While something is unsent nothing is read; once it is sent, whatever has come meanwhile is. */
     if (kind == WRITABLE)
         go_on(ring, connection, buffer, send_rest(connection));

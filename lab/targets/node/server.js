@@ -101,7 +101,8 @@ function main() {
   const listening = { noDelay: true, allowHalfOpen: true };
   const port = Number(values.port);
   if (command === 'echo') serve(net.createServer(listening, echo), port);
-  else if (command === 'http' && values.parser === 'real') serve(http.createServer({ noDelay: true }, answerParsed), port);
+  // By itself it would close connections that rest for five seconds.
+  else if (command === 'http' && values.parser === 'real') serve(http.createServer({ noDelay: true, keepAliveTimeout: 0 }, answerParsed), port);
   else if (command === 'http') serve(net.createServer({ noDelay: true }, hello), port);
   else if (command === 'bind') timeBinding(values.mode, Number(values.count), Number(values.concurrent)).catch(fail);
   else fail(new Error('usage: server.js echo|http|bind [--port P] [--parser canned|real] [--mode listen|accept] [--count N] [--concurrent N]'));

@@ -147,6 +147,7 @@ def serve_uvicorn(new_event_loop: str, listener: socket.socket) -> None:
         uvicorn.Config(
             application, http="httptools", ws="none", loop=new_event_loop, lifespan="on", access_log=False,
             log_level="warning", backlog=BACKLOG, timeout_graceful_shutdown=1,
+            timeout_keep_alive=3600,  # By itself it would close connections that rest for five seconds.
         )
     )  # fmt: skip
     # uvicorn ends itself with the signal that it was ended with, once it has ended everything else.

@@ -70,6 +70,8 @@ struct connection {
     /* For the includer. */
     unsigned references;
     bool is_closing;
+    /* The peer has sent its last: a short read doesn't mean that nothing is left, because the end is not reported again. */
+    bool has_ended;
 };
 
 enum next { WAIT_READABLE, READ_AGAIN, WAIT_WRITABLE, CLOSE };
@@ -167,7 +169,7 @@ static enum next converse(struct connection *connection, unsigned char *buffer) 
         return CLOSE;
     if (connection->unsent)
         return WAIT_WRITABLE;
-    return (size_t)length == buffer_bytes ? READ_AGAIN : WAIT_READABLE;
+    return (size_t)length == buffer_bytes || connection->has_ended ? READ_AGAIN : WAIT_READABLE;
 }
 
 /* Sends what was kept, as far as there is room. */
