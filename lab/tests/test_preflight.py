@@ -1,0 +1,113 @@
+"""What preflight makes of machines, which are made up here."""
+
+from pathlib import Path
+
+import pytest
+
+from ringlab import preflight
+
+Files = dict[str, str]
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> Files:
+    """Small files of the kernel, as a test wants them; all others are missing."""
+    made: Files = {}
+    monkeypatch.setattr(preflight, "read_text", lambda path: made.get(path, ""))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("cpus", "shared", "workers", "server", "client"),
+    [
+        ({0, 1}, {}, 1, [0], [1]),
+        ({0, 1, 2, 3}, {}, 2, [0, 1], [2]),
+        ({0, 1, 2, 3}, {0: "0-1", 2: "2-3"}, 1, [0], [2]),
+        ({0, 1, 2, 3}, {0: "0,2", 1: "1,3"}, 1, [0], [1]),
+        ({0, 1}, {0: "0-1"}, 1, [0], [1]),
+        ({5}, {}, 1, [], []),
+        ({0, 1}, {}, 2, [], []),
+    ],
+)
+def test_server_and_load_get_cpus_of_their_own(
+    cpus: set[int],
+    shared: dict[int, str],
+    workers: int,
+    server: list[int],
+    client: list[int],
+    files: Files,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight.os, "sched_getaffinity", lambda pid: cpus)
+    for cpu, text in shared.items():
+        files[f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"] = text
+    found = preflight.place(workers)
+    assert (found.server, found.client) == (server, client)
+    same_core = bool(client) and client[0] in preflight.siblings(server[0])
+    assert ("they share a core" in found.text) == same_core
+    assert found.text.startswith("apart: " if server else "free: ")
+    assert preflight.check_cpus(found).status == ("ok" if server and not same_core else "warning")
+    assert preflight.place(workers, apart=False).server == []
+
+
+def test_few_ports_are_told(files: Files) -> None:
+    files["/proc/sys/net/ipv4/ip_local_port_range"] = "32768\t60999"
+    assert preflight.check_ports(2000).status == "ok"
+    files["/proc/sys/net/ipv4/ip_local_port_range"] = "50000\t52999"
+    assert preflight.check_ports(500).status == "warning"
+    assert preflight.check_ports(4000).status == "error"
+    assert "net.ipv4.ip_local_port_range" in preflight.check_ports(4000).remedy
+
+
+def test_a_small_backlog_is_told(files: Files) -> None:
+    files["/proc/sys/net/core/somaxconn"] = "128"
+    assert "cuts backlogs to 128" in preflight.check_backlog().text
+    files["/proc/sys/net/core/somaxconn"] = "4096"
+    assert preflight.check_backlog().status == "ok"
+
+
+def test_refused_io_uring_is_told(files: Files) -> None:
+    assert preflight.check_io_uring().status == "ok"
+    files["/proc/sys/kernel/io_uring_disabled"] = "2"
+    assert "kernel.io_uring_disabled is 2" in preflight.check_io_uring().text
+
+
+def test_stolen_time_is_told(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["cpu  100 0 100 800 0 0 0 0 0 0", "cpu  110 0 110 830 0 0 0 50 0 0"])
+    monkeypatch.setattr(preflight, "read_text", lambda path: next(lines))
+    monkeypatch.setattr(preflight, "STEAL_SAMPLE_S", 0)
+    found = preflight.check_steal()
+    assert found.status == "warning"
+    assert "keeps 50% of the CPU time" in found.text
+
+
+def test_sockets_in_time_wait_are_counted_and_waited_for(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "sockets: used 100\nTCP: inuse 5 orphan 0 tw {} alloc 7 mem 1\n"
+    files["/proc/net/sockstat"] = text.format(30_000)
+    assert preflight.time_wait_count() == 30_000
+    assert preflight.check_time_wait().status == "warning"
+    assert not preflight.drain_time_wait(0)
+    monkeypatch.setattr(preflight.time, "sleep", lambda seconds: files.update({"/proc/net/sockstat": text.format(10)}))
+    assert preflight.drain_time_wait(10)
+
+
+def test_system_calls_are_counted_by_what_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(
+        preflight.shutil, "which", lambda name: str(tmp_path / name) if (tmp_path / name).exists() else None
+    )
+    assert preflight.system_call_tool() == ("", "perf isn't installed; strace isn't installed")
+    for name, code in (("perf", 1), ("strace", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    assert preflight.system_call_tool() == ("strace", "")
+    (tmp_path / "strace").write_text("#!/bin/sh\nexit 1\n")
+    assert preflight.system_call_tool() == ("", "perf isn't allowed to trace; strace isn't allowed to trace")
+
+
+def test_the_real_machine_is_described() -> None:
+    found = preflight.environment(None)
+    assert found.cpus >= found.cpus_usable >= 1
+    assert found.memory_bytes > 0
+    assert found.kernel
+    assert preflight.check_loopback().status == "ok"
