@@ -31,7 +31,7 @@ pub(crate) struct Submitted {
     pub(crate) fd: Option<RawFd>,
     pub(crate) multishot: bool,
     pub(crate) phase: Phase,
-    /// The `io_uring` backend's: whether a cancel was asked for, which a request that is queued anew must hear again.
+    /// The `io_uring` backend's: whether a cancel was asked for, so that no request is queued anew.
     pub(crate) cancelled: bool,
     /// The `io_uring` backend's: the error of a zero-copy send that still has its memory; 0 if there is none.
     pub(crate) error: i32,

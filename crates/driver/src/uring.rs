@@ -739,16 +739,25 @@ impl Uring {
             self.table.counters.rearms += 1;
             self.arm(token);
         }
-        for token in restart {
-            self.table.counters.rearms += 1;
-            self.start(token);
+        self.begin_anew(restart, events);
+    }
+
+    /// Queues the requests of operations that the kernel has ended before their time.
+    fn begin_anew(&mut self, operations: Vec<Token>, events: &mut Vec<Event>) {
+        for token in operations {
             if self
                 .table
                 .operation(token)
                 .is_some_and(|submitted| submitted.cancelled)
             {
-                self.cancel(token);
+                // The kernel would begin it before it hears of a second cancel; what the cancel was to precede has been
+                // done meanwhile, and the descriptor's number may be another file's.
+                self.table
+                    .report_completion(token, -libc::ECANCELED, false, events);
+                continue;
             }
+            self.table.counters.rearms += 1;
+            self.start(token);
         }
     }
 

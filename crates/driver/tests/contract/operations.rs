@@ -55,6 +55,7 @@ on_both_backends!(
     a_zero_copy_send_of_much_arrives_whole,
     a_zero_copy_send_that_fails_says_so_once,
     a_zero_copy_send_is_cancelled_or_discarded,
+    a_zero_copy_send_that_would_copy_does_not_after_its_cancel,
     a_zero_copy_send_that_is_answered_outlives_its_socket,
     a_driver_dropped_under_zero_copy_sends_frees_nothing_too_early,
 );
@@ -1260,6 +1261,37 @@ fn a_zero_copy_send_is_cancelled_or_discarded(mut driver: Driver) {
                 received.len()
             );
         }
+    }
+}
+
+/// A socket that knows no such sending refuses it at once, and gets an ordinary send instead: but not if that would come
+/// after the cancel, behind what was written since, or to a file that has got the descriptor's number since.
+fn a_zero_copy_send_that_would_copy_does_not_after_its_cancel(mut driver: Driver) {
+    for by in ["token", "descriptor", "discard"] {
+        let (mut near, mut far) = pair();
+        let (guarded, freed) = Guarded::new(pattern(100));
+        let token = driver.submit(send_zero_copy(raw(&near), guarded)).unwrap();
+        match by {
+            "token" => driver.cancel(token),
+            "descriptor" => driver.cancel_fd(raw(&near)),
+            _ => driver.discard(token),
+        }
+        driver.flush().unwrap();
+        near.write_all(b"later").unwrap();
+        if by == "discard" {
+            assert_eq!(all_events(&mut driver), []);
+        } else {
+            let event = event_of(&mut driver, token);
+            assert_eq!((event.result, event.is_more()), (-libc::ECANCELED, false));
+            assert!(driver.take(token).is_some());
+            assert_eq!(all_events(&mut driver), []);
+        }
+        assert!(freed.load(Ordering::Relaxed));
+        assert_eq!(driver.counters().operations, 0);
+        drop(near);
+        let mut received = Vec::new();
+        far.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"later", "{by}");
     }
 }
 
