@@ -464,6 +464,51 @@ fn a_function_whose_connection_is_idle_is_dropped() {
 }
 
 #[test]
+fn a_function_that_writes_without_waiting_is_not_idle() {
+    async fn tick(is_busy: bool, write: impl Fn() -> io::Result<usize>) -> io::Result<()> {
+        if !is_busy {
+            std::future::pending::<()>().await;
+        }
+        loop {
+            write()?;
+            ringloop::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    on_both(|case| {
+        let server = case.server.idle_timeout(Duration::from_secs(2));
+        let seen = Arc::new(AtomicUsize::new(0));
+        let running = if case.is_secure {
+            let server = server.tls(certificates::server());
+            server.start_with(move |stream, _client| {
+                let is_busy = seen.fetch_add(1, Ordering::Relaxed) == 0;
+                async move { tick(is_busy, || stream.try_write(b"x")).await }
+            })
+        } else {
+            server.start_with(move |stream, _client| {
+                let is_busy = seen.fetch_add(1, Ordering::Relaxed) == 0;
+                async move { tick(is_busy, || stream.try_write(b"x")).await }
+            })
+        };
+        let server = Served {
+            running: running.unwrap(),
+            is_secure: case.is_secure,
+        };
+        let mut busy = server.connect();
+        busy.read_exact(&mut [0; 1]).unwrap();
+        let idle = server.connect();
+        while server.running.counters().timeouts == 0 {
+            busy.read_exact(&mut [0; 1]).unwrap();
+        }
+        // Whatever lay there before, more comes.
+        for _ in 0..100 {
+            busy.read_exact(&mut [0; 1]).unwrap();
+        }
+        assert_eq!(server.running.counters().timeouts, 1);
+        drop(idle);
+    });
+}
+
+#[test]
 fn a_function_whose_connection_rests_is_cut_off_and_one_that_has_closed_it_is_not() {
     on_both(|case| {
         let (done, is_done) = mpsc::channel();

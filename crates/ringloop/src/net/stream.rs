@@ -256,7 +256,11 @@ impl Core {
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.source.call(|socket| sys::send(socket.as_fd(), bytes))
+        let sent = self
+            .source
+            .call(|socket| sys::send(socket.as_fd(), bytes))?;
+        self.source.note_activity();
+        Ok(sent)
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
