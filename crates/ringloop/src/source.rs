@@ -26,6 +26,10 @@ use crate::sys;
 /// What a read in place uses while the thread's own buffer is lent.
 const NESTED_BUFFER_BYTES: usize = 16 * 1024;
 
+/// Connections that are accepted ahead of the program; beyond that they wait in the kernel's backlog, where they are refused
+/// in the end.
+const RESULTS_AHEAD_MAX: usize = 64;
+
 /// By the index of its token, whom an event concerns.
 pub(crate) struct Sources {
     entries: RefCell<Vec<Option<Entry>>>,
@@ -193,6 +197,10 @@ impl Shared {
                 operation.results.borrow_mut().push_back(event.result);
                 if event.is_more() {
                     self.io_counters.completed();
+                    // Here, because whoever should take them may not look for long.
+                    if operation.results.borrow().len() > RESULTS_AHEAD_MAX {
+                        self.reactor.borrow_mut().driver().cancel(event.token);
+                    }
                 } else {
                     operation.is_over.set(true);
                     let finished = self.reactor.borrow_mut().driver().take(event.token);
@@ -606,11 +614,6 @@ impl Operation {
         drop(shared.reactor.borrow_mut().driver().flush());
     }
 
-    /// How many results wait to be taken.
-    pub(crate) fn backlog(&self) -> usize {
-        self.state.results.borrow().len()
-    }
-
     /// Ends the operation, and closes the descriptor that it worked on when the kernel has let go of it.
     pub(crate) fn cancel_and_close(self, descriptor: OwnedFd) {
         let shared = Rc::clone(&self.shared);
@@ -619,11 +622,6 @@ impl Operation {
         if !shared.is_running() {
             shared.close_retired();
         }
-    }
-
-    /// Asks the operation to end; its results can still be taken.
-    pub(crate) fn cancel(&self) {
-        self.shared.reactor.borrow_mut().driver().cancel(self.token);
     }
 }
 

@@ -392,6 +392,35 @@ fn a_listener_that_is_dropped_refuses_connections_and_closes_those_nobody_took()
 }
 
 #[test]
+fn connections_that_nobody_takes_wait_in_the_kernel() {
+    const CLIENTS: usize = 400;
+    on_both(|runtime| {
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        // From now on the kernel accepts.
+        runtime.block_on(poll_times(1, listener.accept()));
+        let before = runtime.metrics().completions;
+        let mut clients = Vec::new();
+        runtime.block_on(async {
+            for _ in 0..CLIENTS {
+                clients.push(std::net::TcpStream::connect(address).unwrap());
+                yield_now().await;
+            }
+        });
+        let ahead = runtime.metrics().completions - before;
+        assert!((1..CLIENTS as u64 / 2).contains(&ahead), "{ahead}");
+        runtime.block_on(async {
+            for client in clients {
+                let accepting = timeout(LONG, listener.accept());
+                let (_, peer) = accepting.await.unwrap().unwrap();
+                assert_eq!(peer, client.local_addr().unwrap(), "in their order");
+            }
+            drop(listener);
+        });
+    });
+}
+
+#[test]
 fn every_future_may_be_dropped_after_any_poll() {
     on_both(|runtime| {
         runtime.block_on(async {

@@ -13,9 +13,6 @@ use socket2::Socket;
 
 use crate::source::Operation;
 
-/// Connections that are accepted ahead of the program; beyond that they wait in the kernel's backlog.
-const ACCEPTED_AHEAD_MAX: usize = 64;
-
 /// A listening socket, and the operation that accepts.
 pub(crate) struct Acceptor {
     socket: Socket,
@@ -54,16 +51,13 @@ impl Acceptor {
                 *accepting = None;
                 continue;
             };
-            if operation.backlog() > ACCEPTED_AHEAD_MAX {
-                // The program is slower than its clients: let them wait where they are refused in the end.
-                operation.cancel();
-            }
             match result {
                 Ok(descriptor) => {
                     // SAFETY: the driver hands over the descriptor of a new connection, which nobody else has.
                     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
                     return Poll::Ready(Ok(descriptor));
                 }
+                // Too many were accepted ahead; now they have been taken.
                 Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
