@@ -208,7 +208,7 @@ pub(crate) struct Http {
     #[arg(long, value_name = "PATH", default_value = "/", value_parser = parse_path)]
     pub(crate) path: String,
 
-    /// Header to send with each request besides Host, as in 'Accept: text/html'; may be given several times
+    /// Header to send with each request, as in 'Accept: text/html'; may be given several times. Host is --address unless given
     #[arg(long, value_name = "HEADER", value_parser = parse_header)]
     pub(crate) header: Vec<String>,
 

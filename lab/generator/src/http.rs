@@ -3,6 +3,7 @@
 //! Most servers answer with the same bytes all the time, but for the date. So each thread keeps the last response that it has read with
 //! the parser and found right, and compares what comes with that first; only what differs is parsed.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::net::TcpStream;
 
@@ -31,9 +32,13 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// GET requests for `path` with further `headers`, as in `Accept: text/html`.
+    /// GET requests for `path` with further `headers`, as in `Accept: text/html`. `host` is what Host says, unless one of these does.
     pub(crate) fn new(path: &str, host: &str, headers: &[String], body: Option<Vec<u8>>) -> Self {
-        let mut request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n");
+        let mut request = format!("GET {path} HTTP/1.1\r\n");
+        let names = |header: &String| header.to_ascii_lowercase().starts_with("host:");
+        if !headers.iter().any(names) {
+            let _ = write!(request, "Host: {host}\r\n");
+        }
         for header in headers {
             request.push_str(header);
             request.push_str("\r\n");
@@ -525,6 +530,19 @@ mod tests {
             assert_eq!(failure.kind, Kind::Malformed);
             assert!(failure.message.contains(problem), "{failure}");
         }
+    }
+
+    #[test]
+    fn another_host_can_be_named() {
+        let bytes =
+            |headers: &[String]| Requests::new("/", "1.2.3.4:5", headers, None).request_bytes;
+        let without = bytes(&[]);
+        assert_eq!(without, "GET / HTTP/1.1\r\nHost: 1.2.3.4:5\r\n\r\n".len());
+        let host = "host: example.org".to_owned();
+        assert_eq!(
+            bytes(std::slice::from_ref(&host)),
+            without - "Host: 1.2.3.4:5".len() + host.len()
+        );
     }
 
     #[test]
