@@ -116,10 +116,10 @@ impl Epoll {
     ) -> io::Result<()> {
         let before = self.table.renew_watch(token, interest, mode)?;
         let registered = self.register(before.fd);
-        if registered.is_err() {
-            if let Some(watch) = self.table.watch_mut(token) {
-                watch.armed = false;
-            }
+        if registered.is_err()
+            && let Some(watch) = self.table.watch_mut(token)
+        {
+            watch.armed = false;
         }
         registered
     }
@@ -203,10 +203,10 @@ impl Epoll {
             self.table.counters.system_calls += 1;
             result = sys::epoll_control(&self.set, second, fd, wanted, data);
         }
-        if result.is_err() {
-            if let Some(descriptor) = self.table.descriptor(fd) {
-                descriptor.registration = 0;
-            }
+        if result.is_err()
+            && let Some(descriptor) = self.table.descriptor(fd)
+        {
+            descriptor.registration = 0;
         }
         result
     }
@@ -321,11 +321,11 @@ impl Epoll {
             if fd.is_some_and(|fd| self.is_behind(token, fd)) {
                 continue;
             }
-            if self.attempt(token) {
-                if let Some(Err(error)) = fd.map(|fd| self.register(fd)) {
-                    // It can't be waited for after all.
-                    self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
-                }
+            if self.attempt(token)
+                && let Some(Err(error)) = fd.map(|fd| self.register(fd))
+            {
+                // It can't be waited for after all.
+                self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
             }
         }
     }
@@ -543,11 +543,13 @@ impl Epoll {
             }
         }
         // A one-shot registration that served only one of its clients is armed again for the others.
-        if registration == ONE_SHOT && (had_operations || !fired) && self.wanted(fd) != 0 {
-            if let Err(error) = self.register(fd) {
-                for token in self.table.operations_of(fd) {
-                    self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
-                }
+        if registration == ONE_SHOT
+            && (had_operations || !fired)
+            && self.wanted(fd) != 0
+            && let Err(error) = self.register(fd)
+        {
+            for token in self.table.operations_of(fd) {
+                self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
             }
         }
     }

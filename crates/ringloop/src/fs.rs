@@ -653,13 +653,13 @@ impl File {
             left => usize::try_from(left).map_or(usize::MAX, |left| left.saturating_add(1)),
         };
         loop {
-            if buffer.capacity() - buffer.len() < wanted {
-                if let Err(error) = buffer.try_reserve(wanted) {
-                    return (
-                        Err(io::Error::new(io::ErrorKind::OutOfMemory, error)),
-                        buffer,
-                    );
-                }
+            if buffer.capacity() - buffer.len() < wanted
+                && let Err(error) = buffer.try_reserve(wanted)
+            {
+                return (
+                    Err(io::Error::new(io::ErrorKind::OutOfMemory, error)),
+                    buffer,
+                );
             }
             let done = (buffer.len() - before) as u64;
             let offset = offset.map(|offset| offset.saturating_add(done));

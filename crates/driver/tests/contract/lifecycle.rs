@@ -194,10 +194,10 @@ fn a_signal_interrupts_a_poll(mut driver: Driver) {
 fn a_wake_outlives_a_poll_that_is_interrupted(mut driver: Driver) {
     static WAKER: OnceLock<Mutex<Option<Waker>>> = OnceLock::new();
     extern "C" fn wake(_: libc::c_int) {
-        if let Some(waker) = WAKER.get().and_then(|waker| waker.try_lock().ok()) {
-            if let Some(waker) = waker.as_ref() {
-                waker.wake();
-            }
+        if let Some(waker) = WAKER.get().and_then(|waker| waker.try_lock().ok())
+            && let Some(waker) = waker.as_ref()
+        {
+            waker.wake();
         }
     }
     // One at a time: the handler belongs to the process.
