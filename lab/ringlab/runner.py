@@ -437,7 +437,7 @@ class Race:
                     operations_per_s=event["ceiling"]["operations_per_s"],
                     client_cpu_fraction=workloads.busy_fraction(event),
                 )
-            except SampleFailed as failure:
+            except (SampleFailed, KeyError, TypeError) as failure:
                 self.note(f"no ceiling for {plan.name}: {failure}")
                 self.ceilings[key] = None
         return self.ceilings[key]

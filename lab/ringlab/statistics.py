@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 MARGIN = 0.02
 """A smaller difference is none, in however many rounds it shows: the layout of a process in memory alone can make it."""
 TIE_MARGIN = 0.05
-"""Two arms tie if they certainly differ by less; also, the noise of a machine raises the floor up to this, not further."""
+"""Two arms tie if they certainly differ by less; also, the width of the A/A interval raises the floor up to this, not further."""
 POWER = 0.8
 RESAMPLES = 4000
 TRIM = 0.2
@@ -133,12 +133,13 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 def noise_floor(again: Estimate | None, margin: float = MARGIN) -> float:
     """Return the relative difference below which nothing is told apart, from the A/A arm's estimate.
 
-    It is how far from 1 the A/A ratio may lie, but at least the margin and at most TIE_MARGIN.
+    It is how far from 1 the A/A ratio may lie, but at least the margin and at most TIE_MARGIN; and never less than where it lies:
+    what is no larger than the difference between two copies of one arm is none.
     """
     if again is None or again.rounds < 2:
         return margin
     low, high = again.interval
-    return min(max(margin, high - 1, 1 / low - 1), max(margin, TIE_MARGIN))
+    return max(min(max(margin, high - 1, 1 / low - 1), max(margin, TIE_MARGIN)), math.expm1(abs(again.log_ratio)))
 
 
 def judge(found: Estimate, p_adjusted: float, floor: float) -> Standing:

@@ -192,3 +192,14 @@ def test_noise_raises_the_floor_up_to_a_limit() -> None:
     noisy = statistics.estimate(np.array([0.2, -0.3, 0.1, -0.1]))
     assert statistics.noise_floor(quiet) == statistics.MARGIN
     assert statistics.noise_floor(noisy) == statistics.TIE_MARGIN
+    biased = statistics.estimate(np.array([0.30, 0.29, 0.31, 0.30]))
+    assert statistics.noise_floor(biased) == pytest.approx(math.exp(0.3) - 1)
+
+
+def test_no_arm_is_told_apart_by_less_than_two_copies_of_one_arm_differ() -> None:
+    """A machine whose noise isn't random makes no verdicts."""
+    again = statistics.estimate(np.array([0.30, 0.29, 0.31, 0.30, 0.30]))
+    found = statistics.estimate(np.array([0.25, 0.24, 0.26, 0.25, 0.25]))
+    assert found is not None
+    assert statistics.judge(found, found.p, statistics.noise_floor(again)) == "cannot tell"
+    assert statistics.judge(found, found.p, statistics.noise_floor(None)) == "above"
