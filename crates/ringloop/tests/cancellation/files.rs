@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ringloop::fs::{self, File, OpenOptions};
 use ringloop::{spawn, yield_now};
 
-use crate::common::pattern;
+use crate::common::{pattern, poll_times};
 use crate::cut::at_every_poll;
 use crate::memory::{MARKED, buffer};
 
@@ -145,6 +145,34 @@ fn making_a_file_whole() {
             // It is opened, and thereby emptied, and then written.
             assert!(now == b"old" || now.iter().all(|byte| *byte == b'n'));
         }
+    });
+}
+
+/// A file is closed whether its closing is waited for or not, also while a write to it that was dropped goes on.
+#[test]
+fn closing() {
+    let folder = Folder::new("closing");
+    let path = folder.file();
+    at_every_poll(async |cut| {
+        std::fs::write(&path, "old").unwrap();
+        let whole = async {
+            for times in 0..3 {
+                let mut file = File::create(&path).await.unwrap();
+                file.write_all(filled(b'n')).await.0.unwrap();
+                let writing = file.write_at(filled(b'n'), MARKED as u64);
+                let is_written = poll_times(times, writing).await.is_some();
+                match file.close().await {
+                    Ok(()) => {}
+                    Err(error) => {
+                        assert!(!is_written);
+                        assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy);
+                    }
+                }
+            }
+        };
+        cut.run(whole).await;
+        let now = std::fs::read(&path).unwrap();
+        assert!(now == b"old" || now.iter().all(|byte| *byte == b'n'));
     });
 }
 

@@ -2,12 +2,16 @@
 //! is left, no buffer is left or was touched after it was freed, no byte of a stream is lost or doubled, and the runtime
 //! goes on.
 
+#[path = "../common/certificates.rs"]
+mod certificates;
 #[path = "../common/mod.rs"]
 mod common;
 mod cut;
 mod files;
+mod http;
 mod memory;
 mod random;
 mod servers;
 mod sockets;
 mod tasks;
+mod tls;

@@ -13,7 +13,7 @@ use crate::common::{LONG, pattern};
 use crate::cut::{Cut, When, leaving_nothing};
 use crate::memory::buffer;
 
-fn server(backend: BackendKind) -> Server {
+pub(crate) fn server(backend: BackendKind) -> Server {
     let choice = match backend {
         BackendKind::IoUring => BackendChoice::IoUring,
         _ => BackendChoice::Epoll,
@@ -30,7 +30,7 @@ fn connect(server: &Running) -> TcpStream {
     stream
 }
 
-fn until_nobody_is_left(server: &Running) {
+pub(crate) fn until_nobody_is_left(server: &Running) {
     let start = Instant::now();
     while server.counters().live > 0 {
         assert!(start.elapsed() < LONG, "{:?}", server.counters());
@@ -99,8 +99,8 @@ fn a_connection_that_ends_in_its_middle_disturbs_no_other() {
     });
 }
 
-struct Echo {
-    kept: Vec<u8>,
+pub(crate) struct Echo {
+    pub(crate) kept: Vec<u8>,
 }
 
 impl Handler for Echo {

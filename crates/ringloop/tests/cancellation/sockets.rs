@@ -1,7 +1,7 @@
 //! Streams, listeners and datagrams.
 
 use std::cell::{Cell, RefCell};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -20,14 +20,14 @@ use crate::memory::{MARKED, buffer};
 /// More than the kernel keeps of a stream.
 const LENGTH: usize = 300_000;
 
-static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(LENGTH));
+pub(crate) static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(LENGTH));
 
 /// Lets the kernel work, too, and whoever waits for it.
-async fn a_turn() {
+pub(crate) async fn a_turn() {
     sleep(Duration::ZERO).await;
 }
 
-async fn tcp() -> (TcpStream, TcpStream) {
+pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap())
         .await
@@ -45,7 +45,7 @@ async fn tcp() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-fn unix() -> (UnixStream, UnixStream) {
+pub(crate) fn unix() -> (UnixStream, UnixStream) {
     let (near, far) = UnixStream::pair().unwrap();
     for stream in [&near, &far] {
         SockRef::from(stream).set_send_buffer_size(8 << 10).unwrap();
@@ -54,7 +54,7 @@ fn unix() -> (UnixStream, UnixStream) {
 }
 
 /// The pieces in which a stream's bytes are sent.
-fn pieces(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn pieces(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     let mut size = 1;
     std::iter::from_fn(move || {
@@ -115,6 +115,19 @@ macro_rules! read_in_place {
     };
 }
 
+macro_rules! read_pieces {
+    ($from:ident, $received:ident) => {{
+        let (mut first, mut second) = (buffer(), buffer());
+        first.resize(100, 0);
+        second.resize(MARKED, 0);
+        let mut pieces = [&mut first[..], &mut second].map(IoSliceMut::new);
+        let count = $from.read_vectored(&mut pieces).await.unwrap();
+        first.extend_from_slice(&second);
+        $received.extend_from_slice(&first[..count]);
+        count
+    }};
+}
+
 reading!(
     reading_from_tcp,
     tcp().await,
@@ -126,6 +139,18 @@ reading!(
     unix(),
     |near| (near,),
     |from, received| read_buffers!(from, received)
+);
+reading!(
+    reading_pieces_from_tcp,
+    tcp().await,
+    |near| (near,),
+    |from, received| read_pieces!(from, received)
+);
+reading!(
+    reading_pieces_from_a_half_of_unix,
+    unix(),
+    UnixStream::into_split,
+    |from, received| read_pieces!(from, received)
 );
 reading!(
     reading_in_place_from_tcp,
@@ -188,12 +213,12 @@ macro_rules! writing {
 }
 
 /// What was not written yet: a few watched buffers in a chain, as a program might have them.
-struct Rest {
+pub(crate) struct Rest {
     chunks: Vec<Bytes>,
 }
 
 impl Rest {
-    fn new(bytes: &[u8]) -> Self {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
         let chunks = bytes.chunks(MARKED).map(|chunk| {
             let mut copy = buffer();
             copy.extend_from_slice(chunk);
@@ -205,7 +230,7 @@ impl Rest {
     }
 
     /// The next chunk, to be written by itself.
-    fn first(&mut self) -> Option<&mut Bytes> {
+    pub(crate) fn first(&mut self) -> Option<&mut Bytes> {
         while self.chunks.last().is_some_and(Bytes::is_empty) {
             self.chunks.pop();
         }
@@ -334,6 +359,57 @@ writing!(
     },
     |to, rest| write_vectored!(to, rest)
 );
+
+/// A body that is lent to the kernel, and something that is watched to tell for how long.
+struct Lent {
+    bytes: &'static [u8],
+    _watched: Vec<u8>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+/// What was sent without a copy is a part of the body from its beginning, and comes before what is written next.
+#[test]
+fn writing_without_a_copy() {
+    at_every_poll(async |cut| {
+        let (mut near, mut far) = tcp().await;
+        let receiving = spawn(async move {
+            let mut received = Vec::new();
+            while read_buffers!(far, received) > 0 {
+                // Slower than the writer.
+                a_turn().await;
+            }
+            received
+        });
+        let body = Bytes::from_owner(Lent {
+            bytes: &BYTES,
+            _watched: buffer(),
+        });
+        let whole = async {
+            near.write_all(&b"before"[..]).await.0.unwrap();
+            near.write_all_zero_copy(body.slice(..100_000))
+                .await
+                .0
+                .unwrap();
+            near.write_all_zero_copy(body.slice(100_000..))
+                .await
+                .0
+                .unwrap();
+        };
+        let is_over = cut.run(whole).await.is_some();
+        near.write_all(&b"behind"[..]).await.0.unwrap();
+        drop((near, body));
+        let received = receiving.await.unwrap();
+        let sent = received.strip_suffix(b"behind").expect("the last words");
+        let expected = [b"before", &BYTES[..]].concat();
+        assert!(expected.starts_with(sent), "bytes are lost or doubled");
+        assert!(!is_over || sent.len() == expected.len());
+    });
+}
 
 #[test]
 fn accepting_from_tcp_loses_no_connection() {

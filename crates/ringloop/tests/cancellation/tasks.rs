@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloop::signal::{SignalKind, signal};
-use ringloop::time::{Elapsed, interval, sleep, timeout};
-use ringloop::{Handle, blocking, channel, net, spawn, yield_now};
+use ringloop::time::{Elapsed, interval, sleep, timeout, timeout_at};
+use ringloop::{Handle, blocking, channel, clock, net, spawn, yield_now};
 
 use crate::common::LONG;
 use crate::cut::at_every_poll;
@@ -29,6 +29,12 @@ fn sleeping_and_ticking() {
             );
             let early = timeout(LONG, sleep(Duration::from_micros(100))).await;
             assert_eq!(early, Ok(()));
+            // One deadline for both.
+            let deadline_ns = clock::now_ns() + 200_000;
+            let none = timeout_at(deadline_ns, std::future::pending::<()>()).await;
+            assert_eq!(none, Err(Elapsed));
+            let late = timeout_at(deadline_ns, sleep(LONG)).await;
+            assert_eq!(late, Err(Elapsed));
             for _ in 0..3 {
                 ticks.tick().await;
             }
