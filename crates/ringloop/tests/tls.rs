@@ -46,9 +46,10 @@ async fn shake<S: Stream + 'static>(
     client: impl Into<Arc<ClientConfig>>,
     server: impl Into<Arc<ServerConfig>>,
 ) -> (io::Result<TlsStream<S>>, io::Result<TlsStream<S>>) {
-    let acceptor = TlsAcceptor::new(server);
+    let acceptor = TlsAcceptor::new(server).handshake_timeout(LONG);
     let accepting = spawn(async move { acceptor.accept(far).await });
     let near = TlsConnector::new(client)
+        .handshake_timeout(LONG)
         .connect(NAME.try_into().unwrap(), near)
         .await;
     (near, timeout(LONG, accepting).await.unwrap().unwrap())
