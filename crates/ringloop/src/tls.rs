@@ -590,11 +590,6 @@ impl<S: Stream> TlsStream<S> {
         Poll::Ready(self.stream.core().finish())
     }
 
-    /// How many bytes of ciphertext wait to be sent.
-    pub(crate) fn unsent_bytes(&self) -> usize {
-        self.session.borrow().outgoing.rest().len()
-    }
-
     /// Writes all of the bytes: what the socket has no room for is queued.
     pub(crate) fn write_or_queue(&self, mut bytes: &[u8]) -> io::Result<()> {
         let mut session = self.session.borrow_mut();

@@ -509,6 +509,38 @@ fn a_function_that_writes_without_waiting_is_not_idle() {
 }
 
 #[test]
+fn who_takes_long_for_a_record_is_not_idle() {
+    on_both(|case| {
+        if !case.is_secure {
+            return;
+        }
+        let server = case
+            .with(|server| server.idle_timeout(Duration::from_secs(2)))
+            .start(|| Echo);
+        let Stream::Tls(mut slow) = server.connect() else {
+            unreachable!("it is secure");
+        };
+        let message = vec![7; 10_000];
+        slow.conn.writer().write_all(&message).unwrap();
+        let mut record = Vec::new();
+        slow.conn.write_tls(&mut record).unwrap();
+        let idle = server.connect();
+        let mut rest = &record[..];
+        while server.running.counters().timeouts == 0 {
+            slow.sock.write_all(&rest[..1]).unwrap();
+            rest = &rest[1..];
+            thread::sleep(Duration::from_millis(5));
+        }
+        slow.sock.write_all(rest).unwrap();
+        let mut answer = vec![0; message.len()];
+        slow.read_exact(&mut answer).unwrap();
+        assert!(answer == message);
+        assert_eq!(server.running.counters().timeouts, 1);
+        drop(idle);
+    });
+}
+
+#[test]
 fn a_function_whose_connection_rests_is_cut_off_and_one_that_has_closed_it_is_not() {
     on_both(|case| {
         let (done, is_done) = mpsc::channel();

@@ -13,7 +13,7 @@ use async_lock::SemaphoreGuardArc;
 use pin_project_lite::pin_project;
 
 use super::drain::{Drain, Draining};
-use super::idle::{Idle, IdleWatch};
+use super::idle::Idle;
 use super::wire::Wire;
 use super::{Connection, Handler, WorkerCounters, count};
 use crate::net::stream::HasCore;
@@ -47,6 +47,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         draining: Draining,
         counters: Arc<WorkerCounters>,
     ) -> Self {
+        let idle = idle_timeout.map(|limit| Box::new(watch(&wire, limit)));
         Self {
             handler,
             wire,
@@ -56,7 +57,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             is_closing: false,
             is_told: false,
             draining,
-            idle: idle_timeout.map(|limit| Box::new(Idle::new(limit))),
+            idle,
             counters,
         }
     }
@@ -80,7 +81,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         }
         loop {
             // Not reading meanwhile is what slows down a peer that does not read.
-            if self.poll_send(context)?.is_pending() {
+            if self.wire.poll_send(context, &mut self.unsent)?.is_pending() {
                 ready!(self.poll_idle(context))?;
                 if self.is_closing {
                     // It reads nothing, and never may.
@@ -98,7 +99,6 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                         let _ = self.wire.poll_finish(context);
                         return Poll::Ready(Ok(()));
                     }
-                    self.touch();
                 }
                 Poll::Pending => {
                     if self.draining.has_begun(context) && !self.is_told {
@@ -112,12 +112,6 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         }
     }
 
-    fn touch(&mut self) {
-        if let Some(idle) = &mut self.idle {
-            idle.touch();
-        }
-    }
-
     /// Waits for the connection to be idle for too long, and tells the handler.
     fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(idle) = &mut self.idle else {
@@ -126,19 +120,6 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         ready!(idle.poll(context));
         count(&self.counters.timeouts);
         Poll::Ready(self.call(Handler::timeout))
-    }
-
-    /// Sends what the socket had no room for.
-    fn poll_send(&mut self, context: &mut Context<'_>) -> io::Result<Poll<()>> {
-        let before = self.wire.unsent_bytes(&self.unsent);
-        let polled = self.wire.poll_send(context, &mut self.unsent);
-        if self.wire.unsent_bytes(&self.unsent) < before {
-            self.touch();
-        }
-        match polled {
-            Poll::Ready(sent) => sent.map(Poll::Ready),
-            Poll::Pending => Ok(Poll::Pending),
-        }
     }
 
     /// Ends a connection that we close.
@@ -186,6 +167,11 @@ impl<H: Handler, W: Wire> Future for Conversation<H, W> {
         self.handler.closed();
         Poll::Ready(result)
     }
+}
+
+/// Sees how long nothing has moved on a connection.
+fn watch(wire: &impl Wire, limit: Duration) -> Idle {
+    Idle::new(limit, wire.socket().core().activity())
 }
 
 /// Counts a connection's end, however it comes.
@@ -236,7 +222,7 @@ pin_project! {
         #[pin]
         stage: Stage<W, N, F>,
         idle_timeout: Option<Duration>,
-        idle: Option<Box<IdleWatch>>,
+        idle: Option<Box<Idle>>,
         ending: Ending,
     }
 }
@@ -299,10 +285,7 @@ where
                 count(&counters.handshake_errors);
                 return Poll::Ready(());
             };
-            *this.idle = this.idle_timeout.map(|limit| {
-                let activity = wire.socket().core().activity();
-                Box::new(IdleWatch::new(limit, activity))
-            });
+            *this.idle = this.idle_timeout.map(|limit| Box::new(watch(&wire, limit)));
             let serving = begin(wire);
             this.stage.set(Stage::Serving { serving });
         }

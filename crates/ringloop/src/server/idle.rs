@@ -9,31 +9,36 @@ use crate::clock;
 use crate::source::Activity;
 use crate::time::{Sleep, sleep_until};
 
-/// A timer that is not moved at every byte: when it fires it looks when the last one moved.
+/// A timer that is not moved at every byte: when it fires it looks when the last one moved. It sees that from aside, whoever
+/// reads and writes.
 pub(super) struct Idle {
     limit_ns: u64,
     last_ns: u64,
     timer: Sleep,
+    activity: Activity,
 }
 
 impl Idle {
-    pub(super) fn new(limit: Duration) -> Self {
+    pub(super) fn new(limit: Duration, activity: Activity) -> Self {
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let now_ns = clock::now_ns();
         Self {
             limit_ns,
             last_ns: now_ns,
             timer: sleep_until(now_ns.saturating_add(limit_ns)),
+            activity,
         }
     }
 
-    /// Bytes have moved.
-    pub(super) fn touch(&mut self) {
-        self.last_ns = clock::now_ns();
-    }
-
-    /// Ready when nothing has moved for too long; then the time begins anew.
+    /// Ready when nothing has moved for too long; then the time begins anew. A connection that is closed is not idle: its
+    /// function does something else.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.activity.is_over() {
+            return Poll::Pending;
+        }
+        if self.activity.take() {
+            self.last_ns = clock::now_ns();
+        }
         while Pin::new(&mut self.timer).poll(context).is_ready() {
             let now_ns = clock::now_ns();
             let deadline_ns = self.last_ns.saturating_add(self.limit_ns);
@@ -45,31 +50,5 @@ impl Idle {
             self.timer.reset(deadline_ns);
         }
         Poll::Pending
-    }
-}
-
-/// The same for a connection that a function has, so that it is seen from aside.
-pub(super) struct IdleWatch {
-    idle: Idle,
-    activity: Activity,
-}
-
-impl IdleWatch {
-    pub(super) fn new(limit: Duration, activity: Activity) -> Self {
-        Self {
-            idle: Idle::new(limit),
-            activity,
-        }
-    }
-
-    /// Ready when nothing has moved for too long. A connection that is closed is not idle: its function does something else.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if self.activity.is_over() {
-            return Poll::Pending;
-        }
-        if self.activity.take() {
-            self.idle.touch();
-        }
-        self.idle.poll(context)
     }
 }

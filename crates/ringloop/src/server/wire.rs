@@ -38,7 +38,6 @@ pub trait Wire: Sized + 'static {
         context: &mut Context<'_>,
         use_bytes: impl FnOnce(&[u8]) -> T,
     ) -> Poll<io::Result<T>>;
-    fn unsent_bytes(&self, unsent: &Self::Unsent) -> usize;
     fn poll_send(
         &self,
         context: &mut Context<'_>,
@@ -98,10 +97,6 @@ impl Wire for TcpStream {
         TcpStream::poll_read_with(self, context, |bytes, _| use_bytes(bytes))
     }
 
-    fn unsent_bytes(&self, unsent: &Unsent) -> usize {
-        unsent.bytes.len() - unsent.sent
-    }
-
     fn poll_send(&self, context: &mut Context<'_>, unsent: &mut Unsent) -> Poll<io::Result<()>> {
         while unsent.sent < unsent.bytes.len() {
             let mut rest = &unsent.bytes[unsent.sent..];
@@ -155,10 +150,6 @@ impl Wire for TlsStream {
         use_bytes: impl FnOnce(&[u8]) -> T,
     ) -> Poll<io::Result<T>> {
         TlsStream::poll_read_with(self, context, |bytes, _| use_bytes(bytes))
-    }
-
-    fn unsent_bytes(&self, (): &()) -> usize {
-        TlsStream::unsent_bytes(self)
     }
 
     fn poll_send(&self, context: &mut Context<'_>, (): &mut ()) -> Poll<io::Result<()>> {
