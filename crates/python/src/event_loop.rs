@@ -499,10 +499,10 @@ impl Loop {
         if let Some(watches) = self.watches.for_traversal() {
             watches.traverse(&visit)?;
         }
-        if let Some(factory) = self.task_factory.for_traversal() {
-            if let Some(factory) = &*factory {
-                visit.call(factory)?;
-            }
+        if let Some(factory) = self.task_factory.for_traversal()
+            && let Some(factory) = &*factory
+        {
+            visit.call(factory)?;
         }
         Ok(())
     }
@@ -751,11 +751,11 @@ unsafe fn parse<'a>(
     let mut callback = ptr::null_mut();
     let mut context = ptr::null_mut();
     let mut rest = given;
-    if time_name.is_some() {
-        if let [first, others @ ..] = rest {
-            time = *first;
-            rest = others;
-        }
+    if time_name.is_some()
+        && let [first, others @ ..] = rest
+    {
+        time = *first;
+        rest = others;
     }
     if let [first, others @ ..] = rest {
         callback = *first;

@@ -449,12 +449,12 @@ unsafe fn cancel(py: Python<'_>, this: *mut Handle) {
         if (*this).running == 0 {
             drop_call(this);
         }
-        if ffi::Py_TYPE(this.cast()) == TIMER_HANDLE.class {
-            if let Some(key) = (*this.cast::<TimerHandle>()).timer.take() {
-                // The queue's own reference; the caller's keeps the handle alive.
-                if let Some(queued) = owner.get().cancel_timer(py, key) {
-                    queued.release(py);
-                }
+        if ffi::Py_TYPE(this.cast()) == TIMER_HANDLE.class
+            && let Some(key) = (*this.cast::<TimerHandle>()).timer.take()
+        {
+            // The queue's own reference; the caller's keeps the handle alive.
+            if let Some(queued) = owner.get().cancel_timer(py, key) {
+                queued.release(py);
             }
         }
     }
@@ -694,10 +694,8 @@ unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *m
         // SAFETY: as above.
         let threadsafe = unsafe { (*object.cast::<Handle>()).threadsafe };
         let events = py.import("asyncio.events")?;
-        if threadsafe {
-            if let Some(class) = events.getattr_opt("_ThreadSafeHandle")? {
-                return Ok(class);
-            }
+        if threadsafe && let Some(class) = events.getattr_opt("_ThreadSafeHandle")? {
+            return Ok(class);
         }
         events.getattr(if is_timer { "TimerHandle" } else { "Handle" })
     })

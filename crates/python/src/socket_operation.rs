@@ -428,10 +428,10 @@ fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
             Err(error) => Err(error),
         },
     };
-    if let Err(error) = &outcome {
-        if support::ends_the_loop(py, error) {
-            return outcome.map(drop);
-        }
+    if let Err(error) = &outcome
+        && support::ends_the_loop(py, error)
+    {
+        return outcome.map(drop);
     }
     // A watch that can't be ended ended with its loop.
     drop(stop_watching(py, object));

@@ -217,10 +217,10 @@ impl Watches {
             visit.call(&callbacks.writer)?;
         }
         for (_, source) in &self.sources {
-            if let Source::Transport(listed) = source {
-                if listed.strong {
-                    visit.call(support::borrow_pointer(&listed.transport))?;
-                }
+            if let Source::Transport(listed) = source
+                && listed.strong
+            {
+                visit.call(support::borrow_pointer(&listed.transport))?;
             }
         }
         Ok(())
@@ -298,17 +298,16 @@ pub(crate) fn ensure_no_transport(
 ) -> PyResult<()> {
     let py = event_loop.py();
     let transport = event_loop.get().watches.get(py).transport(py, fd);
-    if let Some(transport) = transport {
-        if !transport
+    if let Some(transport) = transport
+        && !transport
             .call_method0(intern!(py, "is_closing"))?
             .is_truthy()?
-        {
-            return Err(PyRuntimeError::new_err(format!(
-                "File descriptor {} is used by transport {}",
-                file.repr()?,
-                transport.repr()?
-            )));
-        }
+    {
+        return Err(PyRuntimeError::new_err(format!(
+            "File descriptor {} is used by transport {}",
+            file.repr()?,
+            transport.repr()?
+        )));
     }
     // asyncio's own transports (pipes, TLS) are entered by themselves.
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();

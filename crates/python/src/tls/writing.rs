@@ -242,11 +242,12 @@ fn write<'py>(
     let bytes_like = data.is_instance_of::<PyBytes>()
         || data.is_instance_of::<PyByteArray>()
         || data.is_instance_of::<PyMemoryView>();
-    if bytes_like && data.is_truthy()? {
-        if let Some((protocol, engine)) = ready(transport)? {
-            write_one(&protocol, &engine, data)?;
-            return Ok(py.None().into_bound(py));
-        }
+    if bytes_like
+        && data.is_truthy()?
+        && let Some((protocol, engine)) = ready(transport)?
+    {
+        write_one(&protocol, &engine, data)?;
+        return Ok(py.None().into_bound(py));
     }
     call_asyncio(transport, "write", data)
 }
@@ -267,11 +268,11 @@ fn writelines<'py>(
     } else {
         None
     };
-    if let Some(pieces) = list {
-        if let Some((protocol, engine)) = ready(transport)? {
-            write_several(&protocol, &engine, &pieces)?;
-            return Ok(py.None().into_bound(py));
-        }
+    if let Some(pieces) = list
+        && let Some((protocol, engine)) = ready(transport)?
+    {
+        write_several(&protocol, &engine, &pieces)?;
+        return Ok(py.None().into_bound(py));
     }
     call_asyncio(transport, "writelines", list_of_data)
 }
