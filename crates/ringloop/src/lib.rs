@@ -103,6 +103,8 @@ mod adapters;
 pub mod blocking;
 pub mod busy_poll;
 pub mod clock;
+#[cfg(all(test, feature = "runtime"))]
+mod faults;
 #[cfg(feature = "runtime")]
 pub mod fs;
 #[cfg(feature = "hyper")]

@@ -117,6 +117,16 @@ impl Reactor {
         })
     }
 
+    /// A reactor on a driver of a test's, which only sleeps.
+    #[cfg(all(test, feature = "runtime"))]
+    pub(crate) fn with_driver(driver: Driver) -> Self {
+        Self {
+            driver,
+            policy: Policy::new(BusyPoll::Off, 1),
+            turns: 0,
+        }
+    }
+
     /// The driver, to watch descriptors and to submit operations.
     #[inline]
     pub fn driver(&mut self) -> &mut Driver {

@@ -260,6 +260,10 @@ impl Runtime {
         }
         let reactor = Reactor::new(&config.reactor)?;
         trace::backend_chosen(reactor.backend(), reactor.backend_reason());
+        Ok(Self::with_reactor(config, reactor))
+    }
+
+    pub(crate) fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> Self {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote {
             sender: inbox.sender(),
@@ -280,12 +284,12 @@ impl Runtime {
             io_counters: IoCounters::default(),
             is_running: Cell::new(false),
         });
-        Ok(Self {
+        Self {
             shared,
             inbox,
             messages: Vec::new(),
             events: Vec::new(),
-        })
+        }
     }
 
     /// Runs a future to its end, and all tasks of this runtime meanwhile. Tasks that are not over by then rest until the

@@ -1,0 +1,303 @@
+//! The runtime on a kernel that does what a test says: results that fail, are short, come late or not at all.
+
+use std::io::{self, ErrorKind, Read};
+use std::net::TcpStream as Plain;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use ringloop_driver::{Driver, SENT_BY_COPY, SENT_WITHOUT_COPY, Script, Step};
+
+use crate::fs::File;
+use crate::net::{TcpListener, TcpStream};
+use crate::reactor::Reactor;
+use crate::{Runtime, RuntimeConfig, yield_now};
+
+use Step::{Complete, Late, Overflow};
+
+/// A runtime whose kernel plays a script, a turn of it in each of the runtime's. It panics when it would wait for ever.
+fn scripted() -> (Script, Runtime) {
+    let script = Script::new();
+    let driver = Driver::scripted(script.clone()).unwrap();
+    let reactor = Reactor::with_driver(driver);
+    let runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor);
+    (script, runtime)
+}
+
+/// Looks that the script was played to its end, and that nothing is left but so many watches.
+fn check(script: &Script, runtime: &mut Runtime, watches: u64) {
+    runtime.block_on(async {
+        for _ in 0..3 {
+            yield_now().await;
+        }
+    });
+    assert!(script.is_over());
+    let driver = runtime.metrics().reactor.driver;
+    assert_eq!((driver.operations, driver.watches), (0, watches));
+}
+
+fn errno<T>(result: io::Result<T>) -> Option<i32> {
+    result.err().expect("an error").raw_os_error()
+}
+
+fn null() -> (File, RawFd) {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let fd = file.as_raw_fd();
+    (File::from(file), fd)
+}
+
+/// The ends of a connection; the second is as the kernel gives it to who accepts.
+fn connection() -> (Plain, RawFd) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = Plain::connect(listener.local_addr().unwrap()).unwrap();
+    near.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let (far, _) = listener.accept().unwrap();
+    far.set_nonblocking(true).unwrap();
+    (near, far.into_raw_fd())
+}
+
+fn is_closed(mut near: Plain) -> bool {
+    matches!(near.read(&mut [0]), Ok(0))
+}
+
+#[test]
+fn reads_of_a_file_are_short_interrupted_and_fail() {
+    let (script, mut runtime) = scripted();
+    let (file, fd) = null();
+    script
+        .turn([Complete(fd, -libc::EINTR)])
+        .turn([])
+        .turn([Complete(fd, 5)])
+        .turn([Complete(fd, -libc::EIO)])
+        .turn([Complete(fd, 0)]);
+    runtime.block_on(async {
+        let (count, bytes) = file.read_at(Vec::with_capacity(8), 0).await;
+        assert_eq!((count.unwrap(), &bytes[..]), (5, &[0; 5][..]));
+        let (count, bytes) = file.read_at(bytes, 5).await;
+        assert_eq!((errno(count), &bytes[..]), (Some(libc::EIO), &[0; 5][..]));
+        let (count, bytes) = file.read_at(bytes, 5).await;
+        assert_eq!((count.unwrap(), &bytes[..]), (0, &[0; 5][..]));
+    });
+    check(&script, &mut runtime, 0);
+}
+
+#[test]
+fn writes_to_a_file_are_short_interrupted_and_fail() {
+    let (script, mut runtime) = scripted();
+    let (file, fd) = null();
+    script
+        .turn([Complete(fd, 4)])
+        .turn([Complete(fd, -libc::EINTR)])
+        .turn([Complete(fd, 6)])
+        .turn([Complete(fd, 3)])
+        .turn([Complete(fd, 0)])
+        .turn([Complete(fd, 9)])
+        .turn([Complete(fd, -libc::ENOSPC)])
+        .turn([Complete(fd, -libc::EINTR)])
+        .turn([Complete(fd, -libc::EIO)]);
+    runtime.block_on(async {
+        let ten = b"ten bytes.".to_vec();
+        let (result, buffer) = file.write_all_at(ten.clone(), 0).await;
+        result.unwrap();
+        assert_eq!(buffer, ten);
+        let (result, buffer) = file.write_all_at(buffer, 0).await;
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::WriteZero);
+        assert_eq!(buffer, ten);
+        let (result, buffer) = file.write_all_at(buffer, 0).await;
+        assert_eq!(errno(result), Some(libc::ENOSPC));
+        assert_eq!(buffer, ten);
+        assert_eq!(errno(file.sync_all().await), Some(libc::EIO));
+    });
+    check(&script, &mut runtime, 0);
+}
+
+#[test]
+fn what_comes_late_is_nobody_elses() {
+    let (script, mut runtime) = scripted();
+    let (file, fd) = null();
+    script.turn([]).turn([Late(fd), Complete(fd, 3)]);
+    runtime.block_on(async {
+        {
+            let mut reading = pin!(file.read_at(Vec::with_capacity(8), 0));
+            let polled = reading
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+            // The kernel takes it.
+            yield_now().await;
+        }
+        let (count, bytes) = file.read_at(Vec::with_capacity(8), 0).await;
+        assert_eq!((count.unwrap(), bytes.len()), (3, 3));
+    });
+    check(&script, &mut runtime, 0);
+    // The end of the read that was dropped, and what came behind it.
+    assert_eq!(runtime.metrics().reactor.driver.stale_events, 2);
+}
+
+#[test]
+fn accepting_fails_is_ended_and_goes_on() {
+    let (script, mut runtime) = scripted();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let fd = listener.as_raw_fd();
+    let (nears, fars): (Vec<_>, Vec<_>) = (0..5).map(|_| connection()).unzip();
+    script
+        .turn([Complete(fd, -libc::EMFILE)])
+        .turn([Complete(fd, fars[0]), Complete(fd, fars[1])])
+        .turn([Overflow])
+        .turn([Late(fd), Complete(fd, fars[2])])
+        // As the kernel ends it, and not the program.
+        .turn([Complete(fd, -libc::ECANCELED)])
+        .turn([Complete(fd, -libc::ECONNABORTED)])
+        .turn([Complete(fd, fars[3]), Complete(fd, fars[4])]);
+    runtime.block_on(async {
+        assert_eq!(errno(listener.accept().await), Some(libc::EMFILE));
+        for near in &nears[..3] {
+            let (_, peer) = listener.accept().await.unwrap();
+            assert_eq!(peer, near.local_addr().unwrap());
+        }
+        assert_eq!(errno(listener.accept().await), Some(libc::ECONNABORTED));
+        let (stream, peer) = listener.accept().await.unwrap();
+        assert_eq!(peer, nears[3].local_addr().unwrap());
+        drop(stream);
+        // With a connection that nobody took.
+        drop(listener);
+    });
+    check(&script, &mut runtime, 0);
+    assert!(nears.into_iter().all(is_closed));
+}
+
+#[test]
+fn a_connection_that_cannot_be_watched_is_closed_and_said_so() {
+    let (script, mut runtime) = scripted();
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = plain.local_addr().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let fd = listener.as_raw_fd();
+    let (near, far) = connection();
+    let (other_near, other_far) = connection();
+    script
+        .refuse_watch(libc::ENOSPC)
+        .refuse_watch(libc::ENOMEM)
+        .turn([Complete(fd, far)])
+        .turn([Complete(fd, other_far)]);
+    runtime.block_on(async {
+        let connected = TcpStream::connect(address).await;
+        assert_eq!(errno(connected), Some(libc::ENOSPC));
+        assert_eq!(errno(listener.accept().await), Some(libc::ENOMEM));
+        let (_, peer) = listener.accept().await.unwrap();
+        assert_eq!(peer, other_near.local_addr().unwrap());
+        drop(listener);
+    });
+    check(&script, &mut runtime, 0);
+    assert!(is_closed(near));
+    assert!(is_closed(plain.accept().unwrap().0));
+}
+
+/// A connection of the scripted runtime, and its other end.
+fn stream(script: &Script, runtime: &mut Runtime) -> (Plain, TcpStream, RawFd) {
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let (near, far) = connection();
+    script.turn([Complete(listener.as_raw_fd(), far)]);
+    let (stream, _) = runtime.block_on(listener.accept()).unwrap();
+    (near, stream, far)
+}
+
+/// Bytes that tell whether they are still held by somebody.
+fn body() -> (Arc<Vec<u8>>, Bytes) {
+    struct Shared(Arc<Vec<u8>>);
+    impl AsRef<[u8]> for Shared {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let bytes = Arc::new(vec![7; 100_000]);
+    (Arc::clone(&bytes), Bytes::from_owner(Shared(bytes)))
+}
+
+#[test]
+fn sends_without_a_copy_are_short_and_their_bytes_are_held_until_the_end() {
+    let (script, mut runtime) = scripted();
+    let (mut near, mut stream, fd) = stream(&script, &mut runtime);
+    let (held, bytes) = body();
+    script
+        .turn([Complete(fd, 40_000)])
+        .turn([Complete(fd, SENT_WITHOUT_COPY)])
+        .turn([Complete(fd, -libc::EINTR)])
+        .turn([Complete(fd, 60_000)]);
+    runtime.block_on(async {
+        let (result, rest) = stream.write_all_zero_copy(bytes).await;
+        result.unwrap();
+        assert!(rest.is_empty());
+    });
+    assert_eq!(Arc::strong_count(&held), 2, "the kernel still reads them");
+    script.turn([Complete(fd, SENT_BY_COPY)]);
+    runtime.block_on(yield_now());
+    runtime.block_on(yield_now());
+    assert_eq!(Arc::strong_count(&held), 1);
+    // There was a copy: what follows is sent as ever, which is by the real kernel here.
+    let bytes = Bytes::from(vec![8; 40_000]);
+    let (result, _) = runtime.block_on(stream.write_all_zero_copy(bytes));
+    result.unwrap();
+    let mut received = vec![0; 40_000];
+    near.read_exact(&mut received).unwrap();
+    assert!(received.iter().all(|byte| *byte == 8));
+    drop(stream);
+    check(&script, &mut runtime, 0);
+}
+
+#[test]
+fn sends_without_a_copy_that_fail_give_the_rest_back() {
+    for (result, kind) in [
+        (-libc::EPIPE, ErrorKind::BrokenPipe),
+        (-libc::ECONNRESET, ErrorKind::ConnectionReset),
+        (0, ErrorKind::WriteZero),
+    ] {
+        let (script, mut runtime) = scripted();
+        let (_near, mut stream, fd) = stream(&script, &mut runtime);
+        let (held, bytes) = body();
+        script
+            .turn([Complete(fd, 40_000)])
+            .turn([Complete(fd, SENT_WITHOUT_COPY)])
+            .turn([Complete(fd, result)])
+            .turn([Complete(fd, SENT_WITHOUT_COPY)]);
+        runtime.block_on(async {
+            let (result, rest) = stream.write_all_zero_copy(bytes).await;
+            assert_eq!(result.unwrap_err().kind(), kind);
+            assert_eq!(rest.len(), 60_000);
+        });
+        drop(stream);
+        check(&script, &mut runtime, 0);
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+}
+
+#[test]
+fn a_send_without_a_copy_that_is_dropped_is_cancelled_and_its_bytes_are_let_go() {
+    let (script, mut runtime) = scripted();
+    let (_near, mut stream, fd) = stream(&script, &mut runtime);
+    let (held, bytes) = body();
+    script.turn([]).turn([Late(fd)]);
+    runtime.block_on(async {
+        {
+            let mut sending = pin!(stream.write_all_zero_copy(bytes));
+            let polled = sending
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+            yield_now().await;
+        }
+        assert_eq!(
+            Arc::strong_count(&held),
+            2,
+            "the kernel may still read them"
+        );
+    });
+    check(&script, &mut runtime, 1);
+    assert_eq!(Arc::strong_count(&held), 1);
+    drop(stream);
+    check(&script, &mut runtime, 0);
+}
