@@ -745,7 +745,8 @@ impl fmt::Display for Signal {
 }
 
 /// Listens to the signals that ask a process to end, SIGINT (Ctrl-C) and SIGTERM, from when it is made: a program that says
-/// that it is ready should listen before. A second such signal ends the process at once.
+/// that it is ready should listen before. A second such signal ends the process at once, and so does the first after this was
+/// dropped.
 ///
 /// ```no_run
 /// use ringloop::server::{Connection, EndSignals, Handler, Server};
@@ -770,6 +771,9 @@ impl fmt::Display for Signal {
 #[derive(Debug)]
 pub struct EndSignals {
     signals: Signals,
+    /// Whether the next signal ends the process.
+    asked: Arc<AtomicBool>,
+    has_come: bool,
 }
 
 impl EndSignals {
@@ -785,12 +789,28 @@ impl EndSignals {
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
             flag::register(signal, Arc::clone(&asked))?;
         }
-        Ok(Self { signals })
+        Ok(Self {
+            signals,
+            asked,
+            has_come: false,
+        })
     }
 
     /// Blocks until the first such signal, which may have come already.
     pub fn wait(mut self) -> Signal {
-        Signal(self.signals.forever().next().unwrap_or(SIGTERM))
+        let signal = self.signals.forever().next().unwrap_or(SIGTERM);
+        self.has_come = true;
+        Signal(signal)
+    }
+}
+
+impl Drop for EndSignals {
+    /// Where nobody has waited, as for a server that could not start, the next signal ends the process.
+    fn drop(&mut self) {
+        // The handler of one that has come may still be on its way to look.
+        if !self.has_come {
+            self.asked.store(true, Ordering::Relaxed);
+        }
     }
 }
 

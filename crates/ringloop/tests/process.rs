@@ -22,10 +22,14 @@ use socket2::{Domain, Socket, Type};
 const LONG: Duration = Duration::from_secs(20);
 
 /// The cases, and how their processes end.
-const CASES: [(&str, i32); 4] = [
+const CASES: [(&str, i32); 5] = [
     ("a_signal_lets_handlers_finish", 0),
     ("the_deadline_cuts_functions_off", 0),
     ("a_second_signal_ends_the_process_at_once", 128 + SIGTERM),
+    (
+        "a_signal_that_no_server_waits_for_ends_the_process",
+        128 + SIGTERM,
+    ),
     ("without_descriptors_accepting_backs_off_and_goes_on", 0),
 ];
 
@@ -139,6 +143,12 @@ fn run_with<S: Transport>(case: &str, server: Server<S>, address: SocketAddr, is
             }));
             server.drain_timeout(LONG).serve(slow).unwrap();
             panic!("the connection has not ended, and the deadline is far");
+        }
+        "a_signal_that_no_server_waits_for_ends_the_process" => {
+            let _taken = TcpListener::bind(address).unwrap();
+            let error = server.serve(slow).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::AddrInUse);
+            raise(SIGTERM).unwrap();
         }
         _ => {
             // Before the server begins: io_uring looks at the limit when an operation is submitted.
