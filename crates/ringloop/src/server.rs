@@ -469,7 +469,7 @@ impl<S: Transport> Server<S> {
     /// Starts the server. `make_handler` makes a handler for each connection.
     ///
     /// # Errors
-    /// Those of [`Pool::new`] and of binding; `InvalidInput` for a limit of 0 connections.
+    /// Those of [`Pool::new`] and of binding; `InvalidInput` for a limit of 0 connections or an idle timeout of 0.
     pub fn start<M, H>(self, make_handler: M) -> io::Result<Running>
     where
         M: Fn() -> H + Clone + Send + 'static,
@@ -573,6 +573,12 @@ impl<S: Transport> Server<S> {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "max_connections is 0: nobody could connect",
+            ));
+        }
+        if self.options.idle_timeout == Some(Duration::ZERO) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "idle_timeout is 0: every connection would be idle at once; without the call none ever is",
             ));
         }
         let listeners = bind_each(

@@ -872,11 +872,14 @@ fn an_address_in_use_and_a_limit_of_nothing_are_refused() {
         let error = server.start(|| Echo).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
     }
-    let error = Server::bind("127.0.0.1:0")
-        .max_connections(0)
-        .start(|| Echo)
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let server = || Server::bind("127.0.0.1:0");
+    for of_nothing in [
+        server().max_connections(0),
+        server().idle_timeout(Duration::ZERO),
+    ] {
+        let error = of_nothing.start(|| Echo).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
 }
 
 #[test]
