@@ -31,6 +31,8 @@ BUILD_TIMEOUT_S = 1800
 
 CONTROL, RIVAL = "tokio", "monoio"
 FLOORS = ("c-epoll", "c-io_uring")
+SEVERAL = "echo, several workers"
+"""The workload of cells in which an arm's workers share their CPUs with the load."""
 BUFFER = ("--buffer", str(256 * 1024))
 """As large as ringloop's, so that nobody has to read a message twice."""
 
@@ -39,14 +41,15 @@ def floor(name: str) -> Arm:
     """A server in plain C."""
     program = str(measure.binary(name))
     timing = {"bind": (program, "bind", "--mode", "listen")} if name == FLOORS[0] else {}
-    return Arm(name, programs={"echo": (program, "echo", *BUFFER), "http": (program, "http", *BUFFER)} | timing)
+    echo = (program, "echo", *BUFFER)
+    return Arm(name, programs={"echo": echo, SEVERAL: echo, "http": (program, "http", *BUFFER)} | timing)
 
 
 def peer(name: str, **more: tuple[str, ...]) -> Arm:
     """A runtime that ringloop is compared with."""
     program = str(PEERS_TARGET / "release" / name)
     own = {workload: (program, workload, *BUFFER) for workload in ("echo", "http")}
-    return Arm(name, programs=own | {"bind": (program, "bind", "--mode", "listen")} | more)
+    return Arm(name, programs=own | {SEVERAL: own["echo"], "bind": (program, "bind", "--mode", "listen")} | more)
 
 
 def ours(name: str, backend: str) -> Arm:
@@ -57,12 +60,20 @@ def ours(name: str, backend: str) -> Arm:
         for workload, example in examples.items()
     }
     programs["bind"] = (str(EXAMPLES / "bind"), "--mode", "listen", "--backend", backend)
+    programs[SEVERAL] = programs["echo"]
     return Arm(name, own=True, programs=programs)
+
+
+def unpinned(arm: Arm) -> Arm:
+    """The same with workers that the kernel may move, as it may everybody else's. For cells of several workers only."""
+    return Arm(f"{arm.name}-no-pin", own=True, programs={SEVERAL: (*arm.programs[SEVERAL], "--no-pin")})
 
 
 ARMS = (
     ours("ringloop", "io_uring"),
     ours("ringloop-epoll", "epoll"),
+    unpinned(ours("ringloop", "io_uring")),
+    unpinned(ours("ringloop-epoll", "epoll")),
     peer(CONTROL, hyper=(str(PEERS_TARGET / "release" / "hyper"), "http", *BUFFER)),
     peer(RIVAL),
     *map(floor, FLOORS),
@@ -93,7 +104,7 @@ def echo_cells() -> list[Cell]:
                         in_quick=name in QUICK,
                         size_bytes=size_bytes,
                         connections=count,
-                        workload="echo",
+                        workload="echo" if workers == 1 else SEVERAL,
                         workers=workers,
                     )
                 )
@@ -196,12 +207,18 @@ def pinned_version(package: str) -> str:
     return found[1] if found else ""
 
 
+def backend_of(arm: Arm) -> str:
+    """The backend that an arm of ours is told to use."""
+    command = arm.programs[SEVERAL]
+    return command[command.index("--backend") + 1]
+
+
 def probe(arm: Arm) -> Presence:
     """Build an arm, and try it."""
     if arm.name in FLOORS:
         version, problem = "raw C", build_floor(arm.name)
     elif arm.own:
-        version, problem = f"on {arm.programs['echo'][-1]}", build_ours()
+        version, problem = f"on {backend_of(arm)}", build_ours()
     else:
         version, problem = pinned_version(arm.name), build_peers()
         if "hyper" in arm.programs:
@@ -210,7 +227,7 @@ def probe(arm: Arm) -> Presence:
         return Presence(arm, version, problem=problem, broken=arm.own)
     try:
         # Which shows whether the kernel lets it have what it needs.
-        with measure.serving([*arm.programs["echo"], "--workers", "1"], arm.child_environment()):
+        with measure.serving([*arm.programs[SEVERAL], "--workers", "1"], arm.child_environment()):
             pass
     except measure.SampleFailed as failure:
         return Presence(arm, version, problem=last_line(str(failure)))

@@ -21,6 +21,9 @@ pub(crate) struct Listening {
     /// How many workers, each a thread with a CPU of its own; by default one for each usable CPU
     #[arg(long)]
     workers: Option<usize>,
+    /// Let the kernel move workers between CPUs: better where other programs need the same CPUs
+    #[arg(long)]
+    no_pin: bool,
     /// The interface to the kernel: io_uring, epoll or auto
     #[arg(long, env = ringloop::driver::BACKEND_VARIABLE, default_value = "auto")]
     backend: BackendChoice,
@@ -43,6 +46,7 @@ impl Listening {
         // How workers wait; of the backend, the command line has the last word.
         let mut config = PoolConfig::from_env()?;
         config.runtime.reactor.driver.backend = self.backend;
+        config.pin = !self.no_pin;
         let mut server = Server::bind(address.clone()).pool(config);
         if let Some(workers) = self.workers {
             server = server.workers(workers);
