@@ -301,6 +301,17 @@ fn http_hello_greets_and_keeps_the_connection() {
     });
 }
 
+#[test]
+fn axum_hello_greets_by_name() {
+    with_each("axum_hello", &["--drain-timeout", "0"], |program| {
+        assert_eq!(ask(program, "GET", "/", "").body, b"Hello, World!\n");
+        let answer = ask(program, "GET", "/greet/Ada%20L.", "");
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.body, b"Hello, Ada L.!\n");
+        assert_eq!(ask(program, "GET", "/nowhere", "").status, 404);
+    });
+}
+
 /// Somebody in the chat room.
 struct Person {
     stream: BufReader<TcpStream>,
@@ -880,6 +891,7 @@ fn an_error_is_one_line_and_code_1() {
         ("echo", &[][..]),
         ("http_raw", &[]),
         ("http_hello", &[]),
+        ("axum_hello", &[]),
         ("chat", &[]),
         ("static_files", &[]),
         ("proxy", to),
