@@ -13,30 +13,28 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use futures_util::Stream;
-use futures_util::future::{Either, select};
 use futures_util::stream;
 use headers::{
     AcceptRanges, Allow, ContentLength, ContentRange, ContentType, ETag, HeaderMapExt, IfMatch,
     IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified,
 };
-use http_body_util::{Full, StreamBody};
+use http_body_util::{Either, Full, StreamBody};
 use http_range_header::{EndPosition, StartPosition, parse_range_header};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{HeaderValue, LOCATION, RANGE, X_CONTENT_TYPE_OPTIONS};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use mime_guess::mime;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use ringloop::fs::{File, Metadata, OpenOptions};
-use ringloop::hyper::Timer;
+use ringloop::hyper::Http;
 use ringloop::net::TcpStream;
 use ringloop::server::Client;
 
@@ -60,7 +58,7 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~');
 
 type Pieces = Pin<Box<dyn Stream<Item = io::Result<Frame<Bytes>>>>>;
-type Body = http_body_util::Either<Full<Bytes>, StreamBody<Pieces>>;
+type Body = Either<Full<Bytes>, StreamBody<Pieces>>;
 
 /// What a path leads to.
 enum Found {
@@ -129,7 +127,7 @@ fn plain(status: StatusCode) -> Response<Body> {
 
 fn with_text(status: StatusCode, content_type: ContentType, text: String) -> Response<Body> {
     let body = Full::new(Bytes::from(text));
-    let mut answer = Response::new(http_body_util::Either::Left(body));
+    let mut answer = Response::new(Either::Left(body));
     *answer.status_mut() = status;
     answer.headers_mut().typed_insert(content_type);
     answer
@@ -264,9 +262,9 @@ fn file_answer(
     let sends = matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT);
     let mut answer = if sends && request.method() == Method::GET {
         let pieces: Pieces = Box::pin(pieces(file, range.clone()));
-        Response::new(http_body_util::Either::Right(StreamBody::new(pieces)))
+        Response::new(Either::Right(StreamBody::new(pieces)))
     } else {
-        Response::new(http_body_util::Either::Left(Full::default()))
+        Response::new(Either::Left(Full::default()))
     };
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
@@ -403,20 +401,7 @@ async fn serve(stream: TcpStream, client: Client, root: Arc<Path>) -> io::Result
         let root = Arc::clone(&root);
         async move { io::Result::Ok(answer(&root, &request).await) }
     });
-    let mut connection = pin!(
-        http1::Builder::new()
-            // For the time that a client may take to send its request's head.
-            .timer(Timer)
-            .serve_connection(stream, service)
-    );
-    let result = match select(connection.as_mut(), client.draining()).await {
-        Either::Left((result, _)) => result,
-        Either::Right(_) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    result.map_err(io::Error::other)
+    Http::new().serve(stream, &client, service).await
 }
 
 fn run(arguments: &Arguments) -> io::Result<()> {

@@ -67,7 +67,7 @@ use rustls::{ClientConfig, ServerConfig};
 pub use rustls;
 
 use crate::net::TcpStream;
-use crate::net::stream::Stream;
+use crate::net::stream::{Stream, poll_write_buffer};
 use crate::time::timeout;
 use session::{Session, WRITE_BYTES_MAX};
 
@@ -79,9 +79,6 @@ const READ_BYTES_MAX: usize = 256 * 1024;
 
 /// What a read into a small buffer receives: a whole record, so that little is left to be kept.
 const READ_BYTES_MIN: usize = 17 * 1024;
-
-/// The most pieces that a vectored write takes.
-const PIECES_MAX: usize = 64;
 
 thread_local! {
     /// Where records' plaintexts are joined, for reads in place.
@@ -528,16 +525,12 @@ impl<S: Stream> TlsStream<S> {
         context: &mut Context<'_>,
         buffer: &mut impl Buf,
     ) -> Poll<io::Result<usize>> {
-        let first = buffer.chunk();
-        let count = if first.len() == buffer.remaining() {
-            ready!(self.poll_write(context, first))?
-        } else {
-            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-            let filled = buffer.chunks_vectored(&mut pieces);
-            ready!(self.poll_write_pieces(context, &pieces[..filled]))?
-        };
-        buffer.advance(count);
-        Poll::Ready(Ok(count))
+        poll_write_buffer(
+            context,
+            buffer,
+            |context, bytes| self.poll_write(context, bytes),
+            |context, pieces| self.poll_write_pieces(context, pieces),
+        )
     }
 
     pub(crate) fn poll_write(

@@ -306,16 +306,12 @@ impl Core {
         context: &mut Context<'_>,
         buffer: &mut impl Buf,
     ) -> Poll<io::Result<usize>> {
-        let first = buffer.chunk();
-        let count = if first.len() == buffer.remaining() {
-            ready!(self.poll_write(context, first))?
-        } else {
-            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-            let filled = buffer.chunks_vectored(&mut pieces);
-            ready!(self.poll_write_pieces(context, &pieces[..filled]))?
-        };
-        buffer.advance(count);
-        Poll::Ready(Ok(count))
+        poll_write_buffer(
+            context,
+            buffer,
+            |context, bytes| self.poll_write(context, bytes),
+            |context, pieces| self.poll_write_pieces(context, pieces),
+        )
     }
 
     pub(crate) fn poll_write(
@@ -341,6 +337,25 @@ impl Core {
             Ok((count, count == wanted))
         })
     }
+}
+
+/// Writes part of a buffer, as one piece where it is one and else as several, and advances it by what was taken.
+pub(crate) fn poll_write_buffer(
+    context: &mut Context<'_>,
+    buffer: &mut impl Buf,
+    write: impl FnOnce(&mut Context<'_>, &[u8]) -> Poll<io::Result<usize>>,
+    write_pieces: impl FnOnce(&mut Context<'_>, &[IoSlice<'_>]) -> Poll<io::Result<usize>>,
+) -> Poll<io::Result<usize>> {
+    let first = buffer.chunk();
+    let count = if first.len() == buffer.remaining() {
+        ready!(write(context, first))?
+    } else {
+        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+        let filled = buffer.chunks_vectored(&mut pieces);
+        ready!(write_pieces(context, &pieces[..filled]))?
+    };
+    buffer.advance(count);
+    Poll::Ready(Ok(count))
 }
 
 impl fmt::Debug for Core {
