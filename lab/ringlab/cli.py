@@ -181,24 +181,14 @@ def not_built(arm: manifest.Arm, built: set[Path]) -> bool:
 
 
 def fit_quick(race: runner.Race, budget_s: float) -> None:
-    """Choose how many rounds a quick run has, and, where even the fewest take too long, a shorter window."""
-    scale = race.scale
-
-    def round_s() -> float:
-        return sum(race.round_s(plan) for plan in race.plans)
-
-    while True:
-        rounds = int(budget_s / max(0.001, round_s()))
-        if (
-            rounds >= workloads.QUICK_ROUNDS_WANTED
-            or scale.window_s <= QUICK_WINDOW_LEAST * workloads.SCALES["quick"].window_s
-        ):
-            break
-        scale = replace(scale, window_s=scale.window_s * 0.9, warm_up_s=scale.warm_up_s * 0.9)
+    """Give a quick run its rounds, and windows so short that they fit into its time, as far as these may shrink."""
+    full = workloads.SCALES["quick"]
+    scale = race.result.run.scale = replace(race.scale, rounds=workloads.QUICK_ROUNDS)
+    shortest_s = QUICK_WINDOW_LEAST * full.window_s
+    while scale.window_s > shortest_s and sum(race.expected_s(plan) for plan in race.plans) > budget_s:
+        scale = replace(scale, window_s=max(shortest_s, scale.window_s * 0.9), warm_up_s=scale.warm_up_s * 0.9)
         race.result.run.scale = scale
-    rounds = min(workloads.QUICK_ROUNDS_MOST, max(workloads.QUICK_ROUNDS_WANTED, rounds))
-    race.result.run.scale = replace(scale, rounds=rounds)
-    # On a machine that is slower than expected, cells end with fewer rounds.
+    # Where even that takes too long, cells end with fewer rounds.
     race.options.limit_s = budget_s
 
 
@@ -361,6 +351,8 @@ def measure(
     except workloads.UnknownCells as error:
         raise Refused(str(error)) from None
     chosen = choose_arms(discover(targets_folder), selectors)
+    lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
+    chosen = [arm for arm in chosen if arm.name not in lesser]
     budget_s = (minutes or QUICK_MINUTES) * 60
     try:
         with console.status("looking which targets are here") as status:
@@ -402,6 +394,8 @@ def measure(
     )
     if not scale.rounds:
         fit_quick(race, budget_s - (time.monotonic() - begun))
+    if lesser:
+        race.note(f"a quick run leaves out {', '.join(lesser)}: name them with --targets, or run without --quick")
     command = ["ringlab", "run", *(plan.name for plan in plans), "--targets", ",".join(present)]
     command += ["--rounds", str(race.scale.rounds), "--seconds", f"{race.scale.window_s:g}", "--seed", str(seed)]
     command += {"quick": ["--quick"], "normal": [], "publish": ["--publish"]}[name]

@@ -133,6 +133,8 @@ class Arm:
     """The least that it is loaded before anything is measured: what a compiler that works meanwhile needs."""
     python: str = ""
     """For {python}; where it is empty, $RINGLAB_PYTHON, or the running interpreter."""
+    quick: bool = True
+    """Whether a quick run that isn't told which arms to take has time for it."""
     repeats: str = ""
     """The arm that this one is a second copy of."""
 
@@ -410,6 +412,7 @@ def read_variant(table: Table, base: Arm) -> Arm:
         detects=(*base.detects, read_detect(table.table("detect"))),
         declares=read_declares(table.table("declares"), base.declares),
         workloads=read_workloads(table, base.commands),
+        quick=table.get("quick", bool, True, "true or false"),
     )
     table.done()
     return arm

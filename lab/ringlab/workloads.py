@@ -16,8 +16,8 @@ SCALES: dict[ScaleName, results.Scale] = {
     "normal": results.Scale(name="normal", rounds=9, window_s=2.0, warm_up_s=0.5, ramp_s=0.1),
     "publish": results.Scale(name="publish", rounds=15, window_s=10.0, warm_up_s=2.0, ramp_s=0.5),
 }
-QUICK_ROUNDS_WANTED, QUICK_ROUNDS_MOST = 5, 9
-"""Below five, many arms can hardly be told apart; a run that has no time for them ends a cell with statistics.ROUNDS_LEAST."""
+QUICK_ROUNDS = 9
+"""With fewer, many arms can hardly be told apart; a run that has no time for them ends a cell with statistics.ROUNDS_LEAST."""
 
 LITTLES_LAW_LEAST, LITTLES_LAW_MOST = 0.8, 1.2
 """Between these lies the number of operations in flight, as a share of what a closed loop keeps in flight."""
@@ -31,7 +31,7 @@ CEILING_FACTOR = 1.5
 """A server whose rate is nearer to the load generator's own is measured by the generator's limit."""
 CLIENT_BUSY = 1 / CEILING_FACTOR
 """The share of a CPU that says the same, where no ceiling was measured."""
-START_S = {"bind": 0.1, "http": 0.4, "rtt": 0.4, "loop": 0.25, "echo": 0.4}
+START_S = {"bind": 0.1, "http": 0.2, "rtt": 0.2, "loop": 0.15, "echo": 0.2}
 """About what a sample takes beyond what is measured: for the estimate of the time left only."""
 
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conftest import MakeTargets
-from ringlab import cli, preflight, results, workloads
+from ringlab import cli, manifest, preflight, results, workloads
 
 RECORDED = Path(__file__).parent / "data" / "recorded.json"
 FAST = ("--rounds", "3", "--seconds", "0.05")
@@ -83,7 +83,7 @@ def test_a_quick_run_fits_its_time(make_targets: MakeTargets, tmp_path: Path) ->
     found = ringlab(*words, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output
     scale = results.Result.read(tmp_path / "out" / "result.json").run.scale
-    assert workloads.QUICK_ROUNDS_WANTED <= scale.rounds <= workloads.QUICK_ROUNDS_MOST
+    assert scale.rounds == workloads.QUICK_ROUNDS
     short = ringlab(
         "run",
         "echo/framed/1KB/1",
@@ -98,6 +98,27 @@ def test_a_quick_run_fits_its_time(make_targets: MakeTargets, tmp_path: Path) ->
     assert short.exit_code == 0, short.output
     shorter = results.Result.read(tmp_path / "short" / "result.json").run.scale
     assert shorter.window_s < workloads.SCALES["quick"].window_s
+
+
+def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
+    make_targets: MakeTargets, tmp_path: Path
+) -> None:
+    folder = make_targets(a=1.0)
+    with (folder / "a" / manifest.FILE_NAME).open("a") as file:
+        file.write('[[variants]]\nname = "main"\n[[variants]]\nname = "lesser"\nquick = false\n')
+    words = ("run", "echo/framed/1KB/1", "--targets-folder", folder, "--no-again", "--seconds", "0.05")
+    for number, (more, arms) in enumerate(
+        (
+            (("--quick", "--minutes", "0.1"), ["main"]),
+            (("--quick", "--minutes", "0.1", "--targets", "a"), ["main", "lesser"]),
+            (("--rounds", "1"), ["main", "lesser"]),
+        )
+    ):
+        found = ringlab(*words, *more, "--output", tmp_path / str(number))
+        assert found.exit_code == 0, found.output
+        result = results.Result.read(tmp_path / str(number) / "result.json")
+        assert sorted(result.cells[0].arms) == sorted(arms)
+        assert any("leaves out lesser" in note for note in result.run.notes) == (arms == ["main"])
 
 
 @pytest.mark.parametrize(
