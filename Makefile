@@ -3,7 +3,7 @@
 # The interpreter that a new virtual environment is made from, and the folder of that environment.
 PYTHON ?= python3
 VENV ?= .venv
-# `make bench FULL=1` runs every cell.
+# `make bench-loops FULL=1` runs every cell.
 FULL ?=
 # More arguments for the program behind a target: make test-python ARGS="-k tcp", make bench ARGS="--rounds 9".
 ARGS ?=
@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-sanitizers miri conformance bench bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-sanitizers miri conformance bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -89,7 +89,11 @@ conformance: build ## CPython's own asyncio tests, of the Python of VENV, on bot
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
 
-bench: build $(VENV)/.peers-installed ## race ringloop against asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
+bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime that this machine has, five workloads, in under 10 minutes; FULL=1 without --quick, for hours
+	$(say) 'ringlab'
+	@$(VENV)/bin/ringlab run $(if $(FULL),,--quick) $(ARGS)
+
+bench-loops: build $(VENV)/.peers-installed ## race the Python loop in detail against asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
 

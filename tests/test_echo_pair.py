@@ -173,7 +173,7 @@ class TestAsyncServer(EchoServers):
 
 
 def test_the_async_server_on_uvloop():
-    pytest.importorskip("uvloop", reason="uvloop is not installed: it comes with `make bench`")
+    pytest.importorskip("uvloop", reason="uvloop is not installed: it comes with `make bench-loops`")
     with running_server("server_async.py", "--loop", "uvloop") as port:
         assert run_client(port)[0] == 0
 
