@@ -3,14 +3,13 @@
 use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
 
 use crate::support::{
-    PATIENCE, all_events, driver_with, event_of, listener, on_both_backends, pair, poll, raw,
+    PATIENCE, all_events, driver_with, event_of, listener, on_both_backends, own, pair, poll, raw,
 };
 
 on_both_backends!(
@@ -133,7 +132,7 @@ fn a_tiny_ring_accepts_many_connections() {
         poll(&mut driver, Some(PATIENCE), &mut events);
         for event in &events {
             assert!(event.token == token && event.is_more(), "{event:?}");
-            accepted.push(unsafe { OwnedFd::from_raw_fd(event.result) });
+            accepted.push(own(event.result));
         }
     }
     driver.cancel(token);
@@ -165,7 +164,7 @@ fn a_tiny_ring_cancels_an_accept_that_the_kernel_has_ended() {
         events.clear();
         poll(&mut driver, Some(PATIENCE), &mut events);
         for event in events.iter().filter(|event| event.result >= 0) {
-            drop(unsafe { OwnedFd::from_raw_fd(event.result) });
+            drop(own(event.result));
         }
     }
     assert_eq!(events.last().unwrap().result, -libc::ECANCELED);
