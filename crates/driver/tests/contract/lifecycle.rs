@@ -6,11 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloop_driver::{
-    BackendChoice, BackendKind, Config, Driver, Event, Interest, Mode, Op, Peek, SLOTS_MAX, Waker,
+    BackendChoice, BackendKind, Config, Driver, Event, Interest, Mode, Peek, SLOTS_MAX, Waker,
 };
 
 use crate::support::{
-    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, poll, raw,
+    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, poll, raw, receive,
 };
 
 on_both_backends!(
@@ -145,14 +145,7 @@ fn a_peek_sees_what_is_coming(mut driver: Driver) {
     there.write_all(b"x").unwrap();
     assert_ne!(driver.peek(), Peek::Empty);
     assert_eq!(event_of(&mut driver, watch).token, watch);
-    let buffer = Vec::with_capacity(8);
-    driver
-        .submit(Op::Recv {
-            fd: raw(&here),
-            buffer,
-            flags: 0,
-        })
-        .unwrap();
+    driver.submit(receive(raw(&here), 8)).unwrap();
     assert_eq!(driver.peek(), Peek::Ready);
     driver.flush().unwrap();
     assert_eq!(driver.peek(), Peek::Ready, "a result waits to be reported");
@@ -284,12 +277,7 @@ fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
         .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
         .collect();
     let (receiving, mut sending) = pair();
-    let receive = Op::Recv {
-        fd: raw(&receiving),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let operation = driver.submit(receive).unwrap();
+    let operation = driver.submit(receive(raw(&receiving), 8)).unwrap();
     for (_, there) in &mut pairs {
         there.write_all(b"x").unwrap();
     }
@@ -310,13 +298,7 @@ fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
 
 fn moving_with_operations_in_flight_loses_nothing(mut driver: Driver) {
     let (here, mut there) = pair();
-    let token = driver
-        .submit(Op::Recv {
-            fd: raw(&here),
-            buffer: Vec::with_capacity(8),
-            flags: 0,
-        })
-        .unwrap();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     let mut driver = thread::spawn(move || {
         // io_uring cannot move it and says so; epoll has nothing to move.
@@ -341,13 +323,7 @@ fn a_driver_may_be_dropped_in_another_thread(mut driver: Driver) {
     driver
         .watch(raw(&here), Interest::READ, Mode::Edge)
         .unwrap();
-    driver
-        .submit(Op::Recv {
-            fd: raw(&here),
-            buffer: Vec::with_capacity(1 << 16),
-            flags: 0,
-        })
-        .unwrap();
+    driver.submit(receive(raw(&here), 1 << 16)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     thread::spawn(move || drop(driver)).join().unwrap();
     // The kernel may still write to the buffer, which must be no one else's memory.

@@ -9,7 +9,8 @@ use std::time::Instant;
 use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
 
 use crate::support::{
-    PATIENCE, all_events, driver_with, event_of, listener, on_both_backends, own, pair, poll, raw,
+    PATIENCE, accept, all_events, driver_with, event_of, listener, on_both_backends, own, pair,
+    poll, raw, receive,
 };
 
 on_both_backends!(
@@ -115,12 +116,7 @@ fn a_tiny_ring_accepts_many_connections() {
         return;
     };
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     driver.flush().unwrap();
     let clients: Vec<_> = (0..60)
         .map(|_| TcpStream::connect(address).unwrap())
@@ -145,12 +141,7 @@ fn a_tiny_ring_cancels_an_accept_that_the_kernel_has_ended() {
         return;
     };
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     driver.flush().unwrap();
     let _clients: Vec<_> = (0..20)
         .map(|_| TcpStream::connect(address).unwrap())
@@ -179,15 +170,7 @@ fn a_tiny_ring_finishes_many_operations() {
     let mut pairs: Vec<_> = (0..200).map(|_| pair()).collect();
     let tokens: Vec<Token> = pairs
         .iter()
-        .map(|(here, _)| {
-            driver
-                .submit(Op::Recv {
-                    fd: raw(here),
-                    buffer: Vec::with_capacity(8),
-                    flags: 0,
-                })
-                .unwrap()
-        })
+        .map(|(here, _)| driver.submit(receive(raw(here), 8)).unwrap())
         .collect();
     driver.flush().unwrap();
     for (_, there) in &mut pairs {
@@ -229,13 +212,7 @@ fn slots_are_reused_under_a_storm_of_late_completions(mut driver: Driver) {
         let live = driver
             .watch(raw(&idle), Interest::READ, Mode::Edge)
             .unwrap();
-        let operation = driver
-            .submit(Op::Recv {
-                fd: raw(&idle),
-                buffer: Vec::with_capacity(8),
-                flags: 0,
-            })
-            .unwrap();
+        let operation = driver.submit(receive(raw(&idle), 8)).unwrap();
         let mut events = Vec::new();
         poll(&mut driver, Some(std::time::Duration::ZERO), &mut events);
         assert_eq!(events, []);
@@ -257,20 +234,10 @@ fn a_submission_thread_of_the_kernels_serves_watches_and_operations() {
     };
     watch_many(&mut driver, 50);
     let (here, mut there) = pair();
-    let receive = Op::Recv {
-        fd: raw(&here),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let token = driver.submit(receive).unwrap();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
     there.write_all(b"x").unwrap();
     assert_eq!(event_of(&mut driver, token).result, 1);
-    let receive = Op::Recv {
-        fd: raw(&here),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let token = driver.submit(receive).unwrap();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
     driver.flush().unwrap();
     driver.cancel(token);
     assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);

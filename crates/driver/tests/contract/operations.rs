@@ -16,8 +16,8 @@ use ringloop_driver::{
 };
 
 use crate::support::{
-    PATIENCE, QUIET, all_events, descriptor_flags, errno, event_of, fill, finish, listener,
-    on_both_backends, own, pair, pipe, poll, raw, status_flags,
+    PATIENCE, QUIET, accept, all_events, descriptor_flags, errno, event_of, fill, finish, listener,
+    on_both_backends, own, pair, pipe, poll, raw, receive, status_flags,
 };
 
 on_both_backends!(
@@ -64,14 +64,6 @@ fn is_nonblocking_and_cloexec(fd: RawFd) -> bool {
     status_flags(fd) & libc::O_NONBLOCK != 0 && descriptor_flags(fd) & libc::FD_CLOEXEC != 0
 }
 
-fn receive(fd: RawFd, room: usize) -> Op {
-    Op::Recv {
-        fd,
-        buffer: Vec::with_capacity(room),
-        flags: 0,
-    }
-}
-
 fn send(fd: RawFd, bytes: &[u8]) -> Op {
     Op::Send {
         fd,
@@ -101,12 +93,7 @@ fn one_connection_is_accepted(mut driver: Driver) {
 
 fn connections_are_accepted_until_cancelled(mut driver: Driver) {
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     for _ in 0..3 {
         let clients: Vec<_> = (0..5)
             .map(|_| TcpStream::connect(address).unwrap())
@@ -210,12 +197,7 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
         .unwrap();
     let (listener, address) = listener();
     listener.set_nonblocking(false).unwrap();
-    let accepting = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let accepting = driver.submit(accept(raw(&listener))).unwrap();
     assert_eq!(all_events(&mut driver), []);
     there.write_all(b"x").unwrap();
     let first = all_events(&mut driver);
@@ -694,17 +676,7 @@ fn bad_descriptors_are_results(mut driver: Driver) {
     let (pipe, _writer) = pipe();
     for fd in [-1, 900_000] {
         assert_eq!(finish(&mut driver, receive(fd, 8)).0, -libc::EBADF);
-        assert_eq!(
-            finish(
-                &mut driver,
-                Op::Accept {
-                    fd,
-                    multishot: true
-                }
-            )
-            .0,
-            -libc::EBADF
-        );
+        assert_eq!(finish(&mut driver, accept(fd)).0, -libc::EBADF);
         assert_eq!(
             finish(
                 &mut driver,
@@ -844,12 +816,7 @@ fn a_discarded_operation_is_never_heard_of_again(mut driver: Driver) {
 
 fn a_discarded_accept_closes_what_it_gets(mut driver: Driver) {
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     driver.flush().unwrap();
     let mut client = TcpStream::connect(address).unwrap();
     driver.flush().unwrap();
@@ -974,12 +941,7 @@ fn a_dropped_driver_lets_go_of_everything(mut driver: Driver) {
     let mut client = TcpStream::connect(address).unwrap();
     let (server, _) = listener.accept().unwrap();
     driver.submit(receive(raw(&server), 1 << 16)).unwrap();
-    driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    driver.submit(accept(raw(&listener))).unwrap();
     driver
         .watch(raw(&server), Interest::READ, Mode::Edge)
         .unwrap();

@@ -164,6 +164,23 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap_or(0)
 }
 
+/// Receives into a buffer with so much room.
+pub(crate) fn receive(fd: RawFd, room: usize) -> Op {
+    Op::Recv {
+        fd,
+        buffer: Vec::with_capacity(room),
+        flags: 0,
+    }
+}
+
+/// Accepts connections until it is cancelled.
+pub(crate) fn accept(fd: RawFd) -> Op {
+    Op::Accept {
+        fd,
+        multishot: true,
+    }
+}
+
 /// Submits an operation and polls until its last event. Returns the result, or `-errno`, and its resources.
 pub(crate) fn finish(driver: &mut Driver, op: Op) -> (i32, Op) {
     let token = driver.submit(op).unwrap();

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use ringloop_driver::{Driver, Interest, Mode, Op};
 
-use crate::support::{all_events, event_of, in_child, listener, on_both_backends, pair, raw};
+use crate::support::{
+    accept, all_events, event_of, in_child, listener, on_both_backends, pair, raw, receive,
+};
 
 on_both_backends!(
     a_child_leaves_its_parents_driver_alone,
@@ -23,12 +25,7 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
         .watch(raw(&here), Interest::READ, Mode::Edge)
         .unwrap();
     let (receiving, mut sending) = pair();
-    let receive = Op::Recv {
-        fd: raw(&receiving),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let operation = driver.submit(receive).unwrap();
+    let operation = driver.submit(receive(raw(&receiving), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     let (other, _peer) = pair();
     let number = other.as_raw_fd();
@@ -139,12 +136,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
         }
         // With descriptors to be had again, the same connections are accepted.
         limit(before.rlim_cur);
-        let token = driver
-            .submit(Op::Accept {
-                fd: raw(&listener),
-                multishot: true,
-            })
-            .unwrap();
+        let token = driver.submit(accept(raw(&listener))).unwrap();
         let event = event_of(&mut driver, token);
         if event.result < 0 {
             Err(format!("expected a connection, got {event:?}"))
