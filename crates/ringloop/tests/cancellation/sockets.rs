@@ -13,7 +13,7 @@ use ringloop::spawn;
 use ringloop::time::{sleep, timeout};
 use socket2::SockRef;
 
-use crate::common::pattern;
+use crate::common::{self, pattern};
 use crate::cut::at_every_poll;
 use crate::memory::{MARKED, buffer};
 
@@ -28,11 +28,7 @@ pub(crate) async fn a_turn() {
 }
 
 pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap())
-        .await
-        .unwrap();
-    let (far, _) = listener.accept().await.unwrap();
+    let (near, far) = common::tcp().await;
     // So that writing has to wait often.
     for stream in [&near, &far] {
         SockRef::from(stream)
@@ -114,6 +110,8 @@ macro_rules! read_in_place {
             .unwrap()
     };
 }
+
+pub(crate) use read_in_place;
 
 macro_rules! read_pieces {
     ($from:ident, $received:ident) => {{
@@ -304,6 +302,8 @@ macro_rules! write_vectored {
         }
     };
 }
+
+pub(crate) use {write_chunks, write_once, write_vectored};
 
 writing!(
     writing_to_tcp,
