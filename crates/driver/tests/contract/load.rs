@@ -9,8 +9,8 @@ use std::time::Instant;
 use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
 
 use crate::support::{
-    PATIENCE, accept, all_events, driver_with, event_of, listener, on_both_backends, own, pair,
-    poll, raw, receive,
+    PATIENCE, accept, accepted, all_events, driver_with, event_of, listener, on_both_backends, own,
+    pair, poll, raw, receive,
 };
 
 on_both_backends!(
@@ -121,16 +121,7 @@ fn a_tiny_ring_accepts_many_connections() {
     let clients: Vec<_> = (0..60)
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
-    let mut accepted = Vec::new();
-    let mut events = Vec::new();
-    while accepted.len() < clients.len() {
-        events.clear();
-        poll(&mut driver, Some(PATIENCE), &mut events);
-        for event in &events {
-            assert!(event.token == token && event.is_more(), "{event:?}");
-            accepted.push(own(event.result));
-        }
-    }
+    let _accepted = accepted(&mut driver, token, clients.len());
     driver.cancel(token);
     assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
 }

@@ -16,8 +16,8 @@ use ringloop_driver::{
 };
 
 use crate::support::{
-    PATIENCE, QUIET, accept, all_events, descriptor_flags, errno, event_of, fill, finish, listener,
-    on_both_backends, own, pair, pipe, poll, raw, receive, status_flags,
+    PATIENCE, QUIET, accept, accepted, all_events, descriptor_flags, errno, event_of, fill, finish,
+    listener, on_both_backends, own, pair, pipe, poll, raw, receive, status_flags,
 };
 
 on_both_backends!(
@@ -98,19 +98,8 @@ fn connections_are_accepted_until_cancelled(mut driver: Driver) {
         let clients: Vec<_> = (0..5)
             .map(|_| TcpStream::connect(address).unwrap())
             .collect();
-        let mut accepted = Vec::new();
-        let mut events = Vec::new();
-        while accepted.len() < clients.len() {
-            events.clear();
-            poll(&mut driver, Some(PATIENCE), &mut events);
-            for event in &events {
-                assert_eq!(event.token, token);
-                assert!(event.is_more());
-                accepted.push(own(event.result));
-            }
-        }
         assert!(
-            accepted
+            accepted(&mut driver, token, clients.len())
                 .iter()
                 .all(|connection| is_nonblocking_and_cloexec(raw(connection)))
         );

@@ -181,6 +181,21 @@ pub(crate) fn accept(fd: RawFd) -> Op {
     }
 }
 
+/// Polls until so many connections have come from an [`accept`].
+pub(crate) fn accepted(driver: &mut Driver, token: Token, count: usize) -> Vec<OwnedFd> {
+    let mut accepted = Vec::new();
+    let mut events = Vec::new();
+    while accepted.len() < count {
+        events.clear();
+        poll(driver, Some(PATIENCE), &mut events);
+        for event in &events {
+            assert!(event.token == token && event.is_more(), "{event:?}");
+            accepted.push(own(event.result));
+        }
+    }
+    accepted
+}
+
 /// Submits an operation and polls until its last event. Returns the result, or `-errno`, and its resources.
 pub(crate) fn finish(driver: &mut Driver, op: Op) -> (i32, Op) {
     let token = driver.submit(op).unwrap();

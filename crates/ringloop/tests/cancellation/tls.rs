@@ -19,7 +19,8 @@ use crate::cut::{Cut, When, at_every_poll, leaving_nothing};
 use crate::memory::{MARKED, buffer};
 use crate::servers::{Echo, server, until_nobody_is_left};
 use crate::sockets::{
-    BYTES, Rest, a_turn, pieces, read_in_place, tcp, unix, write_chunks, write_once, write_vectored,
+    BYTES, Rest, a_turn, pieces, read_in_place, receive_slowly, tcp, unix, write_chunks,
+    write_once, write_vectored,
 };
 
 static CLIENT: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| Arc::new(certificates::client()));
@@ -257,18 +258,7 @@ macro_rules! writing {
         fn $name() {
             at_every_poll(async |cut| {
                 let (near, mut far) = over($pair).await;
-                let receiving = spawn(async move {
-                    let mut received = Vec::new();
-                    loop {
-                        let (count, filled) = far.read(buffer().limit(10_000)).await;
-                        received.extend_from_slice(filled.get_ref());
-                        if count.unwrap() == 0 {
-                            return received;
-                        }
-                        // Slower than the writer.
-                        a_turn().await;
-                    }
-                });
+                let receiving = receive_slowly!(far);
                 let mut whole = $writer(near);
                 let mut $rest = Rest::new(&BYTES);
                 let $to = &mut whole.0;
