@@ -55,7 +55,7 @@ test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, da
 	$(say) "real applications on $$($(python) -V)"
 	@$(python) -m pytest tests/applications $(ARGS)
 
-test-lab: build ## the tests of ringlab alone
+test-lab: build $(VENV)/.peers-installed ## the tests of ringlab alone, with every target that this machine has the tools for
 	$(say) "ringlab on $$($(python) -V)"
 	@$(python) -m pytest lab/tests $(ARGS)
 

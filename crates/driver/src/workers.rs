@@ -5,7 +5,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::affinity;
 use crate::epoll::{failure, perform};
 use crate::op::Parked;
 use crate::token::Token;
@@ -110,7 +109,7 @@ impl Drop for Workers {
 }
 
 fn work(shared: &Shared) {
-    affinity::unpin_thread();
+    crate::sys::unpin_thread();
     let mut queue = shared.lock();
     loop {
         if let Some((token, mut parked)) = queue.jobs.pop_front() {

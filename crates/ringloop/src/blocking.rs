@@ -12,8 +12,6 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ringloop_driver::affinity;
-
 const THREADS_MAX: usize = 64;
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
@@ -55,7 +53,7 @@ impl Pool {
         let started = thread::Builder::new()
             .name("ringloop-blocking".to_owned())
             .spawn(|| {
-                affinity::unpin_thread();
+                ringloop_driver::unpin_thread();
                 self.work();
             });
         match started {

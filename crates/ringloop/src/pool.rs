@@ -7,12 +7,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use ringloop_driver::affinity;
-
 use crate::runtime::{Shared, yield_now};
 use crate::task::JoinHandle;
 use crate::time::timeout;
-use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, trace};
+use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, sys, trace};
 
 /// How a [`Pool`] is set up.
 ///
@@ -101,7 +99,7 @@ struct Worker {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn default_workers() -> usize {
-    affinity::usable_cpus().map_or(1, |cpus| cpus.len().max(1))
+    sys::usable_cpus().unwrap_or(1).max(1)
 }
 
 impl Pool {
@@ -117,7 +115,7 @@ impl Pool {
                 "a pool needs at least one worker",
             ));
         }
-        let cpus = affinity::usable_cpus()?;
+        let cpus = sys::cpus()?;
         let mut pool = Self {
             workers: Vec::with_capacity(workers),
         };
@@ -268,7 +266,7 @@ impl Worker {
             .spawn(move || {
                 // In this order, because the reactor polls only where the thread may use more than one CPU.
                 let made = Runtime::new(&config).and_then(|runtime| {
-                    cpu.map_or(Ok(()), affinity::pin_thread)?;
+                    cpu.map_or(Ok(()), sys::pin_to_cpu)?;
                     Ok(runtime)
                 });
                 let mut runtime = match made {
