@@ -4,11 +4,6 @@
 //! Rounds interleave the ways, and ratios are taken within a round, because single runs drift by 20 to 30 %.
 //! `cargo bench -p ringloop-driver --bench receive` runs it in full; with `--quick`, or under `cargo test`, once and small.
 
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "plain system calls on descriptors and buffers of the benchmark's own"
-)]
-
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -180,10 +175,9 @@ fn thread_cpu() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    assert_eq!(
-        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
-        0
-    );
+    // SAFETY: the kernel writes one timespec to `time`, which outlives the call.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(result, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -357,9 +351,12 @@ struct RawEpoll {
 
 impl RawEpoll {
     fn new() -> RawEpoll {
-        let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        // SAFETY: takes no memory of ours.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        assert!(set >= 0, "{}", io::Error::last_os_error());
         RawEpoll {
-            set,
+            // SAFETY: a new descriptor, which nobody else has.
+            set: unsafe { OwnedFd::from_raw_fd(set) },
             events: vec![libc::epoll_event { events: 0, u64: 0 }; 256],
         }
     }
@@ -375,6 +372,7 @@ impl RawEpoll {
             events: events as u32,
             u64: index as u64,
         };
+        // SAFETY: the kernel copies `event`, which outlives the call.
         let result = unsafe {
             libc::epoll_ctl(
                 self.set.as_raw_fd(),
@@ -388,6 +386,7 @@ impl RawEpoll {
 
     fn wait(&mut self) -> Vec<usize> {
         let (buffer, room) = (self.events.as_mut_ptr(), self.events.len() as i32);
+        // SAFETY: the kernel writes at most `room` events to `buffer`, which belongs to `self.events` and is that long.
         let count = unsafe { libc::epoll_wait(self.set.as_raw_fd(), buffer, room, -1) };
         // Interrupted: nothing is ready, and whoever asked asks again.
         self.events[..count.max(0) as usize]

@@ -52,6 +52,7 @@
 #![deny(unsafe_code)]
 #![cfg(target_os = "linux")]
 
+pub mod affinity;
 mod backend;
 mod config;
 mod epoll;
@@ -79,7 +80,6 @@ pub use config::{
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
 pub use scripted::{Script, Step};
-pub use sys::unpin_thread;
 pub use token::Token;
 pub use waker::Waker;
 

@@ -294,16 +294,18 @@ impl Scripted {
         outcome
     }
 
+    /// Whether the kernel has heard of a request, and is not done with it.
+    fn is_accepted(&self, user_data: u64) -> bool {
+        let mut accepted = self.accepted.iter();
+        accepted.any(|request| request.user_data == user_data)
+    }
+
     fn ready(&mut self, fd: RawFd, readiness: Readiness, events: &mut Vec<Event>) {
         let Some((token, watch)) = self.table.watch_of(fd) else {
             return;
         };
         let user_data = self.table.user_data(token);
-        if !self
-            .accepted
-            .iter()
-            .any(|request| request.user_data == user_data)
-        {
+        if !self.is_accepted(user_data) {
             // The kernel finds it ready once it hears of it.
             if watch.armed {
                 self.early.push(Step::Ready(fd, readiness));
@@ -328,11 +330,7 @@ impl Scripted {
             return;
         };
         let user_data = self.table.user_data(token);
-        if !self
-            .accepted
-            .iter()
-            .any(|request| request.user_data == user_data)
-        {
+        if !self.is_accepted(user_data) {
             self.early.push(Step::Complete(fd, result));
             return;
         }

@@ -94,29 +94,6 @@ fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
     }
 }
 
-/// Lets the calling thread run on all CPUs that the process's first thread may use.
-///
-/// A thread inherits the CPUs of the one that starts it (sched_setaffinity(2)). One that is started to take work off a thread
-/// with a CPU of its own would share that CPU with it. Nothing happens where the kernel does not allow it.
-pub fn unpin_thread() {
-    let mut cpus = [0_u64; 1024];
-    let length = size_of_val(&cpus);
-    // SAFETY: the kernel writes at most `length` bytes to `cpus`, and reads from it what it has said to have written; both
-    // calls are over before `cpus` is.
-    unsafe {
-        let process = libc::getpid();
-        let written = libc::syscall(
-            libc::SYS_sched_getaffinity,
-            process,
-            length,
-            cpus.as_mut_ptr(),
-        );
-        if written > 0 {
-            libc::syscall(libc::SYS_sched_setaffinity, 0, written, cpus.as_ptr());
-        }
-    }
-}
-
 // ---- descriptors
 
 /// What kind of file a descriptor refers to, as far as waiting for it goes.

@@ -1162,25 +1162,16 @@ mod tests {
             client.write_all(b"y").unwrap();
             assert_eq!(uring.peek(), Peek::Ready, "{}", uring.description());
             assert_eq!(next_events(&mut uring)[0].token, watch);
-            let buffer = Vec::with_capacity(2);
-            let receive = uring
-                .submit(Op::Recv {
-                    fd,
-                    buffer,
-                    flags: 0,
-                })
-                .unwrap();
-            assert_eq!(next_events(&mut uring)[0].token, receive);
-            let buffer = Vec::with_capacity(2);
-            let receive = uring
-                .submit(Op::Recv {
-                    fd,
-                    buffer,
-                    flags: 0,
-                })
-                .unwrap();
+            let receive = || Op::Recv {
+                fd,
+                buffer: Vec::with_capacity(2),
+                flags: 0,
+            };
+            let received = uring.submit(receive()).unwrap();
+            assert_eq!(next_events(&mut uring)[0].token, received);
+            let cancelled = uring.submit(receive()).unwrap();
             uring.flush().unwrap();
-            uring.cancel(receive);
+            uring.cancel(cancelled);
             uring.unwatch(watch);
             uring.flush().unwrap();
             drop(server);

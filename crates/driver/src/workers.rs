@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::affinity;
 use crate::epoll::{failure, perform};
 use crate::op::Parked;
 use crate::token::Token;
@@ -109,7 +110,7 @@ impl Drop for Workers {
 }
 
 fn work(shared: &Shared) {
-    crate::sys::unpin_thread();
+    affinity::unpin_thread();
     let mut queue = shared.lock();
     loop {
         if let Some((token, mut parked)) = queue.jobs.pop_front() {

@@ -23,7 +23,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
 
 use crate::event_loop::Loop;
-use crate::native_type::{NativeType, attribute, method, slot};
+use crate::native_type::{NativeType, attribute, method, slot, visit_all};
 use crate::run_lock;
 use crate::support::{self, guard};
 
@@ -495,15 +495,7 @@ unsafe extern "C" fn traverse(
     // SAFETY: called by the collector for a tracked, hence fully made, handle.
     unsafe {
         let class = ffi::Py_TYPE(object).cast();
-        for member in members(object.cast()).chain([class]) {
-            if !member.is_null() {
-                let status = visit(member, argument);
-                if status != 0 {
-                    return status;
-                }
-            }
-        }
-        0
+        visit_all(members(object.cast()).chain([class]), visit, argument)
     }
 }
 

@@ -77,6 +77,27 @@ impl NativeType {
     }
 }
 
+/// Shows what an object refers to to the collector, for its `tp_traverse`. What is null is passed over.
+///
+/// # Safety
+/// `visit` and `argument` are the collector's, and the objects live.
+pub(crate) unsafe fn visit_all(
+    members: impl IntoIterator<Item = *mut ffi::PyObject>,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    for member in members {
+        if !member.is_null() {
+            // SAFETY: as the function asks.
+            let status = unsafe { visit(member, argument) };
+            if status != 0 {
+                return status;
+            }
+        }
+    }
+    0
+}
+
 pub(crate) const fn slot(slot: c_int, function: *mut c_void) -> ffi::PyType_Slot {
     ffi::PyType_Slot {
         slot,

@@ -25,7 +25,7 @@ use ringloop_driver::Mode;
 use crate::buffers::{self, Received};
 use crate::event_loop::Loop;
 use crate::handle::{Call, HandleRef};
-use crate::native_type::{NativeType, method, slot};
+use crate::native_type::{NativeType, method, slot, visit_all};
 use crate::support::{self, guard};
 use crate::watches;
 
@@ -724,15 +724,7 @@ unsafe extern "C" fn traverse(
             outcome,
             ffi::Py_TYPE(object).cast(),
         ];
-        for member in members {
-            if !member.is_null() {
-                let status = visit(member, argument);
-                if status != 0 {
-                    return status;
-                }
-            }
-        }
-        0
+        visit_all(members, visit, argument)
     }
 }
 

@@ -12,6 +12,8 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
+use ringloop_driver::affinity;
+
 const THREADS_MAX: usize = 64;
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
@@ -53,7 +55,7 @@ impl Pool {
         let started = thread::Builder::new()
             .name("ringloop-blocking".to_owned())
             .spawn(|| {
-                ringloop_driver::unpin_thread();
+                affinity::unpin_thread();
                 self.work();
             });
         match started {

@@ -7,10 +7,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use ringloop_driver::affinity;
+
 use crate::runtime::{Shared, yield_now};
 use crate::task::JoinHandle;
 use crate::time::timeout;
-use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, sys, trace};
+use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, trace};
 
 /// How a [`Pool`] is set up.
 ///
@@ -99,7 +101,7 @@ struct Worker {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn default_workers() -> usize {
-    sys::usable_cpus().unwrap_or(1).max(1)
+    affinity::usable_cpus().map_or(1, |cpus| cpus.len().max(1))
 }
 
 impl Pool {
@@ -115,7 +117,7 @@ impl Pool {
                 "a pool needs at least one worker",
             ));
         }
-        let cpus = sys::cpus()?;
+        let cpus = affinity::usable_cpus()?;
         let mut pool = Self {
             workers: Vec::with_capacity(workers),
         };
@@ -266,7 +268,7 @@ impl Worker {
             .spawn(move || {
                 // In this order, because the reactor polls only where the thread may use more than one CPU.
                 let made = Runtime::new(&config).and_then(|runtime| {
-                    cpu.map_or(Ok(()), sys::pin_to_cpu)?;
+                    cpu.map_or(Ok(()), affinity::pin_thread)?;
                     Ok(runtime)
                 });
                 let mut runtime = match made {

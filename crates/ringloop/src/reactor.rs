@@ -1,8 +1,8 @@
 //! The wait for everything: events, deadlines, other threads.
 
 use crate::busy_poll::{Policy, Wait};
-use crate::{BusyPoll, clock, sys};
-use ringloop_driver::{BackendKind, Driver, Event, Peek, Waker};
+use crate::{BusyPoll, clock};
+use ringloop_driver::{BackendKind, Driver, Event, Peek, Waker, affinity};
 use std::io;
 use std::time::Duration;
 
@@ -312,5 +312,5 @@ enum Spun {
 
 /// Where the number cannot be known, one is the answer that does no harm: no polling.
 fn usable_cpus() -> usize {
-    sys::usable_cpus().unwrap_or(1)
+    affinity::usable_cpus().map_or(1, |cpus| cpus.len())
 }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(feature = "runtime")]
 use std::io;
 use std::mem::MaybeUninit;
 #[cfg(feature = "runtime")]
@@ -42,64 +43,6 @@ pub(crate) fn time_stamps_are_trusted() -> bool {
     const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     cfg!(all(target_arch = "x86_64", not(miri)))
         && std::fs::read_to_string(CLOCK_SOURCE).is_ok_and(|name| name.trim_end() == "tsc")
-}
-
-/// A set of CPUs as bits. A `cpu_set_t` has room for 1024; a kernel built for more refuses that with EINVAL.
-type CpuSet = [u64; size_of::<libc::cpu_set_t>() / size_of::<u64>() * 16];
-
-fn affinity() -> io::Result<CpuSet> {
-    let mut words: CpuSet = [0; size_of::<CpuSet>() / size_of::<u64>()];
-    // SAFETY: the kernel writes at most the given number of bytes to `words`, which is that long
-    // and lives until the call has returned. Every pattern of bits is a valid u64.
-    let written = unsafe {
-        libc::syscall(
-            libc::SYS_sched_getaffinity,
-            0,
-            size_of_val(&words),
-            words.as_mut_ptr(),
-        )
-    };
-    if written < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(words)
-}
-
-/// The number of CPUs that the calling thread may run on, see `sched_getaffinity(2)`.
-pub(crate) fn usable_cpus() -> io::Result<usize> {
-    Ok(affinity()?
-        .iter()
-        .map(|word| word.count_ones() as usize)
-        .sum())
-}
-
-/// The CPUs that the calling thread may run on.
-#[cfg(feature = "runtime")]
-pub(crate) fn cpus() -> io::Result<Vec<usize>> {
-    let words = affinity()?;
-    Ok((0..size_of_val(&words) * 8)
-        .filter(|cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1)
-        .collect())
-}
-
-/// Binds the calling thread to one CPU, see `sched_setaffinity(2)`.
-#[cfg(feature = "runtime")]
-pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
-    let mut words: CpuSet = [0; size_of::<CpuSet>() / size_of::<u64>()];
-    words[cpu / 64] = 1 << (cpu % 64);
-    // SAFETY: the kernel reads the given number of bytes from `words`, which is that long.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_sched_setaffinity,
-            0,
-            size_of_val(&words),
-            words.as_ptr(),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 /// The process, user and group at the other end of a Unix socket, see `SO_PEERCRED` in `unix(7)`.

@@ -4,20 +4,11 @@ mod common;
 
 use std::io::{self, IoSlice};
 
-use ringloop::net::{TcpListener, TcpStream, UnixStream};
+use ringloop::net::UnixStream;
 use ringloop::time::timeout;
 use ringloop::{spawn, yield_now};
 
-use common::{LONG, on_both, pattern, poll_times};
-
-async fn tcp() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap())
-        .await
-        .unwrap();
-    let (far, _) = listener.accept().await.unwrap();
-    (near, far)
-}
+use common::{LONG, on_both, pattern, poll_times, tcp};
 
 const LENGTH: usize = 2_000_003;
 

@@ -9,11 +9,11 @@ use std::io::{IoSlice, IoSliceMut};
 
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use common::{LONG, on_both, pattern};
+use common::{LONG, on_both, pattern, tcp};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use ringloop::net::{TcpListener, TcpStream, UnixStream};
+use ringloop::net::UnixStream;
 use ringloop::time::timeout;
 use ringloop::{Runtime, spawn};
 use socket2::SockRef;
@@ -301,10 +301,7 @@ fn run(runtime: &mut Runtime, body: impl AsyncFn(&[Write], &[Read])) {
 fn buffers_of_every_shape_over_tcp() {
     on_both(|runtime| {
         run(runtime, async |writes, reads| {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
-            let mut near = TcpStream::connect(address).await.unwrap();
-            let (mut far, _) = listener.accept().await.unwrap();
+            let (mut near, mut far) = tcp().await;
             // So that writes are partial.
             SockRef::from(&near).set_send_buffer_size(16 << 10).unwrap();
             SockRef::from(&far).set_recv_buffer_size(16 << 10).unwrap();

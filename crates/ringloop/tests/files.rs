@@ -443,11 +443,7 @@ fn a_runtime_that_ends_with_operations_in_flight_leaves_no_descriptor() {
         let path = folder.file("file");
         std::fs::write(&path, pattern(1_000_000)).unwrap();
         for polls in 0..3 {
-            let mut other = Runtime::new(&common::config(match runtime.backend() {
-                ringloop::driver::BackendKind::IoUring => ringloop::driver::BackendChoice::IoUring,
-                _ => ringloop::driver::BackendChoice::Epoll,
-            }))
-            .unwrap();
+            let mut other = Runtime::new(&common::config_on(runtime.backend())).unwrap();
             drop(other.spawn({
                 let path = path.clone();
                 async move {

@@ -23,7 +23,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use ringloop::hyper::{Executor, Http, Io, Timer};
-use ringloop::net::{TcpListener, TcpStream, UnixStream};
+use ringloop::net::{TcpStream, UnixStream};
 use ringloop::server::{Running, Server};
 use ringloop::time::{sleep, timeout};
 use ringloop::tls::rustls::ServerConfig;
@@ -31,7 +31,7 @@ use ringloop::tls::{TlsConnector, TlsStream};
 use ringloop::{JoinHandle, Pool, PoolConfig, Runtime, RuntimeConfig, channel, spawn, yield_now};
 use tower_service::Service;
 
-use common::{LONG, on_both, pattern, poll_times};
+use common::{LONG, on_both, pattern, poll_times, tcp};
 
 /// Answers with the request's path and its body.
 async fn echo(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
@@ -78,15 +78,6 @@ fn serve2<S: HyperRead + HyperWrite + Unpin + 'static>(
             .timer(Timer)
             .serve_connection(stream, service_fn(echo)),
     )
-}
-
-async fn tcp() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap())
-        .await
-        .unwrap();
-    let (far, _) = listener.accept().await.unwrap();
-    (near, far)
 }
 
 const BODIES: [usize; 5] = [0, 1, 5000, 700_001, 3];

@@ -1,5 +1,7 @@
 //! What the runtime promises, on both backends.
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::future::{pending, poll_fn};
 use std::io;
@@ -12,32 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use common::{LONG, on_both, pattern, tcp};
 use ringloop::driver::{BackendChoice, BackendKind};
 use ringloop::net::{TcpListener, TcpStream};
 use ringloop::time::{Elapsed, interval, sleep, sleep_until, timeout};
 use ringloop::{Handle, Runtime, RuntimeConfig, clock, spawn, yield_now};
-
-const LONG: Duration = Duration::from_secs(20);
-
-/// Runs a body on each backend that is to be had.
-fn on_both(body: impl Fn(&mut Runtime)) {
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
-        let mut config = RuntimeConfig::default();
-        config.reactor.driver = ringloop::driver::Config::with_backend(backend);
-        match Runtime::new(&config) {
-            Ok(mut runtime) => body(&mut runtime),
-            Err(error) if backend == BackendChoice::IoUring => eprintln!("left out: {error}"),
-            Err(error) => panic!("epoll is refused: {error}"),
-        }
-    }
-}
-
-async fn pair() -> io::Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let near = TcpStream::connect(listener.local_addr()?).await?;
-    let (far, _) = listener.accept().await?;
-    Ok((near, far))
-}
 
 #[test]
 fn tasks_run_in_the_order_in_which_they_were_spawned() {
@@ -274,7 +255,7 @@ fn sleeps_end_in_order_and_never_early() {
 fn a_stream_carries_every_byte_both_ways() {
     on_both(|runtime| {
         runtime.block_on(async {
-            let (near, mut far) = pair().await.unwrap();
+            let (near, mut far) = tcp().await;
             let echo = spawn(async move {
                 let mut buffer = BytesMut::with_capacity(16 * 1024);
                 loop {
@@ -289,9 +270,7 @@ fn a_stream_carries_every_byte_both_ways() {
                     buffer = rest;
                 }
             });
-            let sent: Vec<u8> = (0..3_000_000_u32)
-                .map(|index| ((index * 7) >> 3) as u8)
-                .collect();
+            let sent = pattern(3_000_000);
             let (mut reader, mut writer) = near.into_split();
             let expected = sent.clone();
             let writing = spawn(async move {
@@ -318,7 +297,7 @@ fn a_stream_carries_every_byte_both_ways() {
 fn a_read_in_place_sees_the_bytes_and_the_end() {
     on_both(|runtime| {
         runtime.block_on(async {
-            let (mut near, mut far) = pair().await.unwrap();
+            let (mut near, mut far) = tcp().await;
             near.write_all(&b"in place"[..]).await.0.unwrap();
             near.shutdown(Shutdown::Write).unwrap();
             assert_eq!(
@@ -339,7 +318,7 @@ fn data_behind_urgent_data_is_read_too() {
             return;
         }
         runtime.block_on(async {
-            let (near, mut far) = pair().await.unwrap();
+            let (near, mut far) = tcp().await;
             let plain = socket2::SockRef::from(&near);
             let mut expected = Vec::new();
             let mut received = Vec::new();
@@ -371,7 +350,7 @@ fn data_behind_urgent_data_is_read_too() {
 fn a_connection_that_is_dropped_is_closed_at_once() {
     on_both(|runtime| {
         runtime.block_on(async {
-            let (near, mut far) = pair().await.unwrap();
+            let (near, mut far) = tcp().await;
             drop(near);
             let read = far.read(Vec::with_capacity(8));
             let (count, _) = timeout(LONG, read).await.unwrap();
@@ -454,7 +433,9 @@ fn every_future_may_be_dropped_after_any_poll() {
                 poll_times(polls, far.read(Vec::with_capacity(8))).await;
                 poll_times(polls, near.write_all(&vec![7; 4 << 20][..])).await;
                 poll_times(polls, sleep(LONG)).await;
-                poll_times(polls, spawn(pending::<()>())).await;
+                let mut task = spawn(pending::<()>());
+                poll_times(polls, &mut task).await;
+                task.abort();
             }
         });
         let metrics = runtime.metrics();
@@ -463,6 +444,7 @@ fn every_future_may_be_dropped_after_any_poll() {
     });
 }
 
+/// Polls a future so many times, with a turn behind each, and drops it.
 async fn poll_times<F: Future>(times: usize, future: F) {
     let mut future = std::pin::pin!(future);
     for _ in 0..times {
@@ -479,7 +461,7 @@ async fn poll_times<F: Future>(times: usize, future: F) {
 fn a_task_that_always_has_data_lets_the_others_run() {
     on_both(|runtime| {
         runtime.block_on(async {
-            let (mut near, mut far) = pair().await.unwrap();
+            let (mut near, mut far) = tcp().await;
             let turns = Rc::new(Cell::new(0_u32));
             let counting = {
                 let turns = Rc::clone(&turns);

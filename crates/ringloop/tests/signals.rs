@@ -1,10 +1,5 @@
 //! Signals, on both backends. Each test has signals of its own, because they reach the whole process.
 
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests send signals to themselves"
-)]
-
 mod common;
 
 use std::future::poll_fn;
@@ -30,11 +25,13 @@ fn own(index: i32) -> SignalKind {
 
 /// Sends a signal to this thread; it has been handled when this returns.
 fn send(kind: SignalKind) {
+    // SAFETY: takes no memory of ours. The tests have a handler for what they send, or mean to end by it.
     assert_eq!(unsafe { libc::raise(kind.as_raw()) }, 0);
 }
 
 /// Sends a signal to this process; some thread handles it, at some time.
 fn send_to_process(kind: SignalKind) {
+    // SAFETY: as above.
     assert_eq!(unsafe { libc::kill(libc::getpid(), kind.as_raw()) }, 0);
 }
 
@@ -220,10 +217,9 @@ extern "C" fn former(_signal: i32) {
 #[test]
 fn a_handler_that_was_there_before_is_still_called() {
     let handler = former as extern "C" fn(i32) as libc::sighandler_t;
-    assert_ne!(
-        unsafe { libc::signal(own(5).as_raw(), handler) },
-        libc::SIG_ERR
-    );
+    // SAFETY: `former` takes what a handler is passed, and only increments an atomic.
+    let result = unsafe { libc::signal(own(5).as_raw(), handler) };
+    assert_ne!(result, libc::SIG_ERR);
     on_both(|runtime| {
         let before = FORMER_CALLS.load(Ordering::SeqCst);
         runtime.block_on(async {
@@ -242,6 +238,7 @@ fn a_forked_child_keeps_its_signals_to_itself() {
             let mut listener = signal(own(6)).unwrap();
             let mut command = Command::new("true");
             let number = own(6).as_raw();
+            // SAFETY: between fork and exec the child does nothing but raise a signal, whose handler is made for that.
             unsafe {
                 command.pre_exec(move || {
                     // Between fork and exec the parent's handlers are still there.

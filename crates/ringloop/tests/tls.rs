@@ -16,7 +16,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use ringloop::hyper::{Executor, Timer};
-use ringloop::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpListener, TcpStream, UnixStream};
+use ringloop::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpListener, UnixStream};
 use ringloop::time::{sleep, timeout};
 use ringloop::tls::rustls::server::{ClientHello, ResolvesServerCert};
 use ringloop::tls::rustls::sign::CertifiedKey;
@@ -29,16 +29,7 @@ use certificates::{
     NAME, VERSIONS, certificate, client, client_of, connect_blocking, distrustful_client,
     known_client, server, strict_server, wordy,
 };
-use common::{LONG, on_both, pattern, poll_times};
-
-async fn tcp() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap())
-        .await
-        .unwrap();
-    let (far, _) = listener.accept().await.unwrap();
-    (near, far)
-}
+use common::{LONG, on_both, pattern, poll_times, tcp};
 
 /// Both ends' results of a handshake.
 async fn shake<S: Stream + 'static>(

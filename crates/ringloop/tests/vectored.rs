@@ -5,8 +5,8 @@ mod common;
 use std::io::IoSliceMut;
 
 use bytes::{Buf, Bytes};
-use common::{on_both, pattern, poll_times};
-use ringloop::net::{TcpListener, TcpStream, UnixStream};
+use common::{on_both, pattern, poll_times, tcp};
+use ringloop::net::UnixStream;
 use ringloop::{spawn, yield_now};
 
 /// Runs the body of a test on a pair of TCP connections and on one of Unix sockets.
@@ -14,12 +14,11 @@ macro_rules! on_tcp_and_unix {
     ($near:ident, $far:ident => $body:block) => {
         on_both(|runtime| {
             runtime.block_on(async {
-                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                let address = listener.local_addr().unwrap();
-                #[allow(unused_mut, reason = "not every test writes")]
-                let mut $near = TcpStream::connect(address).await.unwrap();
-                #[allow(unused_mut, reason = "not every test reads")]
-                let (mut $far, _) = listener.accept().await.unwrap();
+                #[allow(
+                    unused_mut,
+                    reason = "not every test writes at one end and reads at the other"
+                )]
+                let (mut $near, mut $far) = tcp().await;
                 $body
             });
             runtime.block_on(async {

@@ -7,18 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use common::{LONG, on_both, pattern, poll_times};
+use common::{LONG, on_both, pattern, poll_times, tcp};
 use ringloop::driver::BackendKind;
-use ringloop::net::{TcpListener, TcpStream};
+use ringloop::net::TcpStream;
 use ringloop::time::timeout;
 use ringloop::{spawn, yield_now};
-
-async fn pair() -> io::Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let near = TcpStream::connect(listener.local_addr()?).await?;
-    let (far, _) = listener.accept().await?;
-    Ok((near, far))
-}
 
 async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
@@ -66,12 +59,23 @@ impl Drop for Counted {
     }
 }
 
+/// The kernel lets go of what it was lent some time after it was sent.
+async fn until_none_is_alive(alive: &AtomicUsize) {
+    timeout(LONG, async {
+        while alive.load(Ordering::Relaxed) > 0 {
+            yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
 #[test]
 fn bodies_of_any_size_arrive_between_other_writes() {
     on_both(|runtime| {
         let alive = Arc::new(AtomicUsize::new(0));
         runtime.block_on(async {
-            let (mut near, mut far) = pair().await.unwrap();
+            let (mut near, mut far) = tcp().await;
             let reading = spawn(async move { read_to_end(&mut far).await });
             let mut expected = Vec::new();
             for size in [
@@ -97,13 +101,7 @@ fn bodies_of_any_size_arrive_between_other_writes() {
             }
             drop(near);
             assert!(reading.await.unwrap() == expected, "the bytes differ");
-            timeout(LONG, async {
-                while alive.load(Ordering::Relaxed) > 0 {
-                    yield_now().await;
-                }
-            })
-            .await
-            .unwrap();
+            until_none_is_alive(&alive).await;
         });
         let driver = runtime.metrics().reactor.driver;
         assert!(driver.zero_copy_sends >= 1);
@@ -125,7 +123,7 @@ fn halves_and_several_connections_share_a_body() {
         runtime.block_on(async {
             let mut tasks = Vec::new();
             for _ in 0..8 {
-                let (near, mut far) = pair().await.unwrap();
+                let (near, mut far) = tcp().await;
                 let body = body.clone();
                 tasks.push(spawn(async move {
                     let (reader, mut writer) = near.into_split();
@@ -142,13 +140,7 @@ fn halves_and_several_connections_share_a_body() {
             }
             assert_eq!(alive.load(Ordering::Relaxed), 1);
             drop(body);
-            timeout(LONG, async {
-                while alive.load(Ordering::Relaxed) > 0 {
-                    yield_now().await;
-                }
-            })
-            .await
-            .unwrap();
+            until_none_is_alive(&alive).await;
         });
     });
 }
@@ -161,7 +153,7 @@ fn a_write_that_is_dropped_at_any_point_leaves_the_order() {
         runtime.block_on(async {
             let body = pattern(8 << 20);
             for times in 1..10 {
-                let (mut near, mut far) = pair().await.unwrap();
+                let (mut near, mut far) = tcp().await;
                 let sending = near.write_all_zero_copy(Counted::bytes(body.clone(), &alive));
                 assert!(poll_times(times, sending).await.is_none());
                 // Without room it waits, which needs a reader.
@@ -172,13 +164,7 @@ fn a_write_that_is_dropped_at_any_point_leaves_the_order() {
                 let sent = received.strip_suffix(b"the end").expect("the last words");
                 assert!(sent == &body[..sent.len()], "the bytes differ");
             }
-            timeout(LONG, async {
-                while alive.load(Ordering::Relaxed) > 0 {
-                    yield_now().await;
-                }
-            })
-            .await
-            .unwrap();
+            until_none_is_alive(&alive).await;
         });
     });
 }
@@ -187,7 +173,7 @@ fn a_write_that_is_dropped_at_any_point_leaves_the_order() {
 fn a_peer_that_goes_away_is_an_error_and_the_rest_comes_back() {
     on_both(|runtime| {
         runtime.block_on(async {
-            let (mut near, mut far) = pair().await.unwrap();
+            let (mut near, mut far) = tcp().await;
             let whole = Bytes::from(pattern(16 << 20));
             let body = whole.clone();
             let writing = spawn(async move { near.write_all_zero_copy(body).await });
@@ -210,11 +196,7 @@ fn a_runtime_dropped_under_a_write_sends_nothing_that_is_freed() {
 
     on_both(|runtime| {
         let backend = runtime.backend();
-        let choice = match backend {
-            BackendKind::IoUring => ringloop::driver::BackendChoice::IoUring,
-            _ => ringloop::driver::BackendChoice::Epoll,
-        };
-        let mut inner = ringloop::Runtime::new(&common::config(choice)).unwrap();
+        let mut inner = ringloop::Runtime::new(&common::config_on(backend)).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         inner.block_on(async {

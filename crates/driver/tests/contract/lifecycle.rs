@@ -6,11 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloop_driver::{
-    BackendChoice, BackendKind, Config, Driver, Event, Interest, Mode, Op, Peek, SLOTS_MAX, Waker,
+    BackendChoice, BackendKind, Config, Driver, Event, Interest, Mode, Peek, SLOTS_MAX, Waker,
 };
 
 use crate::support::{
-    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, poll, raw,
+    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, poll, raw, receive,
 };
 
 on_both_backends!(
@@ -145,17 +145,20 @@ fn a_peek_sees_what_is_coming(mut driver: Driver) {
     there.write_all(b"x").unwrap();
     assert_ne!(driver.peek(), Peek::Empty);
     assert_eq!(event_of(&mut driver, watch).token, watch);
-    let buffer = Vec::with_capacity(8);
-    driver
-        .submit(Op::Recv {
-            fd: raw(&here),
-            buffer,
-            flags: 0,
-        })
-        .unwrap();
+    driver.submit(receive(raw(&here), 8)).unwrap();
     assert_eq!(driver.peek(), Peek::Ready);
     driver.flush().unwrap();
     assert_eq!(driver.peek(), Peek::Ready, "a result waits to be reported");
+}
+
+/// Has the process handle a signal, which ends system calls that wait.
+fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
+    // SAFETY: a sigaction consists of integers, and of a function that may be none: all zeroes are valid for it.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as *const () as usize;
+    // SAFETY: the kernel copies `action`, which outlives the call. The callers' handlers do only what one may do.
+    let result = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+    assert_eq!(result, 0);
 }
 
 fn a_signal_interrupts_a_poll(mut driver: Driver) {
@@ -163,31 +166,29 @@ fn a_signal_interrupts_a_poll(mut driver: Driver) {
     // With entries to submit and without: the kernel reports the two in different ways.
     let (here, _there) = pair();
     for busy in [true, false] {
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = ignore as *const () as usize;
-        assert_eq!(
-            unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) },
-            0
-        );
+        handle(libc::SIGUSR1, ignore);
+        // SAFETY: takes no memory of ours.
         let poller = unsafe { libc::pthread_self() };
-        let (sender, receiver) = mpsc::channel::<()>();
-        let signaller = thread::spawn(move || {
-            // Again and again, in case the first comes before the poll.
-            while receiver.recv_timeout(Duration::from_millis(10))
-                == Err(mpsc::RecvTimeoutError::Timeout)
-            {
-                unsafe { libc::pthread_kill(poller, libc::SIGUSR1) };
+        thread::scope(|scope| {
+            let (sender, receiver) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                // Again and again, in case the first comes before the poll.
+                while receiver.recv_timeout(Duration::from_millis(10))
+                    == Err(mpsc::RecvTimeoutError::Timeout)
+                {
+                    // SAFETY: the thread that polls lives: the scope makes it wait for this one.
+                    unsafe { libc::pthread_kill(poller, libc::SIGUSR1) };
+                }
+            });
+            if busy {
+                driver
+                    .watch(raw(&here), Interest::READ, Mode::Edge)
+                    .unwrap();
             }
+            let error = driver.poll(None, &mut Vec::new()).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::Interrupted);
+            sender.send(()).unwrap();
         });
-        if busy {
-            driver
-                .watch(raw(&here), Interest::READ, Mode::Edge)
-                .unwrap();
-        }
-        let error = driver.poll(None, &mut Vec::new()).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::Interrupted);
-        sender.send(()).unwrap();
-        signaller.join().unwrap();
     }
 }
 
@@ -204,27 +205,25 @@ fn a_wake_outlives_a_poll_that_is_interrupted(mut driver: Driver) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap();
     *WAKER.get_or_init(|| Mutex::new(None)).lock().unwrap() = Some(driver.waker());
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = wake as *const () as usize;
-    assert_eq!(
-        unsafe { libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()) },
-        0
-    );
+    handle(libc::SIGUSR2, wake);
+    // SAFETY: takes no memory of ours.
     let poller = unsafe { libc::pthread_self() };
-    let thread = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(30));
-        unsafe { libc::pthread_kill(poller, libc::SIGUSR2) };
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(30));
+            // SAFETY: the thread that polls lives: the scope makes it wait for this one.
+            unsafe { libc::pthread_kill(poller, libc::SIGUSR2) };
+        });
+        // Either the signal or the wake ends it. If the signal, the wake is still to be noticed, or its message would
+        // lie in an inbox that nobody looks into.
+        if driver.poll(None, &mut Vec::new()).is_err() {
+            assert_eq!(driver.peek(), Peek::Ready);
+            driver.poll(None, &mut Vec::new()).unwrap();
+        }
+        // What the wake wrote to its eventfd may still come, and ends nothing.
+        assert_eq!(all_events(&mut driver), []);
+        assert_ne!(driver.peek(), Peek::Ready);
     });
-    // Either the signal or the wake ends it. If the signal, the wake is still to be noticed, or its message would
-    // lie in an inbox that nobody looks into.
-    if driver.poll(None, &mut Vec::new()).is_err() {
-        assert_eq!(driver.peek(), Peek::Ready);
-        driver.poll(None, &mut Vec::new()).unwrap();
-    }
-    // What the wake wrote to its eventfd may still come, and ends nothing.
-    assert_eq!(all_events(&mut driver), []);
-    assert_ne!(driver.peek(), Peek::Ready);
-    thread.join().unwrap();
     drop(alone);
 }
 
@@ -278,12 +277,7 @@ fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
         .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
         .collect();
     let (receiving, mut sending) = pair();
-    let receive = Op::Recv {
-        fd: raw(&receiving),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let operation = driver.submit(receive).unwrap();
+    let operation = driver.submit(receive(raw(&receiving), 8)).unwrap();
     for (_, there) in &mut pairs {
         there.write_all(b"x").unwrap();
     }
@@ -304,13 +298,7 @@ fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
 
 fn moving_with_operations_in_flight_loses_nothing(mut driver: Driver) {
     let (here, mut there) = pair();
-    let token = driver
-        .submit(Op::Recv {
-            fd: raw(&here),
-            buffer: Vec::with_capacity(8),
-            flags: 0,
-        })
-        .unwrap();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     let mut driver = thread::spawn(move || {
         // io_uring cannot move it and says so; epoll has nothing to move.
@@ -335,13 +323,7 @@ fn a_driver_may_be_dropped_in_another_thread(mut driver: Driver) {
     driver
         .watch(raw(&here), Interest::READ, Mode::Edge)
         .unwrap();
-    driver
-        .submit(Op::Recv {
-            fd: raw(&here),
-            buffer: Vec::with_capacity(1 << 16),
-            flags: 0,
-        })
-        .unwrap();
+    driver.submit(receive(raw(&here), 1 << 16)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     thread::spawn(move || drop(driver)).join().unwrap();
     // The kernel may still write to the buffer, which must be no one else's memory.

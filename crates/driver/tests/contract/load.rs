@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
 
 use crate::support::{
-    PATIENCE, all_events, driver_with, event_of, listener, on_both_backends, pair, poll, raw,
+    PATIENCE, accept, accepted, all_events, driver_with, event_of, listener, on_both_backends, own,
+    pair, poll, raw, receive,
 };
 
 on_both_backends!(
@@ -116,26 +116,12 @@ fn a_tiny_ring_accepts_many_connections() {
         return;
     };
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     driver.flush().unwrap();
     let clients: Vec<_> = (0..60)
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
-    let mut accepted = Vec::new();
-    let mut events = Vec::new();
-    while accepted.len() < clients.len() {
-        events.clear();
-        poll(&mut driver, Some(PATIENCE), &mut events);
-        for event in &events {
-            assert!(event.token == token && event.is_more(), "{event:?}");
-            accepted.push(unsafe { OwnedFd::from_raw_fd(event.result) });
-        }
-    }
+    let _accepted = accepted(&mut driver, token, clients.len());
     driver.cancel(token);
     assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
 }
@@ -146,12 +132,7 @@ fn a_tiny_ring_cancels_an_accept_that_the_kernel_has_ended() {
         return;
     };
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     driver.flush().unwrap();
     let _clients: Vec<_> = (0..20)
         .map(|_| TcpStream::connect(address).unwrap())
@@ -165,7 +146,7 @@ fn a_tiny_ring_cancels_an_accept_that_the_kernel_has_ended() {
         events.clear();
         poll(&mut driver, Some(PATIENCE), &mut events);
         for event in events.iter().filter(|event| event.result >= 0) {
-            drop(unsafe { OwnedFd::from_raw_fd(event.result) });
+            drop(own(event.result));
         }
     }
     assert_eq!(events.last().unwrap().result, -libc::ECANCELED);
@@ -180,15 +161,7 @@ fn a_tiny_ring_finishes_many_operations() {
     let mut pairs: Vec<_> = (0..200).map(|_| pair()).collect();
     let tokens: Vec<Token> = pairs
         .iter()
-        .map(|(here, _)| {
-            driver
-                .submit(Op::Recv {
-                    fd: raw(here),
-                    buffer: Vec::with_capacity(8),
-                    flags: 0,
-                })
-                .unwrap()
-        })
+        .map(|(here, _)| driver.submit(receive(raw(here), 8)).unwrap())
         .collect();
     driver.flush().unwrap();
     for (_, there) in &mut pairs {
@@ -230,13 +203,7 @@ fn slots_are_reused_under_a_storm_of_late_completions(mut driver: Driver) {
         let live = driver
             .watch(raw(&idle), Interest::READ, Mode::Edge)
             .unwrap();
-        let operation = driver
-            .submit(Op::Recv {
-                fd: raw(&idle),
-                buffer: Vec::with_capacity(8),
-                flags: 0,
-            })
-            .unwrap();
+        let operation = driver.submit(receive(raw(&idle), 8)).unwrap();
         let mut events = Vec::new();
         poll(&mut driver, Some(std::time::Duration::ZERO), &mut events);
         assert_eq!(events, []);
@@ -258,20 +225,10 @@ fn a_submission_thread_of_the_kernels_serves_watches_and_operations() {
     };
     watch_many(&mut driver, 50);
     let (here, mut there) = pair();
-    let receive = Op::Recv {
-        fd: raw(&here),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let token = driver.submit(receive).unwrap();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
     there.write_all(b"x").unwrap();
     assert_eq!(event_of(&mut driver, token).result, 1);
-    let receive = Op::Recv {
-        fd: raw(&here),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let token = driver.submit(receive).unwrap();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
     driver.flush().unwrap();
     driver.cancel(token);
     assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);

@@ -2,11 +2,6 @@
 //!
 //! Where `io_uring` is refused, its half says SKIPPED with the reason instead of failing.
 
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests call libc with pointers to their own variables"
-)]
-
 mod lifecycle;
 mod load;
 mod operations;

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ use ringloop_driver::{
 };
 
 use crate::support::{
-    PATIENCE, QUIET, all_events, errno, event_of, fill, finish, listener, on_both_backends, pair,
-    pipe, poll, raw,
+    PATIENCE, QUIET, accept, accepted, all_events, descriptor_flags, errno, event_of, fill, finish,
+    listener, on_both_backends, own, pair, pipe, poll, raw, receive, status_flags,
 };
 
 on_both_backends!(
@@ -60,23 +60,8 @@ on_both_backends!(
     a_driver_dropped_under_zero_copy_sends_frees_nothing_too_early,
 );
 
-fn own(fd: i32) -> OwnedFd {
-    assert!(fd >= 0, "not a descriptor: {fd}");
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
 fn is_nonblocking_and_cloexec(fd: RawFd) -> bool {
-    let status = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    let descriptor = unsafe { libc::fcntl(fd, libc::F_GETFD) };
-    status & libc::O_NONBLOCK != 0 && descriptor & libc::FD_CLOEXEC != 0
-}
-
-fn receive(fd: RawFd, room: usize) -> Op {
-    Op::Recv {
-        fd,
-        buffer: Vec::with_capacity(room),
-        flags: 0,
-    }
+    status_flags(fd) & libc::O_NONBLOCK != 0 && descriptor_flags(fd) & libc::FD_CLOEXEC != 0
 }
 
 fn send(fd: RawFd, bytes: &[u8]) -> Op {
@@ -108,29 +93,13 @@ fn one_connection_is_accepted(mut driver: Driver) {
 
 fn connections_are_accepted_until_cancelled(mut driver: Driver) {
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     for _ in 0..3 {
         let clients: Vec<_> = (0..5)
             .map(|_| TcpStream::connect(address).unwrap())
             .collect();
-        let mut accepted = Vec::new();
-        let mut events = Vec::new();
-        while accepted.len() < clients.len() {
-            events.clear();
-            poll(&mut driver, Some(PATIENCE), &mut events);
-            for event in &events {
-                assert_eq!(event.token, token);
-                assert!(event.is_more());
-                accepted.push(own(event.result));
-            }
-        }
         assert!(
-            accepted
+            accepted(&mut driver, token, clients.len())
                 .iter()
                 .all(|connection| is_nonblocking_and_cloexec(raw(connection)))
         );
@@ -142,19 +111,14 @@ fn connections_are_accepted_until_cancelled(mut driver: Driver) {
     assert_eq!(driver.counters().operations, 0);
 }
 
-fn tcp_socket(flags: i32) -> OwnedFd {
-    own(unsafe {
-        libc::socket(
-            libc::AF_INET,
-            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags,
-            0,
-        )
-    })
+fn stream_socket(family: i32, flags: i32) -> OwnedFd {
+    // SAFETY: takes no memory of ours.
+    own(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) })
 }
 
 fn a_connection_is_made_or_refused(mut driver: Driver) {
     let (listener, address) = listener();
-    let socket = tcp_socket(libc::SOCK_NONBLOCK);
+    let socket = stream_socket(libc::AF_INET, libc::SOCK_NONBLOCK);
     let (result, op) = finish(
         &mut driver,
         Op::Connect {
@@ -167,7 +131,7 @@ fn a_connection_is_made_or_refused(mut driver: Driver) {
     let socket = TcpStream::from(socket);
     assert_eq!(socket.peer_addr().unwrap(), address);
     drop(listener);
-    let socket = tcp_socket(libc::SOCK_NONBLOCK);
+    let socket = stream_socket(libc::AF_INET, libc::SOCK_NONBLOCK);
     let (result, _) = finish(
         &mut driver,
         Op::Connect {
@@ -185,8 +149,7 @@ fn a_unix_socket_is_connected(mut driver: Driver) {
         driver.backend()
     );
     let address = SocketAddress::unix(name.as_bytes()).unwrap();
-    let socket =
-        || own(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0) });
+    let socket = || stream_socket(libc::AF_UNIX, libc::SOCK_NONBLOCK);
     let (result, _) = finish(
         &mut driver,
         Op::Connect {
@@ -223,12 +186,7 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
         .unwrap();
     let (listener, address) = listener();
     listener.set_nonblocking(false).unwrap();
-    let accepting = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let accepting = driver.submit(accept(raw(&listener))).unwrap();
     assert_eq!(all_events(&mut driver), []);
     there.write_all(b"x").unwrap();
     let first = all_events(&mut driver);
@@ -239,7 +197,7 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
     let mut tokens = [first[0].token, second[0].token];
     tokens.sort_by_key(|token| token.index());
     assert_eq!(tokens, [receiving, reading]);
-    let socket = tcp_socket(0);
+    let socket = stream_socket(libc::AF_INET, 0);
     let connecting = driver
         .submit(Op::Connect {
             fd: raw(&socket),
@@ -257,9 +215,8 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
             seen.push(event.token);
         }
     }
-    let flags = unsafe { libc::fcntl(raw(&socket), libc::F_GETFL) };
     assert_eq!(
-        flags & libc::O_NONBLOCK,
+        status_flags(raw(&socket)) & libc::O_NONBLOCK,
         0,
         "the socket's mode is the user's"
     );
@@ -462,10 +419,7 @@ fn messages_carry_descriptors(mut driver: Driver) {
     assert_eq!(message.buffer, b"take this");
     assert_eq!(message.descriptors.len(), 1);
     let received = message.descriptors.pop().unwrap();
-    assert_ne!(
-        unsafe { libc::fcntl(raw(&received), libc::F_GETFD) } & libc::FD_CLOEXEC,
-        0
-    );
+    assert_ne!(descriptor_flags(raw(&received)) & libc::FD_CLOEXEC, 0);
     other_end.write_all(b"through").unwrap();
     drop(other_end);
     let mut text = String::new();
@@ -526,11 +480,8 @@ fn pipes_are_read_and_written(mut driver: Driver) {
     for nonblocking in [true, false] {
         let (reader, writer) = pipe();
         if nonblocking {
-            for fd in [raw(&reader), raw(&writer)] {
-                assert_eq!(
-                    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) },
-                    0
-                );
+            for end in [&reader, &writer] {
+                set_nonblocking(end);
             }
         }
         let read = || Op::Read {
@@ -662,11 +613,7 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         .0,
         0
     );
-    assert_eq!(
-        unsafe { libc::fcntl(fd, libc::F_GETFD) } | 1,
-        -1,
-        "the file is still open"
-    );
+    assert_eq!(descriptor_flags(fd) | 1, -1, "the file is still open");
     std::fs::remove_file(path).unwrap();
 }
 
@@ -718,17 +665,7 @@ fn bad_descriptors_are_results(mut driver: Driver) {
     let (pipe, _writer) = pipe();
     for fd in [-1, 900_000] {
         assert_eq!(finish(&mut driver, receive(fd, 8)).0, -libc::EBADF);
-        assert_eq!(
-            finish(
-                &mut driver,
-                Op::Accept {
-                    fd,
-                    multishot: true
-                }
-            )
-            .0,
-            -libc::EBADF
-        );
+        assert_eq!(finish(&mut driver, accept(fd)).0, -libc::EBADF);
         assert_eq!(
             finish(
                 &mut driver,
@@ -868,12 +805,7 @@ fn a_discarded_operation_is_never_heard_of_again(mut driver: Driver) {
 
 fn a_discarded_accept_closes_what_it_gets(mut driver: Driver) {
     let (listener, address) = listener();
-    let token = driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
     driver.flush().unwrap();
     let mut client = TcpStream::connect(address).unwrap();
     driver.flush().unwrap();
@@ -998,12 +930,7 @@ fn a_dropped_driver_lets_go_of_everything(mut driver: Driver) {
     let mut client = TcpStream::connect(address).unwrap();
     let (server, _) = listener.accept().unwrap();
     driver.submit(receive(raw(&server), 1 << 16)).unwrap();
-    driver
-        .submit(Op::Accept {
-            fd: raw(&listener),
-            multishot: true,
-        })
-        .unwrap();
+    driver.submit(accept(raw(&listener))).unwrap();
     driver
         .watch(raw(&server), Interest::READ, Mode::Edge)
         .unwrap();
@@ -1018,8 +945,9 @@ fn a_dropped_driver_lets_go_of_everything(mut driver: Driver) {
 }
 
 fn set_nonblocking(file: &File) {
-    let flags = unsafe { libc::fcntl(raw(file), libc::F_SETFL, libc::O_NONBLOCK) };
-    assert_eq!(flags, 0);
+    // SAFETY: takes no memory of ours.
+    let result = unsafe { libc::fcntl(raw(file), libc::F_SETFL, libc::O_NONBLOCK) };
+    assert_eq!(result, 0);
 }
 
 fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {

@@ -8,6 +8,8 @@ use ringloop_driver::{
     Script, Step,
 };
 
+use crate::support::{accept, receive};
+
 /// Descriptors of the script: only numbers.
 const ONE: i32 = 10;
 const TWO: i32 = 11;
@@ -24,14 +26,6 @@ fn events(driver: &mut Driver) -> Vec<Event> {
     let mut events = Vec::new();
     driver.poll(Some(Duration::ZERO), &mut events).unwrap();
     events
-}
-
-fn receive(fd: i32) -> Op {
-    Op::Recv {
-        fd,
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    }
 }
 
 #[test]
@@ -70,12 +64,7 @@ fn a_late_completion_misses_the_same_watch_armed_anew() {
 fn an_overflow_ends_no_watch_and_no_accept() {
     let (script, mut driver) = scripted();
     let watch = driver.watch(ONE, Interest::READ, Mode::Edge).unwrap();
-    let accept = driver
-        .submit(Op::Accept {
-            fd: TWO,
-            multishot: true,
-        })
-        .unwrap();
+    let accept = driver.submit(accept(TWO)).unwrap();
     script.turn([Step::Overflow]);
     assert_eq!(events(&mut driver), []);
     assert_eq!(driver.peek(), Peek::Ready, "armings wait to be submitted");
@@ -158,14 +147,14 @@ fn a_failure_is_reported_once() {
 #[test]
 fn an_operation_finishes_is_cancelled_or_is_discarded() {
     let (script, mut driver) = scripted();
-    let token = driver.submit(receive(ONE)).unwrap();
+    let token = driver.submit(receive(ONE, 8)).unwrap();
     script.turn([Step::Complete(ONE, 3)]);
     assert_eq!(events(&mut driver)[0].io_result().unwrap(), 3);
     assert!(matches!(driver.take(token), Some(Op::Recv { buffer, .. }) if buffer == [0; 3]));
-    let token = driver.submit(receive(ONE)).unwrap();
+    let token = driver.submit(receive(ONE, 8)).unwrap();
     driver.cancel(token);
     assert_eq!(events(&mut driver)[0].result, -libc::ECANCELED);
-    let token = driver.submit(receive(ONE)).unwrap();
+    let token = driver.submit(receive(ONE, 8)).unwrap();
     driver.discard(token);
     assert_eq!(events(&mut driver), []);
     script.turn([Step::Late(ONE)]);

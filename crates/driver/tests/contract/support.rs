@@ -114,12 +114,17 @@ pub(crate) fn poll(driver: &mut Driver, timeout: Option<Duration>, events: &mut 
 /// A pipe: its reading and its writing end.
 pub(crate) fn pipe() -> (File, File) {
     let mut ends = [0; 2];
-    assert_eq!(
-        unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) },
-        0
-    );
-    ends.map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
-        .into()
+    // SAFETY: the kernel writes two descriptors to `ends`, which has room for them and outlives the call.
+    let result = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    assert_eq!(result, 0);
+    ends.map(|fd| File::from(own(fd))).into()
+}
+
+/// Owns what the kernel answered or an event brought: a descriptor, which nobody else may have taken.
+pub(crate) fn own(fd: RawFd) -> OwnedFd {
+    assert!(fd >= 0, "not a descriptor: {fd}");
+    // SAFETY: it is open, and every caller passes a new one, once.
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// Fills the socket until it takes no more. Returns how many bytes went in.
@@ -127,6 +132,7 @@ pub(crate) fn fill(fd: RawFd) -> usize {
     let chunk = [0_u8; 4096];
     let mut total = 0;
     loop {
+        // SAFETY: the kernel reads no more than `chunk`, which outlives the call.
         let sent =
             unsafe { libc::send(fd, chunk.as_ptr().cast(), chunk.len(), libc::MSG_DONTWAIT) };
         if sent < 0 {
@@ -134,6 +140,18 @@ pub(crate) fn fill(fd: RawFd) -> usize {
         }
         total += sent as usize;
     }
+}
+
+/// The flags of an open file, such as `O_NONBLOCK`.
+pub(crate) fn status_flags(fd: RawFd) -> i32 {
+    // SAFETY: takes no memory of ours.
+    unsafe { libc::fcntl(fd, libc::F_GETFL) }
+}
+
+/// The flags of a descriptor, such as `FD_CLOEXEC`; -1 if it is closed.
+pub(crate) fn descriptor_flags(fd: RawFd) -> i32 {
+    // SAFETY: takes no memory of ours.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) }
 }
 
 /// The raw descriptor of anything that has one.
@@ -144,6 +162,38 @@ pub(crate) fn raw(from: &impl AsRawFd) -> RawFd {
 /// The errno of an error.
 pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap_or(0)
+}
+
+/// Receives into a buffer with so much room.
+pub(crate) fn receive(fd: RawFd, room: usize) -> Op {
+    Op::Recv {
+        fd,
+        buffer: Vec::with_capacity(room),
+        flags: 0,
+    }
+}
+
+/// Accepts connections until it is cancelled.
+pub(crate) fn accept(fd: RawFd) -> Op {
+    Op::Accept {
+        fd,
+        multishot: true,
+    }
+}
+
+/// Polls until so many connections have come from an [`accept`].
+pub(crate) fn accepted(driver: &mut Driver, token: Token, count: usize) -> Vec<OwnedFd> {
+    let mut accepted = Vec::new();
+    let mut events = Vec::new();
+    while accepted.len() < count {
+        events.clear();
+        poll(driver, Some(PATIENCE), &mut events);
+        for event in &events {
+            assert!(event.token == token && event.is_more(), "{event:?}");
+            accepted.push(own(event.result));
+        }
+    }
+    accepted
 }
 
 /// Submits an operation and polls until its last event. Returns the result, or `-errno`, and its resources.
@@ -166,6 +216,8 @@ pub(crate) fn listener() -> (TcpListener, SocketAddr) {
 /// fails with. The child is a copy of this thread alone: `body` must not wait for other threads of the tests.
 pub(crate) fn in_child(body: impl FnOnce() -> Result<(), String>) {
     let (mut reader, mut writer) = pipe();
+    // SAFETY: the child has no thread but this one. The C library leaves it an allocator that works, and each caller's
+    // `body` keeps off what other threads hold.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
@@ -183,13 +235,16 @@ pub(crate) fn in_child(body: impl FnOnce() -> Result<(), String>) {
                 1
             }
         };
+        // SAFETY: takes no memory of ours, and nothing that it leaves behind is the parent's.
         unsafe { libc::_exit(status) };
     }
     drop(writer);
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    // SAFETY: the kernel writes one integer to `status`, which outlives the call.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
     assert!(
         libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
         "in the child (status {status}): {text}"

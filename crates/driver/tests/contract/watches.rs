@@ -227,6 +227,7 @@ fn urgent_data_is_told_to_those_who_ask(mut driver: Driver) {
         };
         let token = driver.watch(raw(&here), interest, Mode::Edge).unwrap();
         let urgent = b"!";
+        // SAFETY: the kernel reads one byte of `urgent`, which outlives the call.
         let sent = unsafe { libc::send(raw(&peer), urgent.as_ptr().cast(), 1, libc::MSG_OOB) };
         assert_eq!(sent, 1);
         (&peer).write_all(b"behind").unwrap();
@@ -324,7 +325,9 @@ fn a_fired_one_shot_survives_the_reuse_of_its_descriptor(mut driver: Driver) {
     event_of(&mut driver, stale);
     // Closed without a word to the driver; the same number comes back as another file.
     let (other, mut peer) = pair();
-    assert_eq!(unsafe { libc::dup2(raw(&other), number) }, number);
+    // SAFETY: takes no memory of ours. The number is `here`'s, which owns what lies under it from now on.
+    let result = unsafe { libc::dup2(raw(&other), number) };
+    assert_eq!(result, number);
     let token = driver.watch(number, Interest::READ, Mode::OneShot).unwrap();
     assert_ne!(token, stale);
     assert_eq!(

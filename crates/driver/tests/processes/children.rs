@@ -1,13 +1,16 @@
 //! A driver and fork(2), and a driver at the limit of its process.
 
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use ringloop_driver::{Driver, Interest, Mode, Op};
 
-use crate::support::{all_events, event_of, in_child, listener, on_both_backends, pair, raw};
+use crate::support::{
+    accept, all_events, event_of, in_child, listener, on_both_backends, pair, raw, receive,
+};
 
 on_both_backends!(
     a_child_leaves_its_parents_driver_alone,
@@ -22,17 +25,13 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
         .watch(raw(&here), Interest::READ, Mode::Edge)
         .unwrap();
     let (receiving, mut sending) = pair();
-    let receive = Op::Recv {
-        fd: raw(&receiving),
-        buffer: Vec::with_capacity(8),
-        flags: 0,
-    };
-    let operation = driver.submit(receive).unwrap();
+    let operation = driver.submit(receive(raw(&receiving), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     let (other, _peer) = pair();
     let number = other.as_raw_fd();
     // The child has a copy of the driver; dropping that must not touch the parent's either.
-    let mut copy = Some(unsafe { std::ptr::read(&raw const driver) });
+    // SAFETY: each process uses and drops one of the two: this one the driver, the child its copy.
+    let mut copy = ManuallyDrop::new(Some(unsafe { std::ptr::read(&raw const driver) }));
     in_child(|| {
         let mut driver = copy.take().ok_or("no driver")?;
         let refused = |result: std::io::Result<()>| match result {
@@ -63,7 +62,6 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
         drop(driver);
         Ok(())
     });
-    std::mem::forget(copy);
     there.write_all(b"x").unwrap();
     assert!(event_of(&mut driver, watch).readiness().is_readable());
     sending.write_all(b"x").unwrap();
@@ -109,16 +107,16 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
             rlim_cur: 0,
             rlim_max: 0,
         };
+        // SAFETY: the kernel writes one rlimit to `before`, which outlives the call.
         unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) };
         let limit = |count| {
             let limit = libc::rlimit {
                 rlim_cur: count,
                 ..before
             };
-            assert_eq!(
-                unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
-                0
-            );
+            // SAFETY: the kernel reads one rlimit from `limit`, which outlives the call.
+            let result = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+            assert_eq!(result, 0);
         };
         limit(next as libc::rlim_t);
         for multishot in [true, false] {
@@ -138,12 +136,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
         }
         // With descriptors to be had again, the same connections are accepted.
         limit(before.rlim_cur);
-        let token = driver
-            .submit(Op::Accept {
-                fd: raw(&listener),
-                multishot: true,
-            })
-            .unwrap();
+        let token = driver.submit(accept(raw(&listener))).unwrap();
         let event = event_of(&mut driver, token);
         if event.result < 0 {
             Err(format!("expected a connection, got {event:?}"))
@@ -171,7 +164,9 @@ fn a_registration_that_outlived_its_descriptor_is_taken_over(driver: Driver) {
         // file, so that the same file under the same number is still in the set.
         drop(here);
         driver.unwatch(stale).map_err(|error| error.to_string())?;
-        assert_eq!(unsafe { libc::dup2(raw(&duplicate), number) }, number);
+        // SAFETY: takes no memory of ours. The number is free since `here` was dropped: there is no other thread to take it.
+        let result = unsafe { libc::dup2(raw(&duplicate), number) };
+        assert_eq!(result, number);
         let watch = driver
             .watch(number, Interest::READ, Mode::Edge)
             .map_err(|error| error.to_string())?;

@@ -2,11 +2,6 @@
 //!
 //! Apart from the other tests, whose sockets a child would inherit and keep open.
 
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests call libc with pointers to their own variables"
-)]
-
 mod children;
 mod refusal;
 #[path = "../contract/support.rs"]

@@ -36,6 +36,7 @@ fn refuse_io_uring(errno: i32) {
         len: filter.len() as u16,
         filter: filter.as_ptr().cast_mut(),
     };
+    // SAFETY: the kernel copies `program` and the `filter` that it points to; both outlive the call.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(
@@ -140,9 +141,12 @@ fn a_zero_copy_send_beyond_the_limit_of_locked_memory_copies() {
             rlim_cur: 4096,
             rlim_max: 4096,
         };
-        if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) } != 0
-            || unsafe { libc::geteuid() == 0 && libc::setuid(65_534) != 0 }
-        {
+        // SAFETY: the kernel reads one rlimit from `limit`, which outlives the call; the other two take no memory of ours.
+        let is_refused = unsafe {
+            libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) != 0
+                || libc::geteuid() == 0 && libc::setuid(65_534) != 0
+        };
+        if is_refused {
             return Err(std::io::Error::last_os_error().to_string());
         }
         let Some(mut driver) = driver(BackendChoice::IoUring) else {

@@ -6,20 +6,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloop::PoolConfig;
-use ringloop::driver::{BackendChoice, BackendKind, Config};
+use ringloop::driver::BackendKind;
 use ringloop::server::{Connection, Handler, Running, Server};
 
-use crate::common::{LONG, pattern};
+use crate::common::{LONG, config_on, pattern};
 use crate::cut::{Cut, When, leaving_nothing};
 use crate::memory::buffer;
 
 pub(crate) fn server(backend: BackendKind) -> Server {
-    let choice = match backend {
-        BackendKind::IoUring => BackendChoice::IoUring,
-        _ => BackendChoice::Epoll,
-    };
     let mut pool = PoolConfig::default();
-    pool.runtime.reactor.driver = Config::with_backend(choice);
+    pool.runtime = config_on(backend);
     Server::bind("127.0.0.1:0").workers(2).pool(pool)
 }
 

@@ -13,7 +13,7 @@ use ringloop::spawn;
 use ringloop::time::{sleep, timeout};
 use socket2::SockRef;
 
-use crate::common::pattern;
+use crate::common::{self, pattern};
 use crate::cut::at_every_poll;
 use crate::memory::{MARKED, buffer};
 
@@ -28,11 +28,7 @@ pub(crate) async fn a_turn() {
 }
 
 pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap())
-        .await
-        .unwrap();
-    let (far, _) = listener.accept().await.unwrap();
+    let (near, far) = common::tcp().await;
     // So that writing has to wait often.
     for stream in [&near, &far] {
         SockRef::from(stream)
@@ -115,6 +111,8 @@ macro_rules! read_in_place {
     };
 }
 
+pub(crate) use read_in_place;
+
 macro_rules! read_pieces {
     ($from:ident, $received:ident) => {{
         let (mut first, mut second) = (buffer(), buffer());
@@ -177,6 +175,23 @@ reading!(
     |from, received| { read_in_place!(from, received) }
 );
 
+/// A task that receives all there is, more slowly than it is written.
+macro_rules! receive_slowly {
+    ($from:ident) => {
+        spawn(async move {
+            let mut received = Vec::new();
+            loop {
+                let (count, filled) = $from.read(buffer().limit(10_000)).await;
+                received.extend_from_slice(filled.get_ref());
+                if count.unwrap() == 0 {
+                    return received;
+                }
+                a_turn().await;
+            }
+        })
+    };
+}
+
 /// Writing, in a future that is dropped somewhere, and then the rest as the buffer has it: each byte arrives once.
 macro_rules! writing {
     ($name:ident, $pair:expr, $writer:expr, |$to:ident, $rest:ident| $write:expr) => {
@@ -184,18 +199,7 @@ macro_rules! writing {
         fn $name() {
             at_every_poll(async |cut| {
                 let (near, mut far) = $pair;
-                let receiving = spawn(async move {
-                    let mut received = Vec::new();
-                    loop {
-                        let (count, filled) = far.read(buffer().limit(10_000)).await;
-                        received.extend_from_slice(filled.get_ref());
-                        if count.unwrap() == 0 {
-                            return received;
-                        }
-                        // Slower than the writer.
-                        a_turn().await;
-                    }
-                });
+                let receiving = receive_slowly!(far);
                 let mut whole = $writer(near);
                 let mut $rest = Rest::new(&BYTES);
                 let $to = &mut whole.0;
@@ -304,6 +308,8 @@ macro_rules! write_vectored {
         }
     };
 }
+
+pub(crate) use {receive_slowly, write_chunks, write_once, write_vectored};
 
 writing!(
     writing_to_tcp,

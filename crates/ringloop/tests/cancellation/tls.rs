@@ -11,14 +11,17 @@ use ringloop::net::{Stream, TcpStream};
 use ringloop::time::{sleep, timeout};
 use ringloop::tls::rustls::{ClientConfig, ServerConfig};
 use ringloop::tls::{TlsAcceptor, TlsConnector, TlsStream};
-use ringloop::{blocking, spawn};
+use ringloop::{JoinHandle, blocking, spawn};
 
 use crate::certificates;
 use crate::common::{LONG, poll_times};
 use crate::cut::{Cut, When, at_every_poll, leaving_nothing};
 use crate::memory::{MARKED, buffer};
 use crate::servers::{Echo, server, until_nobody_is_left};
-use crate::sockets::{BYTES, Rest, a_turn, pieces, tcp, unix};
+use crate::sockets::{
+    BYTES, Rest, a_turn, pieces, read_in_place, receive_slowly, tcp, unix, write_chunks,
+    write_once, write_vectored,
+};
 
 static CLIENT: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| Arc::new(certificates::client()));
 static SERVER: LazyLock<Arc<ServerConfig>> = LazyLock::new(|| Arc::new(certificates::server()));
@@ -133,21 +136,26 @@ fn a_handshake_that_is_dropped_ends_the_other_one() {
     });
 }
 
+/// Sends everything in pieces, and then the end; gives the stream back, so that it stays open until somebody asks for it.
+fn send_all<S: Stream + 'static>(mut stream: TlsStream<S>) -> JoinHandle<TlsStream<S>> {
+    spawn(async move {
+        for piece in pieces(&BYTES) {
+            stream.write_all(piece).await.0.unwrap();
+            a_turn().await;
+        }
+        stream.shutdown().await.unwrap();
+        stream
+    })
+}
+
 /// Reading, in a future that is dropped somewhere in the stream, and then in another one to the end.
 macro_rules! reading {
     ($name:ident, $pair:expr, $reader:expr, |$from:ident, $received:ident| $read:expr) => {
         #[test]
         fn $name() {
             at_every_poll(async |cut| {
-                let (near, mut far) = over($pair).await;
-                let sending = spawn(async move {
-                    for piece in pieces(&BYTES) {
-                        far.write_all(piece).await.0.unwrap();
-                        a_turn().await;
-                    }
-                    far.shutdown().await.unwrap();
-                    far
-                });
+                let (near, far) = over($pair).await;
+                let sending = send_all(far);
                 let mut whole = $reader(near);
                 let $from = &mut whole.0;
                 let mut $received = Vec::new();
@@ -169,18 +177,6 @@ macro_rules! read_buffers {
         $received.extend_from_slice(&filled);
         filled.len()
     }};
-}
-
-macro_rules! read_in_place {
-    ($from:ident, $received:ident) => {
-        $from
-            .read_with(|bytes, _| {
-                $received.extend_from_slice(bytes);
-                bytes.len()
-            })
-            .await
-            .unwrap()
-    };
 }
 
 reading!(
@@ -220,15 +216,8 @@ reading!(
 fn reads_that_are_dropped_again_and_again_lose_nothing() {
     leaving_nothing(|runtime| {
         runtime.block_on(async {
-            let (mut near, mut far) = over(tcp().await).await;
-            let sending = spawn(async move {
-                for piece in pieces(&BYTES) {
-                    far.write_all(piece).await.0.unwrap();
-                    a_turn().await;
-                }
-                far.shutdown().await.unwrap();
-                far
-            });
+            let (mut near, far) = over(tcp().await).await;
+            let sending = send_all(far);
             let mut received = Vec::new();
             let mut dropped = 0;
             for round in 0.. {
@@ -269,18 +258,7 @@ macro_rules! writing {
         fn $name() {
             at_every_poll(async |cut| {
                 let (near, mut far) = over($pair).await;
-                let receiving = spawn(async move {
-                    let mut received = Vec::new();
-                    loop {
-                        let (count, filled) = far.read(buffer().limit(10_000)).await;
-                        received.extend_from_slice(filled.get_ref());
-                        if count.unwrap() == 0 {
-                            return received;
-                        }
-                        // Slower than the writer.
-                        a_turn().await;
-                    }
-                });
+                let receiving = receive_slowly!(far);
                 let mut whole = $writer(near);
                 let mut $rest = Rest::new(&BYTES);
                 let $to = &mut whole.0;
@@ -305,34 +283,20 @@ writing!(
     writing,
     tcp().await,
     |near| (near,),
-    |to, rest| match rest.first() {
-        None => false,
-        Some(chunk) => {
-            let before = chunk.len();
-            let (count, chunk) = to.write(chunk).await;
-            assert_eq!(count.unwrap(), before - chunk.len());
-            true
-        }
-    }
+    |to, rest| write_once!(to, rest)
 );
 writing!(
     writing_all,
     tcp().await,
     |near| (near,),
-    |to, rest| match rest.first() {
-        None => false,
-        Some(chunk) => {
-            to.write_all(chunk).await.0.unwrap();
-            true
-        }
-    }
+    |to, rest| write_chunks!(to, rest)
 );
-writing!(writing_pieces, tcp().await, |near| (near,), |to, rest| rest
-    .has_remaining()
-    && {
-        to.write_all(&mut rest).await.0.unwrap();
-        true
-    });
+writing!(
+    writing_pieces,
+    tcp().await,
+    |near| (near,),
+    |to, rest| write_vectored!(to, rest)
+);
 writing!(
     writing_pieces_to_a_half_over_unix,
     unix(),
@@ -340,10 +304,7 @@ writing!(
         let (reader, writer) = near.into_split();
         (writer, reader)
     },
-    |to, rest| rest.has_remaining() && {
-        to.write_all(&mut rest).await.0.unwrap();
-        true
-    }
+    |to, rest| write_vectored!(to, rest)
 );
 
 /// What was taken and the socket had no room for goes out with whatever is called next: here, to end the connection.
@@ -359,15 +320,7 @@ fn ending_sends_what_was_queued() {
         }
         let receiving = spawn(async move {
             let mut received = Vec::new();
-            while far
-                .read_with(|bytes, _| {
-                    received.extend_from_slice(bytes);
-                    bytes.len()
-                })
-                .await
-                .unwrap()
-                > 0
-            {
+            while read_in_place!(far, received) > 0 {
                 a_turn().await;
             }
             received

@@ -6,7 +6,8 @@ use std::future::{Future, poll_fn};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use ringloop::driver::{BackendChoice, Config};
+use ringloop::driver::{BackendChoice, BackendKind, Config};
+use ringloop::net::{TcpListener, TcpStream};
 use ringloop::time::sleep;
 use ringloop::{Runtime, RuntimeConfig, yield_now};
 
@@ -71,6 +72,11 @@ pub(crate) fn config(backend: BackendChoice) -> RuntimeConfig {
     config
 }
 
+/// The settings of another runtime on the same backend.
+pub(crate) fn config_on(backend: BackendKind) -> RuntimeConfig {
+    config(backend.name().parse().unwrap())
+}
+
 /// Polls a future so many times, with a turn in between, and drops it at once if it is not over by then.
 pub(crate) async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
@@ -89,4 +95,14 @@ pub(crate) async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::
 /// Bytes that tell where they are, for a stream of any length.
 pub(crate) fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|index| ((index * 7) >> 3) as u8).collect()
+}
+
+/// The two ends of a TCP connection.
+pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap())
+        .await
+        .unwrap();
+    let (far, _) = listener.accept().await.unwrap();
+    (near, far)
 }
