@@ -2,16 +2,18 @@
 
 import math
 import statistics as averages
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hdrh.histogram import HdrHistogram
 
-from ringlab import results, statistics
+from ringlab import figures, results, statistics
 from ringlab.results import Cell, Comparison, Curve, Group, Metric, Summary, Verdict
 
 CURVE_PERCENTILES = (
     *(float(each) for each in range(0, 90, 5)), 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.9, 99.95, 99.99, 99.999, 100.0,
 )  # fmt: skip
+CURVE_COUNT_LEAST = 10
+"""So many operations of a curve were at least as slow as its last percentile but the maximum."""
 NAMES_MOST = 5
 """In a sentence."""
 RATE_KEPT = 0.97
@@ -22,17 +24,6 @@ FLOORS = ("c-epoll", "c-io_uring")
 """Arms that are measured against by choice, where they take part and the user names no baseline: what the kernel alone costs."""
 CONTROLS = ("asyncio-protocol", "asyncio", "asyncio-uvicorn")
 """The same, where no floor takes part."""
-
-
-def percent(ratio: float) -> str:
-    """Return how far a ratio is from 1, as '4.2%' or, from a factor of 2 on, as '2.3 times'."""
-    away = abs(ratio - 1)
-    return f"{100 * away:.1f}%" if away < 0.1 else f"{100 * away:.0f}%"
-
-
-def show_ratio(ratio: float) -> str:
-    """Return a ratio with the digits that count."""
-    return f"{ratio:.3f}" if 0.9 < ratio < 1.1 else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
 
 
 def summarize(cell: Cell, arms: Sequence[str]) -> list[Summary]:
@@ -89,8 +80,7 @@ def describe(
         baseline=baseline,
         ratio=found.ratio,
         low=low,
-        # JSON has no infinity.
-        high=high if math.isfinite(high) else 1e9,
+        high=high,
         confidence=statistics.CONFIDENCE,
         p=found.p,
         p_adjusted=p_adjusted,
@@ -99,7 +89,7 @@ def describe(
         verdict=side(standing, metric),
         rounds_needed=statistics.rounds_needed(found, floor, comparisons) if standing == "cannot tell" else None,
     )
-    comparison.sentence = sentence_of(comparison, metric, found)
+    comparison.sentence = sentence_of(comparison, metric, found, floor, comparisons)
     return comparison
 
 
@@ -110,26 +100,35 @@ def side(standing: statistics.Standing, metric: Metric) -> results.ComparisonVer
     return "better" if (standing == "below") == (metric.better == "lower") else "worse"
 
 
-def more_or_less(ratio: float) -> str:
-    """Return 'more' or 'less'."""
-    return "more" if ratio > 1 else "less"
+def how_much(ratio: float) -> str:
+    """Say how much a ratio is more or less than 1."""
+    if ratio >= 2:
+        return f"{figures.ratio(ratio)} times as much"
+    return f"{figures.difference(ratio)} {'more' if ratio > 1 else 'less'}"
 
 
-def sentence_of(comparison: Comparison, metric: Metric, found: statistics.Estimate) -> str:
+def sentence_of(
+    comparison: Comparison, metric: Metric, found: statistics.Estimate, floor: float, comparisons: int
+) -> str:
     """Say in words what a comparison found."""
     arm, baseline, ratio = comparison.arm, comparison.baseline, comparison.ratio
-    interval = f"{show_ratio(comparison.low)} to {show_ratio(comparison.high)}"
+    within = figures.ratio_within(ratio, comparison.low, comparison.high)
     if comparison.verdict == "tie":
         low, high = found.interval_inner
-        return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {percent(max(high, 1 / low))}"
+        return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {figures.difference(max(high, 1 / low))}"
     if comparison.verdict == "cannot tell":
         if comparison.rounds < statistics.ROUNDS_LEAST:
             why = f"{comparison.rounds} of at least {statistics.ROUNDS_LEAST} rounds have both"
         else:
-            why = f"the ratio is {show_ratio(ratio)}, and may be {interval}"
+            why = f"the ratio is {within}"
+            # An interval without 1 asks for the reason why it is no verdict.
+            if not comparison.low <= 1 <= comparison.high:
+                if abs(found.log_ratio) <= math.log1p(floor):
+                    why += ", which is within the noise"
+                elif comparison.p_adjusted >= 1 - statistics.CONFIDENCE:
+                    why += f", but one of {comparisons} arms may be so far off by chance"
         return f"{arm} against {baseline} in {metric.title}: cannot tell, {why}; {would_take(comparison.rounds_needed)}"
-    text = f"{percent(ratio)} {more_or_less(ratio)}" if ratio < 2 else f"{show_ratio(ratio)} times as much"
-    return f"{arm} is {comparison.verdict} than {baseline} in {metric.title}: {text} ({interval})"
+    return f"{arm} is {comparison.verdict} than {baseline} in {metric.title}: {how_much(ratio)}, a ratio of {within}"
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -142,7 +141,7 @@ def some_of(names: Sequence[str]) -> str:
 def would_take(rounds: int | None) -> str:
     """Say how many rounds it would take."""
     if rounds is None:
-        return f"{statistics.ROUNDS_MOST} rounds wouldn't tell either"
+        return f"{statistics.ROUNDS_MOST:,} rounds wouldn't tell either"
     return f"about {rounds} rounds would tell"
 
 
@@ -170,106 +169,118 @@ def group_arms(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, list[str]]:
 def analyse(cell: Cell, arms: Sequence[results.Arm], baseline: str = "") -> results.Analysis:
     """Return what the samples of a cell say; `baseline` is the arm that the user wants to compare with, if any."""
     present = [arm for arm in arms if cell.measured(arm.name)]
-    analysis = results.Analysis(summaries=summarize(cell, [arm.name for arm in present]))
-    repeated = {arm.repeats: arm.name for arm in present if arm.repeats}
-    # One A/A arm is enough for a cell: the machine is the same for all groups.
-    again = next(
-        (
-            statistics.estimate(
-                statistics.log_ratios(cell.series(copy, cell.primary.key), cell.series(original, cell.primary.key))
-            )
-            for original, copy in repeated.items()
-        ),
-        None,
-    )
-    for name, members in group_arms(cell, present).items():
-        originals = [member for member in members if member not in repeated.values()]
-        if originals:
-            analysis.groups.append(analyse_group(cell, name, members, originals, baseline, repeated, again))
-    analysis.curves = curves(cell, [arm.name for arm in present])
+    names = [arm.name for arm in present]
+    analysis = results.Analysis(summaries=summarize(cell, names))
+    copies = {arm.repeats: arm.name for arm in present if arm.repeats in names}
+    # A copy of what wasn't measured shows no noise, and competes with nobody.
+    ranked = [arm for arm in present if not arm.repeats or arm.repeats in copies]
+    for name, members in group_arms(cell, ranked).items() if ranked else ():
+        analysis.groups.append(analyse_group(cell, name, members, baseline, copies))
+    analysis.curves = curves(cell, names)
     analysis.notes = notes(cell, arms)
     return analysis
 
 
-def analyse_group(
-    cell: Cell,
-    name: str,
-    members: list[str],
-    originals: list[str],
-    baseline: str,
-    repeated: dict[str, str],
-    again: statistics.Estimate | None,
-) -> Group:
-    """Compare the arms of a group, and say who is best."""
-    reference = choose_baseline(originals, baseline, cell.workload)
-    primary_floor = statistics.noise_floor(again)
+def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.Estimate | None:
+    """Return the A/A arm's ratio to what it is a copy of; None without one.
+
+    One is enough for a cell: the machine is the same for all groups.
+    """
+    return next(
+        (
+            statistics.estimate(statistics.log_ratios(cell.series(copy, metric.key), cell.series(original, metric.key)))
+            for original, copy in copies.items()
+        ),
+        None,
+    )
+
+
+def analyse_group(cell: Cell, name: str, members: list[str], baseline: str, copies: Mapping[str, str]) -> Group:
+    """Compare the arms of a group, and say who is best; `copies` are the A/A arms by what they are copies of."""
+    originals = [member for member in members if member not in copies.values()]
+    # Few of the others' rounds have a ratio to a baseline that is void in most.
+    enough = [arm for arm in originals if rounds_of(cell, arm) >= statistics.ROUNDS_LEAST]
+    reference = choose_baseline(originals if baseline in originals else enough or originals, baseline, cell.workload)
     comparisons: list[Comparison] = []
     for metric in cell.metrics:
-        others = [arm for arm in originals if arm != reference]
-        floor = primary_floor if metric.primary else statistics.MARGIN
-        comparisons += compare(cell, metric, others, reference, floor)
-        if reference in repeated:
-            # Its verdict must not rest on a floor that it has set itself.
-            comparisons += compare(cell, metric, [repeated[reference]], reference, statistics.MARGIN)
-    if again is None:
-        noise_text = f"no A/A arm was measured: differences below {percent(1 + primary_floor)} count as none"
-    else:
-        low, high = again.interval
-        noise_text = (
-            f"two copies of one arm differ by a ratio of {show_ratio(again.ratio)} ({show_ratio(low)} to {show_ratio(min(high, 1e9))}):"
-            f" differences below {percent(1 + primary_floor)} count as none"
+        floor = statistics.noise_floor(again(cell, metric, copies))
+        comparisons += compare(cell, metric, [arm for arm in originals if arm != reference], reference, floor)
+        # A copy is none of those whose number Holm's correction is for, and its verdict must not rest on a floor that it has set.
+        comparisons += compare(
+            cell, metric, [arm for arm in members if arm not in originals], reference, statistics.MARGIN
         )
-    return Group(
+    noise = again(cell, cell.primary, copies)
+    floor = statistics.noise_floor(noise)
+    group = Group(
         name=name,
         arms=members,
         baseline=reference,
-        noise_floor=primary_floor,
-        noise_text=noise_text,
+        noise_floor=floor,
+        noise_text=describe_noise(noise, floor),
         comparisons=comparisons,
-        verdict=who_is_best(cell, originals, primary_floor),
+        verdict=Verdict(kind="nothing to compare", arms=[], sentence=""),
     )
+    ranking = group.ranking(cell.primary)
+    if len(originals) == 1:
+        # An arm against itself: whether the lab makes a difference of none.
+        group.verdict = who_is_best(cell, ranking, statistics.MARGIN)
+    else:
+        group.verdict = who_is_best(cell, [arm for arm in ranking if arm in originals], floor)
+    return group
 
 
-def who_is_best(cell: Cell, arms: list[str], floor: float) -> Verdict:
-    """Say which arm is best by the primary metric: it must be better than each other one, with Holm's correction."""
+def describe_noise(noise: statistics.Estimate | None, floor: float) -> str:
+    """Say what the A/A arm found, and what follows."""
+    follows = f"differences below {figures.percent(floor)} count as none"
+    if noise is None:
+        return f"no A/A arm was measured: {follows}"
+    if noise.rounds < 2:
+        return f"two copies of one arm were measured in one round only: {follows}"
+    return f"two copies of one arm differ by a ratio of {figures.ratio_within(noise.ratio, *noise.interval)}: {follows}"
+
+
+def rounds_of(cell: Cell, arm: str) -> int:
+    """Return in how many rounds an arm's primary figure was measured."""
+    return sum(value is not None for value in cell.series(arm, cell.primary.key))
+
+
+def who_is_best(cell: Cell, ranking: Sequence[str], floor: float) -> Verdict:
+    """Say which of some arms is best by the primary metric: it must be better than each other one, with Holm's correction.
+
+    The first one of the ranking is a guess that the others are compared with; the verdict rests on these comparisons alone.
+    """
     metric = cell.primary
-    medians = {
-        arm: averages.median(values)
-        for arm in arms
-        if (values := [value for value in cell.series(arm, metric.key) if value is not None])
-    }
-    if len(medians) < 2:
-        only = f"only {next(iter(medians))} was measured" if medians else "nothing was measured"
-        return Verdict(kind="nothing to compare", arms=list(medians), sentence=f"nothing to compare: {only}")
-    sign = 1 if metric.better == "lower" else -1
-    ranked = sorted(medians, key=lambda arm: sign * medians[arm])
-    best, second = ranked[0], ranked[1]
-    comparisons = compare(cell, metric, ranked[1:], best, floor)
-    by_arm = {comparison.arm: comparison for comparison in comparisons}
-    open_arms = [arm for arm in ranked[1:] if arm not in by_arm or by_arm[arm].verdict == "cannot tell"]
-    tied = [arm for arm in ranked[1:] if arm in by_arm and by_arm[arm].verdict in ("tie", "better")]
-    if not open_arms and not tied:
-        ratio = by_arm[second].ratio
-        text = f"{percent(ratio)} {more_or_less(ratio)}" if ratio < 2 else f"{show_ratio(ratio)} times as much"
-        return Verdict(
-            kind="winner", arms=[best], sentence=f"{best} wins: the next, {second}, has {text} {metric.title}"
-        )
-    if not open_arms:
+    enough = [arm for arm in ranking if rounds_of(cell, arm) >= statistics.ROUNDS_LEAST]
+    ranked = enough if len(enough) >= 2 else list(ranking)
+    if len(ranked) < 2:
+        only = f"only {ranked[0]} was measured" if ranked else "nothing was measured"
+        return Verdict(kind="nothing to compare", arms=ranked, sentence=f"nothing to compare: {only}")
+    best, others = ranked[0], ranked[1:]
+    found = {comparison.arm: comparison for comparison in compare(cell, metric, others, best, floor)}
+    tied = [arm for arm in others if arm in found and found[arm].verdict == "tie"]
+    # What is better than the guess, because it was measured in other rounds than the rest, makes no winner of anyone.
+    unknown = [arm for arm in others if arm not in found or found[arm].verdict in ("cannot tell", "better")]
+    worse = len(others) - len(tied) - len(unknown)
+    rest = f"; {'the other one is' if worse == 1 else f'the other {worse} are'} worse" if worse else ""
+    needed = None
+    if unknown:
+        kind: results.CellVerdict = "cannot tell"
+        counts = [found[arm].rounds_needed if arm in found else None for arm in unknown]
+        needed = None if None in counts else max(each for each in counts if each is not None)
+        would = would_take(needed) if all(arm in found for arm in unknown) else "not all have a round in common"
+        sentence = f"cannot tell {best} from {some_of([*unknown, *tied])} in {metric.title}{rest}; {would}"
+    elif tied:
+        kind = "tie"
         names = some_of([best, *tied])
-        return Verdict(
-            kind="tie",
-            arms=[best, *tied],
-            sentence=f"tie: {names} are equal in {metric.title} within {percent(1 + statistics.TIE_MARGIN)}",
-        )
-    needed = [by_arm[arm].rounds_needed if arm in by_arm else None for arm in open_arms]
-    most = None if any(each is None for each in needed) else max(each for each in needed if each is not None)
-    rest = some_of([*tied, *open_arms])
-    return Verdict(
-        kind="cannot tell",
-        arms=[best, *tied, *open_arms],
-        sentence=f"cannot tell {best} from {rest} in {metric.title}; {would_take(most)}",
-        rounds_needed=most,
-    )
+        sentence = f"tie: {names} are equal in {metric.title} within {figures.percent(statistics.TIE_MARGIN)}{rest}"
+    else:
+        kind = "winner"
+        second = min(others, key=lambda arm: abs(math.log(found[arm].ratio)))
+        sentence = f"{best} wins: the next, {second}, has {how_much(found[second].ratio)} {metric.title}"
+    missing = [arm for arm in ranking if arm not in ranked]
+    if missing:
+        sentence += f"; not ranked: {some_of(missing)}, measured in fewer than {statistics.ROUNDS_LEAST} rounds"
+    return Verdict(kind=kind, arms=[best, *tied, *unknown], sentence=sentence, rounds_needed=needed)
 
 
 def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
@@ -283,7 +294,13 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
             merged = HdrHistogram(1, HISTOGRAM_MOST_NS, HISTOGRAM_DIGITS)
             for text in encoded:
                 merged.add(HdrHistogram.decode(text.encode()))
-            points = [[each, float(merged.get_value_at_percentile(each))] for each in CURVE_PERCENTILES]
+            count = merged.get_total_count()
+            points = [
+                [each, float(merged.get_value_at_percentile(each))]
+                for each in CURVE_PERCENTILES
+                # Beyond these it is a few single operations that would be drawn as a level.
+                if each == 100 or count * (1 - each / 100) >= CURVE_COUNT_LEAST
+            ]
             found.append(Curve(arm=arm, kind="service" if kind == "service" else "corrected", points=points))
     return found
 
@@ -293,9 +310,10 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
     found = []
     limited = [arm for arm in cell.arms if any(sample.client_limited for sample in cell.measured(arm))]
     if limited:
+        everyone = len(limited) > NAMES_MOST and all(arm in limited for arm in cell.arms if cell.measured(arm))
         found.append(
-            f"client-limited: {', '.join(limited)}: the load generator was near its own limit, so rates are lower bounds"
-            " and latencies hold its own; CPU per operation is as good as elsewhere"
+            f"client-limited: {'all arms' if everyone else ', '.join(limited)}: the load generator was near its own limit, so rates"
+            " are lower bounds and latencies hold its own; CPU per operation is as good as elsewhere"
         )
     for arm in cell.arms:
         for status in ("void", "failed"):
@@ -304,6 +322,12 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
                 reasons = "; ".join(dict.fromkeys(reason for sample in samples for reason in sample.reasons))
                 rounds = ", ".join(str(sample.round) for sample in samples)
                 found.append(f"{status}: {arm} in round {rounds}: {reasons}")
+        for kind in sorted({kind for sample in cell.measured(arm) for kind in sample.errors}):
+            counts = [sample.errors[kind] for sample in cell.measured(arm) if kind in sample.errors]
+            total = sum(each.count for each in counts)
+            found.append(
+                f"{arm}: {total} error{'s' if total > 1 else ''} of the kind '{kind}' in measured rounds, first: {counts[0].first}"
+            )
     offered = cell.parameters.get("offered_rate_per_s")
     for arm in cell.arms:
         rates = [value for value in cell.series(arm, "operations_per_s") if value is not None]

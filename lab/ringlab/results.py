@@ -7,6 +7,7 @@ their unit in the name; a ratio is a figure of an arm divided by the same figure
 import dataclasses
 import functools
 import json
+import math
 import os
 import types
 import typing
@@ -214,7 +215,7 @@ class Comparison:
     p: Annotated[float, "Probability of a ratio so far from 1 between equals."]
     p_adjusted: Annotated[float, "The same after Holm's correction for the number of arms."]
     rounds: Annotated[int, "Those in which both were measured."]
-    ratios: Annotated[list[float | None], "By round; null where one of the two wasn't measured."]
+    ratios: Annotated[list[float | None], "By round; null where one of the two wasn't measured, or is 0."]
     verdict: ComparisonVerdict
     rounds_needed: Annotated[int | None, "For a verdict that is now 'cannot tell'; null where no number would do."] = (
         None
@@ -243,6 +244,13 @@ class Group:
     noise_text: str
     comparisons: list[Comparison]
     verdict: Verdict
+
+    def ranking(self, metric: Metric) -> list[str]:
+        """The arms, the best in a metric first: by their ratio to the baseline, and last those that have none."""
+        ratios = {each.arm: each.ratio for each in self.comparisons if each.metric == metric.key}
+        ratios[self.baseline] = 1.0
+        sign = 1 if metric.better == "lower" else -1
+        return sorted(self.arms, key=lambda arm: sign * ratios[arm] if arm in ratios else math.inf)
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ MARGIN = 0.02
 """A smaller difference is none, in however many rounds it shows: the layout of a process in memory alone can make it."""
 TIE_MARGIN = 0.05
 """Two arms tie if they certainly differ by less; also, the width of the A/A interval raises the floor up to this, not further."""
+LEVELS = (CONFIDENCE, 2 * CONFIDENCE - 1)
+"""Of the interval that is shown, and of that of two one-sided tests."""
 POWER = 0.8
 RESAMPLES = 4000
 TRIM = 0.2
@@ -38,6 +40,10 @@ ROUNDS_LEAST = 3
 """With fewer rounds there is no verdict."""
 ROUNDS_MOST = 1000
 """More are nobody's plan."""
+SPREAD_LEAST = 1e-9
+"""Log-ratios that are nearer to each other than this are equal but for the rounding of floats."""
+LOG_MOST = math.log(1e9)
+"""No interval reaches further: what is not known to a factor of 1e9 is not known, and JSON has no infinity."""
 
 Standing = Literal["below", "above", "tie", "cannot tell"]
 Interval = tuple[float, float]
@@ -74,14 +80,18 @@ class Estimate:
 
 def log_ratios(numerators: Series, denominators: Series) -> NDArray[np.float64]:
     """Return log(numerator / denominator) of each round that has both, as figures above 0."""
-    pairs = zip(numerators, denominators, strict=False)
-    return np.array([math.log(above / below) for above, below in pairs if above and below and min(above, below) > 0])
+    return np.array([math.log(ratio) for ratio in ratios_by_round(numerators, denominators) if ratio is not None])
 
 
 def ratios_by_round(numerators: Series, denominators: Series) -> list[float | None]:
-    """Return the ratio of each round, None where one of the two is missing."""
-    pairs = zip(numerators, denominators, strict=False)
-    return [above / below if above is not None and below else None for above, below in pairs]
+    """Return the ratio of each round, None where one of the two is missing, or is no figure above 0."""
+    pairs = zip(numerators, denominators, strict=True)
+    return [above / below if is_positive(above) and is_positive(below) else None for above, below in pairs]
+
+
+def is_positive(value: float | None) -> TypeGuard[float]:
+    """Whether a value is a finite number above 0."""
+    return value is not None and 0 < value < math.inf
 
 
 def trimmed(logs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
@@ -93,7 +103,8 @@ def trimmed(logs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
     mean = ordered[..., cut : rounds - cut].mean(axis=-1)
     winsorized = np.clip(ordered, ordered[..., cut : cut + 1], ordered[..., rounds - cut - 1 : rounds - cut])
     squares = ((winsorized - winsorized.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
-    return mean, np.sqrt(squares / (rest * (rest - 1))), rest
+    spread = winsorized.max(axis=-1) - winsorized.min(axis=-1)
+    return mean, np.where(spread > SPREAD_LEAST, np.sqrt(squares / (rest * (rest - 1))), 0.0), rest
 
 
 def estimate(logs: NDArray[np.float64], seed: int = 0) -> Estimate | None:
@@ -102,21 +113,37 @@ def estimate(logs: NDArray[np.float64], seed: int = 0) -> Estimate | None:
     if rounds == 0:
         return None
     if rounds == 1:
-        unknown = (0.0, math.inf)
+        unknown = interval_around(float(logs[0]), math.inf)
         return Estimate(float(logs[0]), math.inf, 1, 0, unknown, unknown)
     means, errors, rest = trimmed(logs)
     mean, error = float(means), float(errors)
-    levels = (CONFIDENCE, 2 * CONFIDENCE - 1)
-    if rounds < TRIMMED_FROM or error == 0:
-        reaches = [student_quantile(0.5 + level / 2, rest - 1) for level in levels]
-    else:
-        random = np.random.default_rng(seed)
-        means, errors, _ = trimmed(logs[random.integers(rounds, size=(RESAMPLES, rounds))])
-        # A resample of one round only, so many times, says nothing of how far its mean may be off.
-        usable = errors > 0
-        reaches = [float(each) for each in np.quantile(np.abs(means[usable] - mean) / errors[usable], levels)]
-    intervals = [(math.exp(mean - reach * error), math.exp(mean + reach * error)) for reach in reaches]
-    return Estimate(mean, error, rounds, rest - 1, intervals[0], intervals[1])
+    reaches = None
+    if rounds >= TRIMMED_FROM and error > 0:
+        reaches = resampled_reaches(logs, mean, seed)
+    if reaches is None:
+        reaches = [student_quantile(0.5 + level / 2, rest - 1) for level in LEVELS]
+    outer, inner = (interval_around(mean, reach * error) for reach in reaches)
+    return Estimate(mean, error, rounds, rest - 1, outer, inner)
+
+
+def resampled_reaches(logs: NDArray[np.float64], mean: float, seed: int) -> list[float] | None:
+    """Return how many standard errors a mean may be off at each of LEVELS, by a bootstrap; None where that says nothing.
+
+    A resample whose rounds are all equal says nothing of how far its mean may be off. Figures that repeat exactly, like latencies
+    from a histogram, give many of these.
+    """
+    random = np.random.default_rng(seed)
+    means, errors, _ = trimmed(logs[random.integers(len(logs), size=(RESAMPLES, len(logs)))])
+    off = np.full(RESAMPLES, math.inf)
+    np.divide(np.abs(means - mean), errors, out=off, where=errors > 0)
+    found = [float(each) for each in np.quantile(off, LEVELS, method="higher")]
+    return found if all(map(math.isfinite, found)) else None
+
+
+def interval_around(mean: float, reach: float) -> Interval:
+    """Return the ratios as far as this around the exponential of a mean, of which none is 0 or infinite."""
+    low, high = max(mean - reach, -LOG_MOST), min(mean + reach, LOG_MOST)
+    return math.exp(low), math.exp(high)
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
@@ -146,7 +173,8 @@ def judge(found: Estimate, p_adjusted: float, floor: float) -> Standing:
     """Say on which side of 1 the true ratio lies, or that it is 1 but for the noise, or that these rounds don't tell.
 
     A side needs a probability below 5% after Holm's correction, an interval without 1, and an estimate beyond the noise floor. A tie
-    needs both ends of the 90% interval within TIE_MARGIN (two one-sided tests at 5% each).
+    needs both ends of the 90% interval within TIE_MARGIN (two one-sided tests at 5% each), and a floor that isn't beyond it: where
+    two copies of one arm differ by more, equal figures don't show equal arms.
     """
     if found.rounds < ROUNDS_LEAST:
         return "cannot tell"
@@ -154,7 +182,7 @@ def judge(found: Estimate, p_adjusted: float, floor: float) -> Standing:
     if p_adjusted < 1 - CONFIDENCE and not low <= 1 <= high and abs(found.log_ratio) > math.log1p(floor):
         return "below" if found.log_ratio < 0 else "above"
     low, high = found.interval_inner
-    if 1 / low <= 1 + TIE_MARGIN and high <= 1 + TIE_MARGIN:
+    if max(1 / low, high) <= 1 + TIE_MARGIN and floor <= TIE_MARGIN:
         return "tie"
     return "cannot tell"
 
@@ -169,7 +197,7 @@ def rounds_needed(found: Estimate, floor: float, comparisons: int = 1) -> int | 
     deviation = found.standard_error * math.sqrt(found.rounds)
     size = abs(found.log_ratio)
     # Each way to a verdict: the probability that stays outside, and how far the estimate is from the border.
-    ways = [(1 - CONFIDENCE, math.log1p(TIE_MARGIN) - size)]
+    ways = [(1 - CONFIDENCE, math.log1p(TIE_MARGIN) - size)] if floor <= TIE_MARGIN else []
     if size > math.log1p(floor):
         ways.append(((1 - CONFIDENCE) / 2 / comparisons, size))
     for rounds in range(max(ROUNDS_LEAST, found.rounds + 1), ROUNDS_MOST + 1):

@@ -1,36 +1,29 @@
 """Reports of a result, which draw what its analysis says and compute nothing anew."""
 
+from ringlab import figures
 from ringlab.results import Cell, Comparison, Group, Metric, Result, Summary
-
-
-def show(value: float) -> str:
-    """Return three significant digits, without an exponent."""
-    magnitude = abs(value)
-    if magnitude >= 1e6:
-        return f"{value / 1e6:,.2f}M"
-    if magnitude >= 100:
-        return f"{value:,.0f}"
-    if magnitude >= 10:
-        return f"{value:.1f}"
-    if magnitude >= 0.1 or value == 0:
-        return f"{value:.2f}"
-    return f"{value:.2g}"
 
 
 def show_figure(value: float, metric: Metric) -> str:
     """Return a figure of a metric; times in ns come with the unit that suits them, others without theirs."""
-    if metric.unit != "ns":
-        return show(value)
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if abs(value) >= size:
-            return f"{show(value / size)} {unit}"
-    return f"{show(value)} ns"
+    return figures.in_unit(value, "ns" if metric.unit == "ns" else "")
 
 
 def show_ratio(comparison: Comparison) -> str:
     """Return a ratio with its interval."""
-    high = show(comparison.high) if comparison.high < 1e6 else "?"
-    return f"{show(comparison.ratio)} ({show(comparison.low)}..{high})"
+    if comparison.rounds < 2:
+        return f"{figures.ratio(comparison.ratio)} (one round)"
+    return figures.ratio_within(comparison.ratio, comparison.low, comparison.high)
+
+
+def comparing(group: Group, arm: str, metric: Metric) -> tuple[str, str]:
+    """Return an arm's ratio to the group's baseline, and the verdict."""
+    if arm == group.baseline:
+        return "1", "the baseline"
+    comparison = comparison_of(group, arm, metric.key)
+    if comparison is None:
+        return "", "no round has both"
+    return show_ratio(comparison), comparison.verdict
 
 
 def summary_of(cell: Cell, arm: str, metric: str) -> Summary | None:
@@ -41,14 +34,6 @@ def summary_of(cell: Cell, arm: str, metric: str) -> Summary | None:
 def comparison_of(group: Group, arm: str, metric: str) -> Comparison | None:
     """Return how an arm compares with the group's baseline in a metric."""
     return next((each for each in group.comparisons if (each.arm, each.metric) == (arm, metric)), None)
-
-
-def ranking(cell: Cell, group: Group) -> list[str]:
-    """Return the arms of a group, the best by the primary metric first."""
-    metric = cell.primary
-    sign = 1 if metric.better == "lower" else -1
-    medians = {arm: summary.median for arm in group.arms if (summary := summary_of(cell, arm, metric.key))}
-    return sorted(medians, key=lambda arm: sign * medians[arm])
 
 
 def heading(metric: Metric) -> str:
@@ -68,6 +53,23 @@ def group_title(cell: Cell, group: Group) -> str:
     return titles.get(group.name, "servers of which nobody knows whether they parse")
 
 
+def arms_of(cell: Cell) -> list[str]:
+    """Return the arms of a cell, the best of each group first, and last those that were never measured."""
+    ranked = [arm for group in cell.analysis.groups for arm in group.ranking(cell.primary)]
+    return ranked + [arm for arm in cell.arms if arm not in ranked]
+
+
+def why_left_out(cell: Cell) -> str:
+    """Return why nothing was measured in a cell; nothing where something was."""
+    return cell.left_out or ("" if cell.samples else "the run ended before it")
+
+
+def sentence(text: str) -> str:
+    """Return a text as a sentence, with a capital and a full stop."""
+    text = f"{text[:1].upper()}{text[1:]}"
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def rate_of(cell: Cell) -> str:
     """Return a sentence about the rate of an open loop, or nothing."""
     rate = cell.parameters.get("offered_rate_per_s")
@@ -79,12 +81,54 @@ def rate_of(cell: Cell) -> str:
     )
 
 
+def has_system_calls(cell: Cell) -> bool:
+    """Whether system calls were counted for any arm."""
+    return any(each.per_operation is not None for each in cell.system_calls)
+
+
 def system_calls_of(cell: Cell, arm: str) -> str:
     """Return the system calls per operation, or nothing where they weren't counted."""
     for each in cell.system_calls:
         if each.arm == arm and each.per_operation is not None:
-            return show(each.per_operation)
+            return figures.significant(each.per_operation)
     return ""
+
+
+OTHER_FIGURES = (
+    ("latency_ns_mean", "latency mean", "ns", 1.0),
+    ("latency_ns_p95", "latency p95", "ns", 1.0),
+    ("latency_ns_p999", "latency p99.9", "ns", 1.0),
+    ("latency_ns_max", "latency max", "ns", 1.0),
+    ("server_cpu_percent", "server CPU, % of one", "", 1.0),
+    ("server_system_share", "of it in the kernel, %", "", 100.0),
+    ("server_threads", "threads", "", 1.0),
+    ("voluntary_switches_per_operation", "voluntary context switches per operation", "", 1.0),
+    ("involuntary_switches_per_operation", "involuntary ones", "", 1.0),
+    ("rss_rest_bytes", "memory at rest, MB", "", 1e-6),
+    ("rss_per_connection_bytes", "memory per connection, KB", "", 1e-3),
+    ("fairness_jain", "fairness between connections (Jain's index)", "", 1.0),
+)
+"""Figures that rank nothing: key, heading, unit, factor to it."""
+
+
+def other_figures(cell: Cell) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of a table of what was measured besides the metrics: medians, the arm first."""
+    known = {(each.arm, each.metric): each.median for each in cell.analysis.summaries}
+    shown = {metric.key for metric in cell.metrics}
+    columns = [
+        column for column in OTHER_FIGURES if column[0] not in shown and any(key == column[0] for _, key in known)
+    ]
+    rows = []
+    for arm in arms_of(cell):
+        values = [(known.get((arm, key)), unit, factor) for key, _, unit, factor in columns]
+        if any(value is not None for value, _, _ in values):
+            rows.append(
+                [
+                    arm,
+                    *("" if value is None else figures.in_unit(value * factor, unit) for value, unit, factor in values),
+                ]
+            )
+    return ["arm", *(title for _, title, _, _ in columns)] if rows else [], rows
 
 
 def minutes(seconds: float) -> str:

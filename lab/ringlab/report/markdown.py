@@ -2,7 +2,7 @@
 
 import shlex
 
-from ringlab import report
+from ringlab import figures, report
 from ringlab.results import Cell, Group, Result
 
 
@@ -56,17 +56,20 @@ def verdicts(result: Result) -> list[str]:
 
 def render_cell(cell: Cell) -> list[str]:
     """Return the lines about a cell."""
-    lines = [f"## {cell.name}", "", f"{cell.title[:1].upper()}{cell.title[1:]}.", ""]
+    lines = [f"## {cell.name}", "", report.sentence(cell.title), ""]
     if report.rate_of(cell):
         lines += [f"{report.rate_of(cell)}.", ""]
     for group in cell.analysis.groups:
         title = report.group_title(cell, group)
         if title:
             lines += [f"### {title[:1].upper()}{title[1:]}", ""]
-        lines += [f"{group.verdict.sentence[:1].upper()}{group.verdict.sentence[1:]}.", "", *table_of(cell, group)]
-        lines += [f"{group.noise_text[:1].upper()}{group.noise_text[1:]}.", ""]
+        lines += [f"{group.verdict.sentence}.", "", *table_of(cell, group)]
+        lines += [report.sentence(group.noise_text), ""]
     if cell.ceiling is not None:
-        lines += [f"The load generator's own ceiling is {report.show(cell.ceiling.operations_per_s)}/s.", ""]
+        lines += [f"The load generator's own ceiling is {figures.significant(cell.ceiling.operations_per_s)}/s.", ""]
+    headings, rows = report.other_figures(cell)
+    if rows:
+        lines += ["Medians of what else was measured:", "", *table(headings, rows)]
     if cell.analysis.notes:
         lines += [f"- {note}" for note in cell.analysis.notes]
         lines.append("")
@@ -76,17 +79,16 @@ def render_cell(cell: Cell) -> list[str]:
 def table_of(cell: Cell, group: Group) -> list[str]:
     """Return the table of a group."""
     others = [metric for metric in cell.metrics if not metric.primary]
-    counted = any(each.per_operation is not None for each in cell.system_calls)
+    counted = report.has_system_calls(cell)
     headings = ["arm", report.heading(cell.primary), f"ratio to {group.baseline}", "verdict"]
     headings += [report.heading(metric) for metric in others]
     if counted:
         headings.append(f"system calls per {cell.operation}")
     rows = []
-    for arm in report.ranking(cell, group):
-        comparison = report.comparison_of(group, arm, cell.primary.key)
+    for arm in group.ranking(cell.primary):
         summary = report.summary_of(cell, arm, cell.primary.key)
         row = [arm, report.show_figure(summary.median, cell.primary) if summary else ""]
-        row += ["1", "the baseline"] if comparison is None else [report.show_ratio(comparison), comparison.verdict]
+        row += report.comparing(group, arm, cell.primary)
         for metric in others:
             found = report.summary_of(cell, arm, metric.key)
             row.append(report.show_figure(found.median, metric) if found else "")
@@ -103,7 +105,7 @@ def left_out(result: Result) -> list[str]:
         if arm.skipped:
             install = f" Install it with `{arm.install}`." if arm.install else ""
             lines.append(f"- {arm.name}: {arm.skipped}.{install}")
-    lines += [f"- {cell.name}: {cell.left_out}." for cell in result.cells if cell.left_out]
+    lines += [f"- {cell.name}: {why}." for cell in result.cells if (why := report.why_left_out(cell))]
     if lines:
         lines = ["## Left out", "", *lines, ""]
     checks = [(arm, check) for arm in result.arms for check in arm.checks if check.status != "ok"]

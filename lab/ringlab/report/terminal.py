@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ringlab import report
+from ringlab import figures, report
 from ringlab.results import Cell, Finding, Group, Result
 
 COLOURS = {
@@ -64,7 +64,7 @@ def print_cell(console: Console, cell: Cell) -> None:
         console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
     if cell.ceiling is not None:
         console.print(
-            f"  [dim]the load generator's own ceiling: {report.show(cell.ceiling.operations_per_s)}/s[/dim]",
+            f"  [dim]the load generator's own ceiling: {figures.significant(cell.ceiling.operations_per_s)}/s[/dim]",
             highlight=False,
         )
 
@@ -80,18 +80,15 @@ def table_of(cell: Cell, group: Group) -> Table:
     others = [metric for metric in metrics if not metric.primary]
     for metric in others:
         table.add_column(report.heading(metric), justify="right")
-    counted = any(each.per_operation is not None for each in cell.system_calls)
+    counted = report.has_system_calls(cell)
     if counted:
         table.add_column(f"system calls per {cell.operation}", justify="right")
-    for arm in report.ranking(cell, group):
+    for arm in group.ranking(cell.primary):
         summary = report.summary_of(cell, arm, cell.primary.key)
-        comparison = report.comparison_of(group, arm, cell.primary.key)
         row = [escape(arm), report.show_figure(summary.median, cell.primary) if summary else ""]
-        if comparison is None:
-            row += ["1", "[dim]the baseline[/dim]"]
-        else:
-            colour = COLOURS[comparison.verdict]
-            row += [report.show_ratio(comparison), f"[{colour}]{comparison.verdict}[/{colour}]"]
+        ratio, verdict = report.comparing(group, arm, cell.primary)
+        colour = COLOURS.get(verdict, "dim")
+        row += [ratio, f"[{colour}]{verdict}[/{colour}]"]
         for metric in others:
             found = report.summary_of(cell, arm, metric.key)
             row.append(report.show_figure(found.median, metric) if found else "")
@@ -110,8 +107,8 @@ def print_left_out(console: Console, result: Result) -> None:
         install = f"; install it with: {arm.install}" if arm.install else ""
         console.print(f"  {escape(arm.name)}: {escape(arm.skipped + install)}", highlight=False)
     for cell in result.cells:
-        if cell.left_out:
-            console.print(f"  {escape(cell.name)}: {escape(cell.left_out)}", highlight=False)
+        if why := report.why_left_out(cell):
+            console.print(f"  {escape(cell.name)}: {escape(why)}", highlight=False)
 
 
 def print_summary(console: Console, result: Result) -> None:

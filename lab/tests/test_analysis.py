@@ -1,0 +1,244 @@
+"""What is said of a cell follows from its samples: who wins, who is the baseline, what is no difference, and who was left out."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from ringlab import analysis, results, statistics
+from ringlab.report import markdown
+
+CPU = results.Metric(key="server_cpu_us", title="server CPU", unit="us", better="lower", primary=True)
+P99 = results.Metric(key="latency_ns_p99", title="p99", unit="ns", better="lower")
+Figures = Sequence[float | None]
+
+
+def make_cell(cpu: Mapping[str, Figures], p99: Mapping[str, Figures] | None = None) -> results.Cell:
+    """Return a cell with these figures of each arm by round; None is a void sample."""
+    rounds = max(map(len, cpu.values()))
+    samples = [
+        results.Sample(
+            arm=arm,
+            round=number,
+            position=1,
+            begun_s=0,
+            duration_s=1,
+            status="void" if value is None else "measured",
+            reasons=["a frame came back changed"] if value is None else [],
+            figures={}
+            if value is None
+            else {CPU.key: value} | ({P99.key: other} if p99 and (other := p99[arm][number - 1]) is not None else {}),
+        )
+        for arm, values in cpu.items()
+        for number, value in enumerate(values, 1)
+    ]
+    return results.Cell(
+        name="echo/framed/1KB/100",
+        workload="echo",
+        title="echo",
+        operation="message",
+        metrics=[CPU, P99] if p99 else [CPU],
+        arms=list(cpu),
+        orders=[list(cpu)] * rounds,
+        samples=samples,
+    )
+
+
+def make_arms(names: Sequence[str]) -> list[results.Arm]:
+    """Return the arms; 'x (again)' is the second copy of x."""
+    return [
+        results.Arm(
+            name=name, target=name, language="C", title=name, repeats=name.removesuffix(" (again)") * ("again" in name)
+        )
+        for name in names
+    ]
+
+
+def analyse(cell: results.Cell, baseline: str = "") -> results.Analysis:
+    cell.analysis = analysis.analyse(cell, make_arms(cell.arms), baseline)
+    return cell.analysis
+
+
+def only_group(cell: results.Cell, baseline: str = "") -> results.Group:
+    (group,) = analyse(cell, baseline).groups
+    return group
+
+
+def noise(random: np.random.Generator, rounds: int) -> Callable[[float], list[float]]:
+    """Return what measures a cost in some rounds of a machine that drifts by more from round to round than within one."""
+    drift = random.normal(0, 0.15, rounds)
+    return lambda cost: [float(each) for each in cost * np.exp(drift + random.normal(0, 0.015, rounds))]
+
+
+def row_of(cell: results.Cell, arm: str) -> list[str]:
+    """Return an arm's row of the table in the Markdown report."""
+    (line,) = (line for line in markdown.render_cell(cell) if line.startswith(f"| {arm} |"))
+    return [each.strip() for each in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize(("difference", "rounds"), [(1.0, 5), (1.0, 9), (1.05, 9)])
+def test_a_thousand_races_of_equals_have_few_winners_and_those_of_others_many(difference: float, rounds: int) -> None:
+    random = np.random.default_rng(1)
+    kinds, sides = [], []
+    for _ in range(1000):
+        measure = noise(random, rounds)
+        cell = make_cell({"b": measure(5), "b (again)": measure(5), "a": measure(5 * difference)})
+        group = only_group(cell, "b")
+        kinds.append(group.verdict.kind)
+        sides += group.verdict.arms if group.verdict.kind == "winner" else []
+    if difference == 1:
+        assert kinds.count("winner") < 50
+        assert kinds.count("tie") > (950 if rounds >= 9 else 800)
+    else:
+        assert kinds.count("winner") > 900
+        assert set(sides) == {"b"}
+
+
+def test_an_arm_against_itself_ties_in_19_of_20_races() -> None:
+    """As `ringlab compare A A` says it: the two copies are the only ones there, and the verdict is about them."""
+    random = np.random.default_rng(4)
+    verdicts = []
+    for _ in range(400):
+        measure = noise(random, 9)
+        verdicts.append(only_group(make_cell({"a": measure(5), "a (again)": measure(5)})).verdict)
+    assert sum(verdict.kind == "tie" for verdict in verdicts) >= 380
+    assert any("a and a (again) are equal" in verdict.sentence for verdict in verdicts)
+
+
+def test_the_best_is_who_costs_least_in_the_same_rounds_not_who_missed_the_slow_ones() -> None:
+    """Rounds 1 to 5 were slow for all; 'absent' has no sample of them, so its median is the lowest."""
+    speed = [2.0, 2.01, 1.99, 2.02, 2.0, 1.0, 1.01, 0.99, 1.0]
+    jitter = [0.001, -0.002, 0.0, 0.002, -0.001, 0.001, 0.0, -0.001, 0.002]
+    good = [5 * each for each in speed]
+    absent = [None if each > 1.5 else 6 * each * (1 + off) for each, off in zip(speed, jitter, strict=True)]
+    poor = [7 * each * (1 - off) for each, off in zip(speed, jitter, strict=True)]
+    cell = make_cell({"good": good, "absent": absent, "poor": poor})
+    for baseline in ("good", "absent", "poor"):
+        group = only_group(cell, baseline)
+        assert (group.verdict.kind, group.verdict.arms) == ("winner", ["good"]), group.verdict.sentence
+        assert group.verdict.sentence.startswith("good wins: the next, absent, has 20% more")
+        assert [line.split(" | ")[0].strip("| ") for line in markdown.table_of(cell, group)[2:5]] == [
+            "good",
+            "absent",
+            "poor",
+        ]
+
+
+def test_an_arm_with_too_few_rounds_hides_no_winner() -> None:
+    good = [5.0, 5.01, 4.99, 5.0, 5.02]
+    poor = [6.0, 6.02, 5.99, 6.01, 6.0]
+    lucky = [None, None, None, None, 1.0]
+    verdict = only_group(make_cell({"good": good, "poor": poor, "lucky": lucky}), "poor").verdict
+    assert (verdict.kind, verdict.arms) == ("winner", ["good"])
+    assert "not ranked: lucky, measured in fewer than 3 rounds" in verdict.sentence
+
+
+def test_a_baseline_that_was_mostly_void_is_none() -> None:
+    """A floor with one sample left would leave every arm without an interval."""
+    good, poor = [5.0, 5.01, 4.99, 5.0, 5.02], [6.0, 6.02, 5.99, 6.01, 6.0]
+    broken = [4.0, None, None, None, None]
+    assert only_group(make_cell({"good": good, "poor": poor, "c-epoll": broken})).baseline == "good"
+    assert only_group(make_cell({"good": good, "poor": poor, "c-epoll": broken}), "c-epoll").baseline == "c-epoll"
+
+
+def test_only_the_baseline_is_called_so() -> None:
+    """Arms without a common round have no ratio; a table that says 1 of them would say that they are equal."""
+    cell = make_cell(
+        {"base": [5.0, None, 5.0, None, 5.0], "other": [6.0, 6.0, 6.1, 6.1, 6.0], "apart": [None, 9.0, None, 9.1, None]}
+    )
+    assert only_group(cell, "base").baseline == "base"
+    assert row_of(cell, "base")[2:4] == ["1", "the baseline"]
+    assert row_of(cell, "other")[3] == "worse"
+    assert row_of(cell, "apart")[1:4] == ["9.05", "", "no round has both"]
+
+
+def test_the_second_copy_of_an_arm_that_takes_no_part_is_left_out() -> None:
+    """`ringlab compare B C --in RESULT`, and an arm that was void in every round while its second copy wasn't."""
+    cell = make_cell({"a": [None] * 5, "a (again)": [5.0] * 5, "b": [6.0] * 5, "c": [7.0] * 5})
+    group = only_group(cell, "b")
+    assert (group.arms, group.baseline) == (["b", "c"], "b")
+    assert "no A/A arm" in group.noise_text
+    cell = make_cell({"a": [5.0] * 5, "a (again)": [5.1] * 5, "b": [6.0] * 5, "c": [7.0] * 5})
+    assert only_group(cell, "b").arms == ["a", "a (again)", "b", "c"]
+    assert row_of(cell, "a (again)")[2] != "1"
+
+
+def test_each_figure_has_the_noise_floor_of_its_own() -> None:
+    """Two copies of one arm differ by a quarter in latency, so nothing is told apart by less; in CPU they don't."""
+    off = [0.001, -0.001, 0.002, -0.002, 0.0]
+    cpu = {name: [cost * (1 + each) for each in off] for name, cost in {"b": 5.0, "b (again)": 5.01, "a": 6.0}.items()}
+    p99 = {
+        name: [cost * (1 - each) for each in off] for name, cost in {"b": 900, "b (again)": 1125, "a": 1080.0}.items()
+    }
+    found = {(each.arm, each.metric): each.verdict for each in only_group(make_cell(cpu, p99), "b").comparisons}
+    assert found["a", CPU.key] == "worse"
+    assert found["a", P99.key] == "cannot tell"
+    assert found["b (again)", P99.key] == "worse", "its own floor doesn't hide it"
+
+
+def test_no_tie_is_claimed_where_two_copies_of_one_arm_do_not() -> None:
+    group = only_group(
+        make_cell({"b": [5.0] * 5, "b (again)": [6.0, 6.01, 6.0, 5.99, 6.0], "a": [5.0, 5.01, 4.99, 5.0, 5.01]}), "b"
+    )
+    assert group.verdict.kind == "cannot tell"
+
+
+def test_what_cannot_be_told_says_why() -> None:
+    """An interval without 1 is no verdict where there are many arms, or where two copies of one differ as much."""
+    base = [5.0, 5.2, 4.9, 5.1, 5.0]
+    slower = [value * factor for value, factor in zip(base, (1.02, 1.10, 1.05, 1.12, 1.04), strict=True)]
+    many = {"b": base, "a": slower} | {f"c{index}": [value * 0.995 for value in base[1:]] for index in range(7)}
+    many |= {name: [base[0], *values] for name, values in many.items() if name.startswith("c")}
+    found = {each.arm: each for each in only_group(make_cell(many), "b").comparisons}["a"]
+    assert (found.verdict, found.low > 1, found.p < 0.05 < found.p_adjusted) == ("cannot tell", True, True)
+    assert "but one of 8 arms may be so far off by chance; about" in found.sentence
+    copy = [value * 1.2 for value in base]
+    found = {
+        each.arm: each for each in only_group(make_cell({"b": base, "b (again)": copy, "a": slower}), "b").comparisons
+    }["a"]
+    assert (found.verdict, found.low > 1) == ("cannot tell", True)
+    assert ", which is within the noise; " in found.sentence
+
+
+def test_zeros_and_what_is_no_number_give_no_ratio() -> None:
+    cell = make_cell({"b": [0.0, 5.0, 5.0, 5.0, 5.0], "a": [5.0, 0.0, math.nan, 10.0, 10.0]})
+    (found,) = only_group(cell, "b").comparisons
+    assert found.rounds == 2
+    assert found.ratios == [None, None, None, 2.0, 2.0]
+    cell = make_cell({"b": [0.0] * 5, "a": [5.0] * 5})
+    group = only_group(cell, "b")
+    assert group.comparisons == []
+    assert group.verdict.kind == "cannot tell"
+    assert row_of(cell, "a")[2:4] == ["", "no round has both"]
+
+
+def test_figures_that_repeat_exactly_are_analysed() -> None:
+    """Latencies from a histogram do: resamples without any variance must not give an interval without end."""
+    logs = np.array([0.1] * 5 + [0.4, 0.5])
+    found = statistics.estimate(logs)
+    assert found is not None
+    assert 0.5 < found.interval[0] < found.ratio < found.interval[1] < 2.5
+    assert statistics.judge(found, found.p, 0.02) == "cannot tell"
+
+
+def test_a_sentence_is_about_the_ratio_that_the_table_shows() -> None:
+    cell = make_cell(
+        {"b": [5.0, 5.1, 4.9, 5.0, 5.1], "a": [6.0, 6.1, 5.9, 6.0, 6.2], "c": [15.1, 15.0, 14.8, 15.0, 15.2]}
+    )
+    group = only_group(cell, "b")
+    assert row_of(cell, "a")[2] == "1.203 (1.194 to 1.213)"
+    assert (
+        group.comparisons[0].sentence == "a is worse than b in server CPU: 20% more, a ratio of 1.203 (1.194 to 1.213)"
+    )
+    assert group.comparisons[1].sentence.startswith(
+        "c is worse than b in server CPU: 2.99 times as much, a ratio of 2.99 ("
+    )
+    assert group.verdict.sentence == "b wins: the next, a, has 20% more server CPU"
+
+
+def test_errors_that_void_nothing_are_noted() -> None:
+    cell = make_cell({"a": [5.0] * 3, "b": [6.0] * 3})
+    cell.samples[0].errors = {"reset": results.ErrorCount(count=2, first="connection reset by peer")}
+    cell.samples[1].errors = {"reset": results.ErrorCount(count=1, first="later")}
+    assert "a: 3 errors of the kind 'reset' in measured rounds, first: connection reset by peer" in analyse(cell).notes
