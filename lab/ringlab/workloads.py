@@ -54,7 +54,9 @@ LOOP_QUICK = ("call_soon", "iteration", "timer_insert", "socket_ping_pong")
 SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
 RATE = Metric(key="operations_per_s", title="rate", unit="/s", better="higher")
 P50 = Metric(key="latency_ns_p50", title="latency p50", unit="ns", better="lower")
+P95 = Metric(key="latency_ns_p95", title="latency p95", unit="ns", better="lower")
 P99 = Metric(key="latency_ns_p99", title="latency p99", unit="ns", better="lower")
+MEAN = Metric(key="latency_ns_mean", title="latency mean", unit="ns", better="lower")
 # In an open loop latency counts from when a request was due, which no stall of the server can hide.
 SERVICE_P50 = Metric(key="service_ns_p50", title="p50 from sending", unit="ns", better="lower")
 SERVICE_P99 = Metric(key="service_ns_p99", title="p99 from sending", unit="ns", better="lower")
@@ -234,7 +236,7 @@ def rtt_cells() -> list[CellPlan]:
             workload="rtt",
             title=f"{size} there and back on one connection",
             operation="round trip",
-            metrics=(SERVER_CPU, P50, P99, COLD_P50, RATE),
+            metrics=(SERVER_CPU, P50, P95, P99, MEAN, COLD_P50, RATE, MEGABYTES),
             scales=QUICK if size == "1KB" else NORMAL,
             connections=1,
             size_bytes=size_bytes,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import report_data
 
+from ringlab import figures
 from ringlab.report import charts, html, scales
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -166,8 +167,8 @@ def test_two_results_stand_one_below_the_other(page: str) -> None:
 
 def test_an_arm_that_is_far_off_does_not_press_the_others_together() -> None:
     rows = [
-        charts.Interval("near", 1.1, 1.05, 1.15, "worse", ""),
-        charts.Interval("far", 40.0, 30.0, 50.0, "worse", ""),
+        charts.Interval("near", 1.1, 1.05, 1.15, "worse", "", ""),
+        charts.Interval("far", 40.0, 30.0, 50.0, "worse", "", ""),
     ]
     drawn = charts.forest(rows, 0.02, "ratio", "a forest")
     assert drawn.count("<polygon") == 1
@@ -207,14 +208,14 @@ def test_marks_around_one_hold_one() -> None:
     [(0, "0"), (1234567, "1,230,000"), (999.6, "1,000"), (12.34, "12.3"), (0.012345, "0.0123"), (4.0, "4.00")],
 )
 def test_figures_have_three_digits(value: float, text: str) -> None:
-    assert scales.significant(value) == text
+    assert figures.significant(value) == text
 
 
 @pytest.mark.parametrize(
     ("value_ns", "text"), [(850, "850 ns"), (12_340, "12.3 us"), (4.2e6, "4.20 ms"), (3e9, "3.00 s"), (0.4, "0.400 ns")]
 )
 def test_times_have_the_unit_that_suits_them(value_ns: float, text: str) -> None:
-    assert scales.latency(value_ns) == text
+    assert figures.latency(value_ns) == text
 
 
 def test_labels_are_moved_apart_and_keep_their_order() -> None:

@@ -5,13 +5,15 @@ which browsers show under the pointer and screen readers read.
 """
 
 import math
+import statistics as averages
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
+from ringlab.figures import latency, significant
 from ringlab.report import scales
-from ringlab.report.scales import Axis, latency, linear_marks, logarithmic_marks, ratio_marks, significant
+from ringlab.report.scales import Axis, linear_marks, logarithmic_marks, ratio_marks
 
 WIDTH = 760
 ROW = 24
@@ -35,6 +37,7 @@ class Interval:
     high: float
     verdict: str
     text: str
+    figure: str
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Bar:
     low: float
     high: float
     text: str
+    figure: str
     kind: str = ""
     """A class of the page's style: the winner, the baseline."""
 
@@ -155,9 +159,7 @@ def forest(rows: Sequence[Interval], noise: float, axis_title: str, title: str) 
             )
         )
         parts.append(point(row, axis, middle, kind))
-        is_baseline = row.low == row.high == 1
-        said = "baseline" if is_baseline else f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})"
-        parts.append(text(said, WIDTH - figures + 12, middle + 4, "figure"))
+        parts.append(text(row.figure, WIDTH - figures + 12, middle + 4, "figure"))
     parts.append(text(axis_title, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
     return drawing(parts, bottom + FOOT, title)
 
@@ -203,7 +205,7 @@ def bars(rows: Sequence[Bar], unit: str, title: str) -> Markup:
         parts.append(
             element("line", row.text, class_="range", x1=axis(row.low), x2=axis(row.high), y1=middle, y2=middle)
         )
-        parts.append(text(significant(row.value), WIDTH - figures + 12, middle + 4, "figure"))
+        parts.append(text(row.figure, WIDTH - figures + 12, middle + 4, "figure"))
     parts.append(text(unit, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
     return drawing(parts, bottom + FOOT, title)
 
@@ -236,18 +238,19 @@ def draw_lines(
     top, bottom = min(y.start, y.end), max(y.start, y.end)
     ends = spread([y(line.points[-1][1]) for line in lines], 14, top + 2, max(bottom, top + 14 * len(lines)))
     for index, line in enumerate(lines):
-        style = line_style(index)
         path = " ".join(f"{number(x(across))},{number(y(up))}" for across, up in line.points)
-        parts.append(element("polyline", line.name, class_=style, points=path))
+        series = [element("polyline", line.name, class_=line_style(index), points=path)]
         for (across, up), said in zip(line.points, describe[index], strict=True):
             if said:
-                parts.append(element("circle", said, class_=f"dot c{index % COLOURS}", cx=x(across), cy=y(up), r=3))
+                series.append(element("circle", said, class_=f"dot c{index % COLOURS}", cx=x(across), cy=y(up), r=3))
         last_x, last_y = x(line.points[-1][0]), y(line.points[-1][1])
-        parts.append(element("line", class_="leader", x1=last_x + 4, x2=labels_x - 3, y1=last_y, y2=ends[index]))
+        series.append(element("line", class_="leader", x1=last_x + 4, x2=labels_x - 3, y1=last_y, y2=ends[index]))
         room = WIDTH - labels_x
-        parts.append(
+        series.append(
             text(shorten(line.name, room), labels_x, ends[index] + 4, f"end t{index % COLOURS}", title=line.name)
         )
+        # The page's style lifts one series out of the others while a pointer is on it.
+        parts.append(Markup('<g class="series">{}</g>').format(Markup("").join(series)))
     return parts
 
 
@@ -257,6 +260,7 @@ def percentile_place(percentile: float) -> float:
 
 
 PERCENTILES = (0, 50, 90, 99, 99.9, 99.99, 99.999)
+PERCENTILES_LEAST = 99.0
 
 
 def percentiles(lines: Sequence[Line], title: str) -> Markup:
@@ -264,10 +268,13 @@ def percentiles(lines: Sequence[Line], title: str) -> Markup:
     lines = [line for line in lines if line.points]
     if not lines:
         return Markup("")
-    highest = max(percentile for line in lines for percentile, _ in line.points if percentile < 100)
-    shown = next((mark for mark in PERCENTILES[3:] if mark >= highest), PERCENTILES[-1])
+    # As far as every line goes, so that they end side by side; but one of few operations does not hide the tails of the others.
+    ends = [max((percentile for percentile, _ in line.points if percentile < 100), default=0.0) for line in lines]
+    shown = max(min(ends), min(max(ends), PERCENTILES_LEAST))
     cut = [
-        Line(line.name, [(percentile_place(percentile), ns) for percentile, ns in line.points if percentile <= shown])
+        Line(
+            line.name, [(percentile_place(percentile), ns) for percentile, ns in line.points if 0 < percentile <= shown]
+        )
         for line in lines
     ]
     cut = [line for line in cut if line.points]
@@ -343,8 +350,8 @@ def strip(rows: Sequence[Strip], title: str) -> Markup:
     width = min(44.0, (WIDTH - room - 8) / rounds)
     parts = row_labels([row.name for row in rows], room)
     for index, row in enumerate(rows):
-        known = sorted(value for value in row.values if value is not None)
-        usual = known[len(known) // 2] if known else 0.0
+        known = [value for value in row.values if value is not None]
+        usual = averages.median(known) if known else 0.0
         for place, value in enumerate(row.values):
             x, y = room + place * width, float(ROW * index + 3)
             gap = max(0.5, min(2.0, width * 0.1))

@@ -9,9 +9,9 @@ from itertools import groupby
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ringlab import __version__
-from ringlab.report import charts, scales
-from ringlab.results import Analysis, Cell, Comparison, Group, Metric, Result, Sample, Summary
+from ringlab import __version__, figures, report
+from ringlab.report import charts
+from ringlab.results import Cell, Group, Metric, Result, Sample
 
 WORKLOADS = {
     "bind": "Bind: opening a listening socket",
@@ -30,8 +30,10 @@ class GroupView:
     """The arms of a cell that are ranked together, ready for the page."""
 
     group: Group
+    title: str
     forest: Markup
     bars: Markup
+    curves: list[tuple[str, Markup]]
     strip: Markup
 
 
@@ -41,9 +43,8 @@ class Row:
 
     arm: str
     figures: list[str]
-    calls: str
-    rounds: str
     parser: str
+    rounds: str
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ class CellView:
 
     anchor: str
     cell: Cell
+    rate: str
     groups: list[GroupView]
-    curves: list[tuple[str, Markup]]
+    headings: list[str]
     rows: list[Row]
+    others: tuple[list[str], list[list[str]]]
     voided: list[str]
-    has_calls: bool
     has_parser: bool
 
 
@@ -67,7 +69,7 @@ class Section:
     anchor: str
     title: str
     cells: list[CellView]
-    left_out: list[Cell]
+    left_out: list[tuple[str, str]]
     rate_charts: list[tuple[str, Markup]]
 
 
@@ -98,8 +100,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["significant"] = scales.significant
-    made.filters["percent"] = scales.percent
+    made.filters["significant"] = figures.significant
+    made.filters["percent"] = figures.percent
+    made.filters["sentence"] = report.sentence
     return made
 
 
@@ -115,7 +118,7 @@ def view(index: int, name: str, result: Result) -> Page:
                 anchor=f"{anchor}-{workload}",
                 title=WORKLOADS[workload],
                 cells=[view_cell(f"{anchor}-{cell.name.replace('/', '-')}", cell) for cell in measured],
-                left_out=[cell for cell in cells if cell.left_out],
+                left_out=[(cell.name, report.why_left_out(cell)) for cell in cells if report.why_left_out(cell)],
                 rate_charts=rate_charts(measured),
             )
         )
@@ -129,128 +132,124 @@ def workload_order(cell: Cell) -> int:
 
 def view_cell(anchor: str, cell: Cell) -> CellView:
     """Prepare one cell."""
-    analysis = cell.analysis
-    calls = {counted.arm: counted for counted in cell.system_calls}
     parsers = {probe.arm: probe.parser for probe in cell.probes}
+    counted = report.has_system_calls(cell)
+    headings = [metric.title for metric in cell.metrics]
+    headings += [f"system calls per {cell.operation}"] if counted else []
     rows = []
-    for arm in cell.arms:
-        found = {summary.metric: summary for summary in analysis.summaries if summary.arm == arm}
-        counted = calls.get(arm)
-        rows.append(
-            Row(
-                arm=arm,
-                figures=[describe(found.get(metric.key), metric) for metric in cell.metrics],
-                calls=""
-                if counted is None
-                else scales.significant(counted.per_operation)
-                if counted.per_operation is not None
-                else counted.text,
-                rounds=f"{len(cell.measured(arm))} of {len(cell.orders)}",
-                parser=parsers.get(arm, ""),
-            )
-        )
+    for arm in report.arms_of(cell):
+        found = [describe(cell, arm, metric) for metric in cell.metrics]
+        found += [report.system_calls_of(cell, arm)] if counted else []
+        rows.append(Row(arm, found, parsers.get(arm, ""), f"{len(cell.measured(arm))} of {len(cell.orders)}"))
     return CellView(
         anchor=anchor,
         cell=cell,
-        groups=[view_group(cell, group) for group in analysis.groups],
-        curves=curve_charts(analysis, cell.title),
+        rate=report.rate_of(cell),
+        groups=[view_group(cell, group) for group in cell.analysis.groups],
+        headings=headings,
         rows=rows,
+        others=report.other_figures(cell),
         voided=[
             f"{sample.arm}, round {sample.round}: {sample.status}: {'; '.join(sample.reasons)}"
             for sample in cell.samples
             if sample.status != "measured"
         ],
-        has_calls=bool(calls),
         has_parser=bool(parsers),
     )
 
 
-def describe(summary: Summary | None, metric: Metric) -> str:
-    """Return a median in its unit."""
-    return "" if summary is None else scales.with_unit(metric.unit)(summary.median)
+def describe(cell: Cell, arm: str, metric: Metric) -> str:
+    """Return an arm's median in its unit."""
+    summary = report.summary_of(cell, arm, metric.key)
+    return "" if summary is None else figures.in_unit(summary.median, metric.unit)
 
 
 def view_group(cell: Cell, group: Group) -> GroupView:
-    """Prepare the charts of a group."""
-    primary = cell.primary
+    """Prepare the charts of a group; their rows have one order."""
+    ranking = group.ranking(cell.primary)
     return GroupView(
-        group, forest_chart(cell, group, primary), bar_chart(cell, group, primary), strip_chart(cell, group)
+        group,
+        report.group_title(cell, group),
+        forest_chart(cell, group, ranking),
+        bar_chart(cell, group, ranking),
+        curve_charts(cell, ranking),
+        strip_chart(cell, ranking),
     )
 
 
-def forest_chart(cell: Cell, group: Group, primary: Metric) -> Markup:
-    """Draw each arm's ratio to the baseline, the best first."""
-    found = [comparison for comparison in group.comparisons if comparison.metric == primary.key]
-    intervals = [
-        charts.Interval(
-            name=comparison.arm,
-            ratio=comparison.ratio,
-            low=comparison.low,
-            high=comparison.high,
-            verdict=comparison.verdict,
-            text=comparison.sentence or sentence(comparison),
-        )
-        for comparison in found
-    ]
-    if not intervals:
+def forest_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
+    """Draw each arm's ratio to the baseline."""
+    primary = cell.primary
+    intervals = []
+    for arm in ranking:
+        comparison = report.comparison_of(group, arm, primary.key)
+        if arm == group.baseline:
+            intervals.append(
+                charts.Interval(arm, 1.0, 1.0, 1.0, BASELINE_VERDICT, f"{arm} is the baseline", "baseline")
+            )
+        elif comparison is not None:
+            intervals.append(
+                charts.Interval(
+                    name=arm,
+                    ratio=comparison.ratio,
+                    low=comparison.low,
+                    high=comparison.high,
+                    verdict=comparison.verdict,
+                    text=comparison.sentence,
+                    figure=report.show_ratio(comparison),
+                )
+            )
+    if len(intervals) < 2:
         return Markup("")
-    intervals.append(
-        charts.Interval(group.baseline, 1.0, 1.0, 1.0, BASELINE_VERDICT, f"{group.baseline} is the baseline")
-    )
-    intervals.sort(key=lambda interval: interval.ratio, reverse=primary.better == "higher")
     axis_title = f"{primary.title}, ratio to {group.baseline}: {DIRECTIONS[primary.better]}"
     return charts.forest(intervals, group.noise_floor, axis_title, f"Paired ratios of {cell.title}")
 
 
-def sentence(comparison: Comparison) -> str:
-    """Return a comparison in words."""
-    return f"{comparison.arm}: {comparison.ratio:.3f} of {comparison.baseline}, {comparison.verdict}"
-
-
-def bar_chart(cell: Cell, group: Group, primary: Metric) -> Markup:
-    """Draw the medians of the primary metric, the best first."""
-    wanted = set(group.arms)
+def bar_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
+    """Draw the medians of the primary metric."""
+    primary = cell.primary
     winners = set(group.verdict.arms) if group.verdict.kind == "winner" else set()
-    found = [summary for summary in cell.analysis.summaries if summary.metric == primary.key and summary.arm in wanted]
-    found.sort(key=lambda summary: summary.median, reverse=primary.better == "higher")
-    write = scales.with_unit(primary.unit)
-    rows = [
-        charts.Bar(
-            name=summary.arm,
-            value=summary.median,
-            low=summary.low,
-            high=summary.high,
-            text=f"{summary.arm}: {write(summary.median)}, rounds from {write(summary.low)} to {write(summary.high)}",
-            kind="winner" if summary.arm in winners else "",
-        )
-        for summary in found
-    ]
-    return charts.bars(
-        rows, f"{primary.title}, {primary.unit} per {cell.operation}", f"{primary.title} of {cell.title}"
-    )
+    rows = []
+    for arm in ranking:
+        summary = report.summary_of(cell, arm, primary.key)
+        if summary is not None:
+            median, low, high = (
+                figures.in_unit(value, primary.unit) for value in (summary.median, summary.low, summary.high)
+            )
+            rows.append(
+                charts.Bar(
+                    name=arm,
+                    value=summary.median,
+                    low=summary.low,
+                    high=summary.high,
+                    text=f"{arm}: {median}, rounds from {low} to {high}",
+                    figure=median,
+                    kind="winner" if arm in winners else "",
+                )
+            )
+    return charts.bars(rows, f"{primary.title}, {primary.unit}", f"{primary.title} of {cell.title}")
 
 
-def strip_chart(cell: Cell, group: Group) -> Markup:
+def strip_chart(cell: Cell, ranking: Sequence[str]) -> Markup:
     """Draw every round of the primary metric."""
     primary = cell.primary
-    write = scales.with_unit(primary.unit)
     samples: dict[tuple[str, int], Sample] = {(sample.arm, sample.round): sample for sample in cell.samples}
     rows = []
-    for arm in group.arms:
+    for arm in ranking:
         values = cell.series(arm, primary.key)
         texts, missing = [], []
         for number, value in enumerate(values, 1):
             sample = samples.get((arm, number))
-            status = "none" if sample is None else sample.status
-            missing.append("" if value is not None else status)
-            said = write(value) if value is not None else status
+            status = "not tried" if sample is None else sample.status
+            missing.append("" if value is not None else "none" if sample is None else status)
+            said = figures.in_unit(value, primary.unit) if value is not None else status
             reasons = f": {'; '.join(sample.reasons)}" if sample is not None and sample.reasons else ""
             texts.append(f"{arm}, round {number}: {said}{reasons}")
         rows.append(charts.Strip(arm, values, texts, missing))
     return charts.strip(rows, f"Rounds of {cell.title}")
 
 
-def curve_charts(analysis: Analysis, title: str) -> list[tuple[str, Markup]]:
+def curve_charts(cell: Cell, ranking: Sequence[str]) -> list[tuple[str, Markup]]:
     """Draw latency by percentile, corrected and service time apart."""
     texts = {
         "corrected": "Latency from when each request was due, free of coordinated omission",
@@ -258,29 +257,31 @@ def curve_charts(analysis: Analysis, title: str) -> list[tuple[str, Markup]]:
     }
     found = []
     for kind, text in texts.items():
-        lines = [
-            charts.Line(curve.arm, [(point[0], point[1]) for point in curve.points])
-            for curve in analysis.curves
-            if curve.kind == kind and curve.points
-        ]
+        points = {curve.arm: curve.points for curve in cell.analysis.curves if curve.kind == kind and curve.points}
+        lines = [charts.Line(arm, [(point[0], point[1]) for point in points[arm]]) for arm in ranking if arm in points]
         if lines:
-            found.append((text, charts.percentiles(lines, f"{text}: {title}")))
+            found.append((text, charts.percentiles(lines, f"{text}: {cell.title}")))
     return found
 
 
 def rate_charts(cells: Sequence[Cell]) -> list[tuple[str, Markup]]:
-    """Draw the p99 over the offered rate, for each number of connections."""
-    found = []
-    offered = [cell for cell in cells if "offered_rate_per_s" in cell.parameters]
-    for connections, same in groupby(offered, key=lambda cell: cell.parameters.get("connections")):
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for cell in same:
-            rate = float(cell.parameters["offered_rate_per_s"])
-            for summary in cell.analysis.summaries:
-                if summary.metric == LATENCY_KEY:
-                    lines.setdefault(summary.arm, []).append((rate, summary.median))
-        title = f"p99 over the offered rate, {connections} connections"
-        chart = charts.latency_over_rate([charts.Line(arm, sorted(points)) for arm, points in lines.items()], title)
-        if chart:
-            found.append((title, chart))
-    return found
+    """Draw the p99 over the offered rate, for each number of connections and each group of arms."""
+    lines: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for cell in cells:
+        if "offered_rate_per_s" not in cell.parameters:
+            continue
+        rate = float(cell.parameters["offered_rate_per_s"])
+        for group in cell.analysis.groups:
+            title = f"p99 over the offered rate, {cell.parameters.get('connections')} connections"
+            kind = report.group_title(cell, group)
+            of_group = lines.setdefault(f"{title}: {kind}" if kind else title, {})
+            for arm in group.arms:
+                summary = report.summary_of(cell, arm, LATENCY_KEY)
+                if summary is not None:
+                    of_group.setdefault(arm, []).append((rate, summary.median))
+    return [
+        (title, charts.latency_over_rate([charts.Line(arm, sorted(points)) for arm, points in found.items()], title))
+        # One rate is no curve: the table of that cell says the same.
+        for title, found in lines.items()
+        if any(len(points) > 1 for points in found.values())
+    ]

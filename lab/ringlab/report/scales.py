@@ -1,10 +1,10 @@
-"""From figures to places on paper, and to texts: what all charts share."""
+"""From figures to places on paper: what all charts share."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-NANOSECONDS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+from ringlab.figures import significant
+
 LINEAR_STEPS = (1, 2, 2.5, 5, 10)
 DECADE_STEPS = ((1,), (1, 3), (1, 2, 5))
 """Marks within a decade of a logarithmic axis, from few to many."""
@@ -65,36 +65,7 @@ def ratio_marks(low: float, high: float, most: int = 7) -> list[float]:
     return [1 + index * step for index in range(first, last + 1)]
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Return a figure with so many digits, and thousands apart: 1,230,000 and 0.0123."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "none"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    rounded = round(value, digits - 1 - math.floor(math.log10(abs(value)))) if decimals == 0 else value
-    return f"{rounded:,.{decimals}f}"
-
-
 def mark(value: float) -> str:
     """Return the text of a mark on an axis: a round value, so without zeros at its end."""
     written = significant(value)
     return written.rstrip("0").rstrip(".") if "." in written else written
-
-
-def latency(value_ns: float, write: Callable[[float], str] = significant) -> str:
-    """Return a time with the unit that suits it."""
-    for factor, unit in NANOSECONDS:
-        if value_ns >= factor:
-            return f"{write(value_ns / factor)} {unit}"
-    return f"{write(value_ns)} ns"
-
-
-def percent(share: float) -> str:
-    """Return a share of 1 as percent: 0.034 is 3.4%."""
-    return f"{significant(100 * share, 2)}%"
-
-
-def with_unit(unit: str) -> Callable[[float], str]:
-    """Return what writes a figure in a unit; times in ns get the unit that suits them."""
-    if unit == "ns":
-        return latency
-    return lambda value: f"{significant(value)} {unit}".rstrip()
