@@ -1,10 +1,11 @@
 //! What the server's processes cost: CPU time, context switches, threads, memory.
 //!
-//! CPU time comes from the processes' own CPU clocks, in ns and without a rounding to ticks. It is read in the instants in which the
-//! window opens and closes. What /proc tells takes longer to read and stands outside of these instants: the window opens after
-//! it was read and closes before.
+//! A process counts with its descendants, those that end meanwhile and those that begin meanwhile too. CPU time comes from the
+//! processes' own CPU clocks, in ns; that of a busy process may lag by a tick of its kernel (1 to 10 ms). They are read in the instants
+//! in which the window opens and closes. What /proc tells takes longer to read and stands outside of these instants: the window opens
+//! after it was read and closes before.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 
@@ -23,23 +24,21 @@ pub(crate) struct NoProcess {
     source: io::Error,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Process {
-    pid: i32,
-    clock: Clock,
-}
-
-/// The processes of the server.
+/// The processes of the server: those that were named, whose descendants count as well.
 #[derive(Debug)]
 pub(crate) struct Account {
-    processes: Vec<Process>,
+    pids: Vec<i32>,
 }
 
-/// What /proc says of all processes together.
+/// What /proc says of all processes together. Times are with those of ended children that were waited for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
+    /// The processes, in ascending order.
+    pids: Vec<i32>,
     user_ns: u64,
     system_ns: u64,
+    /// The CPU time of ended children that were waited for, and that of theirs.
+    waited_ns: u64,
     threads: u64,
     pub(crate) rss_bytes: u64,
     /// Of each thread, because those of a thread that has ended are gone.
@@ -59,50 +58,128 @@ impl Details {
     }
 }
 
+/// The CPU time of each process until some instant, in ns.
+type CpuTimes = BTreeMap<i32, u64>;
+
 /// The readings of a run; `None` where a process was gone.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     pub(crate) rss_bytes_at_rest: Option<u64>,
-    pub(crate) cpu_ns_begin: Option<u64>,
-    pub(crate) cpu_ns_end: Option<u64>,
-    pub(crate) details_begin: Option<Details>,
-    pub(crate) details_end: Option<Details>,
+    cpu_begin: Option<CpuTimes>,
+    cpu_end: Option<CpuTimes>,
+    details_begin: Option<Details>,
+    details_end: Option<Details>,
     /// Why something is missing.
-    pub(crate) error: Option<String>,
+    error: Option<String>,
+}
+
+impl Readings {
+    /// The slow readings before the window.
+    pub(crate) fn prepare(&mut self, account: &Account) {
+        self.details_begin = self.noted(account.details());
+    }
+
+    /// The fast readings in the instant in which the window opens.
+    pub(crate) fn open(&mut self, account: &Account) {
+        let pids = self.details_begin.as_ref().map(|details| &details.pids);
+        let cpu = pids.map(|pids| account.cpu_times(pids));
+        self.cpu_begin = cpu.and_then(|cpu| self.noted(cpu));
+    }
+
+    /// The fast readings in the instant in which the window closes.
+    pub(crate) fn close(&mut self, account: &Account) {
+        let begin = self.cpu_begin.as_ref();
+        let pids = begin.map(|begin| begin.keys().copied().collect::<Vec<_>>());
+        let cpu = pids.map(|pids| account.cpu_times(&pids));
+        self.cpu_end = cpu.and_then(|cpu| self.noted(cpu));
+    }
+
+    /// The slow readings after the window, and those of the processes that began in it.
+    pub(crate) fn complete(&mut self, account: &Account) {
+        self.details_end = self.noted(account.details());
+        let (Some(details), Some(begin)) = (&self.details_end, &self.cpu_begin) else {
+            return;
+        };
+        let pids = details.pids.iter().copied();
+        let new: Vec<i32> = pids.filter(|pid| !begin.contains_key(pid)).collect();
+        let cpu = account.cpu_times(&new);
+        if let (Some(new), Some(end)) = (self.noted(cpu), &mut self.cpu_end) {
+            end.extend(new);
+        }
+    }
+
+    fn noted<T>(&mut self, reading: Result<T, NoProcess>) -> Option<T> {
+        reading
+            .map_err(|error| {
+                self.error.get_or_insert_with(|| error.to_string());
+            })
+            .ok()
+    }
+
+    /// The CPU time of the window: what all have used by its end, the ended ones among them, less what they had used before.
+    fn cpu_ns(&self) -> Result<u64, &'static str> {
+        let missing = "a process was gone";
+        let (before, after) = self
+            .details_begin
+            .as_ref()
+            .zip(self.details_end.as_ref())
+            .ok_or(missing)?;
+        let (begin, end) = self
+            .cpu_begin
+            .as_ref()
+            .zip(self.cpu_end.as_ref())
+            .ok_or(missing)?;
+        let waited_ns = after.waited_ns.saturating_sub(before.waited_ns);
+        let gone = begin.iter().filter(|(pid, _)| !end.contains_key(pid));
+        let gone_ns: u64 = gone.map(|(_, ns)| ns).sum();
+        // Times of ended children are rounded to ticks, and twice.
+        if gone_ns > waited_ns + 2 * system::tick_ns() * begin.len() as u64 {
+            return Err(
+                "a child process ended, and its parent hasn't waited for it, so its CPU time is lost",
+            );
+        }
+        let total = |times: &CpuTimes| times.values().sum::<u64>();
+        Ok((total(end) + waited_ns).saturating_sub(total(begin)))
+    }
 }
 
 impl Account {
     /// Accounts for the processes with these numbers.
     pub(crate) fn open(pids: &[i32]) -> Result<Self, NoProcess> {
-        let processes = pids
-            .iter()
-            .map(|&pid| {
-                let clock = Clock::of_process(pid).map_err(|source| NoProcess { pid, source })?;
-                Ok(Process { pid, clock })
-            })
-            .collect::<Result<_, NoProcess>>()?;
-        Ok(Self { processes })
+        let mut pids = pids.to_vec();
+        pids.sort_unstable();
+        pids.dedup();
+        let account = Self { pids };
+        account.cpu_times(&account.pids)?;
+        Ok(account)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.processes.is_empty()
+        self.pids.is_empty()
     }
 
-    /// The CPU time so far, in ns.
-    pub(crate) fn cpu_ns(&self) -> Result<u64, NoProcess> {
-        self.sum(|process| process.clock.read_ns())
+    /// The CPU time so far of each of these processes. One that is gone is left out, unless it was named.
+    fn cpu_times(&self, pids: &[i32]) -> Result<CpuTimes, NoProcess> {
+        let time = |&pid: &i32| {
+            let read = Clock::of_process(pid).and_then(Clock::read_ns);
+            self.unless_gone(pid, read).map(|ns| Some((pid, ns?)))
+        };
+        pids.iter()
+            .filter_map(|pid| time(pid).transpose())
+            .collect()
     }
 
     /// What /proc says now.
     pub(crate) fn details(&self) -> Result<Details, NoProcess> {
         let mut all = Details::default();
-        for process in &self.processes {
-            let one = details_of(process.pid).map_err(|source| NoProcess {
-                pid: process.pid,
-                source,
-            })?;
+        for pid in self.with_descendants() {
+            let Some(one) = self.unless_gone(pid, details_of(pid))? else {
+                continue;
+            };
+            all.pids.push(pid);
             all.user_ns += one.user_ns;
             all.system_ns += one.system_ns;
+            all.waited_ns += one.waited_ns;
             all.threads += one.threads;
             all.rss_bytes += one.rss_bytes;
             all.switches.extend(one.switches);
@@ -110,16 +187,47 @@ impl Account {
         Ok(all)
     }
 
-    fn sum(&self, read: impl Fn(&Process) -> io::Result<u64>) -> Result<u64, NoProcess> {
-        self.processes
-            .iter()
-            .map(|process| {
-                read(process).map_err(|source| NoProcess {
-                    pid: process.pid,
-                    source,
-                })
-            })
-            .sum()
+    /// A reading of a process; none if it is gone, which is an error for a process that was named.
+    fn unless_gone<T>(&self, pid: i32, read: io::Result<T>) -> Result<Option<T>, NoProcess> {
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(source) if self.pids.contains(&pid) => Err(NoProcess { pid, source }),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The processes that were named and all their descendants, in ascending order.
+    fn with_descendants(&self) -> Vec<i32> {
+        let mut found = self.pids.clone();
+        if found.is_empty() {
+            return found;
+        }
+        let own_pid = std::process::id() as i32;
+        let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+                continue;
+            };
+            // The generator may have been started by the server's program.
+            if pid == own_pid {
+                continue;
+            }
+            if let Some(parent) = Stat::read(pid).ok().and_then(|stat| stat.field(4).ok()) {
+                children.entry(parent as i32).or_default().push(pid);
+            }
+        }
+        let mut next = 0;
+        while let Some(pid) = found.get(next) {
+            for child in children.remove(pid).unwrap_or_default() {
+                if !found.contains(&child) {
+                    found.push(child);
+                }
+            }
+            next += 1;
+        }
+        found.sort_unstable();
+        found
     }
 
     /// The result's `server`: differences over the window; null without processes.
@@ -135,9 +243,11 @@ impl Account {
         let difference = |what: fn(&Details) -> u64| {
             Some(what(end.as_ref()?).saturating_sub(what(begin.as_ref()?)))
         };
+        let cpu_ns = readings.cpu_ns();
+        let error = cpu_ns.err().map(str::to_owned);
         json!({
-            "processes": self.processes.iter().map(|process| process.pid).collect::<Vec<_>>(),
-            "cpu_ns": readings.cpu_ns_end.zip(readings.cpu_ns_begin).map(|(end, begin)| end.saturating_sub(begin)),
+            "processes": end.as_ref().map_or(&self.pids, |details| &details.pids),
+            "cpu_ns": cpu_ns.ok(),
             "user_ns": difference(|details| details.user_ns),
             "system_ns": difference(|details| details.system_ns),
             "voluntary_switches": switches.map(|switches| switches.voluntary),
@@ -146,7 +256,7 @@ impl Account {
             "rss_rest_bytes": readings.rss_bytes_at_rest,
             "rss_connected_bytes": begin.as_ref().map(|details| details.rss_bytes),
             "rss_end_bytes": end.as_ref().map(|details| details.rss_bytes),
-            "error": readings.error,
+            "error": readings.error.clone().or(error),
         })
     }
 }
@@ -155,17 +265,28 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("can't read {what}"))
 }
 
-fn details_of(pid: i32) -> io::Result<Details> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name in parentheses may hold anything; what follows the last one is numbers, from the third field on (proc_pid_stat(5)).
-    let (_, fields) = stat.rsplit_once(") ").ok_or_else(|| invalid("stat"))?;
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    let field = |number: usize| {
-        fields
-            .get(number - 3)
-            .and_then(|text| text.parse::<u64>().ok())
+/// The numbers of /proc/PID/stat.
+struct Stat(String);
+
+impl Stat {
+    fn read(pid: i32) -> io::Result<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name in parentheses may hold anything; what follows the last one is fields, from the third one on.
+        let (_, fields) = stat.rsplit_once(") ").ok_or_else(|| invalid("stat"))?;
+        Ok(Self(fields.to_owned()))
+    }
+
+    /// A field, by its number in proc_pid_stat(5).
+    fn field(&self, number: usize) -> io::Result<u64> {
+        let field = self.0.split_whitespace().nth(number - 3);
+        field
+            .and_then(|text| text.parse().ok())
             .ok_or_else(|| invalid("stat"))
-    };
+    }
+}
+
+fn details_of(pid: i32) -> io::Result<Details> {
+    let stat = Stat::read(pid)?;
     let mut switches = HashMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?;
@@ -189,11 +310,17 @@ fn details_of(pid: i32) -> io::Result<Details> {
             }
         }
     }
+    let ns = |number| Ok::<_, io::Error>(stat.field(number)? * system::tick_ns());
+    // utime, stime, and the same of the children that were waited for.
+    let (user_ns, system_ns, waited_user_ns, waited_system_ns) =
+        (ns(14)?, ns(15)?, ns(16)?, ns(17)?);
     Ok(Details {
-        user_ns: field(14)? * system::tick_ns(),
-        system_ns: field(15)? * system::tick_ns(),
-        threads: field(20)?,
-        rss_bytes: field(24)? * system::page_bytes(),
+        pids: vec![pid],
+        user_ns: user_ns + waited_user_ns,
+        system_ns: system_ns + waited_system_ns,
+        waited_ns: waited_user_ns + waited_system_ns,
+        threads: stat.field(20)?,
+        rss_bytes: stat.field(24)? * system::page_bytes(),
         switches,
     })
 }

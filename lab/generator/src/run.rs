@@ -203,6 +203,8 @@ pub(crate) struct Control<'a> {
     own_cpu_ns: (u64, u64),
     own_switches: (Switches, Switches),
     connected_ns: u64,
+    /// The slow readings before the window are taken.
+    prepared: bool,
     was_interrupted: bool,
     ended_early: Option<String>,
 }
@@ -228,6 +230,7 @@ impl<'a> Control<'a> {
             own_cpu_ns: (0, 0),
             own_switches: (Switches::default(), Switches::default()),
             connected_ns: 0,
+            prepared: false,
             was_interrupted: false,
             ended_early: None,
         }
@@ -267,7 +270,11 @@ impl<'a> Control<'a> {
                     self.end_early(end);
                     self.shared.set_phase(Phase::Over);
                 } else if now >= self.deadline_ns {
-                    now = self.open_window();
+                    now = if self.prepared {
+                        self.open_window()
+                    } else {
+                        self.prepare_window()
+                    };
                 }
             }
             Phase::Window => {
@@ -306,19 +313,37 @@ impl<'a> Control<'a> {
             "connected",
             json!({"connections": self.shared.alive(), "seconds": self.connected_ns as f64 / 1e9}),
         );
+        let without_warm_up = self.settings.warm_up_ns == 0;
+        if without_warm_up {
+            self.readings.prepare(self.account);
+            self.prepared = true;
+        }
         let now = now_ns();
         self.deadline_ns = now + self.settings.warm_up_ns;
         self.shared.sending_begin_ns.store(now, Ordering::Release);
         self.shared.set_phase(Phase::WarmUp);
+        if without_warm_up {
+            // Nothing is sent before the window, so that no answer is outside of it.
+            return self.open_window();
+        }
+        now
+    }
+
+    /// Takes the slow readings, and puts the window off by as long again: until then this thread takes the answers that came meanwhile,
+    /// which the server has worked for before the window, so that they don't count in it.
+    fn prepare_window(&mut self) -> u64 {
+        let begin_ns = now_ns();
+        self.readings.prepare(self.account);
+        self.prepared = true;
+        let now = now_ns();
+        self.deadline_ns = now + (now - begin_ns);
         now
     }
 
     fn open_window(&mut self) -> u64 {
-        // The slow readings first; the window opens with the fast ones.
-        self.readings.details_begin = self.noted(self.account.details());
         self.own_switches.0 = system::own_switches().unwrap_or_default();
         self.own_cpu_ns.0 = Clock::OWN_CPU.read_ns().unwrap_or_default();
-        self.readings.cpu_ns_begin = self.noted(self.account.cpu_ns());
+        self.readings.open(self.account);
         let now = now_ns();
         self.shared.window_begin_ns.store(now, Ordering::Relaxed);
         self.shared.set_phase(Phase::Window);
@@ -332,22 +357,14 @@ impl<'a> Control<'a> {
     fn close_window(&mut self, now: u64) -> u64 {
         self.shared.window_end_ns.store(now, Ordering::Relaxed);
         self.shared.set_phase(Phase::Drain);
-        self.readings.cpu_ns_end = self.noted(self.account.cpu_ns());
+        self.readings.close(self.account);
         self.own_cpu_ns.1 = Clock::OWN_CPU.read_ns().unwrap_or_default();
         self.own_switches.1 = system::own_switches().unwrap_or_default();
-        self.readings.details_end = self.noted(self.account.details());
+        self.readings.complete(self.account);
         output::event("window_end", json!({"seconds": self.window_s()}));
         self.deadline_ns = now + self.settings.timeout_ns + NS_PER_S;
         self.next_progress_ns = now + NS_PER_S;
         now_ns()
-    }
-
-    fn noted<T>(&mut self, reading: Result<T, NoProcess>) -> Option<T> {
-        reading
-            .map_err(|error| {
-                self.readings.error.get_or_insert_with(|| error.to_string());
-            })
-            .ok()
     }
 
     fn report_progress(&mut self, now: u64, phase: Phase) {
