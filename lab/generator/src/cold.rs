@@ -42,7 +42,7 @@ pub(crate) fn measure(
         if interrupted.load(Ordering::Relaxed) {
             break;
         }
-        match one_message(settings, pattern, FIRST_NUMBER + index, &mut buffer) {
+        match one_message(settings, pattern, index, &mut buffer) {
             Ok((connect_ns, message_ns)) => {
                 cold.connect.record(connect_ns);
                 cold.first_message.record(message_ns);
@@ -51,7 +51,9 @@ pub(crate) fn measure(
                 }
             }
             Err(failure) => {
-                let hopeless = failure.kind == Kind::Connect || failure.kind.voids();
+                // What took that long once would take it again and again.
+                let hopeless =
+                    matches!(failure.kind, Kind::Connect | Kind::Timeout) || failure.kind.voids();
                 failures.add(failure);
                 if hopeless {
                     break;
@@ -65,23 +67,23 @@ pub(crate) fn measure(
 fn one_message(
     settings: &Settings,
     pattern: &mut Pattern,
-    number: u32,
+    index: u32,
     buffer: &mut [u8],
 ) -> Result<(u64, u64), Failure> {
     let timeout = Duration::from_nanos(settings.timeout_ns);
     let frame = Frame {
-        connection: number,
+        connection: FIRST_NUMBER + index,
         sequence: 0,
     };
     let began_ns = now_ns();
     let mut stream = TcpStream::connect_timeout(&settings.address, timeout)
-        .map_err(|error| connect_failure(number, settings.address, &error))?;
+        .map_err(|error| connect_failure(index, settings.address, &error))?;
     let connected_ns = now_ns();
     let prepared = stream
         .set_nodelay(true)
         .and_then(|()| stream.set_read_timeout(Some(timeout)))
         .and_then(|()| stream.set_write_timeout(Some(timeout)));
-    prepared.map_err(|error| explain(number, &error, 0))?;
+    prepared.map_err(|error| explain(index, &error, 0))?;
 
     let sent_ns = now_ns();
     // The server echoes while it receives, so sending all before receiving would make both wait where a message fills all buffers.
@@ -94,22 +96,26 @@ fn one_message(
             let until = (sent + portion).min(size);
             pattern
                 .with_frame(frame, |bytes| stream.write_all(&bytes[sent..until]))
-                .map_err(|error| explain(number, &error, received))?;
+                .map_err(|error| explain(index, &error, received))?;
             sent = until;
         }
         // As much of the echo stays outstanding as any socket holds; at the end everything is waited for.
         while received < size && (sent == size || sent - received > portion) {
+            // The socket's timeout is for each time that something comes; this one is for all of it.
+            if now_ns() - sent_ns > settings.timeout_ns {
+                return Err(explain(index, &io::ErrorKind::TimedOut.into(), received));
+            }
             match receive(&mut stream, &mut buffer[received..], settings.spin_ns) {
                 Ok(0) => {
                     return Err(explain(
-                        number,
+                        index,
                         &io::ErrorKind::UnexpectedEof.into(),
                         received,
                     ));
                 }
                 Ok(bytes) => received += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(explain(number, &error, received)),
+                Err(error) => return Err(explain(index, &error, received)),
             }
         }
     }
@@ -141,7 +147,7 @@ fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin_ns: u64) -> io::Resul
     stream.read(buffer)
 }
 
-fn explain(number: u32, error: &io::Error, received: usize) -> Failure {
+fn explain(index: u32, error: &io::Error, received: usize) -> Failure {
     let kind = match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Kind::Timeout,
         _ if received > 0 => Kind::HalfAnswer,
@@ -157,7 +163,7 @@ fn explain(number: u32, error: &io::Error, received: usize) -> Failure {
     Failure::new(
         kind,
         format!(
-            "fresh connection {number}: {what}, after {received} bytes of the echo of its first message"
+            "fresh connection {index}: {what}, after {received} bytes of the echo of its first message"
         ),
     )
 }

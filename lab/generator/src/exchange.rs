@@ -14,7 +14,7 @@ pub(crate) trait Exchange {
     /// Bytes flow both ways without pauses: what counts is how many came back, and there are no single latencies.
     const STREAMING: bool = false;
 
-    /// A connection that the server closes between two requests is made anew.
+    /// A connection that the server closes after an answer, with nothing else to answer, is made anew.
     const RECONNECTS: bool = false;
 
     /// The length of each request in bytes.

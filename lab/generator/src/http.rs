@@ -369,8 +369,10 @@ fn dechunk(encoded: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
             Ok(httparse::Status::Partial) => return Ok(None),
             Err(_) => return Err("a chunk of its body has no right size".to_owned()),
         };
-        if size > BODY_BYTES_MAX as u64 {
-            return Err(format!("a chunk of its body has {size} bytes"));
+        if body.len() as u64 + size > BODY_BYTES_MAX as u64 {
+            return Err(format!(
+                "its body in chunks is longer than {BODY_BYTES_MAX} bytes"
+            ));
         }
         if size == 0 {
             // After the last chunk come trailers, mostly none, and an empty line.

@@ -61,10 +61,12 @@ struct Connection<P> {
     broken: bool,
     /// It was open at some time.
     opened: bool,
+    /// What `answered` was when the connection was made the last time.
+    answered_before: u32,
     /// The server said that it will close.
     closing: bool,
     partial: P,
-    /// When the connection was begun, or (streams) something came last.
+    /// When the connection was begun, or (streams) something came last, or the server said that it will close.
     since_ns: u64,
     /// What was answered in the window: requests, or (streams) bytes.
     operations: u64,
@@ -130,6 +132,23 @@ impl Schedule {
 
     fn instant_ns(&self, number: u64) -> u64 {
         self.begin_ns + (number as f64 * self.gap_ns) as u64
+    }
+
+    /// How many of the requests that came due were due from `begin_ns` on and before `end_ns`.
+    fn count_between(&self, begin_ns: u64, end_ns: u64) -> u64 {
+        let before = |ns: u64| {
+            let (mut low, mut high) = (0, self.next);
+            while low < high {
+                let middle = low.midpoint(high);
+                if self.instant_ns(middle) < ns {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            low
+        };
+        before(end_ns).saturating_sub(before(begin_ns))
     }
 
     /// When request `sequence` of a connection is due.
@@ -224,6 +243,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 outstanding: 0,
                 broken: false,
                 opened: false,
+                answered_before: 0,
                 closing: false,
                 partial: E::Partial::default(),
                 since_ns: 0,
@@ -416,17 +436,18 @@ impl<'a, E: Exchange> Worker<'a, E> {
             .connecting
             .record(now.saturating_sub(connection.since_ns));
         connection.state = State::Open;
-        connection.opened = true;
         connection.since_ns = now;
+        connection.answered_before = connection.answered;
         self.connecting -= 1;
         self.measured.alive += 1;
-        if self.shared.phase() == Phase::Connecting {
-            self.measured.opened += 1;
-        } else {
+        if connection.opened {
             self.measured.reopened += 1;
-            self.start_all(index, now);
-            self.send(index);
+        } else {
+            connection.opened = true;
+            self.measured.opened += 1;
         }
+        self.start_all(index, now);
+        self.send(index);
     }
 
     fn not_opened(&mut self, index: usize, error: &io::Error) {
@@ -483,16 +504,15 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let index = schedule.step();
             let connection = &mut self.connections[index];
             connection.due = connection.due.wrapping_add(1);
-            let counts = self.shared.counts(intended_ns);
-            self.measured.due += u64::from(counts);
             let free = connection.in_flight() < self.settings.pipeline
                 && connection.due.wrapping_sub(connection.started) == 1
                 && connection.state == State::Open
                 && !connection.closing;
-            // The requests before it took their time, which belongs to this one's lateness.
-            now = now_ns();
             if free {
-                if counts {
+                // The requests before it took their time, which belongs to this one's lateness. Where none is sent the clock isn't
+                // read either: however high the rate, this loop must be faster.
+                now = now_ns();
+                if self.shared.counts(intended_ns) {
                     self.measured
                         .lateness
                         .record(now.saturating_sub(intended_ns));
@@ -691,8 +711,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 connection.outstanding -= taken.bytes as u64;
                 connection.since_ns = now;
                 if counting {
+                    let message_bytes = STREAM_MESSAGE.len() as u64;
+                    let before = connection.operations / message_bytes;
                     connection.operations += taken.bytes as u64;
-                    self.completed += taken.bytes as u64 / STREAM_MESSAGE.len() as u64;
+                    self.completed += connection.operations / message_bytes - before;
                 }
                 if !self.sending {
                     self.end_stream(index);
@@ -702,7 +724,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let Answer::Complete { last, wrong } = taken.answer else {
                 continue;
             };
-            connection.closing |= last;
+            if last && !connection.closing {
+                connection.closing = true;
+                connection.since_ns = now;
+            }
             let right = wrong.is_none();
             if let Some(failure) = wrong {
                 self.shared.fail(failure);
@@ -765,8 +790,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let connection = &mut self.connections[index];
         let idle =
             connection.in_flight() == 0 && self.exchange.describe(&connection.partial).is_none();
+        let between = idle && error.is_none() && connection.answered != connection.answered_before;
         // A server that has announced the end may reset the connection: it leaves requests unread that came after the last it answers.
-        if E::RECONNECTS && (connection.closing || (idle && error.is_none())) {
+        if E::RECONNECTS && (connection.closing || between) {
             self.reopen(index);
             return;
         }
@@ -867,6 +893,20 @@ impl<'a, E: Exchange> Worker<'a, E> {
                         self.fail(index, failure);
                     }
                 }
+                State::Open
+                    if connection.closing
+                        && now.saturating_sub(connection.since_ns) > timeout_ns =>
+                {
+                    let failure = Failure::new(
+                        Kind::Timeout,
+                        format!(
+                            "the server said that it closes connection {}, and didn't within {} s",
+                            connection.number,
+                            timeout_ns as f64 / 1e9
+                        ),
+                    );
+                    self.fail(index, failure);
+                }
                 _ => {}
             }
         }
@@ -875,6 +915,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
     /// Starts nothing new, and says when everything is answered.
     fn drain(&mut self) -> io::Result<()> {
         if self.sending {
+            // The first thread has closed the window, perhaps while this one didn't run: what was due in it is due still.
+            self.send_due(self.shared.window_end_ns());
             self.sending = false;
             self.count_in_flight(now_ns());
             if E::STREAMING {
@@ -886,7 +928,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 }
             }
         }
-        if !self.drained && self.in_flight == 0 && self.connecting == 0 {
+        let closing =
+            |connection: &Connection<_>| connection.closing && connection.state == State::Open;
+        if !self.drained
+            && self.in_flight == 0
+            && self.connecting == 0
+            && !self.connections.iter().any(closing)
+        {
             self.drained = true;
             self.shared.threads_drained.fetch_add(1, Ordering::SeqCst);
         }
@@ -909,6 +957,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             return;
         };
         let end_ns = self.shared.window_end_ns();
+        self.measured.due = schedule.count_between(self.shared.window_begin_ns(), end_ns);
         for (index, connection) in self.connections.iter().enumerate() {
             let mut sequence = connection.answered;
             while sequence != connection.due {
@@ -961,6 +1010,9 @@ mod tests {
             assert_eq!(schedule.intended_ns(connection, next[connection]), due_ns);
             next[connection] += 1;
         }
+        assert_eq!(schedule.count_between(1_000_250, 1_000_501), 2);
+        assert_eq!(schedule.count_between(0, u64::MAX), 70);
+        assert_eq!(schedule.count_between(u64::MAX, u64::MAX), 0);
         assert_eq!(next, [10; 7]);
     }
 

@@ -42,9 +42,18 @@ pub(crate) fn message_server(
             let mut message = vec![0; size];
             stream.read_exact(&mut message)?;
             let what = answer(connection, number, &mut message);
-            stream.write_all(&message)?;
+            let piece = match what {
+                Answer::Dawdle => 1,
+                _ => size.max(message.len()),
+            };
+            for piece in message.chunks(piece) {
+                stream.write_all(piece)?;
+                if matches!(what, Answer::Dawdle) {
+                    thread::sleep(std::time::Duration::from_millis(100));
+                }
+            }
             match what {
-                Answer::Sent => {}
+                Answer::Sent | Answer::Dawdle => {}
                 Answer::Close => return Ok(()),
                 Answer::Reset => {
                     socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO))?;
@@ -66,6 +75,8 @@ pub(crate) enum Answer {
     Close,
     Reset,
     Hang,
+    /// It sends its answer byte by byte, ten per second.
+    Dawdle,
 }
 
 /// Sends back everything as it comes.
@@ -109,7 +120,7 @@ pub(crate) fn http_server(
                 Answer::Hang => loop {
                     thread::park();
                 },
-                Answer::Sent | Answer::Reset => {}
+                Answer::Sent | Answer::Reset | Answer::Dawdle => {}
             }
         }
         Ok(())

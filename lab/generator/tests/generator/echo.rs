@@ -247,6 +247,59 @@ fn a_half_answer_is_named() {
 }
 
 #[test]
+fn a_reset_in_the_middle_of_an_answer_is_named() {
+    let result = second_fails(Answer::Reset, 250);
+    assert_only_failure(
+        &result,
+        "half_answer",
+        1,
+        "the server reset connection 1 after 250 of 500 bytes of its echo, in answer to message 3",
+    );
+}
+
+#[test]
+fn streams_in_small_pieces_count_as_well() {
+    let address = server(|mut stream, _| {
+        let mut buffer = [0; 7];
+        loop {
+            match stream.read(&mut buffer)? {
+                0 => return Ok(()),
+                bytes => stream.write_all(&buffer[..bytes])?,
+            }
+        }
+    });
+    let load = [
+        "--mode",
+        "stream",
+        "--connections",
+        "1",
+        "--max-operations",
+        "100",
+    ];
+    let result = result("echo", address, &options(&ENDLESS, &load));
+    assert_flawless(&result);
+    assert!(result["operations"].as_u64().unwrap() >= 100, "{result}");
+}
+
+#[test]
+fn a_server_that_hangs_or_dawdles_is_given_up_after_one_fresh_connection() {
+    for dawdles in [false, true] {
+        let address = message_server(100_000, move |_, _, message| {
+            if dawdles {
+                return Answer::Dawdle;
+            }
+            message.truncate(1);
+            Answer::Hang
+        });
+        let load = ["--size", "100000", "--timeout", "0.5", "--cold", "1000000"];
+        let result = result("rtt", address, &options(&ENDLESS, &load));
+        assert_eq!(result["errors"]["timeout"]["count"], 2, "{result}");
+        let first = result["errors"]["timeout"]["first"].as_str().unwrap();
+        assert!(first.starts_with("fresh connection 0: no whole echo came in time, after "));
+    }
+}
+
+#[test]
 fn an_answer_that_never_ends_is_a_timeout() {
     let result = second_fails(Answer::Hang, 250);
     assert_only_failure(

@@ -1,10 +1,11 @@
 //! HTTP servers with known behaviour, and what the generator says of them.
 
 use crate::common::{
-    Answer, RIGHT_RESPONSE, assert_flawless, assert_only_failure, events, histogram, http_server,
-    result, server,
+    Answer, PROGRAM, RIGHT_RESPONSE, assert_flawless, assert_only_failure, events, events_of,
+    histogram, http_server, result, server,
 };
 use std::io::{Read, Write};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,6 +63,102 @@ fn a_connection_that_the_server_closes_in_good_order_is_made_anew() {
         let reopened = result["connections"]["reopened"].as_u64().unwrap();
         assert!(reopened > 0, "{result}");
     }
+}
+
+#[test]
+fn a_server_that_closes_every_connection_unasked_ends_the_run() {
+    let address = server(|_, _| Ok(()));
+    // With a second between connections all but the last are closed before anything is asked.
+    for ramp in ["0", "1"] {
+        let result = result("http", address, &[&ENDLESS[..], &["--ramp", ramp]].concat());
+        let connections = &result["connections"];
+        assert_eq!(connections["opened"], 2, "{result}");
+        assert_eq!(connections["reopened"], 0, "{result}");
+        let count = |kind: &str| result["errors"][kind]["count"].as_u64().unwrap_or(0);
+        assert_eq!(count("closed") + count("reset"), 2, "{result}");
+        assert!(result["void"].is_string());
+    }
+}
+
+#[test]
+fn a_connection_that_is_not_closed_as_announced_is_told() {
+    let last = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 13\r\n\r\nHello, World!";
+    let address = http_server(move |connection, number| {
+        let hangs = (connection, number) == (0, 2);
+        let response = if hangs { last } else { RIGHT_RESPONSE };
+        (response.to_owned(), Answer::Sent)
+    });
+    let result = result(
+        "http",
+        address,
+        &[&BRIEFLY[..], &["--timeout", "2"]].concat(),
+    );
+    assert_only_failure(
+        &result,
+        "timeout",
+        1,
+        "the server said that it closes connection 0, and didn't within 2 s",
+    );
+    assert_eq!(result["connections"]["alive_at_end"], 4);
+}
+
+#[test]
+fn a_rate_beyond_all_servers_ends_in_time_and_counts_all_that_was_due() {
+    let address = http_server(|_, _| (RIGHT_RESPONSE.to_owned(), Answer::Sent));
+    let load = ["--rate", "10000000", "--threads", "2"];
+    let result = result("http", address, &[&BRIEFLY[..], &load].concat());
+    assert_flawless(&result);
+    let due = result["open_loop"]["due"].as_f64().unwrap();
+    let expected = 1e7 * result["window_s"].as_f64().unwrap();
+    assert!((due - expected).abs() <= 4.0, "{result}");
+    assert_eq!(result["latency"]["corrected"]["count"], due as u64);
+}
+
+#[test]
+fn what_is_due_on_many_threads_of_one_cpu_is_due_nevertheless() {
+    let address = http_server(|_, _| (RIGHT_RESPONSE.to_owned(), Answer::Sent));
+    let load = [
+        "--rate",
+        "50000",
+        "--threads",
+        "16",
+        "--cpu",
+        "0",
+        "--connections",
+        "16",
+    ];
+    let result = result("http", address, &[&BRIEFLY[..4], &load].concat());
+    assert_flawless(&result);
+    let due = result["open_loop"]["due"].as_f64().unwrap();
+    let expected = 50_000.0 * result["window_s"].as_f64().unwrap();
+    // One more or less for each thread.
+    assert!((due - expected).abs() <= 17.0, "{expected} {result}");
+}
+
+#[test]
+fn the_name_of_the_server_is_its_host() {
+    let address = server(|mut stream, _| {
+        let mut buffer = [0; 4096];
+        loop {
+            let bytes = stream.read(&mut buffer)?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            let request = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
+            let host = format!("\r\nHost: localhost:{}\r\n", stream.local_addr()?.port());
+            let status = if request.contains(&host) { 200 } else { 404 };
+            write!(stream, "HTTP/1.1 {status} -\r\nContent-Length: 2\r\n\r\nok")?;
+        }
+    });
+    let output = Command::new(PROGRAM)
+        .args(["http", "--any-body", "--address"])
+        .arg(format!("localhost:{}", address.port()))
+        .args(BRIEFLY)
+        .output()
+        .unwrap();
+    let result = events_of(&output).pop().unwrap();
+    assert_flawless(&result);
+    assert_eq!(result["options"]["address"], address.to_string());
 }
 
 #[test]
