@@ -1,7 +1,7 @@
 //! The command line.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -15,6 +15,13 @@ const VERSION: &str = if cfg!(debug_assertions) {
 } else {
     concat!(env!("CARGO_PKG_VERSION"), " (release)")
 };
+
+/// How long a connection may take that tells whether a server listens on an address of a name.
+const NAME_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest message, in bytes.
+const SIZE_MAX: usize = 256 * 1024 * 1024;
+/// The most requests per second that are due. Far more than a server answers; the generator must be able to count them.
+const RATE_MAX: f64 = 1e7;
 
 const RESULT_HELP: &str = "\
 The result:
@@ -93,22 +100,45 @@ pub(crate) enum Workload {
     Responder(Responder),
 }
 
-/// What all workloads understand.
+/// How a load is measured, whatever it is.
 #[derive(Args, Clone, Debug, Serialize)]
-pub(crate) struct Common {
-    /// Server to load, as HOST:PORT
-    #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
-    pub(crate) address: SocketAddr,
-
+pub(crate) struct Measuring {
     /// Seconds for which the load runs before anything is counted
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
     pub(crate) warm_up: Duration,
 
     /// Seconds that are measured
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
     #[serde(rename = "window_s", serialize_with = "as_seconds")]
     pub(crate) window: Duration,
+
+    /// CPUs for the generator's threads, as in 1 or 2,3 or 4-7: the first thread gets the first, and so on in turn [default: any]
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub(crate) cpu: Option<Cpus>,
+
+    /// Microseconds for which to look for events before sleeping; 0: sleep at once
+    ///
+    /// Waking a sleeping generator costs a local server CPU time, and the more often, the slower it answers: a cost that is neither its
+    /// own nor the same for all servers. So the generator sleeps only when nothing has come for a while.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
+    pub(crate) spin_us: u32,
+
+    /// Include the latency histograms in the result, in HdrHistogram's compressed V2 format, as base64
+    #[arg(long)]
+    pub(crate) hdr: bool,
+}
+
+/// What the loads of a server have in common.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Common {
+    /// Server to load, as in 127.0.0.1:8080, [::1]:8080 or localhost:8080
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
+    pub(crate) address: Address,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) measuring: Measuring,
 
     /// Seconds over which the connections are opened, evenly; never more than 8000 per second
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
@@ -128,24 +158,18 @@ pub(crate) struct Common {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// CPUs for the generator's threads, as in 1 or 2,3 or 4-7: the first thread gets the first, and so on in turn
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    pub(crate) cpu: Option<Cpus>,
-
-    /// Process of the server, whose CPU time and memory to account for; may be given several times
+    /// Process of the server, whose CPU time and memory to account for, and those of its descendants; may be given several times
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) account: Vec<i32>,
+}
 
-    /// Microseconds for which to look for events before sleeping; 0: sleep at once
-    ///
-    /// Waking a sleeping generator costs a local server CPU time, and the more often, the slower it answers: a cost that is neither its
-    /// own nor the same for all servers. So the generator sleeps only when nothing has come for a while.
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
-    pub(crate) spin_us: u32,
-
-    /// Include the latency histograms in the result, in HdrHistogram's compressed V2 format, as base64
-    #[arg(long)]
-    pub(crate) hdr: bool,
+/// How long messages are.
+#[derive(Args, Clone, Copy, Debug, Serialize)]
+pub(crate) struct Size {
+    /// Bytes of each message that is echoed (not of streams and of http)
+    #[arg(long, value_name = "BYTES", default_value = "1024", value_parser = parse_size)]
+    #[serde(rename = "size_bytes")]
+    pub(crate) size: usize,
 }
 
 /// How many connections, and from how many threads.
@@ -184,10 +208,9 @@ pub(crate) struct Echo {
     #[serde(flatten)]
     pub(crate) load: Load,
 
-    /// Size of each frame in bytes (framed mode)
-    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=256 * 1024 * 1024))]
-    #[serde(rename = "size_bytes")]
-    pub(crate) size: u64,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) size: Size,
 
     /// What to send
     #[arg(long, value_enum, default_value_t = Mode::Framed)]
@@ -241,10 +264,9 @@ pub(crate) struct Rtt {
     #[serde(flatten)]
     pub(crate) load: Load,
 
-    /// Size of each message in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=256 * 1024 * 1024))]
-    #[serde(rename = "size_bytes")]
-    pub(crate) size: u64,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) size: Size,
 
     /// Fresh connections that send one message each, before the others
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
@@ -267,40 +289,21 @@ pub(crate) struct Ceiling {
     #[arg(value_enum)]
     pub(crate) protocol: Protocol,
 
-    /// Seconds for which the load runs before anything is counted
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_seconds)]
-    #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
-    pub(crate) warm_up: Duration,
-
-    /// Seconds that are measured
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
-    #[serde(rename = "window_s", serialize_with = "as_seconds")]
-    pub(crate) window: Duration,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) measuring: Measuring,
 
     #[command(flatten)]
     #[serde(flatten)]
     pub(crate) load: Load,
 
-    /// Size of each frame in bytes (echo)
-    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=256 * 1024 * 1024))]
-    #[serde(rename = "size_bytes")]
-    pub(crate) size: u64,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) size: Size,
 
-    /// CPUs for the generator's threads, as in 1 or 2,3
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    pub(crate) cpu: Option<Cpus>,
-
-    /// Microseconds for which the generator looks for events before sleeping; 0: sleep at once
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
-    pub(crate) spin_us: u32,
-
-    /// CPUs for the responder, which has a thread on each
+    /// CPUs for the responder, which has a thread on each; give it and the generator (--cpu) different ones [default: one thread]
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub(crate) responder_cpu: Option<Cpus>,
-
-    /// Include the latency histograms in the result
-    #[arg(long)]
-    pub(crate) hdr: bool,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -320,19 +323,18 @@ pub(crate) struct Responder {
 
 impl Ceiling {
     /// The options of the same load on the server at `address`.
-    pub(crate) fn common(&self, address: SocketAddr, pid: i32) -> Common {
+    pub(crate) fn common(&self, socket: SocketAddr, pid: i32) -> Common {
         Common {
-            address,
-            warm_up: self.warm_up,
-            window: self.window,
+            address: Address {
+                name: socket.to_string(),
+                socket,
+            },
+            measuring: self.measuring.clone(),
             ramp: Duration::ZERO,
             timeout: Duration::from_secs(5),
             max_operations: None,
             seed: 1,
-            cpu: self.cpu.clone(),
             account: vec![pid],
-            spin_us: self.spin_us,
-            hdr: self.hdr,
         }
     }
 }
@@ -346,24 +348,39 @@ impl Common {
         rate: Option<f64>,
     ) -> Settings {
         let connections = load.connections.unwrap_or(connections_default);
+        let measuring = &self.measuring;
         Settings {
-            address: self.address,
+            address: self.address.socket,
             connections,
             pipeline: load.pipeline,
             // More threads than connections would have nothing to do.
             threads: load.threads.min(connections) as usize,
-            cpus: self.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
+            cpus: measuring.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
             ramp_ns: system::ns(self.ramp),
-            warm_up_ns: system::ns(self.warm_up),
-            window_ns: system::ns(self.window),
+            warm_up_ns: system::ns(measuring.warm_up),
+            window_ns: system::ns(measuring.window),
             rate,
             max_operations: self.max_operations,
             timeout_ns: system::ns(self.timeout),
             seed: self.seed,
-            spin_ns: u64::from(self.spin_us) * 1000,
+            spin_ns: u64::from(measuring.spin_us) * 1000,
             account: self.account.clone(),
-            hdr: self.hdr,
+            hdr: measuring.hdr,
         }
+    }
+}
+
+/// Where the server is.
+#[derive(Clone, Debug)]
+pub(crate) struct Address {
+    /// As it was given, with the port.
+    pub(crate) name: String,
+    pub(crate) socket: SocketAddr,
+}
+
+impl Serialize for Address {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.socket.serialize(serializer)
     }
 }
 
@@ -399,13 +416,42 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
     Ok(Cpus(cpus))
 }
 
-fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let mut addresses = text
+fn parse_address(text: &str) -> Result<Address, String> {
+    let addresses: Vec<SocketAddr> = text
         .to_socket_addrs()
-        .map_err(|error| format!("{error}; write it as HOST:PORT, for example 127.0.0.1:5050"))?;
-    addresses
-        .next()
-        .ok_or_else(|| format!("'{text}' has no address"))
+        .map_err(|error| format!("{error}; write it as HOST:PORT, for example 127.0.0.1:5050"))?
+        .collect();
+    let socket =
+        first_that_answers(&addresses).ok_or_else(|| format!("'{text}' has no address"))?;
+    if socket.port() == 0 {
+        return Err(
+            "the port must be the one that the server listens on, and 0 is none".to_owned(),
+        );
+    }
+    Ok(Address {
+        name: text.to_owned(),
+        socket,
+    })
+}
+
+/// A name may have several addresses, and a server listen on one of them alone: the first that takes a connection; the first of all
+/// where none does.
+fn first_that_answers(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, NAME_TIMEOUT).is_ok();
+    let found = match addresses {
+        [] | [_] => None,
+        several => several.iter().find(answers),
+    };
+    found.or(addresses.first()).copied()
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(size) if (1..=SIZE_MAX).contains(&size) => Ok(size),
+        _ => Err(format!(
+            "it must be a number of bytes from 1 to {SIZE_MAX}, for example 1024"
+        )),
+    }
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -427,8 +473,10 @@ fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
 
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(rate) if (0.001..=1e9).contains(&rate) => Ok(rate),
-        _ => Err("it must be a number of requests per second, from 0.001 to 1e9".to_owned()),
+        Ok(rate) if (0.001..=RATE_MAX).contains(&rate) => Ok(rate),
+        _ => Err(format!(
+            "it must be a number of requests per second, from 0.001 to {RATE_MAX}"
+        )),
     }
 }
 
@@ -450,4 +498,22 @@ fn parse_header(text: &str) -> Result<String, String> {
 
 fn as_seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn of_several_addresses_the_one_that_is_listened_on_is_taken() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let right = listener.local_addr().unwrap();
+        // All of 127/8 is this machine, and nobody listens there on that port.
+        let wrong = SocketAddr::from(([127, 83, 41, 7], right.port()));
+        assert_eq!(first_that_answers(&[wrong, right]), Some(right));
+        assert_eq!(first_that_answers(&[wrong]), Some(wrong));
+        assert_eq!(first_that_answers(&[wrong, wrong]), Some(wrong));
+        assert_eq!(first_that_answers(&[]), None);
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
@@ -37,6 +38,8 @@ impl Process {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // Ctrl-C is for the generator, which ends the run first, and the responder after it.
+            .process_group(0)
             .spawn()
             .context("the responder can't be started")?;
         let stdin = child.stdin.take().context("the responder has no stdin")?;
@@ -76,7 +79,7 @@ pub(crate) fn measure(
     let failures = Failures::default();
     let mut result = match ceiling.protocol {
         Protocol::Echo => {
-            let pattern = Pattern::new(common.seed, ceiling.size as usize);
+            let pattern = Pattern::new(common.seed, ceiling.size.size);
             run::run(&settings, interrupted, failures, || Frames(pattern.clone()))
         }
         Protocol::Http => {

@@ -68,6 +68,13 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     if let Workload::Responder(responder) = workload {
         return responder::serve(responder).context("the responder failed");
     }
+    if let Workload::Http(http) = workload
+        && http.probe
+    {
+        let (address, timeout) = (&http.common.address, http.common.timeout);
+        output::event("probe", probe::probe(address, &http.path, timeout)?);
+        return Ok(());
+    }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // The second signal ends the process in its default way.
@@ -77,13 +84,6 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     }
     match workload {
         Workload::Echo(echo) => print_result("echo", echo, measure_echo(echo, &interrupted)?),
-        Workload::Http(http) if http.probe => {
-            let common = &http.common;
-            output::event(
-                "probe",
-                probe::probe(common.address, &http.path, common.timeout)?,
-            );
-        }
         Workload::Http(http) => print_result("http", http, measure_http(http, &interrupted)?),
         Workload::Rtt(rtt) => print_result("rtt", rtt, measure_rtt(rtt, &interrupted)?),
         Workload::Ceiling(ceiling) => {
@@ -100,7 +100,7 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let failures = Failures::default();
     let result = match echo.mode {
         Mode::Framed => {
-            let pattern = Pattern::new(echo.common.seed, echo.size as usize);
+            let pattern = Pattern::new(echo.common.seed, echo.size.size);
             run::run(&settings, interrupted, failures, || Frames(pattern.clone()))
         }
         Mode::Stream => run::run(&settings, interrupted, failures, || Stream::new(READ_BYTES)),
@@ -111,7 +111,7 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let settings = http.common.settings(&http.load, CONNECTIONS, http.rate);
     let body = (!http.any_body).then(|| http.body.clone().into_bytes());
-    let host = http.common.address.to_string();
+    let host = http.common.address.name.clone();
     let requests = Requests::new(&http.path, &host, &http.header, body);
     let failures = Failures::default();
     Ok(run::run(&settings, interrupted, failures, || {
@@ -121,15 +121,15 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
 
 fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let settings = rtt.common.settings(&rtt.load, 1, None);
-    let mut pattern = Pattern::new(rtt.common.seed, rtt.size as usize);
+    let mut pattern = Pattern::new(rtt.common.seed, rtt.size.size);
     let failures = Failures::default();
     run::prepare_thread(&settings, 0)?;
     let cold = cold::measure(&settings, &mut pattern, rtt.cold, interrupted, &failures);
     let mut result = run::run(&settings, interrupted, failures, || Frames(pattern.clone()))?;
-    result["latency"]["cold"] = cold.first_message.to_json(rtt.common.hdr);
+    result["latency"]["cold"] = cold.first_message.to_json(settings.hdr);
     result["cold"] = json!({
         "connections": rtt.cold,
-        "connect": cold.connect.to_json(rtt.common.hdr),
+        "connect": cold.connect.to_json(settings.hdr),
         "first_of_all_ns": cold.first_of_all_ns,
     });
     Ok(result)

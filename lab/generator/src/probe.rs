@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde_json::{Map, Value, json};
 
+use crate::arguments::Address;
 use crate::http::{Progress, parse, shown};
 
 /// How long the pieces of a request are apart.
@@ -237,12 +238,12 @@ impl Decisive {
 }
 
 /// Probes the server at `address`; returns the fields of the event.
-pub(crate) fn probe(address: SocketAddr, path: &str, timeout: Duration) -> anyhow::Result<Value> {
+pub(crate) fn probe(address: &Address, path: &str, timeout: Duration) -> anyhow::Result<Value> {
     let prober = Prober {
-        address,
+        address: address.socket,
         patience: timeout.min(PATIENCE_MAX),
     };
-    let host = format!("Host: {address}\r\n");
+    let host = format!("Host: {}\r\n", address.name);
     let get = format!("GET {path} HTTP/1.1\r\n{host}\r\n");
     let smuggled = get.clone();
     let post = format!(
@@ -256,7 +257,7 @@ pub(crate) fn probe(address: SocketAddr, path: &str, timeout: Duration) -> anyho
     let ask_as = |request: &[&[u8]], awaited, bodies| {
         prober
             .ask(request, awaited, bodies)
-            .with_context(|| format!("the server at {address} can't be probed"))
+            .with_context(|| format!("the server at {} can't be probed", address.name))
     };
     let ask = |request: &str, awaited| ask_as(&[request.as_bytes()], awaited, Bodies::Present);
 

@@ -4,7 +4,7 @@ use crate::common::{
     PROGRAM, assert_flawless, echo_server, events, events_of, histogram, result, run, text,
 };
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio, id};
 
@@ -66,7 +66,9 @@ fn the_servers_processes_are_accounted_for() {
     assert_flawless(&result);
     let server = &result["server"];
     let figure = |name: &str| server[name].as_u64().unwrap();
-    assert_eq!(server["processes"], serde_json::json!([id()]));
+    // The generators that other tests run are this process's children, too.
+    let processes = server["processes"].as_array().unwrap();
+    assert!(processes.contains(&id().into()), "{server}");
     assert!(figure("cpu_ns") > 0);
     assert!(figure("voluntary_switches") > 0);
     assert!(figure("threads") >= 4);
@@ -74,6 +76,165 @@ fn the_servers_processes_are_accounted_for() {
         assert!(figure(name) > 100_000, "{server}");
     }
     assert!(server["error"].is_null());
+}
+
+/// Runs the generator on an echo server until `meanwhile` returns, which begins when the window is open; returns the result.
+fn result_while(options: &[&str], meanwhile: impl FnOnce()) -> Value {
+    let mut child = Command::new(PROGRAM)
+        .args(["echo", "--address", &echo_server().to_string()])
+        .args(["--warm-up", "0.1", "--window", "3600", "--connections", "2"])
+        .args(options)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut meanwhile = Some(meanwhile);
+    let mut last = Value::Null;
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        last = serde_json::from_str(&line.unwrap()).unwrap();
+        if last["event"] == "window_start" {
+            meanwhile.take().unwrap()();
+            interrupt(&child.id().to_string());
+        }
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    last
+}
+
+/// Sends SIGINT to a process, or with a minus to a group of processes.
+fn interrupt(which: &str) {
+    let killed = Command::new("kill").args(["-INT", "--", which]).status();
+    assert!(killed.unwrap().success());
+}
+
+/// A shell with a script, which says something when it is ready, and something more each time that something was said to it.
+struct Script {
+    child: std::process::Child,
+    said: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Script {
+    fn start(script: &str) -> Self {
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut script = Self { child, said };
+        script.hear();
+        script
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    fn hear(&mut self) -> String {
+        self.said.next().unwrap().unwrap()
+    }
+
+    fn ask(&mut self) -> String {
+        let mut stdin = self.child.stdin.as_ref().unwrap();
+        stdin.write_all(b"go on\n").unwrap();
+        self.hear()
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+const WORK: &str = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+
+#[test]
+fn children_that_a_process_has_before_the_window_and_those_of_the_window_count() {
+    for (before, script) in [
+        (
+            true,
+            format!("(read x; {WORK}; echo done; read x) <&3 & echo ready; wait"),
+        ),
+        (
+            false,
+            format!("echo ready; read x; (({WORK}; echo done; read x) <&3) & wait"),
+        ),
+    ] {
+        let mut server = Script::start(&format!("exec 3<&0; {script}"));
+        let pid = server.pid();
+        let result = result_while(&["--account", &pid], || {
+            server.ask();
+        });
+        let processes = result["server"]["processes"].as_array().unwrap();
+        assert!(processes.len() >= 2, "{before}: {result}");
+        assert!(result["server"]["error"].is_null(), "{result}");
+        // The shell itself only waits, or forks once.
+        let cpu_ns = result["server"]["cpu_ns"].as_u64().unwrap();
+        assert!(cpu_ns > 10_000_000, "{before}: {result}");
+    }
+}
+
+#[test]
+fn children_that_end_in_the_window_count_as_far_as_they_worked_in_it() {
+    // `times` says what the shell and, in a second line, its ended children have used.
+    let ended = format!("({WORK}); times");
+    let mut server = Script::start(&format!("{ended}; read x; {ended}; read x"));
+    server.hear();
+    let pid = server.pid();
+    let seconds = |text: &str| -> f64 {
+        let both = text.split_whitespace();
+        both.map(|time| {
+            let (minutes, seconds) = time.trim_end_matches('s').split_once('m').unwrap();
+            minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap()
+        })
+        .sum()
+    };
+    let mut said = String::new();
+    let result = result_while(&["--account", &pid], || {
+        server.ask();
+        said = server.hear();
+    });
+    // It has done the same before the window, which doesn't count.
+    let in_all_s = seconds(&said);
+    let cpu_s = result["server"]["cpu_ns"].as_f64().unwrap() / 1e9;
+    assert!(
+        cpu_s > 0.2 * in_all_s && cpu_s < 0.8 * in_all_s,
+        "{said}: {result}"
+    );
+}
+
+#[test]
+fn a_process_that_is_named_twice_counts_once() {
+    let server = Script::start("echo ready; read x");
+    let pid = server.pid();
+    let accounted = ["--account", &pid, "--account", &pid];
+    let result = result("echo", echo_server(), &[&BRIEFLY[..], &accounted].concat());
+    let pids = serde_json::json!([pid.parse::<u32>().unwrap()]);
+    assert_eq!(result["server"]["processes"], pids, "{result}");
+}
+
+#[test]
+fn ctrl_c_is_for_the_generator_and_not_for_its_responder() {
+    use std::os::unix::process::CommandExt as _;
+    let mut child = Command::new(PROGRAM)
+        .args(["ceiling", "echo", "--window", "3600", "--connections", "2"])
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let mut last = Value::Null;
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        last = serde_json::from_str(&line.unwrap()).unwrap();
+        if last["event"] == "progress" && last["phase"] == "window" {
+            // As a terminal does it.
+            interrupt(&format!("-{}", child.id()));
+        }
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_flawless(&last);
+    assert_eq!(last["interrupted"], true);
 }
 
 #[test]
@@ -167,10 +328,7 @@ fn ctrl_c_ends_the_run_and_keeps_what_was_measured() {
         last = serde_json::from_str(&line.unwrap()).unwrap();
         if !asked && last["event"] == "progress" && last["operations"].as_u64() > Some(0) {
             asked = true;
-            let killed = Command::new("kill")
-                .args(["-INT", &child.id().to_string()])
-                .status();
-            assert!(killed.unwrap().success());
+            interrupt(&child.id().to_string());
         }
     }
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -261,6 +419,22 @@ fn wrong_command_lines_are_refused_with_status_2() {
         (
             &["echo", "--address", "127.0.0.1:1", "--timeout", "0"],
             "more than 0 seconds",
+        ),
+        (
+            &["echo", "--address", "127.0.0.1:1", "--window", "0"],
+            "more than 0 seconds",
+        ),
+        (
+            &["rtt", "--address", "127.0.0.1:1", "--size", "1k"],
+            "a number of bytes from 1 to 268435456, for example 1024",
+        ),
+        (
+            &["echo", "--address", "127.0.0.1:0"],
+            "the port must be the one that the server listens on",
+        ),
+        (
+            &["http", "--address", "127.0.0.1:1", "--rate", "1e9"],
+            "from 0.001 to 10000000",
         ),
         (
             &["echo", "--address", "127.0.0.1:1", "--cpu", "3-1"],
