@@ -266,6 +266,8 @@ fn streams_in_small_pieces_count_as_well() {
                 0 => return Ok(()),
                 bytes => stream.write_all(&buffer[..bytes])?,
             }
+            // Long enough for each piece to arrive by itself.
+            thread::sleep(Duration::from_millis(1));
         }
     });
     let load = [
