@@ -41,10 +41,21 @@ def build(root: Path) -> Path:
             "the load generator must be built, and there is no cargo: install Rust, https://rustup.rs"
         )
     command = [cargo, "build", "--release", "--locked", "--quiet", "--package", NAME]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+    # Where cargo builds is for its configuration to say, which may be anywhere: so it is asked.
+    asking = [*command, "--message-format=json-render-diagnostics"]
+    try:
+        done = subprocess.run(asking, cwd=root, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise GeneratorMissing(
+            f"`{' '.join(command)}` didn't end within {BUILD_TIMEOUT_S:g} s in {root}: run it by hand, and see what it waits for"
+        ) from None
     if done.returncode != 0:
         raise GeneratorMissing(f"`{' '.join(command)}` failed in {root}:\n{done.stderr.strip()}")
-    return root / (os.environ.get("CARGO_TARGET_DIR") or "target") / "release" / NAME
+    for line in done.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["target"]["name"] == NAME:
+            return Path(message["executable"])
+    raise GeneratorMissing(f"`{' '.join(command)}` built no {NAME} in {root}: set RINGLAB_LOAD to its path")
 
 
 def find() -> Path:
@@ -86,13 +97,16 @@ def run(
     deadline = time.monotonic() + expected_s + GRACE_S
     last: dict[str, Any] = {}
     with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            [*die_with_parent(), str(program), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [*die_with_parent(), str(program), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SampleFailed(f"the load generator can't be started: {error}") from None
         assert process.stdout is not None
         try:
             pending = b""

@@ -277,6 +277,9 @@ fn streams_in_small_pieces_count_as_well() {
         "1",
         "--max-operations",
         "100",
+        // What was sent would take long to come back; this is how long it is waited for.
+        "--timeout",
+        "0.5",
     ];
     let result = result("echo", address, &options(&ENDLESS, &load));
     assert_flawless(&result);

@@ -1,0 +1,116 @@
+"""What is made of a load generator that is missing, can't be built, or misbehaves."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ringlab import generator
+from ringlab.process import SampleFailed
+
+
+def script(path: Path, text: str) -> Path:
+    """Write a shell script that can be run."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def cargo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cargo of which the test says what it does."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "cargo"
+
+
+def artefact(name: str, executable: str | None) -> str:
+    return json.dumps({"reason": "compiler-artifact", "target": {"name": name}, "executable": executable})
+
+
+def test_cargo_says_where_it_has_built(cargo: Path, tmp_path: Path) -> None:
+    said = [artefact("libc", None), artefact("other", "/wrong"), artefact("ringlab-load", "/some/where/ringlab-load")]
+    lines = "\n".join([*said, json.dumps({"reason": "build-finished", "success": True})])
+    script(cargo, f"cat <<'END'\n{lines}\nEND")
+    assert generator.build(tmp_path) == Path("/some/where/ringlab-load")
+
+
+def test_a_build_that_fails_is_told_with_its_words(cargo: Path, tmp_path: Path) -> None:
+    script(cargo, "echo 'error: no such field' >&2; exit 101")
+    with pytest.raises(
+        generator.GeneratorMissing, match=r"--package ringlab-load` failed in .*:\nerror: no such field$"
+    ):
+        generator.build(tmp_path)
+
+
+def test_a_build_that_hangs_is_told(cargo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "BUILD_TIMEOUT_S", 0.2)
+    script(cargo, "exec sleep 60")
+    with pytest.raises(generator.GeneratorMissing, match=r"didn't end within 0.2 s in .*: run it by hand"):
+        generator.build(tmp_path)
+
+
+def test_a_build_without_the_generator_is_told(cargo: Path, tmp_path: Path) -> None:
+    script(cargo, "true")
+    with pytest.raises(generator.GeneratorMissing, match="built no ringlab-load in .*: set RINGLAB_LOAD"):
+        generator.build(tmp_path)
+
+
+def test_the_last_event_is_the_result_and_all_are_seen(tmp_path: Path) -> None:
+    program = script(
+        tmp_path / "load", """printf '{"event":"window_'; sleep 0.1; printf 'start"}\\n{"event":"result"}\\n'"""
+    )
+    seen: list[str] = []
+    result = generator.run(program, [], 1.0, lambda event: seen.append(event["event"]))
+    assert result == {"event": "result"}
+    assert seen == ["window_start", "result"]
+
+
+@pytest.mark.parametrize(
+    ("does", "complaint"),
+    [
+        ("echo 'no connection could be made' >&2; exit 1", "the load generator: no connection could be made"),
+        ("kill -9 $$", "the load generator: exit status -9"),
+        ("""echo '{"event":"window_end"}'""", r"ended without a result; its last event: {'event': 'window_end'}"),
+        ("true", "ended without a result; its last event: none"),
+        ("echo hello", "printed what is no event: hello"),
+        ("echo '[1]'", r"printed what is no event: \[1\]"),
+        (
+            """echo '{"event":"result","schema_version":2}'""",
+            "results are of version 2, not 1: build both from one revision",
+        ),
+    ],
+)
+def test_a_generator_that_measures_nothing_fails_the_sample(tmp_path: Path, does: str, complaint: str) -> None:
+    with pytest.raises(SampleFailed, match=complaint):
+        generator.run(script(tmp_path / "load", does), [], 1.0)
+
+
+@pytest.mark.parametrize("kind", [[], None])
+def test_a_generator_that_is_gone_fails_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: list[str] | None
+) -> None:
+    if kind is not None:  # As where there is no setpriv.
+        monkeypatch.setattr(generator, "die_with_parent", lambda: kind)
+    with pytest.raises(SampleFailed, match="the load generator.*No such file or directory"):
+        generator.run(tmp_path / "gone", [], 1.0)
+
+
+def test_a_generator_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "GRACE_S", 0.3)
+    program = script(tmp_path / "load", f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    with pytest.raises(SampleFailed, match="didn't end within 1 s"):
+        generator.run(program, [], 0.5)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_a_generator_is_ended_where_the_lab_is(tmp_path: Path) -> None:
+    program = script(tmp_path / "load", """echo '{"event":"connected"}'; exec sleep 60""")
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(KeyboardInterrupt):
+        generator.run(program, [], 50.0, interrupt)
+    assert {child.pid for child in psutil.Process().children()} == before
