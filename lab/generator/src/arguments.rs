@@ -41,16 +41,47 @@ The result:
   littles_law   requests in flight: in_flight_average is rate times latency, expected is as they
                 were counted; their ratio is 1, or the figures contradict each other
   open_loop     due: requests of the window; unfinished: those without an answer in the end,
-                which count in corrected with the time they had waited; send_lateness: the
-                generator's own share of corrected
+                which count in corrected with the time they had waited; send_lateness: how late
+                requests were sent whose connection was free, which is the generator's own
   client        cpu_ns, and busy_fraction: the part of the time in which the generator did
                 anything but wait. Above 0.67 it could not have loaded the server half as much
                 again: then the rate is not the server's alone
-  server        with --account: cpu_ns of all threads, of ended ones and of the kernel's for
-                them too; user_ns and system_ns (in steps of 10 ms); context switches; threads;
-                memory at rest, with connections and at the end
+  server        with --account: cpu_ns of all threads and child processes, of ended ones and of
+                the kernel's for them too; user_ns and system_ns (in steps of 10 ms); context
+                switches; threads; memory at rest, with connections and at the end; processes
   ceiling       (ceiling) operations_per_s if the generator did nothing but work
-and interrupted, ended_early, options, schema_version, workload.";
+and interrupted, ended_early, options, schema_version, workload.
+
+Example: 50 connections for 5 s, on CPU 1, with what the server costs:
+  ringlab-load http --address 127.0.0.1:8080 --cpu 1 --account $(pgrep -o myserver)
+Each workload has its own help: ringlab-load http --help";
+
+const ECHO_HELP: &str = "\
+Examples:
+  ringlab-load echo --address 127.0.0.1:5050 --connections 100 --size 16384 --window 10
+  ringlab-load echo --address 127.0.0.1:5050 --mode stream
+
+`ringlab-load --help` explains the result.";
+
+const HTTP_HELP: &str = "\
+Examples:
+  ringlab-load http --address 127.0.0.1:8080 --connections 500
+  ringlab-load http --address localhost:8080 --rate 20000 --path /index.html --any-body
+  ringlab-load http --address 127.0.0.1:8080 --probe
+
+`ringlab-load --help` explains the result.";
+
+const RTT_HELP: &str = "\
+Example:
+  ringlab-load rtt --address 127.0.0.1:5050 --size 64 --cold 200
+
+`ringlab-load --help` explains the result.";
+
+const CEILING_HELP: &str = "\
+Example, on a machine with two CPUs:
+  ringlab-load ceiling http --cpu 1 --responder-cpu 0
+
+`ringlab-load --help` explains the result.";
 
 /// Loads a TCP server, checks every byte that comes back, and measures: throughput, latency, and what the server's processes cost.
 ///
@@ -74,6 +105,7 @@ pub(crate) enum Workload {
     ///
     /// A frame carries the number of its connection, its sequence number and seeded random bytes; each connection sends the next one
     /// when it has the whole echo (closed loop). A single wrong byte ends the run and makes it void. An operation is one frame.
+    #[command(after_long_help = ECHO_HELP)]
     Echo(Echo),
 
     /// GET requests to an HTTP/1.1 server: as many as it can answer, or a fixed rate; or a probe of how it parses
@@ -82,18 +114,21 @@ pub(crate) enum Workload {
     /// server's capacity. With --rate requests are due at instants that are spread evenly over time and connections (open loop), whether
     /// the server keeps up or not. "corrected" latencies then count from these instants, so that a server that stalls is charged
     /// for all requests that had to wait (free of coordinated omission); "service" latencies count from when a request was sent.
+    #[command(after_long_help = HTTP_HELP)]
     Http(Http),
 
     /// Round trips of one message at a time on one connection, and the first message of fresh connections apart
     ///
     /// First come the fresh connections, one after the other: connect, one message, close ("cold"). Then one connection sends messages
     /// for the warm-up and the window, each after the echo of the one before; every byte is checked.
+    #[command(after_long_help = RTT_HELP)]
     Rtt(Rtt),
 
     /// The generator's own maximum: against the smallest responder there is, which runs on CPUs of its own and never sleeps
     ///
     /// The responder's work for an answer is about the generator's for a request, so it may be what limits the rate; therefore
     /// "ceiling" in the result says what the generator would reach if its CPUs were fully used at the same cost per operation.
+    #[command(after_long_help = CEILING_HELP)]
     Ceiling(Ceiling),
 
     /// The responder of `ceiling`, on 127.0.0.1; it ends when its stdin ends
@@ -150,7 +185,7 @@ pub(crate) struct Common {
     #[serde(rename = "timeout_s", serialize_with = "as_seconds")]
     pub(crate) timeout: Duration,
 
-    /// Ends the window once so many operations are counted (or a few more), if it isn't over before
+    /// Ends the window once so many operations are counted (or a few more), if it isn't over before [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_operations: Option<u64>,
 
@@ -158,7 +193,7 @@ pub(crate) struct Common {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Process of the server, whose CPU time and memory to account for, and those of its descendants; may be given several times
+    /// Process of the server, whose CPU time and memory to account for, and those of its descendants; may be given several times [default: none]
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) account: Vec<i32>,
 }
@@ -175,11 +210,11 @@ pub(crate) struct Size {
 /// How many connections, and from how many threads.
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Load {
-    /// Connections to open; by default 50, and 1 for rtt
+    /// Connections to open [default: 50, rtt: 1]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) connections: Option<u32>,
 
-    /// Threads of the generator, among which the connections are divided
+    /// Threads of the generator, among which the connections are divided; more than CPUs make it slower
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: u32,
 
@@ -231,7 +266,7 @@ pub(crate) struct Http {
     #[arg(long, value_name = "PATH", default_value = "/", value_parser = parse_path)]
     pub(crate) path: String,
 
-    /// Header to send with each request, as in 'Accept: text/html'; may be given several times. Host is --address unless given
+    /// Header to send with each request, as in 'Accept: text/html'; may be given several times [default: Host alone, from --address]
     #[arg(long, value_name = "HEADER", value_parser = parse_header)]
     pub(crate) header: Vec<String>,
 
@@ -243,12 +278,13 @@ pub(crate) struct Http {
     #[arg(long, conflicts_with = "body")]
     pub(crate) any_body: bool,
 
-    /// Requests per second, over all connections, that are due whether the server keeps up or not (open loop)
+    /// Requests per second, over all connections, that are due whether the server keeps up or not (open loop) [default: closed loop]
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
     #[serde(rename = "rate_per_s")]
     pub(crate) rate: Option<f64>,
 
-    /// Don't measure: tell a server that parses requests from one that sends a canned answer, and print what came to which
+    /// Don't measure: tell a server that parses requests from one that sends a canned answer, and print what came to which. Of the other
+    /// options it takes --address, --path and --timeout
     #[arg(long, conflicts_with = "rate")]
     #[serde(skip)]
     pub(crate) probe: bool,

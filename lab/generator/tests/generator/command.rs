@@ -338,6 +338,110 @@ fn ctrl_c_ends_the_run_and_keeps_what_was_measured() {
 }
 
 #[test]
+fn a_reader_that_goes_away_ends_the_run() {
+    let mut child = Command::new(PROGRAM)
+        .args(["echo", "--address", &echo_server().to_string()])
+        .args(["--warm-up", "0", "--window", "3600", "--connections", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.starts_with("ringlab-load: stdout can't be written: Broken pipe"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn sigterm_ends_a_run_that_has_not_begun_to_measure() {
+    // Nobody accepts, and the last connection is due after an hour.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut child = Command::new(PROGRAM)
+        .args([
+            "echo",
+            "--address",
+            &listener.local_addr().unwrap().to_string(),
+        ])
+        .args(["--connections", "2", "--ramp", "7200"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut last = Value::Null;
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        last = serde_json::from_str(&line.unwrap()).unwrap();
+        if last["event"] == "progress" {
+            let killed = Command::new("kill").arg(child.id().to_string()).status();
+            assert!(killed.unwrap().success());
+        }
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(last["event"], "result");
+    assert_eq!(last["interrupted"], true);
+    assert_eq!(last["connections"]["opened"], 1, "{last}");
+    assert_eq!(last["void"], "the run ended before the window was opened");
+}
+
+#[test]
+fn a_server_may_listen_on_ipv6() {
+    let Ok(listener) = TcpListener::bind("[::1]:0") else {
+        eprintln!("this machine has no IPv6: nothing to test");
+        return;
+    };
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut answers = stream.try_clone().unwrap();
+                std::io::copy(&mut stream, &mut answers)
+            });
+        }
+    });
+    for workload in ["echo", "rtt"] {
+        let result = result(workload, address, &BRIEFLY);
+        assert_flawless(&result);
+        assert_eq!(result["options"]["address"], address.to_string());
+    }
+}
+
+#[test]
+fn every_help_has_examples_and_says_where_the_result_is_explained() {
+    let help = |words: &[&str]| {
+        let output = Command::new(PROGRAM).args(words).arg("--help").output();
+        text(&output.unwrap().stdout)
+    };
+    for workload in ["echo", "http", "rtt", "ceiling"] {
+        let help = help(&[workload]);
+        assert!(
+            help.contains(&format!("\n  ringlab-load {workload} ")),
+            "{help}"
+        );
+        assert!(
+            help.ends_with("`ringlab-load --help` explains the result.\n"),
+            "{help}"
+        );
+        // Examples that can be copied: each line is one that the program takes.
+        for example in help
+            .lines()
+            .filter_map(|line| line.strip_prefix("  ringlab-load "))
+        {
+            let line = format!("{PROGRAM} {example} --no-such-option");
+            let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+            let stderr = text(&output.stderr);
+            assert!(
+                stderr.contains("unexpected argument '--no-such-option'"),
+                "{stderr}"
+            );
+        }
+    }
+    assert!(help(&[]).contains("The result:"));
+}
+
+#[test]
 fn a_server_that_refuses_connections_cannot_be_measured() {
     let address = {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
