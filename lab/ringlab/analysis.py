@@ -115,7 +115,7 @@ def sentence_of(
     within = figures.ratio_within(ratio, comparison.low, comparison.high)
     if comparison.verdict == "tie":
         low, high = found.interval_inner
-        return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {figures.difference(max(high, 1 / low))}"
+        return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {figures.difference(max(high, 1 / low, 1.001))}"
     if comparison.verdict == "cannot tell":
         if comparison.rounds < statistics.ROUNDS_LEAST:
             why = f"{comparison.rounds} of at least {statistics.ROUNDS_LEAST} rounds have both"

@@ -195,10 +195,10 @@ def fit_quick(race: runner.Race, budget_s: float) -> None:
 def write_reports(result: results.Result, folder: Path) -> list[Path]:
     """Write what people read beside a result; return the files."""
     path = folder / "report.md"
-    path.write_text(markdown.render(result))
+    path.write_text(markdown.render(result), encoding="utf-8")
     written = [path]
     path = folder / "report.html"
-    path.write_text(html.render([(folder.name, result)]))
+    path.write_text(html.render([(folder.name, result)]), encoding="utf-8")
     return [*written, path]
 
 
@@ -846,14 +846,14 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
             terminal.print_result(make_console(), result)
         return
     else:
-        with output.open("w") as file:
+        with output.open("w", encoding="utf-8") as file:
             terminal.print_result(Console(file=file, width=WIDTH, soft_wrap=True), found[0][1])
         click.echo(str(output))
         return
     if output is None:
         click.echo("\n".join(texts), nl=False)
     else:
-        output.write_text("\n".join(texts))
+        output.write_text("\n".join(texts), encoding="utf-8")
         click.echo(str(output))
 
 

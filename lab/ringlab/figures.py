@@ -16,6 +16,12 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{rounded:,.{max(0, digits - 1 - magnitude)}f}"
 
 
+def plain(value: float) -> str:
+    """Return a figure without zeros at its end: a mark on an axis, a count."""
+    written = significant(value)
+    return written.rstrip("0").rstrip(".") if "." in written else written
+
+
 def latency(value_ns: float, write: Callable[[float], str] = significant) -> str:
     """Return a time with the unit that suits it."""
     for factor, unit in NANOSECONDS:

@@ -236,7 +236,7 @@ def rtt_cells() -> list[CellPlan]:
             workload="rtt",
             title=f"{size} there and back on one connection",
             operation="round trip",
-            metrics=(SERVER_CPU, P50, P95, P99, MEAN, COLD_P50, RATE, MEGABYTES),
+            metrics=(SERVER_CPU, P50, P99, COLD_P50, RATE, P95, MEAN, MEGABYTES),
             scales=QUICK if size == "1KB" else NORMAL,
             connections=1,
             size_bytes=size_bytes,

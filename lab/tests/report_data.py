@@ -1,115 +1,128 @@
-"""A result with everything in it that a report must show, made without measuring."""
+"""A result with everything in it that a report must show, made without measuring: the samples are drawn, what they say follows."""
 
-import math
+import copy
+import functools
 import random
 
-from ringlab import results
+from hdrh.histogram import HdrHistogram
 
+from ringlab import analysis, results
+
+ODD_NAME = "python-asyncio-streams with a <name> that is rather long & odd"
 ARMS = {
-    "ringloop-io_uring": ("Rust", 4.31),
-    "ringloop-epoll": ("Rust", 4.40),
-    "c-epoll": ("C", 4.25),
-    "tokio": ("Rust", 4.42),
-    "go": ("Go", 9.1),
-    "node": ("JavaScript", 19.4),
-    "python-uvloop-protocol": ("Python", 7.7),
-    "python-asyncio-streams with a <name> that is rather long & odd": ("Python", 24.0),
-    "netty": ("Java", 8.2),
+    "c-epoll": ("C", 4.25, "canned"),
+    "c-io_uring": ("C", 4.15, "canned"),
+    "ringloop-rust-io_uring": ("Rust", 4.22, "canned"),
+    "ringloop-rust-epoll": ("Rust", 4.40, "canned"),
+    "tokio": ("Rust", 4.75, "canned"),
+    "monoio": ("Rust", 4.81, "canned"),
+    "asio": ("C++", 5.02, "canned"),
+    "hyper": ("Rust", 6.1, "real"),
+    "ringloop-hyper-io_uring": ("Rust", 5.5, "real"),
+    "go": ("Go", 6.4, "canned"),
+    "go-net-http": ("Go", 12.2, "real"),
+    "node": ("JavaScript", 8.4, "canned"),
+    "node-http": ("JavaScript", 21.0, "real"),
+    "netty-epoll": ("Java", 6.6, "canned"),
+    "netty-nio": ("Java", 9.9, "canned"),
+    "netty-http": ("Java", 14.1, "real"),
+    "eio-posix": ("OCaml", 9.0, "canned"),
+    "ranch": ("Erlang", 17.4, "canned"),
+    "thousand_island": ("Elixir", 19.4, "canned"),
+    "threaded-python": ("Python", 10.9, "canned"),
+    "asyncio-protocol": ("Python", 8.4, "canned"),
+    "asyncio-streams": ("Python", 20.5, "canned"),
+    "asyncio-uvicorn": ("Python", 41.0, "real"),
+    "uvloop-protocol": ("Python", 6.4, "canned"),
+    "uvloop-streams": ("Python", 12.2, "canned"),
+    "uvloop-uvicorn": ("Python", 33.0, "real"),
+    "ringloop-io_uring-protocol": ("Python", 5.7, "canned"),
+    "ringloop-epoll-protocol": ("Python", 5.9, "canned"),
+    "ringloop-io_uring-uvicorn": ("Python", 29.0, "real"),
+    ODD_NAME: ("Python", 24.0, "real"),
+    "c-epoll (again)": ("C", 4.25, "canned"),
 }
-NOISE = 0.03
 ROUNDS = 9
-CPU = results.Metric(key="server_cpu_us", title="server CPU", unit="us", better="lower", primary=True)
+OPERATIONS = 300
+"""Of each sample, in its histogram."""
+HISTOGRAMS = 2
+"""So many rounds keep theirs: decoding takes long."""
+PATH = "/a/path/without/a/place/to/break" * 8
+CPU = results.Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
 RATE = results.Metric(key="operations_per_s", title="rate", unit="/s", better="higher")
 LATENCY = results.Metric(key="latency_ns_p99", title="p99", unit="ns", better="lower")
+
+
+def make_arms() -> list[results.Arm]:
+    """Return all who took part."""
+    return [
+        results.Arm(
+            name=name, target=name, language=language, title=f"a server on {name}", version="1.2.3",
+            repeats=name.removesuffix(" (again)") if name.endswith(" (again)") else "", declares={"parser": parser},
+            checks=[
+                results.Check(name="TCP_NODELAY", declared="on", found="on", status="ok"),
+                results.Check(name="backlog", declared="1024", found="128", status="violated", text="ss -ltn"),
+            ],
+        )
+        for name, (language, _, parser) in ARMS.items()
+    ]  # fmt: skip
 
 
 def make_cell(
     name: str, workload: str, dice: random.Random, parameters: dict[str, object], stretch: float
 ) -> results.Cell:
-    """Return a cell with samples, of which one is void and one failed, and what they would say."""
+    """Return a cell with samples, of which one is void and one failed, and what they say."""
     arms = list(ARMS)
     orders = [dice.sample(arms, len(arms)) for _ in range(ROUNDS)]
     samples = []
     for number, order in enumerate(orders, 1):
-        drift = dice.lognormvariate(0, 0.05)
+        drift = dice.lognormvariate(0, 0.1)
         for position, arm in enumerate(order, 1):
             cpu = ARMS[arm][1] * stretch * drift * dice.lognormvariate(0, 0.02)
             status, reasons = "measured", []
             if (arm, number) == ("go", 3):
                 status, reasons = "void", ["a frame came back changed: connection 7, message 12"]
             if (arm, number) == ("node", 5):
-                status, reasons = "failed", ["it ended with code 1: Error: listen EADDRINUSE"]
+                status, reasons = "failed", [f"it ended with code 1: Error: listen EADDRINUSE {PATH}"]
+            histogram = HdrHistogram(1, 3_600_000_000_000, 3)
+            for _ in range(OPERATIONS):
+                histogram.record_value(int(10_000 * cpu * dice.lognormvariate(0, 0.5)))
+            kinds = ("service", "corrected") if "offered_rate_per_s" in parameters else ("service",)
             samples.append(
                 results.Sample(
-                    arm=arm,
-                    round=number,
-                    position=position,
-                    begun_s=0.0,
-                    duration_s=1.0,
-                    status=status,
-                    reasons=reasons,
-                    figures={"server_cpu_us": cpu, "operations_per_s": 1e6 / cpu, "latency_ns_p99": 40_000 * cpu},
+                    arm=arm, round=number, position=position, begun_s=0.0, duration_s=1.0, status=status, reasons=reasons,
+                    figures={
+                        "server_cpu_us": cpu,
+                        "operations_per_s": 1e6 / cpu,
+                        "latency_ns_p99": histogram.get_value_at_percentile(99),
+                        "rss_rest_bytes": 1e6 * cpu,
+                        "server_threads": 1.0,
+                    },
+                    histograms={kind: histogram.encode().decode() for kind in kinds if number <= HISTOGRAMS},
+                    client_limited=arm == "c-io_uring",
                 )
-            )
+            )  # fmt: skip
     cell = results.Cell(
         name=name, workload=workload, title=f"{workload}: {name}", operation="message", parameters=parameters,
         metrics=[CPU, RATE, LATENCY], arms=arms, orders=orders, samples=samples,
         ceiling=results.Ceiling(operations_per_s=412_345, client_cpu_fraction=0.99, text="at 50 connections"),
         system_calls=[results.SystemCalls(arm="tokio", tool="perf", per_operation=2.04, operations=1000)],
-        probes=[results.Probe(arm="tokio", parser="canned")] if workload == "http" else [],
+        probes=[results.Probe(arm=arm, parser=parser) for arm, (_, _, parser) in ARMS.items()]
+        if workload == "http"
+        else [],
     )  # fmt: skip
-    cell.analysis = analyse(cell)
+    cell.analysis = analysis.analyse(cell, make_arms())
     return cell
 
 
-def analyse(cell: results.Cell) -> results.Analysis:
-    """Return plausible conclusions; that they follow from the samples is not this file's business."""
-    baseline = "tokio"
-    summaries, comparisons, curves = [], [], []
-    for arm in cell.arms:
-        for metric in cell.metrics:
-            values = sorted(value for value in cell.series(arm, metric.key) if value is not None)
-            summaries.append(
-                results.Summary(
-                    arm=arm, metric=metric.key, median=values[len(values) // 2], low=values[0], high=values[-1],
-                    rounds=len(values),
-                )
-            )  # fmt: skip
-        p50 = 10_000 * ARMS[arm][1]
-        points = [
-            [p, p50 * (1 + 0.5 * math.log10(1 / (1 - p / 100)) ** 2)] for p in (0, 50, 75, 90, 95, 99, 99.9, 99.99)
-        ]
-        curves.append(results.Curve(arm=arm, kind="service", points=points))
-        if arm == baseline:
-            continue
-        pairs = zip(cell.series(arm, CPU.key), cell.series(baseline, CPU.key), strict=True)
-        ratios = [None if mine is None or other is None else mine / other for mine, other in pairs]
-        ratio = math.exp(sum(math.log(each) for each in ratios if each) / sum(1 for each in ratios if each))
-        verdict = "tie" if abs(ratio - 1) < NOISE else "better" if ratio < 1 else "worse"
-        if arm == "ringloop-epoll":
-            verdict = "cannot tell"
-        comparisons.append(
-            results.Comparison(
-                metric=CPU.key, arm=arm, baseline=baseline, ratio=ratio, low=ratio * 0.985, high=ratio * 1.02,
-                confidence=0.95, p=0.01, p_adjusted=0.05, rounds=ROUNDS, ratios=ratios, verdict=verdict,
-                rounds_needed=24 if verdict == "cannot tell" else None,
-            )
-        )  # fmt: skip
-    group = results.Group(
-        name="all", arms=cell.arms, baseline=baseline, noise_floor=NOISE,
-        noise_text="Two copies of tokio differed by 1.1%.", comparisons=comparisons,
-        verdict=results.Verdict(
-            kind="tie", arms=["c-epoll", "ringloop-io_uring"],
-            sentence="c-epoll and ringloop-io_uring tie: within 3% of each other.",
-        ),
-    )  # fmt: skip
-    return results.Analysis(
-        summaries=summaries, groups=[group], curves=curves, notes=["go: client-limited in 2 rounds"]
-    )
-
-
 def make_result() -> results.Result:
-    """Return a whole result."""
+    """Return a whole result, of one's own to change."""
+    return copy.deepcopy(draw_result())
+
+
+@functools.cache
+def draw_result() -> results.Result:
+    """Draw the samples of a whole result."""
     dice = random.Random(7)
     cells = [
         make_cell("echo/1KB/50", "echo", dice, {"connections": 50, "size_bytes": 1024}, 1.0),
@@ -117,7 +130,7 @@ def make_result() -> results.Result:
         *(
             make_cell(
                 f"http/open/50/{share}", "http", dice,
-                {"connections": 50, "mode": "open", "offered_rate_per_s": 60_000 * share, "rate_fraction": share},
+                {"connections": 50, "mode": "open", "offered_rate_per_s": 60_000 * share, "rate_fraction": share, "of": "asyncio-uvicorn"},
                 0.9 + share**6,
             )
             for share in (0.25, 0.5, 0.75, 0.9)
@@ -127,22 +140,14 @@ def make_result() -> results.Result:
             left_out="the limit of descriptors is 1,024 and 2,064 are needed: ulimit -n 4096",
         ),
     ]  # fmt: skip
-    arms = [
-        results.Arm(
-            name=name, target=name, language=language, title=f"a server on {name}", version="1.2.3",
-            checks=[
-                results.Check(name="TCP_NODELAY", declared="on", found="on", status="ok"),
-                results.Check(name="backlog", declared="1024", found="128", status="violated", text="ss -ltn"),
-            ],
-        )
-        for name, (language, _) in ARMS.items()
-    ]  # fmt: skip
+    arms = make_arms()
     arms.append(
         results.Arm(
             name="erlang-ranch", target="ranch", language="Erlang", title="ranch", skipped="there is no erl on the PATH",
             install="apt-get install erlang-base erlang-ranch",
         )
     )  # fmt: skip
+    cells.append(results.Cell(name="echo/stream/500", workload="echo", title="never reached", operation="MB"))
     return results.Result(
         run=results.Run(
             command=["ringlab", "run", "echo", "http", "--quick", "--seed", "7"], begun="2026-11-21T15:00:00+00:00", seed=7,

@@ -95,6 +95,19 @@ def test_a_thousand_races_of_equals_have_few_winners_and_those_of_others_many(di
         assert set(sides) == {"b"}
 
 
+def test_a_hundred_races_of_twelve_equals_have_no_winner_and_seldom_a_difference() -> None:
+    """The family is all arms of a group, and the best of them is chosen after the race."""
+    random = np.random.default_rng(9)
+    differing = 0
+    for _ in range(100):
+        measure = noise(random, 5)
+        names = [f"a{index}" for index in range(12)]
+        group = only_group(make_cell({"a0 (again)": measure(5)} | {name: measure(5) for name in names}), "a0")
+        assert group.verdict.kind != "winner"
+        differing += any(each.verdict in ("better", "worse") for each in group.comparisons if "again" not in each.arm)
+    assert differing < 10
+
+
 def test_an_arm_against_itself_ties_in_19_of_20_races() -> None:
     """As `ringlab compare A A` says it: the two copies are the only ones there, and the verdict is about them."""
     random = np.random.default_rng(4)
@@ -199,6 +212,11 @@ def test_what_cannot_be_told_says_why() -> None:
     }["a"]
     assert (found.verdict, found.low > 1) == ("cannot tell", True)
     assert ", which is within the noise; " in found.sentence
+
+
+def test_arms_that_are_equal_to_the_digit_do_not_differ_by_less_than_nothing() -> None:
+    (found,) = only_group(make_cell({"b": [5.0] * 5, "a": [5.0] * 5}), "b").comparisons
+    assert found.sentence == "a and b tie in server CPU: they differ by less than 0.10%"
 
 
 def test_zeros_and_what_is_no_number_give_no_ratio() -> None:

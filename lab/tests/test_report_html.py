@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import report_data
+from markupsafe import escape
 
 from ringlab import figures
 from ringlab.report import charts, html, scales
@@ -127,8 +128,6 @@ def test_it_says_everything_that_a_reader_must_know(page: str) -> None:
     result = report_data.make_result()
     for text in (
         "ringlab run echo http --quick --seed 7",
-        "c-epoll and ringloop-io_uring tie: within 3% of each other.",
-        "Two copies of tokio differed by 1.1%.",
         "go, round 3: void: a frame came back changed: connection 7, message 12",
         "node, round 5: failed: it ended with code 1",
         "the limit of descriptors is 1,024 and 2,064 are needed: ulimit -n 4096",
@@ -136,14 +135,37 @@ def test_it_says_everything_that_a_reader_must_know(page: str) -> None:
         "apt-get install erlang-base erlang-ranch",
         "backlog 128 (violated, declared 1024)",
         "the machine is busy",
-        "go: client-limited in 2 rounds",
+        "client-limited: c-io_uring: the load generator was near its own limit",
         "412,000 per second",
         "2.04",
-        "p99 over the offered rate, 50 connections",
+        "p99 over the offered rate, 50 connections: servers that parse requests",
+        "p99 over the offered rate, 50 connections: servers whose answer is fixed",
+        "30,000 requests/s are offered, 50% of what asyncio-uvicorn did in the closed loop.",
+        '<h4 class="group">Servers that parse requests</h4>',
+        "memory at rest, MB",
+        "<code>echo/stream/500</code>: the run ended before it",
     ):
         assert text in page, text
-    shown = [cell for cell in result.cells if not cell.left_out]
-    assert page.count("Paired ratios of") == page.count("Rounds of") == len(shown)
+    groups = [group for cell in result.cells for group in cell.analysis.groups]
+    assert len(groups) == 1 + 5 * 2
+    for group in groups:
+        assert group.verdict.sentence in page
+        assert group.noise_text[1:] in page
+    assert page.count("Paired ratios of") == page.count("Rounds of") == len(groups)
+
+
+def test_every_picture_and_table_of_a_group_has_one_order(page: str) -> None:
+    result = report_data.make_result()
+    (group,) = result.cells[0].analysis.groups
+    ranking = [escape(name) for name in group.ranking(result.cells[0].primary)]
+    article = page[page.index('id="run0-echo-1KB-50"') :]
+    article = article[: article.index("</article>")]
+    orders = [
+        re.findall(r'class="name" [^>]*>[^<]*<title>(.*?)</title>', chart)
+        for chart in re.findall(r'<svg [^>]*aria-label="(?:Paired|server|Rounds).*?</svg>', article, re.DOTALL)
+    ]
+    orders.append(re.findall(r'<tr><td class="arm">(.*?)</td>', article)[: len(ranking)])
+    assert orders == [ranking] * 4
 
 
 def test_texts_from_elsewhere_cannot_become_elements(page: str) -> None:

@@ -1,13 +1,15 @@
 """The statistics agree with scipy's, and the verdicts are right as often as they claim."""
 
+import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from ringlab import statistics
+from ringlab import results, statistics
 
 ASYNCIO_CPU_US = [5.91, 6.02, 5.88, 6.35, 5.97, 5.84, 6.11, 5.93, 6.08, 5.99, 7.42]
 """Recorded: echo of 1 KB on 50 connections, server CPU per message in 11 rounds; the last was disturbed."""
@@ -32,6 +34,37 @@ def test_few_rounds_are_judged_as_scipys_paired_t_test_does() -> None:
     interval = expected.confidence_interval(statistics.CONFIDENCE)
     assert found.interval == pytest.approx((math.exp(interval.low), math.exp(interval.high)), rel=1e-6)
     assert found.ratio == pytest.approx(stats.gmean(np.divide(UVLOOP_CPU_US[:6], ASYNCIO_CPU_US[:6])))
+
+
+def test_every_comparison_of_a_recorded_run_is_scipys() -> None:
+    """Of all arms, in all figures: what a busy machine really gave, with rounds that are missing."""
+    recorded = results.Result.read(Path(__file__).parent / "data" / "recorded.json")
+    checked = 0
+
+    def limited(ends: tuple[float, float]) -> NDArray[np.float64]:
+        return np.clip(ends, -statistics.LOG_MOST, statistics.LOG_MOST)
+
+    for cell in recorded.cells:
+        for metric, (first, *others) in itertools.product(cell.metrics, [cell.arms]):
+            for other in others:
+                pairs = zip(cell.series(other, metric.key), cell.series(first, metric.key), strict=True)
+                both = [(mine, base) for mine, base in pairs if mine and base]
+                found = statistics.estimate(
+                    statistics.log_ratios(cell.series(other, metric.key), cell.series(first, metric.key))
+                )
+                if len(both) < 2:
+                    continue
+                assert found is not None
+                assert found.rounds == len(both) < statistics.TRIMMED_FROM
+                mine, base = np.log(np.transpose(both))
+                expected = stats.ttest_rel(mine, base)
+                assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
+                interval = expected.confidence_interval(statistics.CONFIDENCE)
+                assert np.log(found.interval) == pytest.approx(limited(interval), rel=1e-6, abs=1e-9)
+                inner = expected.confidence_interval(2 * statistics.CONFIDENCE - 1)
+                assert np.log(found.interval_inner) == pytest.approx(limited(inner), rel=1e-6, abs=1e-9)
+                checked += 1
+    assert checked > 100
 
 
 def test_many_rounds_are_judged_as_scipys_test_of_trimmed_means_does() -> None:
@@ -144,6 +177,21 @@ def test_a_difference_of_5_percent_is_found(rounds: int, spoilt: float, least: i
     found = [verdict(*simulate(random, rounds, 1.05, spoilt)) for _ in range(1000)]
     assert found.count("above") >= least
     assert found.count("below") == 0
+
+
+@pytest.mark.parametrize("rounds", [5, 9, 15])
+def test_a_difference_of_5_percent_is_a_tie_in_less_than_8_of_100_simulations(rounds: int) -> None:
+    """5 is what two one-sided tests promise at the border; the rest is the chance of the simulation."""
+    random = np.random.default_rng(8)
+    ties = 0
+    for _ in range(1000):
+        noise = random.normal(0, 0.02, rounds)
+        noise += (random.random(rounds) < 0.1) * random.exponential(0.15, rounds) * random.choice((-1, 1), rounds)
+        found = statistics.estimate(math.log(1 + statistics.TIE_MARGIN) + noise)
+        assert found is not None
+        # Whether it is told to be above is another question.
+        ties += statistics.judge(found, 1.0, statistics.MARGIN) == "tie"
+    assert ties < 80
 
 
 def test_many_equal_arms_give_no_winner() -> None:

@@ -99,7 +99,7 @@ OTHER_FIGURES = (
     ("latency_ns_p95", "latency p95", "ns", 1.0),
     ("latency_ns_p999", "latency p99.9", "ns", 1.0),
     ("latency_ns_max", "latency max", "ns", 1.0),
-    ("server_cpu_percent", "server CPU, % of one", "", 1.0),
+    ("server_cpu_percent", "server CPU, % of one CPU", "", 1.0),
     ("server_system_share", "of it in the kernel, %", "", 100.0),
     ("server_threads", "threads", "", 1.0),
     ("voluntary_switches_per_operation", "voluntary context switches per operation", "", 1.0),
@@ -109,6 +109,11 @@ OTHER_FIGURES = (
     ("fairness_jain", "fairness between connections (Jain's index)", "", 1.0),
 )
 """Figures that rank nothing: key, heading, unit, factor to it."""
+
+
+def show_other(value: float, unit: str) -> str:
+    """Return a figure of OTHER_FIGURES."""
+    return figures.in_unit(value, unit) if unit else figures.plain(value)
 
 
 def other_figures(cell: Cell) -> tuple[list[str], list[list[str]]]:
@@ -125,7 +130,7 @@ def other_figures(cell: Cell) -> tuple[list[str], list[list[str]]]:
             rows.append(
                 [
                     arm,
-                    *("" if value is None else figures.in_unit(value * factor, unit) for value, unit, factor in values),
+                    *("" if value is None else show_other(value * factor, unit) for value, unit, factor in values),
                 ]
             )
     return ["arm", *(title for _, title, _, _ in columns)] if rows else [], rows
@@ -141,30 +146,37 @@ def minutes(seconds: float) -> str:
 def settings(result: Result) -> list[tuple[str, str]]:
     """Return how and where was measured, as names and texts."""
     run, environment = result.run, result.environment
-    scale = run.scale
+    scale, write = run.scale, figures.plain
     machine = (
-        f"{environment.cpu_model or environment.machine}, {environment.cpus_usable} of {environment.cpus} CPUs usable"
+        f"{environment.cpu_model or environment.machine}, {environment.cpus_usable} of {environment.cpus} CPUs usable,"
+        f" {write(environment.memory_bytes / (1 << 30))} GiB{', virtual' if environment.hypervisor else ''}"
     )
-    if environment.hypervisor:
-        machine += ", virtual"
+    system = (
+        f"{environment.kernel} {environment.machine}; {environment.libc}; Python {environment.python};"
+        f" somaxconn {environment.somaxconn}, {environment.descriptors_limit} descriptors"
+    )
+    if environment.io_uring_disabled:
+        system += f", io_uring_disabled {environment.io_uring_disabled}"
     loads = " to ".join(
         f"{load[0]:.2f}" for load in (environment.load_average_begin, environment.load_average_end) if load
+    )
+    rounds = (
+        f"{scale.rounds} ({scale.name}), of {write(scale.window_s)} s windows after {write(scale.ramp_s)} s of ramp and"
+        f" {write(scale.warm_up_s)} s of warm-up where a cell says no other; seed {run.seed}"
     )
     return [
         (name, text)
         for name, text in (
-            ("begun", f"{run.begun}; ended {run.ended}{'; interrupted' if run.interrupted else ''}"),
-            ("machine", machine),
-            ("kernel", f"{environment.kernel} {environment.machine}; {environment.libc}; Python {environment.python}"),
+            ("begun", f"{run.begun}; ended {run.ended or 'never'}{'; interrupted' if run.interrupted else ''}"),
+            ("machine", f"{environment.host}: {machine}" if environment.host else machine),
+            ("kernel", system),
             ("CPU clock", environment.cpu_governor or "no governor to be seen"),
             ("load", f"load average {loads}; {environment.stolen_s:.1f} s of CPU time stolen by the hypervisor"),
             ("placement", run.placement.text),
-            (
-                "rounds",
-                f"{scale.rounds}, of {scale.window_s:g} s windows after {scale.warm_up_s:g} s of warm-up; seed {run.seed}",
-            ),
+            ("rounds", rounds),
             ("generator", environment.generator),
             ("revision", environment.revision),
+            ("variables", " ".join(f"{name}={value}" for name, value in environment.variables.items())),
         )
         if text
     ]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from ringlab.figures import latency, significant
-from ringlab.report import scales
+from ringlab.figures import latency, plain, significant
 from ringlab.report.scales import Axis, linear_marks, logarithmic_marks, ratio_marks
 
 WIDTH = 760
@@ -148,7 +147,7 @@ def forest(rows: Sequence[Interval], noise: float, axis_title: str, title: str) 
         place = axis(mark)
         kind = "one" if math.isclose(mark, 1) else "grid"
         parts.append(element("line", class_=kind, x1=place, x2=place, y1=0.0, y2=float(bottom)))
-        parts.append(text(scales.mark(mark), place, bottom + 15, "tick", "middle"))
+        parts.append(text(plain(mark), place, bottom + 15, "tick", "middle"))
     parts += row_labels([row.name for row in rows], room)
     for index, row in enumerate(rows):
         middle = ROW * index + ROW / 2
@@ -185,7 +184,7 @@ def bars(rows: Sequence[Bar], unit: str, title: str) -> Markup:
     parts = []
     for mark in linear_marks(0, high):
         parts.append(element("line", class_="grid", x1=axis(mark), x2=axis(mark), y1=0.0, y2=float(bottom)))
-        parts.append(text(scales.mark(mark), axis(mark), bottom + 15, "tick", "middle"))
+        parts.append(text(plain(mark), axis(mark), bottom + 15, "tick", "middle"))
     parts += row_labels([row.name for row in rows], room)
     for index, row in enumerate(rows):
         top = ROW * index + 5
@@ -301,7 +300,7 @@ def y_grid(y: Axis, x: Axis) -> list[Markup]:
     parts = []
     for mark in logarithmic_marks(y.low, y.high):
         parts.append(element("line", class_="grid", x1=x.start, x2=x.end, y1=y(mark), y2=y(mark)))
-        parts.append(text(latency(mark, scales.mark), x.start - 8, y(mark) + 4, "tick", "end"))
+        parts.append(text(latency(mark, plain), x.start - 8, y(mark) + 4, "tick", "end"))
     return parts
 
 
@@ -319,7 +318,7 @@ def latency_over_rate(lines: Sequence[Line], title: str) -> Markup:
     parts = []
     for mark in linear_marks(0, x.high):
         parts.append(element("line", class_="grid", x1=x(mark), x2=x(mark), y1=8.0, y2=float(height)))
-        parts.append(text(scales.mark(mark), x(mark), height + 16, "tick", "middle"))
+        parts.append(text(plain(mark), x(mark), height + 16, "tick", "middle"))
     parts += y_grid(y, x)
     parts.append(text("offered, requests/s", (x.start + x.end) / 2, height + 34, "axis", "middle"))
     said = [

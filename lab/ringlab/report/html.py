@@ -81,6 +81,7 @@ class Page:
     name: str
     result: Result
     command: str
+    settings: list[tuple[str, str]]
     sections: list[Section]
 
 
@@ -101,6 +102,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["significant"] = figures.significant
+    made.filters["plain"] = figures.plain
     made.filters["percent"] = figures.percent
     made.filters["sentence"] = report.sentence
     return made
@@ -122,7 +124,7 @@ def view(index: int, name: str, result: Result) -> Page:
                 rate_charts=rate_charts(measured),
             )
         )
-    return Page(anchor, name, result, shlex.join(result.run.command), sections)
+    return Page(anchor, name, result, shlex.join(result.run.command), report.settings(result), sections)
 
 
 def workload_order(cell: Cell) -> int:
@@ -172,7 +174,7 @@ def view_group(cell: Cell, group: Group) -> GroupView:
         report.group_title(cell, group),
         forest_chart(cell, group, ranking),
         bar_chart(cell, group, ranking),
-        curve_charts(cell, ranking),
+        curve_charts(cell, group),
         strip_chart(cell, ranking),
     )
 
@@ -249,8 +251,8 @@ def strip_chart(cell: Cell, ranking: Sequence[str]) -> Markup:
     return charts.strip(rows, f"Rounds of {cell.title}")
 
 
-def curve_charts(cell: Cell, ranking: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Draw latency by percentile, corrected and service time apart."""
+def curve_charts(cell: Cell, group: Group) -> list[tuple[str, Markup]]:
+    """Draw latency by percentile, corrected and service time apart; an arm has the colour that it has in a group's other cells."""
     texts = {
         "corrected": "Latency from when each request was due, free of coordinated omission",
         "service": "Latency from when each request was sent",
@@ -258,7 +260,9 @@ def curve_charts(cell: Cell, ranking: Sequence[str]) -> list[tuple[str, Markup]]
     found = []
     for kind, text in texts.items():
         points = {curve.arm: curve.points for curve in cell.analysis.curves if curve.kind == kind and curve.points}
-        lines = [charts.Line(arm, [(point[0], point[1]) for point in points[arm]]) for arm in ranking if arm in points]
+        lines = [
+            charts.Line(arm, [(point[0], point[1]) for point in points[arm]]) for arm in group.arms if arm in points
+        ]
         if lines:
             found.append((text, charts.percentiles(lines, f"{text}: {cell.title}")))
     return found

@@ -5,6 +5,9 @@ import shlex
 from ringlab import figures, report
 from ringlab.results import Cell, Group, Result
 
+COMMAND = "{the command}"
+"""Stands for what repeats the run, until the rest of the text is complete."""
+
 
 def render(result: Result) -> str:
     """Return the report as the text of a Markdown file."""
@@ -14,7 +17,7 @@ def render(result: Result) -> str:
     lines += ["## Verdicts", "", *verdicts(result)]
     lines += ["## Setting", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {cell_text(text)} |" for name, text in report.settings(result)]
-    lines += ["", "Repeat it with:", "", "```", shlex.join(result.run.command), "```", ""]
+    lines += ["", "Repeat it with:", "", COMMAND, ""]
     problems = [finding for finding in result.preflight if finding.status != "ok"]
     if problems:
         lines += ["What preflight found:", ""]
@@ -24,7 +27,9 @@ def render(result: Result) -> str:
         if cell.analysis.groups:
             lines += render_cell(cell)
     lines += left_out(result)
-    return "\n".join(lines).rstrip() + "\n"
+    # Nothing that comes from elsewhere may become an element of HTML, which readers wouldn't see; but code shows what it is.
+    text = "\n".join(lines).rstrip().replace("<", "&lt;")
+    return text.replace(COMMAND, f"```\n{shlex.join(result.run.command)}\n```") + "\n"
 
 
 def cell_text(text: str) -> str:

@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from ringlab.figures import significant
-
 LINEAR_STEPS = (1, 2, 2.5, 5, 10)
 DECADE_STEPS = ((1,), (1, 3), (1, 2, 5))
 """Marks within a decade of a logarithmic axis, from few to many."""
@@ -63,9 +61,3 @@ def ratio_marks(low: float, high: float, most: int = 7) -> list[float]:
     step = next((step for step in RATIO_STEPS if (high - low) / step <= most), RATIO_STEPS[-1])
     first, last = math.ceil((low - 1) / step - 1e-9), math.floor((high - 1) / step + 1e-9)
     return [1 + index * step for index in range(first, last + 1)]
-
-
-def mark(value: float) -> str:
-    """Return the text of a mark on an axis: a round value, so without zeros at its end."""
-    written = significant(value)
-    return written.rstrip("0").rstrip(".") if "." in written else written

@@ -116,7 +116,8 @@ def print_summary(console: Console, result: Result) -> None:
     console.print("\n[bold]verdicts[/bold]")
     for cell in result.cells:
         for group in cell.analysis.groups:
-            name = cell.name if len(cell.analysis.groups) == 1 else f"{cell.name}, {group.name}"
+            title = report.group_title(cell, group)
+            name = f"{cell.name} ({title})" if title else cell.name
             console.print(f"  {escape(name)}: {escape(group.verdict.sentence)}", highlight=False)
     for note in result.run.notes:
         console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
