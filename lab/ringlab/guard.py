@@ -161,18 +161,8 @@ def judge(result: results.Result, names: Sequence[str]) -> list[Finding]:
     found: list[tuple[results.Cell, str, statistics.Estimate | None, float]] = []
     for cell in result.cells:
         metric = cell.primary
-        copies = {arm.repeats: arm.name for arm in result.arms if arm.repeats}
-        again = next(
-            (
-                statistics.estimate(
-                    statistics.log_ratios(cell.series(copy, metric.key), cell.series(original, metric.key))
-                )
-                for original, copy in copies.items()
-                if copy in cell.arms
-            ),
-            None,
-        )
-        floor = statistics.noise_floor(again)
+        copies = {arm.repeats: arm.name for arm in result.arms if arm.repeats and arm.name in cell.arms}
+        floor = statistics.noise_floor(analysis.again(cell, metric, copies))
         for name in names:
             base, head = (f"{name}@{side}" for side in SIDES)
             if base in cell.arms or head in cell.arms:

@@ -366,19 +366,35 @@ class Result:
                 )
             raise ResultError(f"at {error.json_path}: {shorten(error.message)}")
         made: Self = build(cls, content)
+        for index, cell in enumerate(made.cells):
+            check_cell(cell, f"$.cells[{index}]")
         return made
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that `write` made; raises ResultError that names the file."""
         try:
-            return cls.from_json(json.loads(path.read_text()))
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant))
         except OSError as error:
             raise ResultError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
             raise ResultError(f"{path} is no JSON: {error}") from None
         except ResultError as error:
             raise ResultError(f"{path} is no result of ringlab: {error}") from None
+
+
+def refuse_constant(name: str) -> None:
+    """Refuse NaN and infinities, which Python reads, and JSON doesn't have."""
+    raise ValueError(f"it has {name}")
+
+
+def check_cell(cell: Cell, path: str) -> None:
+    """Raise ResultError where a cell's parts don't fit together, as no schema can say."""
+    if cell.samples and sum(metric.primary for metric in cell.metrics) != 1:
+        raise ResultError(f"at {path}.metrics: one metric must be the primary one")
+    for index, sample in enumerate(cell.samples):
+        if not 1 <= sample.round <= len(cell.orders):
+            raise ResultError(f"at {path}.samples[{index}]: there is no round {sample.round} in {path}.orders")
 
 
 def shorten(text: str, length: int = 200) -> str:

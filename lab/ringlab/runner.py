@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from ringlab import analysis, generator, manifest, preflight, process, results, statistics, system_calls, workloads
 from ringlab.process import SampleFailed, Server
@@ -290,12 +290,12 @@ class Race:
         content = process.run_program(arm, command, PROGRAM_GRACE_S + 3 * window_s).content
         times = content.get("samples_ns")
         operations, ns = number_of(content, "operations"), number_of(content, "ns")
-        if not isinstance(times, list) or not times or operations <= 0:
+        if not isinstance(times, list) or not times or not all(map(is_number, times)) or operations <= 0:
             raise SampleFailed(f"it printed no samples_ns: {results.shorten(str(content))}")
         sample.figures = {"operation_ns": averages.median(times), "operations": operations, "window_s": ns / 1e9}
         figures = content.get("figures")
         for name, value in (figures if isinstance(figures, dict) else {}).items():
-            if isinstance(value, int | float):
+            if is_number(value):
                 sample.figures[str(name)] = float(value)
 
     def measure_server(
@@ -518,9 +518,14 @@ def finished_rounds(cell: results.Cell) -> int:
     return len(cell.orders)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value from JSON, which Python reads more of than there is, is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def number_of(content: dict[str, Any], key: str) -> float:
     """Return a number of a program's output; raises SampleFailed where there is none."""
     value = content.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise SampleFailed(f"its output has no number {key!r}: {results.shorten(str(content))}")
     return float(value)

@@ -75,6 +75,28 @@ def test_what_is_no_result_is_refused(change: dict[str, object], message: str, t
     assert str(path) in str(caught.value)
 
 
+def test_parts_that_do_not_fit_together_are_refused() -> None:
+    """They follow the schema, and would end a report in a traceback."""
+    made = make_result()
+    made.cells[0].samples[0].round = 2
+    with pytest.raises(
+        results.ResultError, match=r"at \$\.cells\[0\]\.samples\[0\]: there is no round 2 in \$\.cells\[0\]"
+    ):
+        results.Result.from_json(made.to_json())
+    made = make_result()
+    made.cells[0].metrics[0].primary = False
+    with pytest.raises(results.ResultError, match=r"at \$\.cells\[0\]\.metrics: one metric must be the primary one"):
+        results.Result.from_json(made.to_json())
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    made = make_result()
+    made.cells[0].samples[0].figures["server_cpu_us"] = float("nan")
+    made.write(tmp_path / "result.json")
+    with pytest.raises(results.ResultError, match="is no JSON: it has NaN"):
+        results.Result.read(tmp_path / "result.json")
+
+
 def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(results.ResultError, match="cannot read .*: No such file"):
         results.Result.read(tmp_path / "missing.json")

@@ -247,6 +247,15 @@ def test_binding_that_takes_no_time_is_void(make_race: MakeRace) -> None:
     assert the_sample(race).reasons == ["0 ms were measured, and at least 100 ms must be"]
 
 
+def test_what_a_program_prints_that_is_no_number_is_kept_out_of_the_result(make_race: MakeRace) -> None:
+    """Python reads and writes NaN and Infinity, and nobody else can read such a file."""
+    race = make_race(["loop/call_soon"], rounds=3, one=1.0, odd=1.0, faults={"odd": "nan"})
+    race.run()
+    (cell,) = results.Result.read(race.output).cells
+    assert "odd" not in cell.measured("one")[0].figures
+    assert any(note.startswith("failed: odd in round 1, 2: it printed no samples_ns") for note in cell.analysis.notes)
+
+
 def test_loops_are_timed_and_their_failures_told(make_race: MakeRace) -> None:
     race = make_race(["loop/call_soon"], rounds=3, one=1.0, bad=1.0, faults={"bad": "crash"})
     race.options.baseline = "one"

@@ -57,8 +57,8 @@ def main() -> None:
                 {
                     "operations": 10,
                     "ns": 10,
-                    "samples_ns": [100 * options.cost * jitter] * 3,
-                    "figures": {"cpu_ns": 90.0},
+                    "samples_ns": [float("nan") if options.fault == "nan" else 100 * options.cost * jitter] * 3,
+                    "figures": {"cpu_ns": 90.0, "odd": float("inf")},
                 }
             )
         )
