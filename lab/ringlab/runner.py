@@ -351,10 +351,9 @@ class Race:
 
     def common_words(self, server: Server) -> list[str]:
         """Return the load generator's words about where, by whom and on whom."""
-        words = ["--address", server.address, "--seed", str(self.result.run.seed)]
-        for pid in server.tree():
-            words += ["--account", str(pid)]
-        return words + self.cpu_words()
+        # Its children count as well, whenever they begin and end.
+        account = ["--account", str(server.pid)]
+        return ["--address", server.address, "--seed", str(self.result.run.seed), *account, *self.cpu_words()]
 
     def cpu_words(self) -> list[str]:
         """Return the load generator's words about its placement."""

@@ -42,8 +42,19 @@ impl Came {
 
     /// The server said, in whatever form, that it won't, or closed the connection.
     fn refused(&self) -> bool {
-        let refusals = self.answers.iter().all(|&(status, _)| status >= 400);
+        let statuses = self.answers.iter().map(|&(status, _)| status);
+        let refusals = statuses
+            .chain(self.rest_status())
+            .all(|status| status >= 400);
         refusals && (self.closed || !self.answers.is_empty())
+    }
+
+    /// The status of an answer that only the end of the connection ended.
+    fn rest_status(&self) -> Option<u16> {
+        let mut headers = [httparse::EMPTY_HEADER; 100];
+        let mut head = httparse::Response::new(&mut headers);
+        let _ = head.parse(&self.rest);
+        head.code
     }
 
     fn text(&self) -> String {

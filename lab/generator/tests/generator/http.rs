@@ -442,9 +442,9 @@ fn the_probe_knows_a_server_that_only_looks_for_the_empty_line() {
     assert_eq!(probe["text"], "a request's body is taken for a request");
 }
 
-#[test]
-fn the_probe_knows_a_parser() {
-    let address = server(|mut stream, _| {
+/// A server that parses, and answers what is malformed with `refusal`.
+fn parsing_server(refusal: &'static str) -> std::net::SocketAddr {
+    server(move |mut stream, _| {
         let mut received = Vec::new();
         let mut buffer = [0; 4096];
         loop {
@@ -452,8 +452,7 @@ fn the_probe_knows_a_parser() {
             let mut request = httparse::Request::new(&mut headers);
             match request.parse(&received) {
                 Err(_) => {
-                    return stream
-                        .write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+                    return stream.write_all(refusal.as_bytes());
                 }
                 Ok(httparse::Status::Complete(head)) => {
                     let body: usize = request
@@ -476,8 +475,26 @@ fn the_probe_knows_a_parser() {
                 bytes => received.extend_from_slice(&buffer[..bytes]),
             }
         }
-    });
-    let probe = probe(address);
+    })
+}
+
+#[test]
+fn the_probe_knows_a_parser() {
+    let refusal = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+    let probe = probe(parsing_server(refusal));
     assert_eq!(probe["parser"], "real", "{probe}");
     assert_eq!(probe["answers"]["malformed"], "400 with 0 bytes, closed");
+}
+
+#[test]
+fn the_probe_sees_the_status_of_an_answer_without_a_length() {
+    for (refusal, parser) in [
+        ("HTTP/1.0 400 Bad Request\r\n\r\nno", "real"),
+        ("<html>no", "real"),
+        ("", "real"),
+        ("HTTP/1.0 200 OK\r\n\r\nHello, World!", "unknown"),
+    ] {
+        let probe = probe(parsing_server(refusal));
+        assert_eq!(probe["parser"], parser, "{probe}");
+    }
 }
