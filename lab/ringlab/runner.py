@@ -347,7 +347,7 @@ class Race:
         if cell.ceiling is not None and not plan.percent:
             sample.client_limited = achieved * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
         else:
-            sample.client_limited = busy
+            sample.client_limited = busy or workloads.sent_late(event)
 
     def common_words(self, server: Server) -> list[str]:
         """Return the load generator's words about where, by whom and on whom."""

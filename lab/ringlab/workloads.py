@@ -31,6 +31,8 @@ CEILING_FACTOR = 1.5
 """A server whose rate is nearer to the load generator's own is measured by the generator's limit."""
 CLIENT_BUSY = 1 / CEILING_FACTOR
 """The share of a CPU that says the same, where no ceiling was measured."""
+LATE_SHARE = 0.5
+"""Of an open loop's latency (p99), the share by which its requests were sent late, from which on that is the generator's latency."""
 START_S = {"bind": 0.1, "http": 0.2, "rtt": 0.2, "loop": 0.15, "echo": 0.2}
 """About what a sample takes beyond what is measured: for the estimate of the time left only."""
 
@@ -379,6 +381,16 @@ def busy_fraction(event: Mapping[str, Any]) -> float:
     client = event["client"]
     busy: float = client.get("busy_fraction", client["cpu_fraction"])
     return busy
+
+
+def sent_late(event: Mapping[str, Any]) -> bool:
+    """Return whether an open loop's latencies are for a good part those of the load generator, which was late itself."""
+    lateness = (event.get("open_loop") or {}).get("send_lateness")
+    corrected = event["latency"].get("corrected")
+    if not lateness or not corrected or not lateness["count"] or not corrected["count"]:
+        return False
+    late: bool = lateness["p99_ns"] > LATE_SHARE * corrected["p99_ns"]
+    return late
 
 
 def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[str]:

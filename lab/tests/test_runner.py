@@ -273,6 +273,19 @@ def test_the_load_generators_limit_is_told(make_race: MakeRace, monkeypatch: pyt
     assert any(note.startswith("client-limited: one") for note in race.result.cells[0].analysis.notes)
 
 
+@pytest.mark.parametrize(("percent", "limited"), [(40, False), (60, True)])
+def test_latencies_that_are_the_load_generators_are_told(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch, percent: int, limited: bool
+) -> None:
+    monkeypatch.setenv("FAKE_LOAD_TROUBLE", f"late{percent}")
+    race = make_race(["http/50/open-50"], rounds=1, one=1.0)
+    race.run()
+    # The closed loop, which the rate follows from, sends when it has an answer, and never late.
+    told = {cell.name: [sample.client_limited for sample in cell.samples] for cell in race.result.cells}
+    assert not any(told["http/50/closed"])
+    assert told["http/50/open-50"] == [limited] * len(told["http/50/open-50"])
+
+
 class InterruptedProgress(SilentProgress):
     """Interrupts at the given step."""
 

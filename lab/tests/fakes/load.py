@@ -131,6 +131,9 @@ def main() -> None:
         result["window_s"] = options.window / 2
     elif trouble == "few":
         result["operations"] = 3
+    elif trouble.startswith("late") and options.rate:
+        # It sends late by a share, in percent, of the latency (p99) that it reports.
+        result["open_loop"] = {"send_lateness": latency(120 * cost * float(trouble[4:]) / 100)}
     elif trouble == "unconnected":
         result["connections"]["opened"] = asked - 1
     if options.workload == "ceiling":
