@@ -142,7 +142,7 @@ def would_take(rounds: int | None) -> str:
     """Say how many rounds it would take."""
     if rounds is None:
         return f"{statistics.ROUNDS_MOST:,} rounds wouldn't tell either"
-    return f"about {rounds} rounds would tell"
+    return f"about {rounds:,} rounds would tell"
 
 
 def choose_baseline(arms: Sequence[str], asked: str, workload: str) -> str:
@@ -266,8 +266,13 @@ def who_is_best(cell: Cell, ranking: Sequence[str], floor: float) -> Verdict:
     if unknown:
         kind: results.CellVerdict = "cannot tell"
         counts = [found[arm].rounds_needed if arm in found else None for arm in unknown]
-        needed = None if None in counts else max(each for each in counts if each is not None)
-        would = would_take(needed) if all(arm in found for arm in unknown) else "not all have a round in common"
+        finite = [each for each in counts if each is not None]
+        needed = None if None in counts else max(finite)
+        would = would_take(needed)
+        if not all(arm in found for arm in unknown):
+            would = "not all have a round in common"
+        elif finite and needed is None:
+            would = f"about {max(finite):,} rounds would tell {len(finite)} of these {len(unknown)}"
         sentence = f"cannot tell {best} from {some_of([*unknown, *tied])} in {metric.title}{rest}; {would}"
     elif tied:
         kind = "tie"

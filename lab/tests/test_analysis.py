@@ -219,6 +219,25 @@ def test_arms_that_are_equal_to_the_digit_do_not_differ_by_less_than_nothing() -
     assert found.sentence == "a and b tie in server CPU: they differ by less than 0.10%"
 
 
+def test_the_rounds_that_it_would_take_are_said_for_those_that_they_would_tell() -> None:
+    """One that differs by less than two copies of the baseline doesn't hide when another would be told."""
+    off = [0.03, -0.03, 0.02, -0.02, 0.0]
+    cell = make_cell(
+        {
+            "b": [5.0] * 5,
+            "b (again)": [6.0] * 5,
+            "near": [5.0 * 1.1 * (1 + each) for each in off],
+            "far": [5.0 * 1.5 * (1 + 15 * each) for each in off],
+        }
+    )
+    group = only_group(cell, "b")
+    needed = {each.arm: each.rounds_needed for each in group.comparisons}
+    assert needed["near"] is None
+    assert needed["far"] is not None
+    assert group.verdict.rounds_needed is None
+    assert group.verdict.sentence.endswith(f"; about {needed['far']} rounds would tell 1 of these 2")
+
+
 def test_zeros_and_what_is_no_number_give_no_ratio() -> None:
     cell = make_cell({"b": [0.0, 5.0, 5.0, 5.0, 5.0], "a": [5.0, 0.0, math.nan, 10.0, 10.0]})
     (found,) = only_group(cell, "b").comparisons
