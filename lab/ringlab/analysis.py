@@ -171,9 +171,10 @@ def analyse(cell: Cell, arms: Sequence[results.Arm], baseline: str = "") -> resu
     present = [arm for arm in arms if cell.measured(arm.name)]
     names = [arm.name for arm in present]
     analysis = results.Analysis(summaries=summarize(cell, names))
-    copies = {arm.repeats: arm.name for arm in present if arm.repeats in names}
-    # A copy of what wasn't measured shows no noise, and competes with nobody.
-    ranked = [arm for arm in present if not arm.repeats or arm.repeats in copies]
+    # The noise is the machine's, also where only other arms are looked at.
+    copies = {arm.repeats: arm.name for arm in present if arm.repeats and cell.measured(arm.repeats)}
+    # But a copy of what isn't among them competes with nobody.
+    ranked = [arm for arm in present if not arm.repeats or arm.repeats in names]
     for name, members in group_arms(cell, ranked).items() if ranked else ():
         analysis.groups.append(analyse_group(cell, name, members, baseline, copies))
     analysis.curves = curves(cell, names)

@@ -172,6 +172,11 @@ def test_the_second_copy_of_an_arm_that_takes_no_part_is_left_out() -> None:
     group = only_group(cell, "b")
     assert (group.arms, group.baseline) == (["b", "c"], "b")
     assert "no A/A arm" in group.noise_text
+    cell = make_cell({"a": [5.0] * 5, "a (again)": [5.2] * 5, "b": [6.0] * 5, "c": [6.1] * 5})
+    (group,) = analysis.analyse(cell, make_arms(["b", "c", "a (again)"]), "b").groups
+    assert (group.arms, group.noise_floor) == (["b", "c"], pytest.approx(0.04)), (
+        "but what it says of the machine is kept"
+    )
     cell = make_cell({"a": [5.0] * 5, "a (again)": [5.1] * 5, "b": [6.0] * 5, "c": [7.0] * 5})
     assert only_group(cell, "b").arms == ["a", "a (again)", "b", "c"]
     assert row_of(cell, "a (again)")[2] != "1"

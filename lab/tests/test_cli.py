@@ -260,6 +260,8 @@ def test_an_arm_ties_with_itself(make_targets: MakeTargets, tmp_path: Path) -> N
     found = ringlab(*words, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output
     assert "one (again) and one tie in time per operation: they differ by less than" in found.output
+    (cell,) = results.Result.read(tmp_path / "out" / "result.json").cells
+    assert cell.analysis.groups[0].verdict.kind == "tie"
 
 
 @pytest.mark.parametrize("kind", cli.FORMATS)
