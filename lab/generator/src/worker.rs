@@ -763,8 +763,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 self.completed += 1;
             }
             match &self.schedule {
+                // Also where it was sent before the window: to leave these out would be to leave the longest out, because the longer an
+                // answer takes, the fewer that end in the window began in it.
                 None => {
-                    if counting && self.shared.counts(started_ns) {
+                    if counting {
                         self.measured.service.record(now - started_ns);
                     }
                 }

@@ -357,6 +357,32 @@ fn a_fixed_delay_is_in_every_latency() {
 }
 
 #[test]
+fn latencies_of_about_the_windows_length_are_not_left_out() {
+    const DELAY: Duration = Duration::from_millis(700);
+    let address = message_server(64, |_, _, _| {
+        thread::sleep(DELAY);
+        Answer::Sent
+    });
+    // What is sent at 0 s is answered at 0.7 s, in the window from 0.3 to 1.3 s; what is sent then, at 1.4 s.
+    let load = [
+        "--size",
+        "64",
+        "--warm-up",
+        "0.3",
+        "--window",
+        "1",
+        "--connections",
+        "5",
+    ];
+    let result = result("echo", address, &load);
+    assert_flawless(&result);
+    let service = &result["latency"]["service"];
+    assert_eq!(service["count"], result["operations"], "{result}");
+    let shortest_ns = service["min_ns"].as_f64().unwrap();
+    assert!(shortest_ns > 0.999 * DELAY.as_nanos() as f64, "{result}");
+}
+
+#[test]
 fn failures_of_fresh_connections_count_as_well() {
     let connections = AtomicUsize::new(0);
     let address = message_server(100_000, move |_, number, message| {
