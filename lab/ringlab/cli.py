@@ -21,7 +21,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from ringlab import __version__, analysis, generator, guard, manifest, preflight, report, results, runner, workloads
+from ringlab import (
+    __version__,
+    analysis,
+    generator,
+    guard,
+    manifest,
+    preflight,
+    process,
+    report,
+    results,
+    runner,
+    workloads,
+)
 from ringlab.report import html, markdown, terminal
 
 EXIT_INTERRUPTED = 130
@@ -41,17 +53,40 @@ class Refused(click.ClickException):
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does, so that what was measured is kept."""
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM, and the end of the terminal, interrupt as Ctrl-C does, and once: what ends then takes a moment, and must end."""
+    signals = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # As nohup(1) has it.
+    ]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in signals:
+            signal.signal(each, lambda number, frame: None)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Commands(click.Group):
+    """The commands, each of which may be interrupted, and leaves nothing running."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run one of them."""
+        with interruptible():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                click.echo("interrupted", err=True)
+                sys.exit(EXIT_INTERRUPTED)
+            finally:
+                process.end_marked()
 
 
 def make_console() -> Console:
@@ -261,7 +296,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="ringlab")
 def main() -> None:
     """Measure network servers in any language, side by side, and say when it can't be told which is better.
@@ -354,12 +389,8 @@ def measure(
     lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
     chosen = [arm for arm in chosen if arm.name not in lesser]
     budget_s = (minutes or QUICK_MINUTES) * 60
-    try:
-        with console.status("looking which targets are here") as status:
-            present, records = make_ready(chosen, status.update, begun + budget_s / 2 if quick else None)
-    except KeyboardInterrupt:
-        console.print("interrupted before anything was measured")
-        return EXIT_INTERRUPTED
+    with console.status("looking which targets are here") as status:
+        present, records = make_ready(chosen, status.update, begun + budget_s / 2 if quick else None)
     if baseline and baseline not in present:
         reason = next(
             (record.skipped for record in records if record.name == baseline), "it isn't among the targets chosen"
@@ -454,7 +485,7 @@ def finish(console: Console, race: runner.Race) -> int:
     progress = ConsoleProgress(console, expected_s)
     race.progress = progress
     begun = time.monotonic()
-    with terminable(), progress.bar:
+    with progress.bar:
         race.run()
     terminal.print_left_out(console, result)
     terminal.print_summary(console, result)

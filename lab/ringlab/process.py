@@ -6,20 +6,20 @@ pidfd_getfd(2), and asked. That needs the right to trace it, which one has on on
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import platform
-import resource
 import select
 import shutil
 import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +37,14 @@ TCP_INFO_BACKLOG_OFFSET = 28
 """Of tcpi_sacked in struct tcp_info: on a listening socket it holds the greatest backlog (tcp_get_info() in net/ipv4/tcp.c)."""
 TCP_LISTEN_STATE = "0A"
 PROBE_TIMEOUT_S = 5.0
-LINES_KEPT = 50
+LINES_KEPT = 10
+LINE_MOST_BYTES = 1 << 20
+"""What is longer is several lines: a program that prints without end must not fill the memory."""
+PORT_MOST = 65535
+MARK = "RINGLAB_STARTED"
+"""The environment variable that everything inherits that an arm's process starts, wherever it goes."""
+RUN_MARK = f"{os.getpid()}.{time.time_ns()}"
+NUMBERS = itertools.count()
 
 
 class SampleFailed(Exception):
@@ -69,10 +76,95 @@ def free_port() -> int:
         return port
 
 
+def marked(mark: str = RUN_MARK) -> Iterator[int]:
+    """Yield the PIDs of the processes that bear a mark: those of this run, or of one Child of it."""
+    wanted = f"{MARK}={mark}".encode()
+    for pid in psutil.pids():
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(each == wanted or each.startswith(wanted + b"/") for each in variables):
+            yield pid
+
+
+def end_marked(mark: str = RUN_MARK) -> None:
+    """Kill what bears a mark, and what that starts meanwhile."""
+    while pids := [pid for pid in marked(mark) if pid != os.getpid()]:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+
+
 def said(stderr: IO[bytes]) -> str:
     """Return the last line that a process wrote to its stderr file."""
     stderr.seek(0)
     return results.shorten(last_line(stderr.read().decode(errors="replace")), 300)
+
+
+class Reader:
+    """Takes in what a process prints, so that it never waits for us, and keeps the end of it."""
+
+    def __init__(self, stream: IO[bytes], see: Callable[[str], None] = lambda line: None) -> None:
+        """Begin; `see` gets every line, in a thread."""
+        self.stream = stream
+        self.see = see
+        self.lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
+
+    def read(self) -> None:
+        """Read to the end."""
+        with self.stream:
+            while raw := self.stream.readline(LINE_MOST_BYTES):
+                line = raw.decode(errors="replace").rstrip()
+                if line:
+                    self.lines.append(line)
+                    self.see(line)
+
+    def last_line(self) -> str:
+        """Return the last line until now, or, of a process that has ended, of all."""
+        return self.lines[-1] if self.lines else ""
+
+
+class Child:
+    """A process of an arm in a session of its own, with all that it starts."""
+
+    def __init__(self, arm: Arm, command: list[str], see: Callable[[str], None] = lambda line: None) -> None:
+        """Start it; raises SampleFailed."""
+        self.mark = f"{RUN_MARK}/{next(NUMBERS)}"
+        try:
+            self.process = subprocess.Popen(
+                [*die_with_parent(), *command],
+                cwd=arm.folder,
+                env=arm.child_environment() | {MARK: self.mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Ctrl-C is for the lab, which ends its children itself; and all of a group can be ended at once.
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # ValueError: a word with a null in it.
+            why = error.strerror if isinstance(error, OSError) else error
+            raise SampleFailed(f"`{' '.join(command)}` can't be started: {why}") from None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.stdout = Reader(self.process.stdout, see)
+        self.stderr = Reader(self.process.stderr)
+
+    def end(self) -> None:
+        """Kill whatever is left of it: its session, and what has left that."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        end_marked(self.mark)
+        self.process.wait()
+        self.drain()
+
+    def drain(self) -> None:
+        """Wait until all is read that it has printed."""
+        for reader in (self.stdout, self.stderr):
+            reader.thread.join(PROBE_TIMEOUT_S)
 
 
 @dataclass
@@ -101,31 +193,12 @@ class Server:
         self.workers = workers
         self.port = free_port() if arm.ready.connect else 0
         self.ending: Ending | None = None
-        self.stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (stop() closes it)
-        self.lines: list[str] = []
         self.ready = threading.Event()
-        self.process: subprocess.Popen[bytes] | None = None
-        self.reader: threading.Thread | None = None
+        self.child: Child | None = None
 
     def __enter__(self) -> Self:
         """Start it and wait until it listens; raises SampleFailed."""
-        command = self.arm.command(self.kind, port=self.port, workers=self.workers)
-        try:
-            self.process = subprocess.Popen(
-                [*die_with_parent(), *command],
-                cwd=self.arm.folder,
-                env=self.arm.child_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=self.stderr,
-                # Ctrl-C is for the lab, which ends its children itself; and all of a group can be ended at once.
-                start_new_session=True,
-            )
-        except OSError as error:
-            self.stderr.close()
-            raise SampleFailed(f"`{' '.join(command)}` can't be started: {error.strerror}") from None
-        self.reader = threading.Thread(target=self.read_lines, daemon=True)
-        self.reader.start()
+        self.child = Child(self.arm, self.arm.command(self.kind, port=self.port, workers=self.workers), self.see)
         try:
             self.wait_ready()
         except BaseException:
@@ -140,29 +213,34 @@ class Server:
         self.stop()
 
     @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """That was started."""
+        assert self.child is not None
+        return self.child.process
+
+    @property
     def pid(self) -> int:
         """Of the process that was started."""
-        assert self.process is not None
         return self.process.pid
+
+    @property
+    def lines(self) -> list[str]:
+        """What it printed last."""
+        assert self.child is not None
+        return list(self.child.stdout.lines)
 
     @property
     def address(self) -> str:
         """As HOST:PORT."""
         return f"{HOST}:{self.port}"
 
-    def read_lines(self) -> None:
-        """Take in what it prints, so that it never waits for us."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        for raw in self.process.stdout:
-            line = raw.decode(errors="replace").rstrip()
-            if not self.ready.is_set() and not self.arm.ready.connect and line.startswith(self.arm.ready.line):
-                port = line.rpartition(":")[2].split()[0:1]
-                if port and port[0].isdigit():
-                    self.port = int(port[0])
-                    self.ready.set()
-            self.lines.append(line)
-            del self.lines[:-LINES_KEPT]
+    def see(self, line: str) -> None:
+        """Take in a line: one of them says where it listens."""
+        if not self.ready.is_set() and not self.arm.ready.connect and line.startswith(self.arm.ready.line):
+            port = "".join(line.rpartition(":")[2].split()[:1])
+            if port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MOST:
+                self.port = int(port)
+                self.ready.set()
 
     def wait_ready(self) -> None:
         """Wait until it listens."""
@@ -181,7 +259,6 @@ class Server:
 
     def check_alive(self, when: str) -> None:
         """Raise SampleFailed if it has ended."""
-        assert self.process is not None
         code = self.process.poll()
         if code is not None:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
@@ -189,9 +266,11 @@ class Server:
 
     def last_words(self) -> str:
         """What it had to say, if anything, as an addition to somebody else's complaint."""
-        words = "" if self.stderr.closed else said(self.stderr)
-        words = words or (results.shorten(self.lines[-1]) if self.lines and not self.ready.is_set() else "")
-        return f"; its last line: {words}" if words else ""
+        assert self.child is not None
+        if self.process.poll() is not None:
+            self.child.drain()
+        words = self.child.stderr.last_line() or ("" if self.ready.is_set() else self.child.stdout.last_line())
+        return f"; its last line: {results.shorten(words, 300)}" if words else ""
 
     def tree(self) -> list[int]:
         """Return the PIDs of all that serves: the process and its descendants."""
@@ -209,34 +288,35 @@ class Server:
                 count += len(os.listdir(f"/proc/{pid}/task"))
         return count
 
+    def cpu_s(self, counted: Container[int]) -> tuple[float, float]:
+        """Return the CPU time of these processes of the tree in seconds, and that of others: new ones, and those that have ended."""
+        own = others = 0.0
+        for pid in self.tree():
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                others += times.children_user + times.children_system
+                if pid in counted:
+                    own += times.user + times.system
+                else:
+                    others += times.user + times.system
+        return own, others
+
     def stop(self) -> Ending:
         """End it by its own signal, and kill what doesn't end within its time."""
         if self.ending is not None:
             return self.ending
-        assert self.process is not None
+        assert self.child is not None
         stop = self.arm.stop
-        descendants = self.tree()[1:]
         ended_by_itself = self.process.poll() is not None
         killed = False
-        if not ended_by_itself:
-            self.process.send_signal(signal.Signals[stop.signal])
-            try:
+        try:
+            if not ended_by_itself:
+                self.process.send_signal(signal.Signals[stop.signal])
                 self.process.wait(stop.timeout_s)
-            except subprocess.TimeoutExpired:
-                killed = True
-        # Whatever is left of its session, and a child that left the session.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in descendants:
-            with contextlib.suppress(psutil.Error):
-                child = psutil.Process(pid)
-                if child.ppid() in (1, self.process.pid, *descendants):
-                    child.kill()
-        self.process.wait()
-        if self.reader is not None:
-            self.reader.join(PROBE_TIMEOUT_S)
-        if self.process.stdout is not None and not (self.reader and self.reader.is_alive()):
-            self.process.stdout.close()
+        except subprocess.TimeoutExpired:
+            killed = True
+        finally:
+            self.child.end()
         complaint, code = "", self.process.returncode
         if killed:
             complaint = f"it didn't end within {stop.timeout_s:g} s of {stop.signal} and was killed"
@@ -244,55 +324,30 @@ class Server:
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             complaint = f"it ended {how} on {stop.signal}{self.last_words()}"
         words = self.last_words() if ended_by_itself else ""
-        self.stderr.close()
         self.ending = Ending(code, killed, ended_by_itself, complaint, words)
         return self.ending
 
 
-@dataclass
-class Output:
-    """What a program that ran to its end has said and used."""
-
-    content: dict[str, Any]
-    cpu_s: float
-    """Of all of its processes and threads, with its start."""
-
-
-def run_program(arm: Arm, command: list[str], limit_s: float) -> Output:
+def run_program(arm: Arm, command: list[str], limit_s: float) -> dict[str, Any]:
     """Run a program to its end and return the JSON object that is its last line; raises SampleFailed."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryFile() as stderr:
-        try:
-            process = subprocess.Popen(
-                [*die_with_parent(), *command],
-                cwd=arm.folder,
-                env=arm.child_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SampleFailed(f"`{' '.join(command)}` can't be started: {error.strerror}") from None
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            raise SampleFailed(f"it didn't end within {limit_s:.0f} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        if process.returncode != 0:
-            raise SampleFailed(said(stderr) or f"it ended with code {process.returncode} and said nothing")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    line = last_line(output.decode(errors="replace"))
+    child = Child(arm, command)
+    try:
+        code = child.process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        raise SampleFailed(f"it didn't end within {limit_s:.0f} s") from None
+    finally:
+        child.end()
+    if code != 0:
+        words = results.shorten(child.stderr.last_line(), 300)
+        raise SampleFailed(words or f"it ended with code {code} and said nothing")
+    line = child.stdout.last_line()
     try:
         content = json.loads(line)
     except ValueError:
         content = None
     if not isinstance(content, dict):
         raise SampleFailed(f"its last line is no JSON object: {results.shorten(line, 100)!r}")
-    return Output(content, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return content
 
 
 def duplicate(pid: int, descriptor: int) -> socket.socket:
@@ -351,6 +406,25 @@ def find_sockets(server: Server, peer_port: int | None) -> tuple[list[socket.soc
     if not found and not hindrance:
         hindrance = "no descriptor of the process leads to it" if inodes else "the kernel lists no such socket"
     return found, len(inodes), hindrance
+
+
+def check_port(server: Server) -> None:
+    """Raise SampleFailed where a process that isn't the server's listens at its port: that one would be measured."""
+    inodes = tcp_inodes(server.pid, server.port, None)
+    own = set(server.tree())
+
+    def owners(pids: Iterable[int]) -> set[int]:
+        found = set()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if any(inode in inodes for _, inode in socket_descriptors(pid)):
+                    found.add(pid)
+        return found
+
+    # Nobody's descriptor: io_uring can keep sockets without.
+    if inodes and not owners(own):
+        for pid in owners(set(psutil.pids()) - own):
+            raise SampleFailed(f"process {pid}, which isn't the server's, listens at port {server.port}")
 
 
 def check_equal(name: str, declared: Any, found: Any, differs: str) -> results.Check:
@@ -447,4 +521,5 @@ def verify(server: Server) -> list[results.Check]:
     """Check what an arm declares, on its live process; raises SampleFailed where it doesn't even answer."""
     if platform.system() != "Linux":  # pragma: no cover
         raise SampleFailed("ringlab measures on Linux only")
+    check_port(server)
     return [*check_listening(server), *check_connection(server)]

@@ -10,13 +10,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ringlab.process import SampleFailed, die_with_parent
 
 INTERVAL_MS = 100
-ATTACH_S = 0.3
+ATTACH_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 10
 
 
@@ -38,8 +39,13 @@ class Counter:
             words = ["strace", "-f", "-c", "-o", self.output.name]
             for pid in self.pids:
                 words += ["-p", pid]
-            self.start(words)
-            time.sleep(ATTACH_S)
+            try:
+                self.start(words)
+                self.wait_attached()
+            except BaseException:
+                self.end()
+                self.output.close()
+                raise
         return self
 
     def __exit__(
@@ -52,6 +58,12 @@ class Counter:
                 self.counted = self.read()
         finally:
             self.output.close()
+
+    def wait_attached(self) -> None:
+        """Wait until every thread is traced, as far as that comes."""
+        deadline = time.monotonic() + ATTACH_TIMEOUT_S
+        while time.monotonic() < deadline and not all(is_traced(pid) for pid in self.pids):
+            time.sleep(0.01)
 
     def start(self, words: list[str]) -> None:
         """Start the tool."""
@@ -106,6 +118,15 @@ class Counter:
         if not self.counted or operations <= 0:
             raise SampleFailed("nothing was counted")
         return self.counted / operations * (window_s if self.tool == "perf" else 1)
+
+
+def is_traced(pid: str) -> bool:
+    """Whether every thread of a process is traced (or gone)."""
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            if "TracerPid:\t0\n" in status.read_text():
+                return False
+    return True
 
 
 def calls_per_s(text: str) -> float:

@@ -10,6 +10,7 @@ import pytest
 from ringlab import manifest, preflight, results, runner, workloads
 
 FAKES = Path(__file__).parent / "fakes"
+FAST = ("--rounds", "3", "--seconds", "0.05")
 MakeTargets = Callable[..., Path]
 
 TARGET = """
@@ -106,6 +107,11 @@ def make_race(make_targets: MakeTargets, tmp_path: Path, fake_load: Path) -> Cal
         )
 
     return make
+
+
+def command_of(*words: object) -> list[str]:
+    """The command as a process of its own."""
+    return [sys.executable, "-m", "ringlab.cli", *map(str, words)]
 
 
 def children() -> set[int]:

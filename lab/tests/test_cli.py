@@ -5,28 +5,22 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from conftest import MakeTargets
+from conftest import FAST, MakeTargets, command_of
 from ringlab import cli, manifest, preflight, results, workloads
 
 RECORDED = Path(__file__).parent / "data" / "recorded.json"
-FAST = ("--rounds", "3", "--seconds", "0.05")
 # Each starts dozens of processes, which takes its time where a machine has much to do.
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
 
 
 def ringlab(*words: object) -> Result:
     return CliRunner().invoke(cli.main, [str(word) for word in words])
-
-
-def command_of(*words: object) -> list[str]:
-    return [sys.executable, "-m", "ringlab.cli", *map(str, words)]
 
 
 @pytest.mark.parametrize("command", ["", "run", "compare", "targets", "doctor", "report", "guard"])

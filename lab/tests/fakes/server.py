@@ -23,6 +23,9 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
                 os._exit(3)
             if options.fault == "silent":
                 continue
+            if options.fault == "forks" and number > 1:
+                # Another process does the work, and has used the CPU when the answer goes out.
+                subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
             connection.sendall(ANSWER if options.what == "http" else data)
 
 
@@ -74,6 +77,20 @@ def main() -> None:
     if options.fault == "child":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print("child", child.pid, flush=True)
+    if options.fault == "daemon":
+        # As daemons do: out of the session, and away from its parent.
+        inner = "import subprocess, sys; print('child', subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
+        subprocess.run([sys.executable, "-c", inner], start_new_session=True, check=True)
+    if options.fault == "endless":
+        for _ in range(256):
+            for stream in (sys.stdout, sys.stderr):
+                stream.write("x" * 1_000_000)
+        print(flush=True)
+    if options.fault == "no-port":
+        print("listening on 127.0.0.1:\u00b2", flush=True)
+        print("listening on 127.0.0.1:70000", flush=True)
+    if options.fault == "elsewhere":
+        time.sleep(600)
     listener = socket.create_server(("127.0.0.1", options.port), backlog=5 if options.fault == "backlog" else 1024)
     if options.fault != "quiet":
         print(f"listening on 127.0.0.1:{listener.getsockname()[1]}", flush=True)

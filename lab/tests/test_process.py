@@ -1,0 +1,152 @@
+"""Servers that misbehave, and a lab that is interrupted at a bad moment: whatever was started ends, and what it did is told."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import psutil
+import pytest
+from test_runner import ECHO, MakeRace, the_sample
+
+from conftest import FAST, MakeTargets, command_of
+from ringlab import cli, manifest, process, system_calls
+
+pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(path: Path, started: "subprocess.Popen[str]") -> str:
+    """Return what a file says once it says something."""
+    while not path.exists() or not path.read_text().strip():
+        assert started.poll() is None, started.communicate()[0]
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def wait_until_gone(pid: int) -> None:
+    """A test that waits in vain ends by its time limit."""
+    while lives(pid):
+        time.sleep(0.01)
+
+
+def child_of(server: process.Server) -> int:
+    return int(next(line for line in server.lines if line.startswith("child")).split()[1])
+
+
+@pytest.mark.parametrize("fault", ["child", "daemon"])
+def test_what_a_server_started_ends_with_it(fault: str, make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": fault}))
+    with process.Server(arm, "echo", 1) as server:
+        child = child_of(server)
+        assert lives(child)
+    wait_until_gone(child)
+
+
+def test_an_interrupt_while_a_server_ends_leaves_nothing_behind(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "stubborn"}))
+    arm = replace(arm, stop=replace(arm.stop, timeout_s=600))
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        with pytest.raises(KeyboardInterrupt), process.Server(arm, "echo", 1) as server:
+            timer.start()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    wait_until_gone(server.pid)
+
+
+def test_a_server_may_print_without_end(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "endless"}))
+    arm = replace(arm, ready=replace(arm.ready, timeout_s=200))
+    before = psutil.Process().memory_info().rss
+    with process.Server(arm, "echo", 1) as server:
+        assert psutil.Process().memory_info().rss < before + 100_000_000, "512 MB were printed, and aren't kept"
+        assert server.stop().complaint == ""
+
+
+def test_what_is_no_port_is_not_taken_for_one(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "no-port"}))
+    with process.Server(arm, "echo", 1) as server:
+        assert 0 < server.port < 65536
+        process.verify(server)
+
+
+def test_another_server_at_the_port_is_not_measured(make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, connect=True, faults={"one": "elsewhere"}))
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        monkeypatch.setattr(process, "free_port", lambda: port)
+        with (
+            pytest.raises(
+                process.SampleFailed, match=f"process {os.getpid()}, which isn't the server's, listens at port"
+            ),
+            process.Server(arm, "echo", 1) as server,
+        ):
+            process.verify(server)
+
+
+def test_work_of_processes_that_start_meanwhile_voids_the_sample(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "forks"})
+    race.options.ceilings = False
+    race.run()
+    assert the_sample(race).status == "void"
+    (reason,) = the_sample(race).reasons
+    assert "processes that it started while it was measured" in reason
+
+
+def test_a_program_that_starts_others_ends_with_them(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0))
+    inner = "setsid sleep 600 & echo child $! >&2; sleep 600"
+    with pytest.raises(process.SampleFailed, match="it didn't end within 0 s"):
+        process.run_program(arm, ["sh", "-c", inner], 0.3)
+    assert list(process.marked()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_build_ends_with_the_lab(number: signal.Signals, make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder, marker = make_targets(one=1.0), tmp_path / "pid"
+    path = folder / "one" / manifest.FILE_NAME
+    path.write_text(
+        path.read_text() + f'[build]\ncommand = "echo $$ > {marker}; sleep 600"\nartefact = "{marker}.not"\n'
+    )
+    words = ("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    lab = subprocess.Popen(command_of(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pid = int(wait_for(marker, lab))
+    lab.send_signal(number)
+    printed, _ = lab.communicate(timeout=60)
+    assert lab.returncode == cli.EXIT_INTERRUPTED, printed
+    assert "interrupted" in printed
+    wait_until_gone(pid)
+
+
+def test_a_counter_of_system_calls_that_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = system_calls.Counter.start
+
+    def interrupted(counter: system_calls.Counter, words: list[str]) -> None:
+        start(counter, ["sleep", "600"])
+        assert counter.process is not None
+        started.append(counter.process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(system_calls.Counter, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), system_calls.Counter("strace", [os.getpid()]):
+        raise AssertionError
+    assert started[0].returncode is not None
