@@ -337,9 +337,14 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
     offered = cell.parameters.get("offered_rate_per_s")
     for arm in cell.arms:
         rates = [value for value in cell.series(arm, "operations_per_s") if value is not None]
-        if offered and rates and averages.median(rates) < RATE_KEPT * offered:
+        if not offered or not rates:
+            continue
+        rate = averages.median(rates)
+        if rate < RATE_KEPT * offered:
+            found.append(f"{arm} didn't keep up: it answered {rate:,.0f} of {offered:,.0f} requests/s")
+        elif rate > offered / RATE_KEPT:
             found.append(
-                f"{arm} didn't keep up: it answered {averages.median(rates):,.0f} of {offered:,.0f} requests/s"
+                f"{arm} was behind when the window began: it answered {rate:,.0f} requests/s, and {offered:,.0f} were offered"
             )
     for each in arms:
         probe = next((probe for probe in cell.probes if probe.arm == each.name), None)

@@ -279,6 +279,17 @@ def test_a_sentence_is_about_the_ratio_that_the_table_shows() -> None:
     assert group.verdict.sentence == "b wins: the next, a, has 20% more server CPU"
 
 
+def test_an_open_loop_says_who_fell_behind_and_who_was_behind_from_the_start() -> None:
+    cell = make_cell({"steady": [5.0] * 3, "slow": [5.0] * 3, "late": [5.0] * 3})
+    cell.parameters["offered_rate_per_s"] = 20000.0
+    for sample in cell.samples:
+        sample.figures["operations_per_s"] = {"steady": 20010.0, "slow": 12000.0, "late": 30200.0}[sample.arm]
+    assert analyse(cell).notes == [
+        "slow didn't keep up: it answered 12,000 of 20,000 requests/s",
+        "late was behind when the window began: it answered 30,200 requests/s, and 20,000 were offered",
+    ]
+
+
 def test_errors_that_void_nothing_are_noted() -> None:
     cell = make_cell({"a": [5.0] * 3, "b": [6.0] * 3})
     cell.samples[0].errors = {"reset": results.ErrorCount(count=2, first="connection reset by peer")}

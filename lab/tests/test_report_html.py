@@ -199,6 +199,12 @@ def test_an_arm_that_is_far_off_does_not_press_the_others_together() -> None:
     assert near - one > 20
 
 
+def test_a_strip_of_very_many_rounds_has_fields_that_can_be_drawn() -> None:
+    drawn = charts.strip([charts.Strip("a", [1.0] * 2000, ["a"] * 2000, [""] * 2000)], "rounds")
+    assert not re.search(r'width="-', drawn)
+    assert drawn.count("<rect") == 2000
+
+
 def test_charts_of_nothing_are_nothing() -> None:
     assert charts.forest([], 0.02, "", "") == charts.bars([], "us", "") == charts.strip([], "") == ""
     assert charts.percentiles([charts.Line("a", [])], "") == charts.latency_over_rate([], "") == ""
@@ -238,6 +244,27 @@ def test_figures_have_three_digits(value: float, text: str) -> None:
 )
 def test_times_have_the_unit_that_suits_them(value_ns: float, text: str) -> None:
     assert figures.latency(value_ns) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.952, 0.941, 0.963, "0.952 (0.941 to 0.963)"),
+        (0.05, 0.04, 0.06, "0.050 (0.040 to 0.060)"),
+        (1.1, 0.95, 1.28, "1.10 (0.95 to 1.28)"),
+        (2.992, 2.951, 3.034, "2.99 (2.95 to 3.03)"),
+        (2.84, 0.696, 11.587, "2.8 (0.7 to 11.6)"),
+        (16.1, 1.0, 269, "16 (1 to 269)"),
+    ],
+)
+def test_a_ratio_has_as_many_decimals_as_its_interval(value: float, low: float, high: float, text: str) -> None:
+    assert figures.ratio_within(value, low, high) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.034, "3.4%"), (0.12, "12%"), (1.5, "150%"), (0.0004, "0.040%")])
+def test_shares_have_two_digits(share: float, text: str) -> None:
+    assert figures.percent(share) == text
+    assert figures.difference(1 + share) == text
 
 
 def test_labels_are_moved_apart_and_keep_their_order() -> None:

@@ -353,7 +353,7 @@ def strip(rows: Sequence[Strip], title: str) -> Markup:
         usual = averages.median(known) if known else 0.0
         for place, value in enumerate(row.values):
             x, y = room + place * width, float(ROW * index + 3)
-            gap = max(0.5, min(2.0, width * 0.1))
+            gap = min(2.0, width * 0.1)
             kind = (row.missing[place] if row.missing else "") if value is None else shade(value, usual)
             parts.append(
                 element(
