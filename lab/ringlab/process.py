@@ -19,7 +19,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -287,19 +287,6 @@ class Server:
             with contextlib.suppress(OSError):
                 count += len(os.listdir(f"/proc/{pid}/task"))
         return count
-
-    def cpu_s(self, counted: Container[int]) -> tuple[float, float]:
-        """Return the CPU time of these processes of the tree in seconds, and that of others: new ones, and those that have ended."""
-        own = others = 0.0
-        for pid in self.tree():
-            with contextlib.suppress(psutil.Error):
-                times = psutil.Process(pid).cpu_times()
-                others += times.children_user + times.children_system
-                if pid in counted:
-                    own += times.user + times.system
-                else:
-                    others += times.user + times.system
-        return own, others
 
     def stop(self) -> Ending:
         """End it by its own signal, and kill what doesn't end within its time."""

@@ -21,8 +21,6 @@ from ringlab.workloads import CellPlan
 
 FAILURES_MOST = 2
 """An arm that has failed so often in a cell isn't tried again in it: each failure may take as long as its time limit."""
-UNCOUNTED_MOST = 0.02
-"""The share of a server's CPU time that may go to processes that weren't there yet when the load began to account for it."""
 CEILING_WINDOW_S = 1.0
 PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
@@ -311,23 +309,15 @@ class Race:
                 self.pin(server)
                 scale = self.scale_of(arm)
                 words = [*plan.load_options(scale, rate), "--hdr", *self.common_words(server)]
-                counted = server.tree()
-                before, watch = server.cpu_s(counted), StealWatch()
+                watch = StealWatch()
                 event = self.load(words, plan.sample_s(scale), watch.see)
                 server.check_alive("while it was measured")
-                used = [now - then for now, then in zip(server.cpu_s(counted), before, strict=True)]
                 try:
                     sample.figures = workloads.figures_of_load(plan, event) | watch.figures()
                     self.take_event(plan, cell, event, sample)
                 except (KeyError, TypeError) as error:
                     text = f"the load generator's result isn't as expected ({error!r}): build both from one revision"
                     raise SampleFailed(text) from None
-                if used[1] > UNCOUNTED_MOST * sum(used):
-                    sample.status = "void"
-                    sample.reasons.append(
-                        f"{100 * used[1] / sum(used):.0f}% of its CPU time went to processes that it started while it was measured,"
-                        " which can't be counted"
-                    )
         except SampleFailed as failure:
             raise SampleFailed(f"{failure}{died(server, str(failure))}") from None
         finally:

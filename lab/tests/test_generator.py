@@ -1,13 +1,15 @@
 """What is made of a load generator that is missing, can't be built, or misbehaves."""
 
 import json
+import socket
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ringlab import generator
-from ringlab.process import SampleFailed
+from conftest import MakeTargets
+from ringlab import generator, manifest
+from ringlab.process import SampleFailed, Server
 
 
 def script(path: Path, text: str) -> Path:
@@ -114,3 +116,19 @@ def test_a_generator_is_ended_where_the_lab_is(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         generator.run(program, [], 50.0, interrupt)
     assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_work_of_processes_that_begin_and_end_meanwhile_counts(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "forks"}))
+    # The first connection is the one that has no process for each of its answers.
+    with Server(arm, "echo", 1) as server, socket.create_connection(("127.0.0.1", server.port)):
+        load = ["--connections", "2", "--size", "64", "--warm-up", "0", "--window", "1"]
+        words = ["echo", "--address", server.address, *load, "--account", str(server.pid)]
+        result = generator.run(generator.find(), words, 10.0)
+        used = psutil.Process(server.pid).cpu_times()
+    assert result["errors"] == {}
+    assert result["server"]["error"] is None
+    children_s = used.children_user + used.children_system
+    assert children_s > used.user + used.system
+    # What the last of them did after the window isn't in it.
+    assert result["server"]["cpu_ns"] / 1e9 > 0.5 * children_s

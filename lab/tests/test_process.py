@@ -12,7 +12,6 @@ from types import FrameType
 
 import psutil
 import pytest
-from test_runner import ECHO, MakeRace, the_sample
 
 from conftest import FAST, MakeTargets, command_of
 from ringlab import cli, manifest, process, system_calls
@@ -100,15 +99,6 @@ def test_another_server_at_the_port_is_not_measured(make_targets: MakeTargets, m
             process.Server(arm, "echo", 1) as server,
         ):
             process.verify(server)
-
-
-def test_work_of_processes_that_start_meanwhile_voids_the_sample(make_race: MakeRace) -> None:
-    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "forks"})
-    race.options.ceilings = False
-    race.run()
-    assert the_sample(race).status == "void"
-    (reason,) = the_sample(race).reasons
-    assert "processes that it started while it was measured" in reason
 
 
 def test_a_program_that_starts_others_ends_with_them(make_targets: MakeTargets) -> None:
