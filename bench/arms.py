@@ -89,7 +89,9 @@ def probe(arm: Arm) -> Presence:
         return Presence(arm, "raw C, epoll")
     if sys.version_info < arm.first_python:
         oldest = ".".join(map(str, arm.first_python))
-        return Presence(arm, problem=f"needs Python {oldest}: make bench-loops PYTHON=python{oldest} VENV=.venv-{oldest}")
+        return Presence(
+            arm, problem=f"needs Python {oldest}: make bench-loops PYTHON=python{oldest} VENV=.venv-{oldest}"
+        )
     version = sys.version.split()[0]
     if arm.distribution:
         try:

@@ -281,7 +281,13 @@ def test_interrupt_keeps_what_was_measured(tmp_path):
         "--output",
         str(output),
     ]
-    with subprocess.Popen([sys.executable, str(RUN), *options], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, str(RUN), *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs with SIGINT ignored, and a child inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         for line in process.stdout:
             if line.startswith("ratios:"):
                 break
