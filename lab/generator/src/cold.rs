@@ -14,6 +14,9 @@ use crate::system::now_ns;
 /// The numbers of fresh connections count from here, so that their frames are no others'.
 const FIRST_NUMBER: u32 = 1 << 31;
 
+/// How often it is looked, while nothing comes, whether to go on.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// What fresh connections took.
 #[derive(Debug)]
 pub(crate) struct Cold {
@@ -42,8 +45,9 @@ pub(crate) fn measure(
         if interrupted.load(Ordering::Relaxed) {
             break;
         }
-        match one_message(settings, pattern, index, &mut buffer) {
-            Ok((connect_ns, message_ns)) => {
+        match one_message(settings, pattern, index, &mut buffer, interrupted) {
+            Ok(None) => break,
+            Ok(Some((connect_ns, message_ns))) => {
                 cold.connect.record(connect_ns);
                 cold.first_message.record(message_ns);
                 if index == 0 {
@@ -64,12 +68,14 @@ pub(crate) fn measure(
     cold
 }
 
+/// How long connecting took, and how long the message, in ns; none if it was interrupted.
 fn one_message(
     settings: &Settings,
     pattern: &mut Pattern,
     index: u32,
     buffer: &mut [u8],
-) -> Result<(u64, u64), Failure> {
+    interrupted: &AtomicBool,
+) -> Result<Option<(u64, u64)>, Failure> {
     let timeout = Duration::from_nanos(settings.timeout_ns);
     let frame = Frame {
         connection: FIRST_NUMBER + index,
@@ -81,7 +87,7 @@ fn one_message(
     let connected_ns = now_ns();
     let prepared = stream
         .set_nodelay(true)
-        .and_then(|()| stream.set_read_timeout(Some(timeout)))
+        .and_then(|()| stream.set_read_timeout(Some(timeout.min(LOOK))))
         .and_then(|()| stream.set_write_timeout(Some(timeout)));
     prepared.map_err(|error| explain(index, &error, 0))?;
 
@@ -101,7 +107,9 @@ fn one_message(
         }
         // As much of the echo stays outstanding as any socket holds; at the end everything is waited for.
         while received < size && (sent == size || sent - received > portion) {
-            // The socket's timeout is for each time that something comes; this one is for all of it.
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
             if now_ns() - sent_ns > settings.timeout_ns {
                 return Err(explain(index, &io::ErrorKind::TimedOut.into(), received));
             }
@@ -114,14 +122,18 @@ fn one_message(
                     ));
                 }
                 Ok(bytes) => received += bytes,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                    ) => {}
                 Err(error) => return Err(explain(index, &error, received)),
             }
         }
     }
     let answered_ns = now_ns();
     pattern.check(frame, 0, buffer)?;
-    Ok((connected_ns - began_ns, answered_ns - sent_ns))
+    Ok(Some((connected_ns - began_ns, answered_ns - sent_ns)))
 }
 
 /// Receives something, and looks for it for a while before it sleeps, as the load does: the two are to be compared.

@@ -23,6 +23,9 @@ use crate::worker::{Measured, Worker};
 /// Descriptors that are not connections: standard streams, epoll sets, /proc.
 const DESCRIPTORS_SPARE: u64 = 32;
 
+/// For how long answers are waited for after Ctrl-C.
+const INTERRUPTED_DRAIN_NS: u64 = NS_PER_S;
+
 /// Settings of a run that all workloads have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -291,6 +294,9 @@ impl<'a> Control<'a> {
                 }
             }
             Phase::Drain => {
+                if end == Some("interrupted") {
+                    self.deadline_ns = self.deadline_ns.min(now + INTERRUPTED_DRAIN_NS);
+                }
                 let drained =
                     self.shared.threads_drained.load(Ordering::SeqCst) == self.settings.threads;
                 if drained || end == Some("void") || now >= self.deadline_ns {

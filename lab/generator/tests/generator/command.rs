@@ -357,6 +357,42 @@ fn a_reader_that_goes_away_ends_the_run() {
 }
 
 #[test]
+fn ctrl_c_does_not_wait_for_a_server_that_is_silent() {
+    for workload in ["echo", "rtt"] {
+        // It takes connections, because they are in its backlog, and answers nothing.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut child = Command::new(PROGRAM)
+            .args([
+                workload,
+                "--address",
+                &listener.local_addr().unwrap().to_string(),
+            ])
+            .args(["--warm-up", "0", "--window", "86400", "--timeout", "86400"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id().to_string();
+        let _fresh = (workload == "rtt").then(|| {
+            // Fresh connections come before all events.
+            let fresh = listener.accept().unwrap();
+            interrupt(&pid);
+            fresh
+        });
+        let mut last = Value::Null;
+        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+            last = serde_json::from_str(&line.unwrap()).unwrap();
+            if last["event"] == "window_start" {
+                interrupt(&pid);
+            }
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!(last["event"], "result");
+        assert_eq!(last["interrupted"], true, "{last}");
+        assert_eq!(last["errors"], serde_json::json!({}), "{last}");
+    }
+}
+
+#[test]
 fn sigterm_ends_a_run_that_has_not_begun_to_measure() {
     // Nobody accepts, and the last connection is due after an hour.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
