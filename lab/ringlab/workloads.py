@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ringlab import results
@@ -266,38 +266,33 @@ def loop_cells() -> list[CellPlan]:
 
 
 def echo_cells() -> list[CellPlan]:
-    """Echo under load."""
+    """Echo under load; for publication also in samples of a minute, as in the report that this workload answers."""
     cells = []
-    for connections in (1, 100, 500):
-        on = f"on {plural(connections, 'connection')}"
-        cells.append(
-            CellPlan(
-                name=f"echo/framed/1KB/{connections}",
+    for stream in (False, True):
+        for connections in (1, 100, 500):
+            on = f"on {plural(connections, 'connection')}"
+            if stream:
+                name, operation = f"echo/stream/{connections}", "MB"
+                title = f"streams of 'hello world' {on}, checked by position"
+            else:
+                name, operation = f"echo/framed/1KB/{connections}", "message"
+                title = f"messages of 1 KB {on}, each checked, one in flight per connection"
+            cell = CellPlan(
+                name=name,
                 workload="echo",
-                title=f"messages of 1 KB {on}, each checked, one in flight per connection",
-                operation="message",
-                metrics=(SERVER_CPU, RATE, P50, P99),
-                scales=QUICK if connections == 100 else NORMAL,
+                title=title,
+                operation=operation,
+                metrics=(CPU_PER_MEGABYTE, MEGABYTES) if stream else (SERVER_CPU, RATE, P50, P99),
+                scales=QUICK if connections == 100 and not stream else NORMAL,
                 connections=connections,
-                size_bytes=1024,
+                size_bytes=0 if stream else 1024,
+                stream=stream,
             )
-        )
-    for connections in (1, 100, 500):
-        on = f"on {plural(connections, 'connection')}"
-        # 100 connections for a minute as well, as in the report that this workload answers.
-        cells.append(
-            CellPlan(
-                name=f"echo/stream/{connections}",
-                workload="echo",
-                title=f"streams of 'hello world' {on}, checked by position",
-                operation="MB",
-                metrics=(CPU_PER_MEGABYTE, MEGABYTES),
-                scales=NORMAL,
-                connections=connections,
-                stream=True,
-                windows_s={"normal": 2.0, "publish": 60.0 if connections == 100 else 10.0},
+            minute = dict.fromkeys(SCALES, 60.0)
+            long = replace(
+                cell, name=f"{name}/60s", title=f"{title}, in long samples", scales=PUBLISH, windows_s=minute
             )
-        )
+            cells += [cell, long]
     return cells
 
 
