@@ -288,7 +288,7 @@ def echo_cells() -> list[CellPlan]:
                 size_bytes=0 if stream else 1024,
                 stream=stream,
             )
-            minute = dict.fromkeys(SCALES, 60.0)
+            minute: dict[str, float] = dict.fromkeys(SCALES, 60.0)
             long = replace(
                 cell, name=f"{name}/60s", title=f"{title}, in long samples", scales=PUBLISH, windows_s=minute
             )
