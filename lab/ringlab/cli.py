@@ -3,11 +3,13 @@
 import contextlib
 import datetime
 import fnmatch
+import itertools
 import json
 import random
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
@@ -43,6 +46,7 @@ QUICK_WINDOW_LEAST = 0.5
 """The share of quick's window below which samples say too little."""
 WIDTH = 160
 RESULTS_FOLDER = "ringlab-results"
+RESULT_FILE = "result.json"
 FORMATS = ("terminal", "markdown", "json", "html")
 
 
@@ -130,6 +134,10 @@ class ConsoleProgress:
         """Take in that a part is over."""
         self.done_s += expected_s
         self.bar.update(self.task, completed=min(self.done_s, self.expected_s), left=self.left())
+
+    def warn(self, text: str) -> None:
+        """Print what can be mended meanwhile."""
+        self.console.print(f"[red]{escape(text)}[/red]", highlight=False)
 
     def cell_done(self, cell: results.Cell) -> None:
         """Print a cell."""
@@ -225,6 +233,38 @@ def fit_quick(race: runner.Race, budget_s: float) -> None:
         race.result.run.scale = scale
     # Where even that takes too long, cells end with fewer rounds.
     race.options.limit_s = budget_s
+
+
+def claim(output: Path | None) -> Path:
+    """Return the folder for results, which is made; one that holds a result, or can't be written to, is refused."""
+    folder = output or Path(RESULTS_FOLDER) / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = folder / RESULT_FILE
+    if path.exists():
+        raise Refused(f"{path} would be overwritten: choose another folder with --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Refused(
+            f"results can't be written to {folder}: {error.strerror}; choose another folder with --output"
+        ) from None
+    return folder
+
+
+def keep_result(race: runner.Race) -> Path:
+    """Return where the result lies at the end: elsewhere, if its own place can't be written to."""
+    if not race.unwritten:
+        return race.output
+    folder = Path(tempfile.mkdtemp(prefix="ringlab-"))
+    try:
+        race.result.write(folder / RESULT_FILE)
+    except OSError as error:
+        click.echo(json.dumps(race.result.to_json()))
+        raise Refused(
+            f"{race.unwritten}; nor to {folder}: {error.strerror}; the result is what was just printed"
+        ) from None
+    raise Refused(f"{race.unwritten}; the result lies in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
 
 
 def write_reports(result: results.Result, folder: Path) -> list[Path]:
@@ -345,8 +385,12 @@ def run(
     Results are written after every cell. Ctrl-C ends the run and keeps what was measured.
     """
     if resume is not None:
-        if what or selectors:
-            raise Refused("--resume goes on with the cells and targets of that run: leave out others")
+        context = click.get_current_context()
+        for parameter in context.command.params:
+            name = parameter.name or ""
+            given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            if given and name not in ("resume", "targets_folder"):
+                raise Refused(f"--resume goes on with that run as it was asked for: leave out {parameter.opts[0]}")
         sys.exit(continue_run(resume, options["targets_folder"]))
     sys.exit(measure(what, selectors, baseline, **options))
 
@@ -386,6 +430,7 @@ def measure(
     except workloads.UnknownCells as error:
         raise Refused(str(error)) from None
     chosen = choose_arms(discover(targets_folder), selectors)
+    output = claim(output)
     lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
     chosen = [arm for arm in chosen if arm.name not in lesser]
     budget_s = (minutes or QUICK_MINUTES) * 60
@@ -414,9 +459,7 @@ def measure(
         ),
         arms=records,
     )
-    if output is None:
-        output = Path(RESULTS_FOLDER) / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    race = start_race(console, result, present, plans, output / "result.json")
+    race = start_race(console, result, present, plans, output / RESULT_FILE)
     race.options = runner.Options(
         workers=workers,
         baseline=baseline,
@@ -433,6 +476,9 @@ def measure(
     command += ["--workers", str(workers)] if workers != 1 else []
     command += ["--placement", placement] if placement != "apart" else []
     command += ["--baseline", baseline] if baseline else []
+    command += ["--no-again"] if not again else []
+    if race.options.system_calls == quick:  # Unlike it would be by itself.
+        command.append("--no-system-calls" if not quick else "--system-calls")
     result.run.command = command
     code = finish(console, race)
     if other:
@@ -460,10 +506,8 @@ def start_race(
     findings = preflight.examine(connections, result.run.placement, program, problem)
     if not needs_load:
         findings = [finding for finding in findings if finding.name != "load generator"]
-    stolen = result.environment.stolen_s
     result.preflight = findings
     result.environment = preflight.environment(program)
-    result.environment.stolen_s = stolen
     errors = [finding for finding in findings if finding.status == "error"]
     terminal.print_findings(console, findings, problems_only=True)
     if errors:
@@ -489,7 +533,13 @@ def finish(console: Console, race: runner.Race) -> int:
         race.run()
     terminal.print_left_out(console, result)
     terminal.print_summary(console, result)
-    written = [race.output, *write_reports(result, race.output.parent)]
+    written = [keep_result(race)]
+    try:
+        written += write_reports(result, race.output.parent)
+    except OSError as error:
+        raise Refused(
+            f"the reports can't be written: {error}; the result is kept, and `ringlab report {shlex.quote(str(race.output))}` shows it"
+        ) from None
     if result.run.interrupted:
         console.print(
             f"\ninterrupted; what was measured is kept. Go on with: ringlab run --resume {shlex.quote(str(race.output))}"
@@ -517,14 +567,28 @@ def continue_run(path: Path, targets_folder: Path | None) -> int:
         reasons = {record.name: record.skipped for record in records}
         lines = [f"{name} ({reasons.get(name, 'there is no such target')})" for name in lost]
         raise Refused(f"these took part and can't any more: {'; '.join(lines)}")
-    options = dict(zip(result.run.command, result.run.command[1:], strict=False))
+    words = result.run.command
+    options = dict(itertools.pairwise(words))
+    before = result.environment
     race = start_race(console, result, present, [workloads.BY_NAME[cell.name] for cell in result.cells], path)
     race.options = runner.Options(
         workers=int(options.get("--workers", 1)),
         baseline=options.get("--baseline", ""),
-        again=any(arm.repeats for arm in result.arms),
-        system_calls=result.run.scale.name != "quick",
+        again="--no-again" not in words,
+        system_calls="--system-calls" in words
+        or (result.run.scale.name != "quick" and "--no-system-calls" not in words),
     )
+    for name in ("machine", "cpu_model", "cpus_usable", "kernel"):
+        then, now = getattr(before, name), getattr(result.environment, name)
+        if then != now:
+            raise Refused(f"the machine isn't the one of {path}: {name} was {then}, and is {now}; begin a new run")
+    if before.revision != result.environment.revision:
+        race.note(f"what follows is of revision {result.environment.revision}, what was before of {before.revision}")
+    # Both go on from where they were.
+    race.stolen_begin_s -= before.stolen_s
+    race.begun -= (
+        datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(result.run.begun)
+    ).total_seconds()
     result.run.interrupted = False
     race.result.run.notes.append(
         f"the run was interrupted and went on at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -752,8 +816,7 @@ def race_revisions(
         ),
         arms=[record for record in records if record.name in present],
     )
-    output = output or Path(RESULTS_FOLDER) / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    race = start_race(console, result, present, plans, output / "result.json")
+    race = start_race(console, result, present, plans, claim(output) / RESULT_FILE)
     race.options = runner.Options(baseline=f"{both[0]}@base")
     status_code = finish(console, race)
     if status_code == EXIT_INTERRUPTED:

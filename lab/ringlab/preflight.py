@@ -396,6 +396,7 @@ def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> re
         python=platform.python_version(),
         io_uring_disabled=read_text("/proc/sys/kernel/io_uring_disabled"),
         somaxconn=int(read_text("/proc/sys/net/core/somaxconn") or 0),
+        tcp_congestion_control=read_text("/proc/sys/net/ipv4/tcp_congestion_control"),
         descriptors_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         load_average_begin=list(os.getloadavg()),
         generator=text,

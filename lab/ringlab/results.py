@@ -81,6 +81,7 @@ class Environment:
     python: str = ""
     io_uring_disabled: str = ""
     somaxconn: int = 0
+    tcp_congestion_control: str = ""
     descriptors_limit: int = 0
     load_average_begin: list[float] = field(default_factory=list)
     load_average_end: list[float] = field(default_factory=list)

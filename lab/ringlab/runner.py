@@ -40,6 +40,9 @@ class Progress(Protocol):
     def cell_done(self, cell: results.Cell) -> None:
         """A cell has been measured and analysed."""
 
+    def warn(self, text: str) -> None:
+        """Something is wrong that the user can mend while the race runs."""
+
 
 @dataclass
 class Options:
@@ -72,6 +75,8 @@ class Race:
     stolen_begin_s: float = field(default_factory=preflight.stolen_s)
     bind_counts: dict[tuple[str, str], int] = field(default_factory=dict)
     ceilings: dict[str, results.Ceiling | None] = field(default_factory=dict)
+    unwritten: str = ""
+    """Why the result couldn't be written the last time; it is tried again after every cell."""
     ports_held: bool = False
     """Closed connections held many ports for longer than they hold any by themselves."""
 
@@ -150,7 +155,12 @@ class Race:
         run.ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         environment.load_average_end = list(os.getloadavg())
         environment.stolen_s = preflight.stolen_s() - self.stolen_begin_s
-        self.result.write(self.output)
+        try:
+            self.result.write(self.output)
+            self.unwritten = ""
+        except OSError as error:
+            self.unwritten = f"{self.output} can't be written: {error.strerror}"
+            self.progress.warn(f"{self.unwritten}; it is tried again after every cell")
 
     def conclude(self, cell: results.Cell) -> None:
         """Analyse a cell, write the result, and tell."""
@@ -163,7 +173,10 @@ class Race:
         """Measure a cell's rounds, as far as the result lacks them."""
         contestants = [arm for arm in self.contestants(plan) if arm.name in cell.arms]
         done = finished_rounds(cell)
-        if done >= self.scale.rounds:
+        counts = self.options.system_calls and plan.kind in ("echo", "http")
+        counted = {each.arm for each in cell.system_calls}
+        uncounted = [arm for arm in contestants if not arm.repeats and arm.name not in counted] if counts else []
+        if done >= self.scale.rounds and not any(cell.measured(arm.name) for arm in uncounted):
             self.progress.advance(self.expected_s(plan))
             return
         begun, limit_s = time.monotonic(), self.cell_limit_s(plan)
@@ -205,8 +218,7 @@ class Race:
                     sample = self.measure(plan, cell, arm, number, position, rate)
                     cell.samples.append(sample)
                 self.progress.advance(plan.sample_s(self.scale_of(arm)))
-        if self.options.system_calls and plan.kind in ("echo", "http"):
-            self.count_system_calls(plan, cell, contestants, rate)
+        self.count_system_calls(plan, cell, uncounted, rate)
         self.conclude(cell)
 
     def note(self, text: str) -> None:
@@ -248,7 +260,7 @@ class Race:
                 self.measure_loop(plan, arm, sample)
             else:
                 self.measure_server(plan, cell, arm, sample, rate)
-        except SampleFailed as failure:
+        except (SampleFailed, OSError) as failure:
             sample.status = "failed"
             sample.reasons.append(str(failure))
         sample.duration_s = time.monotonic() - begin
@@ -265,6 +277,7 @@ class Race:
         key = (plan.name, arm.repeats or arm.name)
         count = self.bind_counts.get(key, BIND_COUNT_FIRST)
         for _ in range(BIND_TRIALS_MOST):
+            asked = count
             command = arm.command("bind", mode=plan.mode, count=count, concurrent=plan.concurrent)
             content = process.run_program(arm, command, PROGRAM_GRACE_S + wanted_ns / 1e9)
             operations, ns = number_of(content, "operations"), number_of(content, "ns")
@@ -279,9 +292,9 @@ class Race:
             sample.reasons.append(
                 f"{ns / 1e6:.3g} ms were measured, and at least {workloads.BIND_SAMPLE_NS_LEAST / 1e6:g} ms must be"
             )
-        elif operations != count:
+        elif operations != asked:
             sample.status = "void"
-            sample.reasons.append(f"it was asked for {count} operations and did {operations:g}")
+            sample.reasons.append(f"it was asked for {asked} operations and did {operations:g}")
 
     def measure_loop(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
         """Time an event loop by itself."""
@@ -445,10 +458,9 @@ class Race:
         self, plan: CellPlan, cell: results.Cell, contestants: Sequence[manifest.Arm], rate: float
     ) -> None:
         """Count system calls per operation, each arm once, in a run apart from those that are timed."""
-        tool, why = preflight.system_call_tool()
+        contestants = [arm for arm in contestants if cell.measured(arm.name)]
+        tool, why = preflight.system_call_tool() if contestants else ("", "")
         for arm in contestants:
-            if arm.repeats or not cell.measured(arm.name):
-                continue
             if not tool:
                 cell.system_calls.append(results.SystemCalls(arm=arm.name, tool="", text=f"can't be counted: {why}"))
                 continue
@@ -466,7 +478,7 @@ class Race:
                 cell.system_calls.append(
                     results.SystemCalls(arm=arm.name, tool=tool, operations=int(counted), per_operation=calls)
                 )
-            except SampleFailed as failure:
+            except (SampleFailed, OSError) as failure:
                 cell.system_calls.append(results.SystemCalls(arm=arm.name, tool=tool, text=str(failure)))
 
 

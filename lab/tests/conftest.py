@@ -85,6 +85,9 @@ class SilentProgress:
     def advance(self, expected_s: float) -> None:
         self.done_s += expected_s
 
+    def warn(self, text: str) -> None:
+        self.steps.append(text)
+
     def cell_done(self, cell: results.Cell) -> None:
         self.cells.append(cell.name)
 

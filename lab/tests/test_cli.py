@@ -1,10 +1,12 @@
 """The command, by click's runner and as a process of its own."""
 
+import errno
 import json
 import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -322,3 +324,104 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
     refused = ringlab("run", "--resume", output / "result.json", "--targets-folder", folder)
     assert refused.exit_code == 2
     assert "is complete: there is nothing to go on with" in refused.output
+
+
+def write_nowhere_in(folder: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a disk be full for so many times, from the third time on that a result is written into a folder."""
+    write, calls = results.Result.write, iter(range(1000))
+
+    def written(result: results.Result, path: Path) -> None:
+        if path.parent == folder and 2 <= next(calls) < 2 + times:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(result, path)
+
+    monkeypatch.setattr(results.Result, "write", written)
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_full_disk_loses_nothing(
+    times: int, make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    write_nowhere_in(output, times, monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = ("run", "loop/call_soon", "rtt/64B", "echo/framed/1KB/1", *FAST, "--no-system-calls", "--output", output)
+    found = ringlab(*words, "--targets-folder", make_targets(one=1.0))
+    assert f"{output / 'result.json'} can't be written: No space left on device; it is tried again" in found.output
+    path = output / "result.json"
+    if times == 1:
+        assert found.exit_code == 0, found.output
+    else:
+        assert found.exit_code == 2, found.output
+        (path,) = tmp_path.glob("ringlab-*/result.json")
+        assert f"the result lies in {path}" in found.output
+    kept = results.Result.read(path)
+    assert kept.run.complete
+    assert [len(cell.samples) for cell in kept.cells] == [6, 6, 6]
+
+
+def test_reports_that_cannot_be_written_leave_the_result(make_targets: MakeTargets, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    (output / "report.md").mkdir(parents=True)
+    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0), "--output", output)
+    assert found.exit_code == 2
+    assert "the reports can't be written: " in found.output
+    assert f"`ringlab report {output / 'result.json'}` shows it" in found.output
+    assert results.Result.read(output / "result.json").run.complete
+
+
+def test_a_result_is_not_overwritten(make_targets: MakeTargets, tmp_path: Path) -> None:
+    words = ("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0), "--output", tmp_path / "out")
+    assert ringlab(*words).exit_code == 0
+    before = (tmp_path / "out" / "result.json").read_text()
+    again = ringlab(*words)
+    assert again.exit_code == 2
+    assert "result.json would be overwritten: choose another folder with --output" in again.output
+    assert (tmp_path / "out" / "result.json").read_text() == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(make_targets: MakeTargets, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    output = tmp_path / "file" / "out"
+    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0), "--output", output)
+    assert found.exit_code == 2
+    assert f"results can't be written to {output}: Not a directory; choose another folder with --output" in found.output
+
+
+def test_what_differs_from_the_usual_is_repeated(make_targets: MakeTargets, tmp_path: Path) -> None:
+    words = ("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0))
+    for number, (flags, expected) in enumerate(
+        {
+            (): [],
+            ("--no-again", "--no-system-calls"): ["--no-again", "--no-system-calls"],
+            ("--quick", "--no-system-calls"): [],
+            ("--quick", "--system-calls"): ["--system-calls"],
+        }.items()
+    ):
+        output = tmp_path / str(number)
+        assert ringlab(*words, *flags, "--output", output).exit_code == 0
+        command = results.Result.read(output / "result.json").run.command
+        assert [word for word in command if "again" in word or "calls" in word] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "message"),
+    [
+        (("--rounds", "30"), "", "--resume goes on with that run as it was asked for: leave out --rounds"),
+        (("echo",), "", "leave out what"),
+        ((), "cpu_model", "the machine isn't the one of "),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    words: tuple[str, ...], name: str, message: str, make_targets: MakeTargets, tmp_path: Path
+) -> None:
+    folder, path = make_targets(one=1.0), tmp_path / "out" / "result.json"
+    ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", path.parent)
+    result = results.Result.read(path)
+    result.run.complete = False
+    if name:
+        setattr(result.environment, name, "another")
+    result.write(path)
+    found = ringlab("run", "--resume", path, *words, "--targets-folder", folder)
+    assert found.exit_code == 2, found.output
+    assert message in found.output

@@ -1,5 +1,6 @@
 """guard on a small repository of its own, whose targets are the fakes."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class Repository:
         return self.git("rev-parse", "HEAD").strip()
 
     def guard(self, *words: object, rounds: int = 4) -> Result:
+        shutil.rmtree(self.root.parent / "out", ignore_errors=True)  # One that holds a result is refused.
         fixed = (
             "--repository",
             self.root,

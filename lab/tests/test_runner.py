@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from conftest import MakeTargets, SilentProgress, children
-from ringlab import manifest, process, results, runner, system_calls, workloads
+from ringlab import manifest, preflight, process, results, runner, system_calls, workloads
 
 MakeRace = Callable[..., runner.Race]
 ECHO = "echo/framed/1KB/100"
@@ -424,3 +424,61 @@ def test_servers_die_with_the_lab(make_targets: MakeTargets) -> None:
     parent.join()
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
+
+
+class CounterOfSeven:
+    """Counts system calls, in a way."""
+
+    def __init__(self, tool: str, pids: list[int]) -> None:
+        """Prepare."""
+
+    def __enter__(self) -> "CounterOfSeven":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def see(self, event: dict[str, object]) -> None:
+        pass
+
+    def per_operation(self, operations: float, window_s: float) -> float:
+        return 7.0
+
+
+def test_system_calls_that_an_interrupt_left_out_are_counted(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "system_call_tool", lambda: ("strace", ""))
+    monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
+    race = make_race([ECHO], rounds=1, one=1.0, two=1.0)
+    race.options.system_calls = True
+    race.progress = InterruptedProgress("system calls of two")
+    race.run()
+    kept = results.Result.read(race.output)
+    assert [each.arm for each in kept.cells[0].system_calls] == ["one"]
+    again = runner.Race(kept, race.arms, race.plans, race.program, race.output, SilentProgress(), race.options)
+    again.run()
+    assert [(each.arm, each.per_operation) for each in kept.cells[0].system_calls] == [("one", 7.0), ("two", 7.0)]
+    assert len(kept.cells[0].samples) == 3, "no round is measured again"
+
+
+def test_trouble_of_the_machine_fails_the_sample_and_not_the_run(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(server: process.Server) -> list[results.Check]:
+        raise OSError(24, "Too many open files")
+
+    race = make_race([ECHO, "loop/call_soon"], rounds=1, one=1.0)
+    monkeypatch.setattr(process, "verify", verify)
+    race.run()
+    loop, echo = race.result.cells
+    assert race.result.run.complete
+    assert {sample.status for sample in loop.samples} == {"measured"}
+    assert {sample.reasons[0] for sample in echo.samples} == {"[Errno 24] Too many open files"}
+
+
+def test_binding_is_held_against_what_was_asked_for_last(make_race: MakeRace) -> None:
+    race = make_race(["bind/listen/1"], rounds=1, one=1.0, faults={"one": "constant"})
+    race.result.run.scale = replace(race.scale, window_s=2.0)
+    race.run()
+    assert the_sample(race).status == "measured", the_sample(race).reasons

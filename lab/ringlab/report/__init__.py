@@ -155,6 +155,8 @@ def settings(result: Result) -> list[tuple[str, str]]:
         f"{environment.kernel} {environment.machine}; {environment.libc}; Python {environment.python};"
         f" somaxconn {environment.somaxconn}, {environment.descriptors_limit} descriptors"
     )
+    if environment.tcp_congestion_control:
+        system += f", TCP congestion control {environment.tcp_congestion_control}"
     if environment.io_uring_disabled:
         system += f", io_uring_disabled {environment.io_uring_disabled}"
     loads = " to ".join(

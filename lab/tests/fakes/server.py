@@ -45,7 +45,9 @@ def main() -> None:
             json.dumps(
                 {
                     "operations": options.count,
-                    "ns": 0 if options.fault == "instant" else int(options.count * 20_000 * options.cost),
+                    "ns": {"instant": 0, "constant": 150_000_000}[options.fault]
+                    if options.fault in ("instant", "constant")
+                    else int(options.count * 20_000 * options.cost),
                 }
             )
         )
