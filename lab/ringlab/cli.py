@@ -752,7 +752,8 @@ def guard_command(
         sys.exit(
             race_revisions(console, root, revisions, what or guard.CELLS, selectors, build_command, output, **options)
         )
-    except (guard.GuardFailed, manifest.ManifestError) as error:
+    except (guard.GuardFailed, manifest.ManifestError, OSError) as error:
+        # Python's own status for an error, 1, would say that head is slower.
         raise Refused(str(error)) from None
 
 

@@ -84,6 +84,8 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
         worktree.parent.mkdir(parents=True, exist_ok=True)
         git(repository, "worktree", "prune")
         git(repository, "worktree", "add", "--detach", "--force", str(worktree), commit)
+    # An earlier guard may have been ended while it checked out, and a build may have changed files.
+    git(worktree, "reset", "--hard", "--quiet", commit)
     return Revision(side, name, commit, worktree)
 
 
@@ -93,7 +95,9 @@ def build(repository: Path, revision: Revision, command: str, tell: Tell) -> Non
     log = revision.worktree.parent / f"{revision.commit[:12]}.log"
     # What is set for this process is about this repository's folders, not about those of the worktree.
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE", "PYTHONPATH"))
     }
     # Dependencies are the same in both, mostly: they are built once.
     environment["CARGO_TARGET_DIR"] = str(repository / FOLDER / "cargo")
@@ -130,8 +134,15 @@ def arms_of(repository: Path, revision: Revision) -> dict[str, manifest.Arm]:
     own = revision.worktree / "lab" / "targets"
     folder = own if any(own.glob(f"*/{manifest.FILE_NAME}")) else repository / "lab" / "targets"
     arms = manifest.discover(folder, revision.worktree / FOLDER / "targets", revision.python)
+    # It would lead the Pythons of both revisions to one and the same code; where it is empty, it leads nowhere.
+    own_path = {"PYTHONPATH": ""} if os.environ.get("PYTHONPATH") else {}
     return {
-        arm.name: replace(arm, name=f"{arm.name}@{revision.side}", title=f"{arm.title}, at {revision.name}")
+        arm.name: replace(
+            arm,
+            name=f"{arm.name}@{revision.side}",
+            title=f"{arm.title}, at {revision.name}",
+            environment={**own_path, **arm.environment},
+        )
         for arm in arms
     }
 

@@ -7,6 +7,7 @@ isn't known is an error, so that a misspelt key never goes unnoticed.
 import contextlib
 import difflib
 import json
+import math
 import os
 import re
 import shlex
@@ -37,6 +38,7 @@ PLACEHOLDERS = {
     "loop": frozenset({"benchmark", "window"}),
 }
 DETECT_TIMEOUT_S = 60
+TIMEOUT_LEAST_S = 0.1
 BUILD_TIMEOUT_S = 1800
 LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
@@ -152,6 +154,10 @@ class Arm:
         """Put values for the placeholders that are the same in all commands."""
         return text.format_map(self.placeholders())
 
+    def shell(self, text: str) -> str:
+        """Put the same values into a shell command, each as one word."""
+        return text.format_map({name: shlex.quote(value) for name, value in self.placeholders().items()})
+
     def command(self, kind: str, **values: object) -> list[str]:
         """Return the command of the program that serves `kind`."""
         known = self.placeholders() | {name: str(value) for name, value in values.items()}
@@ -216,6 +222,13 @@ class Table:
         """Return a string."""
         return self.get(key, str, default, '"a string"')
 
+    def seconds(self, key: str, default: float, *, least: float = 0.0) -> float:
+        """Return a time that ends: not negative, and neither inf nor nan, which TOML has."""
+        value = self.get(key, float, default, "a number of seconds")
+        if not (math.isfinite(value) and value >= least):
+            raise self.fail(key, f"must be a number of seconds from {least:g} on, not {value!r}")
+        return value
+
     def integer(self, key: str, default: int) -> int:
         """Return a number that isn't negative."""
         value = self.get(key, int, default, "a whole number")
@@ -262,12 +275,16 @@ class Table:
 def check_placeholders(table: Table, key: str, text: str, allowed: frozenset[str]) -> None:
     """Complain of placeholders that don't exist."""
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        fields = [each for each in string.Formatter().parse(text) if each[1] is not None]
     except ValueError as error:
         raise table.fail(
             key, f"has a brace too many or too few ({error}); write {{{{ for one that stands for itself"
         ) from None
-    for name in names - allowed:
+    for _, name, form, conversion in fields:
+        if form or conversion:
+            raise table.fail(key, f"has a format behind {{{name}}}, which takes none")
+        if name in allowed:
+            continue
         known = ", ".join(f"{{{each}}}" for each in sorted(allowed))
         raise table.fail(key, f"uses {{{name}}}, which is no placeholder here; there are: {known}")
 
@@ -318,6 +335,8 @@ def read_workloads(table: Table, commands: Mapping[str, str]) -> tuple[str, ...]
     """Read which workloads a variant serves: those that the target has commands for, or fewer."""
     served = tuple(name for name in WORKLOADS if KIND_OF_WORKLOAD[name] in commands)
     asked = table.texts("workloads", served)
+    if not asked:
+        raise table.fail("workloads", f"is empty; it serves some of {', '.join(served)}")
     for name in asked:
         if name not in WORKLOADS:
             raise table.fail("workloads", f"knows {', '.join(WORKLOADS)}; not {name!r}")
@@ -355,7 +374,7 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path} is no TOML: {error}") from None
     root = Table(path, "", content)
-    name = root.text("name")
+    name = read_name(root)
     if name != path.parent.name:
         raise root.fail("name", f"is {name!r}, but the folder is called {path.parent.name!r}: they must be the same")
     language, title = root.text("language"), root.text("title")
@@ -366,7 +385,7 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     environment = run.mapping("environment")
     for value in environment.values():
         check_placeholders(run, "environment", value, PLACEHOLDERS_EVERYWHERE)
-    warm_up_s = run.get("warm_up_s", float, 0.0, "a number of seconds")
+    warm_up_s = run.seconds("warm_up_s", 0.0)
     run.done()
     ready, stop = read_ready(root.table("ready")), read_stop(root.table("stop"))
     declares = read_declares(root.table("declares"), Declares())
@@ -394,15 +413,21 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     return arms or [base]
 
 
+def read_name(table: Table) -> str:
+    """Read a name, which can be given to --targets."""
+    name = table.text("name")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
+        raise table.fail("name", f"is {name!r}; use letters, digits and . _ + -, without spaces")
+    return name
+
+
 def read_variant(table: Table, base: Arm) -> Arm:
     """Return the arm that a variant describes."""
     environment = table.mapping("environment")
     arguments = table.texts("arguments")
     for value in (*environment.values(), *arguments):
         check_placeholders(table, "environment or arguments", value, PLACEHOLDERS_EVERYWHERE)
-    name = table.text("name")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
-        raise table.fail("name", f"is {name!r}; use letters, digits and . _ + -, without spaces")
+    name = read_name(table)
     arm = replace(
         base,
         name=name,
@@ -436,7 +461,7 @@ def read_ready(table: Table) -> Ready:
     ready = Ready(
         table.text("line", Ready.line),
         table.get("connect", bool, False, "true or false"),
-        table.get("timeout_s", float, Ready.timeout_s, "a number of seconds"),
+        table.seconds("timeout_s", Ready.timeout_s, least=TIMEOUT_LEAST_S),
     )
     table.done()
     return ready
@@ -449,7 +474,7 @@ def read_stop(table: Table) -> Stop:
         raise table.fail("exit_codes", f"must hold whole numbers only, not {codes!r}")
     stop = Stop(
         table.choice("signal", Stop.signal, SIGNALS),
-        table.get("timeout_s", float, Stop.timeout_s, "a number of seconds"),
+        table.seconds("timeout_s", Stop.timeout_s, least=TIMEOUT_LEAST_S),
         tuple(codes),
     )
     table.done()
@@ -512,7 +537,7 @@ def detect_all(arm: Arm, cache: dict[tuple[str, str], Presence] | None = None) -
 
 def detect_each(arm: Arm, detect: Detect, cache: dict[tuple[str, str], Presence]) -> Iterator[Presence]:
     """Yield the finding about each need, and end with the first that is missing."""
-    needs, install = arm.expand(detect.needs), arm.expand(detect.install)
+    needs, install = arm.expand(detect.needs), arm.shell(detect.install)
     if detect.binary:
         path = os.environ.get(detect.binary, "")
         if not path:
@@ -522,7 +547,7 @@ def detect_each(arm: Arm, detect: Detect, cache: dict[tuple[str, str], Presence]
             yield Presence(skipped=f"{needs}: {detect.binary} is {path}, which can't be run", install=install)
             return
     for text in detect.commands:
-        command = arm.expand(text)
+        command = arm.shell(text)
         key = (str(arm.folder), command)
         if key not in cache:
             cache[key] = ask(arm, command, needs, install)
@@ -567,7 +592,7 @@ def is_built(arm: Arm) -> bool:
     if arm.build.always or not artefact.exists():
         return False
     stamp = arm.build_folder / STAMP_NAME
-    if not stamp.exists() or stamp.read_text() != arm.expand(arm.build.command):
+    if not stamp.exists() or stamp.read_text() != arm.shell(arm.build.command):
         return False
     made = stamp.stat().st_mtime
     sources = (path for path in arm.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -579,7 +604,7 @@ def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEO
     if not arm.build.command or (built is not None and arm.build_folder in built):
         return
     if not is_built(arm):
-        command = arm.expand(arm.build.command)
+        command = arm.shell(arm.build.command)
         arm.build_folder.mkdir(parents=True, exist_ok=True)
         log = arm.build_folder / LOG_NAME
         with log.open("w") as output:

@@ -128,3 +128,37 @@ def test_an_arm_that_only_one_revision_has_is_left_out(repository: Repository) -
 def test_nothing_measured_is_not_fine() -> None:
     assert guard.exit_code([]) == 2
     assert guard.conclusion([]).startswith("cannot tell: 0 of 0")
+
+
+def test_a_worktree_that_is_not_whole_is_mended(repository: Repository) -> None:
+    base = repository.commit(1.0)
+    worktree = guard.check_out(repository.root, "base", base).worktree
+    (worktree / ".gitignore").unlink()
+    manifests = list(worktree.glob("lab/targets/*/target.toml"))
+    manifests[0].write_text("changed by a build")
+    assert guard.check_out(repository.root, "base", base).worktree == worktree
+    assert (worktree / ".gitignore").exists()
+    assert "a fake" in manifests[0].read_text()
+
+
+def test_both_revisions_run_their_own_code(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository.commit(1.0)
+    monkeypatch.setenv("PYTHONPATH", "/where/only/one/of/them/is")
+    found = repository.guard("--base", "HEAD", "--build", 'test -z "$PYTHONPATH"')
+    assert found.exit_code == 0, found.output
+    for arm in guard.arms_of(repository.root, guard.check_out(repository.root, "base", "HEAD")).values():
+        assert arm.child_environment()["PYTHONPATH"] == ""
+
+
+def test_trouble_of_the_machine_is_not_taken_for_slowness(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.commit(1.0)
+
+    def build(*words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(guard, "build", build)
+    found = repository.guard("--base", "HEAD")
+    assert found.exit_code == 2
+    assert "No space left on device" in found.output

@@ -127,6 +127,21 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         ),
         ("[declares]", '[stop]\nexit_codes = ["0"]\n[declares]', "stop.exit_codes must hold whole numbers only"),
         ("[declares]", '[ready]\ntimeout_s = "1"\n[declares]', "ready.timeout_s must be a number of seconds, not '1'"),
+        (
+            "[declares]",
+            "[ready]\ntimeout_s = nan\n[declares]",
+            "ready.timeout_s must be a number of seconds from 0.1 on, not nan",
+        ),
+        (
+            "[declares]",
+            "[stop]\ntimeout_s = inf\n[declares]",
+            "stop.timeout_s must be a number of seconds from 0.1 on, not inf",
+        ),
+        ("warm_up_s = 2", "warm_up_s = -1", "run.warm_up_s must be a number of seconds from 0 on, not -1.0"),
+        ('workloads = ["rtt"]', "workloads = []", "variants[1].workloads is empty; it serves some of bind, rtt, echo"),
+        ("--port {port}", "--port {port:{x}}", "run.echo has a format behind {port}, which takes none"),
+        ("--port {port}", "--port {port!r}", "run.echo has a format behind {port}, which takes none"),
+        ('name = "good"', 'name = "very good"', "name is 'very good'; use letters, digits and . _ + -, without spaces"),
         ("[run]", "[run", "is no TOML"),
     ],
 )
@@ -240,3 +255,14 @@ def test_the_targets_of_the_repository_can_be_read() -> None:
     for arm in arms:
         assert arm.workloads
         assert preflight.debug_build(arm) == ""
+
+
+def test_folders_may_have_spaces(tmp_path: Path) -> None:
+    spacious = tmp_path / "my own; code"
+    spacious.mkdir()
+    arm = read(spacious, GOOD.replace("echo version 7", "ls {target}/target.toml"))[0]
+    (arm.folder / "source").write_text("made")
+    assert not manifest.detect_all(arm).skipped
+    manifest.build(arm)
+    assert (arm.build_folder / "server").read_text() == "made"
+    assert manifest.is_built(arm)
