@@ -245,11 +245,18 @@ def claim(output: Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        click.get_current_context().call_on_close(lambda: remove_empty(folder))
     except OSError as error:
         raise Refused(
             f"results can't be written to {folder}: {error.strerror}; choose another folder with --output"
         ) from None
     return folder
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder that nothing came into."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def keep_result(race: runner.Race) -> Path:
@@ -417,6 +424,8 @@ def measure(
     """Run the lab; return the exit status."""
     if quick and publish:
         raise Refused("--quick and --publish exclude each other")
+    if minutes and not quick:
+        raise Refused("--minutes is for --quick; without it --rounds and --seconds say how long is measured")
     console = make_console()
     begun = time.monotonic()
     name: workloads.ScaleName = "quick" if quick else "publish" if publish else "normal"
@@ -915,7 +924,9 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RESULT...")
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="terminal", show_default=True)
 @click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file (one RESULT only)."
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write it to this file; several RESULTs become one page of HTML.",
 )
 def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> None:
     """Show results again: a result.json, also of an interrupted run, or the folder that it is in.

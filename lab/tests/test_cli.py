@@ -124,6 +124,7 @@ def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
         (("run", "ftp"), "there is no workload and no cell 'ftp'; workloads: bind, http, rtt, loop, echo"),
         (("run", "--targets", "none"), "there is no target 'none'; `ringlab targets` lists them: one"),
         (("run", "--quick", "--publish"), "--quick and --publish exclude each other"),
+        (("run", "--minutes", "5"), "--minutes is for --quick; without it --rounds and --seconds say how long"),
         (("run", "--baseline", "two"), "the baseline two takes no part: it isn't among the targets chosen"),
         (("run", "--rounds", "0"), "Invalid value for '--rounds'"),
         (("compare", "one", "one", "--in", RECORDED), "A and B are the same: compare one with one (again)"),
@@ -142,8 +143,9 @@ def test_a_run_without_targets_here_says_what_they_lack(make_targets: MakeTarget
     path.write_text(
         path.read_text() + '[detect]\ncommands = ["false"]\nneeds = "a tool"\ninstall = "apt-get install tool"\n'
     )
-    found = ringlab("run", "--targets-folder", folder)
+    found = ringlab("run", "--targets-folder", folder, "--output", folder / "out")
     assert found.exit_code == 2
+    assert not (folder / "out").exists(), "nothing came into it"
     assert "skipped: one: a tool: `false` failed with code 1; install it with: apt-get install tool" in found.output
     assert "none of the targets can run here" in found.output
 
