@@ -78,7 +78,12 @@ def is_dirty(repository: Path) -> bool:
 
 def check_out(repository: Path, side: str, name: str) -> Revision:
     """Return a revision in a worktree of its own; raises GuardFailed."""
-    commit = git(repository, "rev-parse", "--verify", f"{name}^{{commit}}")
+    try:
+        commit = git(repository, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
+    except GuardFailed:
+        raise GuardFailed(
+            f"{repository} has no revision {name!r}: name a branch, tag or commit (a shallow clone has few: git fetch --unshallow)"
+        ) from None
     worktree = repository / FOLDER / commit[:12]
     if not (worktree / ".git").exists():
         worktree.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def test_too_few_rounds_cannot_tell(repository: Repository) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--base", "nowhere"), "git rev-parse --verify"),
+        (("--base", "nowhere"), "has no revision 'nowhere': name a branch, tag or commit"),
         (("--base", "HEAD", "--build", "echo no linker; exit 3"), "failed with code 3: no linker; all of its output: "),
         (("--base", "HEAD", "--targets", "other"), "there is no target 'other@base'"),
     ],
