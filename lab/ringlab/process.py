@@ -90,7 +90,8 @@ def marked(mark: str = RUN_MARK) -> Iterator[int]:
 
 def end_marked(mark: str = RUN_MARK) -> None:
     """Kill what bears a mark, and what that starts meanwhile."""
-    while pids := [pid for pid in marked(mark) if pid != os.getpid()]:
+    deadline = time.monotonic() + PROBE_TIMEOUT_S  # One that the kernel holds can't be waited for.
+    while (pids := [pid for pid in marked(mark) if pid != os.getpid()]) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
