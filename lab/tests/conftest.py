@@ -1,6 +1,7 @@
 """Targets and a load generator for the tests, which measure nothing and take no time."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,10 @@ nodelay = true
 backlog = 1024
 parser = "canned"
 """
+
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that. Those of the tests are interrupted.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

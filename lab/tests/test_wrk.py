@@ -3,7 +3,7 @@
 Short rounds take turns on servers of different speed, with both tools in alternating order; what counts is the ratio within a round.
 A local server pays for waking a client that sleeps, so both must wait alike: wrk sleeps at once when it has nothing to do, and so
 does the generator here (`--spin-us 0`). A closed loop shows the throughput of a server only where the server has its CPU for
-itself and uses it: rounds in which it hadn't, and servers that are too fast for a tool, say nothing and aren't judged.
+itself and uses it, and the tool doesn't use up its own: other rounds say nothing of the throughput.
 """
 
 import itertools
@@ -23,38 +23,57 @@ import pytest
 from ringlab import generator, manifest, preflight, statistics
 from ringlab.process import Server, pin
 
-ARMS = ("c-epoll", "hyper", "go-net-http", "asyncio-protocol", "asyncio-uvicorn")
+ARMS = ("c-epoll", "hyper", "go-net-http", "node-http", "threaded-python", "asyncio-uvicorn", "uvloop-uvicorn")
 CONNECTIONS = 50
 SECONDS = 1
 ROUNDS_LEAST, ROUNDS_MOST = 5, 15
 TOLERANCE = 0.05
-SATURATED = 0.9
-"""The share of its CPU that a server has had which is measured, and not its client or its neighbours."""
+SERVER_BUSY_LEAST = 0.9
+"""The share of its CPU that a server has had where it is measured, and not its neighbours."""
+TOOL_BUSY_MOST = 0.9
+"""The share of its CPU from which on a tool may be the limit."""
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass
+class Measured:
+    """What a tool found in a round."""
+
+    requests_per_s: float
+    tool_busy: float
+    """The share of a CPU that the tool used."""
+    server_busy: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether this is the server's throughput."""
+        return self.server_busy >= SERVER_BUSY_LEAST and self.tool_busy <= TOOL_BUSY_MOST
+
+
+@dataclass
 class Contest:
-    """What both tools found of a server, in the rounds that count."""
+    """What both tools found of a server, round by round."""
 
     arm: str
-    wrk: list[float] = field(default_factory=list)
-    generator: list[float] = field(default_factory=list)
-    server_busy: list[float] = field(default_factory=list)
-    """The share of its CPU that the server has had, in all rounds."""
+    generator: list[Measured] = field(default_factory=list)
+    wrk: list[Measured] = field(default_factory=list)
 
-    def add(self, wrk: tuple[float, float], load: tuple[float, float]) -> None:
-        """Take a round: requests per second, and the server's share of its CPU, by either tool."""
-        self.server_busy.append(min(wrk[1], load[1]))
-        if self.server_busy[-1] >= SATURATED:
-            self.wrk.append(wrk[0])
-            self.generator.append(load[0])
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """The throughput by the generator and by wrk, in the rounds that count."""
+        both = zip(self.generator, self.wrk, strict=True)
+        return [(one.requests_per_s, other.requests_per_s) for one, other in both if one.counts and other.counts]
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether enough rounds count."""
+        return len(self.pairs) >= ROUNDS_LEAST
 
     @property
     def estimate(self) -> statistics.Estimate:
         """The generator's throughput as a ratio to wrk's."""
-        found = statistics.estimate(statistics.log_ratios(self.generator, self.wrk))
+        found = statistics.estimate(statistics.log_ratios(*zip(*self.pairs, strict=True)))
         assert found is not None
         return found
 
@@ -72,15 +91,20 @@ class Contest:
 
     def __str__(self) -> str:
         """For whoever reads a failure."""
-        text = f"{self.arm}: {len(self.wrk)} of {len(self.server_busy)} rounds, in which it had"
-        text += f" {averages.median(self.server_busy):.0%} of its CPU"
-        if len(self.wrk) >= ROUNDS_LEAST:
-            (low, high), ratio = self.estimate.interval, self.estimate.ratio
-            rates = (
-                f"{averages.median(self.generator):,.0f}/s by the generator, {averages.median(self.wrk):,.0f}/s by wrk"
+        text = f"{self.arm}: {len(self.pairs)} of {len(self.wrk)} rounds count"
+        for name, found in (("the generator", self.generator), ("wrk", self.wrk)):
+            text += (
+                f"; {name} {median(found, 'requests_per_s'):,.0f}/s with {median(found, 'tool_busy'):.0%} of its CPU"
             )
-            text += f"; {rates}, ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
+            text += f" and {median(found, 'server_busy'):.0%} of the server's"
+        if self.is_judged:
+            (low, high), ratio = self.estimate.interval, self.estimate.ratio
+            text += f"; ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
         return text
+
+
+def median(found: list[Measured], name: str) -> float:
+    return averages.median(getattr(each, name) for each in found)
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +143,14 @@ def by_generator(server: Server, cpus: str) -> float:
     return float(event["operations_per_s"])
 
 
-def measure(tool: Callable[[Server, str], float], server: Server, cpus: str) -> tuple[float, float]:
-    """Return the rate that a tool finds, and the share of a CPU that the server had."""
+def measure(tool: Callable[[Server, str], float], server: Server, cpus: str) -> Measured:
+    """Let a tool load a server."""
     clock = (~server.pid << 3) | 2  # All threads of the process: clock_getcpuclockid(3).
-    cpu_s = -time.clock_gettime(clock)
+    server_s, tool_s = time.clock_gettime(clock), os.times()
     rate = tool(server, cpus)
-    cpu_s += time.clock_gettime(clock)
-    return rate, cpu_s / SECONDS
+    after = os.times()
+    tool_cpu_s = after.children_user + after.children_system - tool_s.children_user - tool_s.children_system
+    return Measured(rate, tool_cpu_s / SECONDS, (time.clock_gettime(clock) - server_s) / SECONDS)
 
 
 def test_throughput_and_order_are_those_of_wrk(servers: list[Server]) -> None:
@@ -133,23 +158,21 @@ def test_throughput_and_order_are_those_of_wrk(servers: list[Server]) -> None:
     contests = [Contest(server.arm.name) for server in servers]
     for number in range(1, ROUNDS_MOST + 1):
         for server, contest in zip(servers, contests, strict=True):
-            tools = [by_wrk, by_generator]
-            found = {tool: measure(tool, server, cpus) for tool in (tools if number % 2 else reversed(tools))}
-            contest.add(found[by_wrk], found[by_generator])
-        judged = [contest for contest in contests if len(contest.wrk) >= ROUNDS_LEAST]
-        if len(judged) > 1 and all(contest.agrees for contest in judged):
-            break
-        if number == ROUNDS_LEAST and not judged:
+            tools = [(by_generator, contest.generator), (by_wrk, contest.wrk)]
+            for tool, found in tools if number % 2 else reversed(tools):
+                found.append(measure(tool, server, cpus))
+        judged = [contest for contest in contests if contest.is_judged]
+        if number >= ROUNDS_LEAST and all(contest.agrees for contest in judged):
             break
     report = "\n".join(map(str, contests))
     print(report)
     if len(judged) < 2:
         pytest.skip(f"others run on this machine, or all servers are too fast for a tool:\n{report}")
     assert not any(contest.disagrees for contest in judged), report
-    for one, other in itertools.combinations(judged, 2):
+    for one, other in itertools.combinations(contests, 2):
         logs = [
-            math.log(averages.median(by(one)) / averages.median(by(other)))
-            for by in (lambda c: c.wrk, lambda c: c.generator)
+            math.log(median(first, "requests_per_s") / median(second, "requests_per_s"))
+            for first, second in ((one.generator, other.generator), (one.wrk, other.wrk))
         ]
         # Servers that are about as fast have no order.
         flipped = min(logs) < -math.log1p(TOLERANCE) and max(logs) > math.log1p(TOLERANCE)
@@ -162,13 +185,16 @@ def test_agreement_is_judged_by_its_interval() -> None:
     def contest(*ratios: float) -> Contest:
         found = Contest("a")
         for ratio in ratios:
-            found.add((1000.0, 0.99), (1000.0 * ratio, 0.98))
-            found.add((1000.0, 0.99), (2000.0, 0.5))
+            for server_busy, tool_busy, spoilt in ((0.99, 0.5, 1), (0.5, 0.5, 2), (0.99, 0.99, 2)):
+                found.wrk.append(Measured(1000.0, 0.5, 0.99))
+                found.generator.append(Measured(1000.0 * ratio * spoilt, tool_busy, server_busy))
         return found
 
     steady = (1.0, 1.004, 0.997, 1.002, 0.998)
     for factor, agrees, disagrees in ((1.0, True, False), (1.03, True, False), (1.1, False, True), (0.9, False, True)):
         judged = contest(*(each * factor for each in steady))
+        assert judged.is_judged
         assert (judged.agrees, judged.disagrees) == (agrees, disagrees)
     noisy = contest(0.8, 1.3, 1.0, 0.7, 1.2)
     assert (noisy.agrees, noisy.disagrees) == (False, False)
+    assert not contest(*steady[1:]).is_judged
