@@ -33,7 +33,7 @@ CLIENT_BUSY = 1 / CEILING_FACTOR
 """The share of a CPU that says the same, where no ceiling was measured."""
 LATE_SHARE = 0.5
 """Of an open loop's latency (p99), the share by which its requests were sent late, from which on that is the generator's latency."""
-START_S = {"bind": 0.1, "http": 0.2, "rtt": 0.2, "loop": 0.15, "echo": 0.2}
+START_S = 0.2
 """About what a sample takes beyond what is measured: for the estimate of the time left only."""
 
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
@@ -110,7 +110,7 @@ class CellPlan:
 
     def sample_s(self, scale: results.Scale) -> float:
         """Return about how long one sample takes."""
-        window_s, start_s = self.window_s(scale), START_S[self.workload]
+        window_s, start_s = self.window_s(scale), START_S
         if self.workload in ("bind", "loop"):
             return start_s + 1.3 * window_s
         return start_s + scale.ramp_s + scale.warm_up_s + window_s + self.connections * 2e-4

@@ -5,7 +5,9 @@
 //! A malformed one must not be answered as if it were right. What came to further requests is reported and decides nothing.
 
 use std::io::{self, Read, Write};
+use std::mem;
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -95,7 +97,7 @@ struct Prober {
 
 impl Prober {
     /// Sends `pieces` one after the other on a fresh connection, and waits for `awaited` answers.
-    fn ask(&self, pieces: &[&[u8]], awaited: usize, bodies: Bodies) -> io::Result<Came> {
+    fn ask(&self, pieces: &[&str], awaited: usize, bodies: Bodies) -> io::Result<Came> {
         let mut stream = TcpStream::connect_timeout(&self.address, self.patience)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(self.patience))?;
@@ -110,7 +112,7 @@ impl Prober {
                 )?;
                 came.early |= !came.rest.is_empty();
             }
-            match stream.write_all(piece) {
+            match stream.write_all(piece.as_bytes()) {
                 // A server may refuse, and close, before it has read to the end.
                 Err(error) if is_over(&error) => came.closed = true,
                 result => result?,
@@ -125,7 +127,7 @@ impl Prober {
                 false
             })?;
         }
-        let rest = std::mem::take(&mut came.rest);
+        let rest = mem::take(&mut came.rest);
         let (answers, taken) = split_answers(&rest, bodies);
         came.answers = answers;
         came.rest = rest[taken..].to_vec();
@@ -248,6 +250,43 @@ impl Decisive {
     }
 }
 
+/// What is asked on a connection of its own.
+struct Question<'a> {
+    name: &'static str,
+    /// Sent one after the other.
+    pieces: Vec<&'a str>,
+    /// How many answers there are to wait for.
+    awaited: usize,
+    bodies: Bodies,
+}
+
+impl<'a> Question<'a> {
+    fn new(name: &'static str, request: &'a str, awaited: usize) -> Self {
+        Self {
+            name,
+            pieces: vec![request],
+            awaited,
+            bodies: Bodies::Present,
+        }
+    }
+}
+
+/// Asks all questions at once, for most of the time goes by in waiting for one answer too many; returns what came, in their order.
+fn ask_all(prober: &Prober, questions: &[Question<'_>]) -> io::Result<Vec<Came>> {
+    thread::scope(|scope| {
+        let asked: Vec<_> = questions
+            .iter()
+            .map(|question| {
+                scope.spawn(|| prober.ask(&question.pieces, question.awaited, question.bodies))
+            })
+            .collect();
+        asked
+            .into_iter()
+            .map(|thread| thread.join().expect("asking doesn't panic"))
+            .collect()
+    })
+}
+
 /// Probes the server at `address`; returns the fields of the event.
 pub(crate) fn probe(address: &Address, path: &str, timeout: Duration) -> anyhow::Result<Value> {
     let prober = Prober {
@@ -256,6 +295,7 @@ pub(crate) fn probe(address: &Address, path: &str, timeout: Duration) -> anyhow:
     };
     let host = format!("Host: {}\r\n", address.name);
     let get = format!("GET {path} HTTP/1.1\r\n{host}\r\n");
+    let thrice = get.repeat(3);
     let smuggled = get.clone();
     let post = format!(
         "POST {path} HTTP/1.1\r\n{host}Content-Length: {}\r\n\r\n{smuggled}{get}",
@@ -265,83 +305,60 @@ pub(crate) fn probe(address: &Address, path: &str, timeout: Duration) -> anyhow:
         "POST {path} HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{smuggled}\r\n0\r\n\r\n{get}",
         smuggled.len()
     );
-    let ask_as = |request: &[&[u8]], awaited, bodies| {
-        prober
-            .ask(request, awaited, bodies)
-            .with_context(|| format!("the server at {} can't be probed", address.name))
-    };
-    let ask = |request: &str, awaited| ask_as(&[request.as_bytes()], awaited, Bodies::Present);
+    let head = format!("HEAD {path} HTTP/1.1\r\n{host}\r\n");
+    let unknown_path = format!("GET /ringlab-has-no-such-page HTTP/1.1\r\n{host}\r\n");
+    let without_colon = format!("GET {path} HTTP/1.1\r\n{host}no colon\r\n\r\n");
+    let unknown_version = format!("GET {path} HTTP/9.9\r\n{host}\r\n");
+    let without_host = format!("GET {path} HTTP/1.1\r\n\r\n");
+    let http_1_0 = format!("GET {path} HTTP/1.0\r\n{host}\r\n");
+    let close = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
 
     // Cuts at the places where a parser's state is delicate: in the method, in a name, and within the empty line that ends the head.
-    let bytes = get.as_bytes();
-    let end = bytes.len();
-    let cuts = [2, end - host.len(), end - 3, end - 2, end - 1];
-    let mut pieces = Vec::new();
+    let end = get.len();
+    let cuts = [2, end - host.len(), end - 3, end - 2, end - 1, end];
     let mut begin = 0;
-    for cut in cuts.into_iter().chain([end]) {
-        pieces.push(&bytes[begin..cut]);
-        begin = cut;
-    }
-    let decisive = Decisive {
-        plain: ask(&get, 1)?,
-        in_pieces: ask_as(&pieces, 1, Bodies::Present)?,
-        three_at_once: ask(&get.repeat(3), 3)?,
-        body_like_a_request: ask(&post, 2)?,
-        malformed: ask("THIS IS NOT A REQUEST\r\n\r\n", 1)?,
-    };
-    let further = [
-        ("chunked_body", ask(&chunked, 2)?),
-        (
-            "head",
-            ask_as(
-                &[format!("HEAD {path} HTTP/1.1\r\n{host}\r\n").as_bytes()],
-                1,
-                Bodies::Absent,
-            )?,
-        ),
-        (
-            "unknown_path",
-            ask(
-                &format!("GET /ringlab-has-no-such-page HTTP/1.1\r\n{host}\r\n"),
-                1,
-            )?,
-        ),
-        (
-            "header_without_colon",
-            ask(&format!("GET {path} HTTP/1.1\r\n{host}no colon\r\n\r\n"), 1)?,
-        ),
-        (
-            "unknown_version",
-            ask(&format!("GET {path} HTTP/9.9\r\n{host}\r\n"), 1)?,
-        ),
-        (
-            "without_host",
-            ask(&format!("GET {path} HTTP/1.1\r\n\r\n"), 1)?,
-        ),
-        (
-            "http_1_0",
-            ask(&format!("GET {path} HTTP/1.0\r\n{host}\r\n"), 1)?,
-        ),
-        (
-            "connection_close",
-            ask(
-                &format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n"),
-                1,
-            )?,
-        ),
+    let pieces = cuts.map(|cut| &get[mem::replace(&mut begin, cut)..cut]);
+    let questions = [
+        Question::new("plain", &get, 1),
+        Question {
+            name: "in_pieces",
+            pieces: pieces.to_vec(),
+            awaited: 1,
+            bodies: Bodies::Present,
+        },
+        Question::new("three_at_once", &thrice, 3),
+        Question::new("body_like_a_request", &post, 2),
+        Question::new("malformed", "THIS IS NOT A REQUEST\r\n\r\n", 1),
+        Question::new("chunked_body", &chunked, 2),
+        Question {
+            name: "head",
+            pieces: vec![&head],
+            awaited: 1,
+            bodies: Bodies::Absent,
+        },
+        Question::new("unknown_path", &unknown_path, 1),
+        Question::new("header_without_colon", &without_colon, 1),
+        Question::new("unknown_version", &unknown_version, 1),
+        Question::new("without_host", &without_host, 1),
+        Question::new("http_1_0", &http_1_0, 1),
+        Question::new("connection_close", &close, 1),
     ];
-    let (parser, text) = decisive.verdict();
-    let decisive = [
-        ("plain", decisive.plain),
-        ("in_pieces", decisive.in_pieces),
-        ("three_at_once", decisive.three_at_once),
-        ("body_like_a_request", decisive.body_like_a_request),
-        ("malformed", decisive.malformed),
-    ];
-    let answers: Map<String, Value> = decisive
+    let came = ask_all(&prober, &questions)
+        .with_context(|| format!("the server at {} can't be probed", address.name))?;
+    let answers: Map<String, Value> = questions
         .iter()
-        .chain(&further)
-        .map(|(name, came)| ((*name).to_owned(), came.text().into()))
+        .zip(&came)
+        .map(|(question, came)| (question.name.to_owned(), came.text().into()))
         .collect();
+    let mut came = came.into_iter();
+    let mut next = || came.next().expect("there are thirteen");
+    let decisive = Decisive {
+        plain: next(),
+        in_pieces: next(),
+        three_at_once: next(),
+        body_like_a_request: next(),
+        malformed: next(),
+    };
+    let (parser, text) = decisive.verdict();
     Ok(json!({"parser": parser, "text": text, "answers": answers}))
 }
