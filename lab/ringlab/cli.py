@@ -307,7 +307,9 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--publish", is_flag=True, help="Every cell, long windows, many rounds: hours."),
         click.option(
-            "--rounds", type=click.IntRange(1, 10_000), help="How often every arm runs in each cell (9; --publish: 15)."
+            "--rounds",
+            type=click.IntRange(1, 10_000),
+            help="How often every arm runs in each cell (9; compare and --publish: 15).",
         ),
         click.option(
             "--seconds", type=click.FloatRange(0.05, 3600), help="The measured window of a sample (2; --publish: 10)."
@@ -638,6 +640,8 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
                 raise Refused(f"there is no arm {name!r}; `ringlab targets` lists them")
         # One arm against itself is its second copy: what the lab makes of no difference.
         other = second if second != first else manifest.again_name(first)
+        if not options["quick"]:
+            options["rounds"] = options["rounds"] or workloads.COMPARE_ROUNDS
         sys.exit(measure(what, arms, first, other=other, **options))
     if first == second:
         raise Refused(f"A and B are the same: compare {first} with {manifest.again_name(first)}, if that was measured")

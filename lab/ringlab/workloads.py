@@ -18,6 +18,8 @@ SCALES: dict[ScaleName, results.Scale] = {
 }
 QUICK_ROUNDS = 9
 """With fewer, many arms can hardly be told apart; a run that has no time for them ends a cell with statistics.ROUNDS_LEAST."""
+COMPARE_ROUNDS = 15
+"""Of two arms, which take little time."""
 
 LITTLES_LAW_LEAST, LITTLES_LAW_MOST = 0.8, 1.2
 """Between these lies the number of operations in flight, as a share of what a closed loop keeps in flight."""
@@ -38,7 +40,7 @@ START_S = 0.2
 
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
 LOOP_BENCHMARKS = {
-    "call_soon": "call_soon in batches of 50,000, each callback",
+    "call_soon": "call_soon in batches of 1,000, each callback",
     "call_soon_chain": "callbacks that schedule their successor, each",
     "iteration": "one iteration of the loop with a socket registered",
     "call_soon_threadsafe": "call_soon_threadsafe from another thread, each callback",
