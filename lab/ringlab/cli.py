@@ -5,6 +5,7 @@ import datetime
 import fnmatch
 import itertools
 import json
+import math
 import random
 import shlex
 import signal
@@ -102,9 +103,10 @@ def make_console() -> Console:
 class ConsoleProgress:
     """Tells how far the race is and how long it will still take, and prints each cell when it is done."""
 
-    def __init__(self, console: Console, expected_s: float) -> None:
-        """Take what the whole race is expected to take."""
+    def __init__(self, console: Console, expected_s: float, limit_s: float = 0.0) -> None:
+        """Take what the whole race is expected to take, and at most, if there is a limit."""
         self.console = console
+        self.limit_s = limit_s or math.inf
         self.expected_s = max(expected_s, 0.001)
         self.done_s = 0.0
         self.begun = time.monotonic()
@@ -124,6 +126,7 @@ class ConsoleProgress:
         left_s = self.expected_s - self.done_s
         if self.done_s > 0:
             left_s *= (time.monotonic() - self.begun) / self.done_s
+        left_s = min(left_s, self.limit_s - (time.monotonic() - self.begun))
         return f"{report.minutes(max(0.0, left_s))} left"
 
     def step(self, text: str) -> None:
@@ -531,13 +534,14 @@ def finish(console: Console, race: runner.Race) -> int:
     result = race.result
     expected_s = sum(race.expected_s(plan) for plan in race.plans)
     terminal.print_settings(console, result)
-    arms = len(race.arms)
+    arms, limit_s = len(race.arms), race.options.limit_s
+    rounds = f"{'up to ' if 0 < limit_s < expected_s else ''}{race.scale.rounds} rounds"
+    duration = report.minutes(min(expected_s, limit_s or expected_s))
     console.print(
-        f"{len(race.plans)} cells, {arms} arms, {race.scale.rounds} rounds: about {report.minutes(expected_s)}; Ctrl-C ends it and keeps"
-        " what was measured",
+        f"{len(race.plans)} cells, {arms} arms, {rounds}: about {duration}; Ctrl-C ends it and keeps what was measured",
         highlight=False,
     )
-    progress = ConsoleProgress(console, expected_s)
+    progress = ConsoleProgress(console, expected_s, limit_s)
     race.progress = progress
     begun = time.monotonic()
     with progress.bar:

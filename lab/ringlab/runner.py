@@ -467,6 +467,7 @@ class Race:
             self.progress.step(f"{plan.name}: system calls of {arm.name}")
             try:
                 with Server(arm, plan.kind, self.workers(arm)) as server:
+                    process.verify(server)
                     self.pin(server)
                     # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
                     scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale_of(arm)

@@ -93,6 +93,7 @@ def test_a_quick_run_fits_its_time(make_targets: MakeTargets, tmp_path: Path) ->
         tmp_path / "short",
     )
     assert short.exit_code == 0, short.output
+    assert "up to 9 rounds: about 6 s" in short.output
     shorter = results.Result.read(tmp_path / "short" / "result.json").run.scale
     assert shorter.window_s < workloads.SCALES["quick"].window_s
 

@@ -462,6 +462,24 @@ def test_system_calls_that_an_interrupt_left_out_are_counted(
     assert len(kept.cells[0].samples) == 3, "no round is measured again"
 
 
+def test_every_server_has_let_a_client_go_before_it_is_measured(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads into fresh memory does so at another cost before (see process.verify)."""
+    monkeypatch.setattr(preflight, "system_call_tool", lambda: ("perf", ""))
+    monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
+    done = []
+    verify, load = process.verify, runner.Race.load
+    monkeypatch.setattr(process, "verify", lambda server: done.append("verified") or verify(server))
+    monkeypatch.setattr(runner.Race, "load", lambda *words: done.append("loaded") or load(*words))
+    race = make_race([ECHO], rounds=1, one=1.0)
+    race.options.again, race.options.ceilings, race.options.system_calls = False, False, True
+    race.run()
+    assert done == ["verified", "loaded"] * 2
+    assert the_sample(race).status == "measured"
+    assert [each.per_operation for each in race.result.cells[0].system_calls] == [7.0]
+
+
 def test_trouble_of_the_machine_fails_the_sample_and_not_the_run(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ringlab import generator, manifest, preflight, statistics
-from ringlab.process import Server, pin
+from ringlab.process import Server, pin, verify
 
 ARMS = ("c-epoll", "hyper", "go-net-http", "node-http", "threaded-python", "asyncio-uvicorn", "uvloop-uvicorn")
 CONNECTIONS = 50
@@ -120,6 +120,7 @@ def servers() -> Iterator[list[Server]]:
             if arm.name in ARMS and not manifest.detect_all(arm).skipped:
                 manifest.build(arm, set())
                 found.append(stack.enter_context(Server(arm, "http", 1)))
+                verify(found[-1])
                 pin(found[-1].pid, preflight.place().server)
         yield found
 
