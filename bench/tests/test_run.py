@@ -222,15 +222,38 @@ def test_stall_is_no_result(monkeypatch, load_program):
         "import json, socket, time\n"
         "listener = socket.create_server(('127.0.0.1', 0))\n"
         "print(json.dumps({'port': listener.getsockname()[1]}), flush=True)\n"
-        "connection, _ = listener.accept()\n"
-        "end = time.monotonic() + 0.3\n"
-        "while data := connection.recv(65536):\n"
-        "    time.sleep(1.0 if time.monotonic() > end else 0)\n"
-        "    connection.sendall(data)\n"
+        "while True:\n"
+        "    connection, _ = listener.accept()\n"
+        "    end = time.monotonic() + 0.3\n"
+        "    while data := connection.recv(65536):\n"
+        "        time.sleep(1.0 if time.monotonic() > end else 0)\n"
+        "        connection.sendall(data)\n"
     )
     monkeypatch.setattr(arms.Arm, "command", lambda *_: [sys.executable, "-c", program])
     with pytest.raises(measure.SampleFailed, match="stalled: "):
         measure.sample(arms.Arm("stalling", "json:loads"), cell, measure.Scale(1, 0, 0.8, 0.1, 0), FREE)
+
+
+def test_server_has_let_a_client_go_before_it_is_measured(monkeypatch, load_program, tmp_path):
+    """This one serves one after the other, and notes who has gone: one of the rehearsal, and one that was measured."""
+    cell = next(cell for cell in cells.CELLS if cell.name == "echo/protocol/1KB/1")
+    program = (
+        "import json, socket\n"
+        "listener = socket.create_server(('127.0.0.1', 0))\n"
+        "print(json.dumps({'port': listener.getsockname()[1]}), flush=True)\n"
+        "while True:\n"
+        "    connection, _ = listener.accept()\n"
+        f"    with connection, open({str(tmp_path / 'gone')!r}, 'a') as gone:\n"
+        "        gone.write('served ')\n"
+        "        gone.flush()\n"
+        "        while data := connection.recv(65536):\n"
+        "            connection.sendall(data)\n"
+        "        gone.write('gone ')\n"
+    )
+    monkeypatch.setattr(arms.Arm, "command", lambda *_: [sys.executable, "-c", program])
+    figures = measure.sample(arms.Arm("serial", "json:loads"), cell, measure.Scale(1, 0, 0.1, 0, 0), FREE)
+    assert figures["messages"] > 0
+    assert (tmp_path / "gone").read_text().startswith("served gone served")
 
 
 def run_quick(tmp_path, *options):
