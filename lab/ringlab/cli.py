@@ -444,6 +444,9 @@ def measure(
     except workloads.UnknownCells as error:
         raise Refused(str(error)) from None
     chosen = choose_arms(discover(targets_folder), selectors)
+    if other:
+        # A target may have the name of one of its arms: the others of it are not compared.
+        chosen = [arm for arm in chosen if arm.name in selectors]
     output = claim(output)
     lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
     chosen = [arm for arm in chosen if arm.name not in lesser]

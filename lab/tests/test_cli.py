@@ -284,6 +284,16 @@ def test_every_verdict_and_setting_is_in_the_report() -> None:
     assert "ringlab run bind/listen/1" in ringlab("report", RECORDED, "--format", "markdown").output
 
 
+def test_compare_takes_two_arms_and_not_their_targets(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder = make_targets(a=1.0)
+    with (folder / "a" / manifest.FILE_NAME).open("a") as file:
+        file.write('[[variants]]\nname = "a"\n[[variants]]\nname = "another"\n')
+    words = ("--workload", "echo/framed/1KB/1", *FAST, "--no-system-calls", "--targets-folder", folder)
+    found = ringlab("compare", "a", "a", *words, "--output", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert results.Result.read(tmp_path / "out" / "result.json").cells[0].arms == ["a", "a (again)"]
+
+
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("{}")
