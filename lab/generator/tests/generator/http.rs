@@ -135,20 +135,29 @@ fn what_is_due_on_many_threads_of_one_cpu_is_due_nevertheless() {
     assert!((due - expected).abs() <= 17.0, "{expected} {result}");
 }
 
-#[test]
-fn the_name_of_the_server_is_its_host() {
-    let address = server(|mut stream, _| {
+/// A server that answers `ok`, with status 200 to requests that are right, judged by their text and the server's port, and else with 404.
+fn judging_server(
+    is_right: impl Fn(&str, u16) -> bool + Send + Sync + 'static,
+) -> std::net::SocketAddr {
+    server(move |mut stream, _| {
         let mut buffer = [0; 4096];
         loop {
             let bytes = stream.read(&mut buffer)?;
             if bytes == 0 {
                 return Ok(());
             }
-            let request = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
-            let host = format!("\r\nHost: localhost:{}\r\n", stream.local_addr()?.port());
-            let status = if request.contains(&host) { 200 } else { 404 };
+            let request = String::from_utf8_lossy(&buffer[..bytes]);
+            let right = is_right(&request, stream.local_addr()?.port());
+            let status = if right { 200 } else { 404 };
             write!(stream, "HTTP/1.1 {status} -\r\nContent-Length: 2\r\n\r\nok")?;
         }
+    })
+}
+
+#[test]
+fn the_name_of_the_server_is_its_host() {
+    let address = judging_server(|request, port| {
+        request.contains(&format!("\r\nHost: localhost:{port}\r\n"))
     });
     let output = Command::new(PROGRAM)
         .args(["http", "--any-body", "--address"])
@@ -241,19 +250,9 @@ fn what_is_not_http_is_malformed() {
 
 #[test]
 fn other_bodies_paths_and_headers_can_be_asked_for() {
-    let address = server(|mut stream, _| {
-        let mut buffer = [0; 4096];
-        loop {
-            let bytes = stream.read(&mut buffer)?;
-            if bytes == 0 {
-                return Ok(());
-            }
-            let request = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
-            let right = request.starts_with("GET /a?b HTTP/1.1\r\nHost: 127.0.0.1:")
-                && request.ends_with("\r\nAccept: text/html\r\nX: y\r\n\r\n");
-            let status = if right { 200 } else { 404 };
-            write!(stream, "HTTP/1.1 {status} -\r\nContent-Length: 2\r\n\r\nok")?;
-        }
+    let address = judging_server(|request, _| {
+        request.starts_with("GET /a?b HTTP/1.1\r\nHost: 127.0.0.1:")
+            && request.ends_with("\r\nAccept: text/html\r\nX: y\r\n\r\n")
     });
     let asked = [
         "--path",
