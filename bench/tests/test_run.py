@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -215,8 +216,8 @@ def test_arm_that_fails_again_and_again_is_left_alone(monkeypatch):
     assert result.failures == {"broken": ["round 1: as it must", "round 2: as it must"]}
 
 
-def test_stall_is_no_result(monkeypatch, load_program):
-    """A server that answers for a while and then takes a long break: its cost per message would look fine."""
+def sample_of(monkeypatch, conversation, scale):
+    """Sample a server that has one conversation after the other, of these lines of Python."""
     cell = next(cell for cell in cells.CELLS if cell.name == "echo/protocol/1KB/1")
     program = (
         "import json, socket, time\n"
@@ -224,34 +225,34 @@ def test_stall_is_no_result(monkeypatch, load_program):
         "print(json.dumps({'port': listener.getsockname()[1]}), flush=True)\n"
         "while True:\n"
         "    connection, _ = listener.accept()\n"
-        "    end = time.monotonic() + 0.3\n"
-        "    while data := connection.recv(65536):\n"
-        "        time.sleep(1.0 if time.monotonic() > end else 0)\n"
-        "        connection.sendall(data)\n"
-    )
+    ) + textwrap.indent(conversation, "    ")
     monkeypatch.setattr(arms.Arm, "command", lambda *_: [sys.executable, "-c", program])
+    return measure.sample(arms.Arm("serial", "json:loads"), cell, scale, FREE)
+
+
+def test_stall_is_no_result(monkeypatch, load_program):
+    """A server that answers for a while and then takes a long break: its cost per message would look fine."""
+    conversation = (
+        "end = time.monotonic() + 0.3\n"
+        "while data := connection.recv(65536):\n"
+        "    time.sleep(1.0 if time.monotonic() > end else 0)\n"
+        "    connection.sendall(data)\n"
+    )
     with pytest.raises(measure.SampleFailed, match="stalled: "):
-        measure.sample(arms.Arm("stalling", "json:loads"), cell, measure.Scale(1, 0, 0.8, 0.1, 0), FREE)
+        sample_of(monkeypatch, conversation, measure.Scale(1, 0, 0.8, 0.1, 0))
 
 
 def test_server_has_let_a_client_go_before_it_is_measured(monkeypatch, load_program, tmp_path):
-    """This one serves one after the other, and notes who has gone: one of the rehearsal, and one that was measured."""
-    cell = next(cell for cell in cells.CELLS if cell.name == "echo/protocol/1KB/1")
-    program = (
-        "import json, socket\n"
-        "listener = socket.create_server(('127.0.0.1', 0))\n"
-        "print(json.dumps({'port': listener.getsockname()[1]}), flush=True)\n"
-        "while True:\n"
-        "    connection, _ = listener.accept()\n"
-        f"    with connection, open({str(tmp_path / 'gone')!r}, 'a') as gone:\n"
-        "        gone.write('served ')\n"
-        "        gone.flush()\n"
-        "        while data := connection.recv(65536):\n"
-        "            connection.sendall(data)\n"
-        "        gone.write('gone ')\n"
+    """This one notes who has gone: one of the rehearsal, and one that was measured."""
+    conversation = (
+        f"with connection, open({str(tmp_path / 'gone')!r}, 'a') as gone:\n"
+        "    gone.write('served ')\n"
+        "    gone.flush()\n"
+        "    while data := connection.recv(65536):\n"
+        "        connection.sendall(data)\n"
+        "    gone.write('gone ')\n"
     )
-    monkeypatch.setattr(arms.Arm, "command", lambda *_: [sys.executable, "-c", program])
-    figures = measure.sample(arms.Arm("serial", "json:loads"), cell, measure.Scale(1, 0, 0.1, 0, 0), FREE)
+    figures = sample_of(monkeypatch, conversation, measure.Scale(1, 0, 0.1, 0, 0))
     assert figures["messages"] > 0
     assert (tmp_path / "gone").read_text().startswith("served gone served")
 
