@@ -270,6 +270,7 @@ def loop_cells() -> list[CellPlan]:
 def echo_cells() -> list[CellPlan]:
     """Echo under load; for publication also in samples of a minute, as in the report that this workload answers."""
     cells = []
+    minute: dict[str, float] = dict.fromkeys(SCALES, 60.0)
     for stream in (False, True):
         for connections in (1, 100, 500):
             on = f"on {plural(connections, 'connection')}"
@@ -290,7 +291,6 @@ def echo_cells() -> list[CellPlan]:
                 size_bytes=0 if stream else 1024,
                 stream=stream,
             )
-            minute: dict[str, float] = dict.fromkeys(SCALES, 60.0)
             long = replace(
                 cell, name=f"{name}/60s", title=f"{title}, in long samples", scales=PUBLISH, windows_s=minute
             )

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -108,12 +110,19 @@ def median(found: list[Measured], name: str) -> float:
 
 
 @pytest.fixture(scope="module")
+def program() -> Path:
+    """The load generator, looked for, and built, once: cargo would run beside every measurement."""
+    return generator.find()
+
+
+@pytest.fixture(scope="module")
 def servers() -> Iterator[list[Server]]:
     """Those that this machine has, all running, on a CPU that the tools don't use."""
     if shutil.which("wrk") is None:
         pytest.skip("wrk is not installed: apt-get install -y wrk")
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("server and load need a CPU each, and there is one")
+    cpus = preflight.place().server
     with ExitStack() as stack:
         found = []
         for arm in manifest.discover():
@@ -121,7 +130,7 @@ def servers() -> Iterator[list[Server]]:
                 manifest.build(arm, set())
                 found.append(stack.enter_context(Server(arm, "http", 1)))
                 verify(found[-1])
-                pin(found[-1].pid, preflight.place().server)
+                pin(found[-1].pid, cpus)
         yield found
 
 
@@ -135,10 +144,10 @@ def by_wrk(server: Server, cpus: str) -> float:
     return float(rate[1])
 
 
-def by_generator(server: Server, cpus: str) -> float:
+def by_generator(program: Path, server: Server, cpus: str) -> float:
     words = ["http", "--address", server.address, "--connections", str(CONNECTIONS), "--cpu", cpus]
     words += ["--warm-up", "0", "--window", str(SECONDS), "--spin-us", "0"]
-    event = generator.run(generator.find(), words, SECONDS)
+    event = generator.run(program, words, SECONDS)
     assert not event["void"], event["void"]
     assert not event["errors"], event["errors"]
     return float(event["operations_per_s"])
@@ -154,12 +163,12 @@ def measure(tool: Callable[[Server, str], float], server: Server, cpus: str) -> 
     return Measured(rate, tool_cpu_s / SECONDS, (time.clock_gettime(clock) - server_s) / SECONDS)
 
 
-def test_throughput_and_order_are_those_of_wrk(servers: list[Server]) -> None:
+def test_throughput_and_order_are_those_of_wrk(servers: list[Server], program: Path) -> None:
     cpus = ",".join(map(str, preflight.place().client))
     contests = [Contest(server.arm.name) for server in servers]
     for number in range(1, ROUNDS_MOST + 1):
         for server, contest in zip(servers, contests, strict=True):
-            tools = [(by_generator, contest.generator), (by_wrk, contest.wrk)]
+            tools = [(partial(by_generator, program), contest.generator), (by_wrk, contest.wrk)]
             for tool, found in tools if number % 2 else reversed(tools):
                 found.append(measure(tool, server, cpus))
         judged = [contest for contest in contests if contest.is_judged]
