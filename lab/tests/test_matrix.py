@@ -76,12 +76,12 @@ class Matrix:
         ]
 
 
-def ringlab(*words: object) -> str:
-    """Run the command and return what it printed; it must succeed."""
+def ringlab(*words: object, may_fail: bool = False) -> str:
+    """Run the command and return what it printed; it must succeed, unless it may find that nothing could be measured."""
     command = [sys.executable, "-m", "ringlab.cli", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
     shown = f"`{' '.join(command[2:])}` ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    assert done.returncode == 0, shown
+    assert done.returncode in ((0, 1) if may_fail else (0,)), shown
     return done.stdout
 
 
@@ -108,7 +108,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
                 if cells := found.spoilt(arm):
                     again = output / f"{arm}-{number}"
                     words = ("--seconds", SECONDS_AGAIN, "--targets", arm, "--no-again", "--output", again)
-                    ringlab("run", *cells, *SMALL, *words)
+                    ringlab("run", *cells, *SMALL, *words, may_fail=True)
                     found.take(results.Result.read(again / "result.json"))
         return found
 
