@@ -9,7 +9,7 @@
 //! - **One clock, one window.** A run connects, warms up, measures and drains ([`run`]). The server's CPU clocks are read in the
 //!   instants in which the window opens and closes ([`accounting`]), between two turns of the first thread's loop ([`worker`]).
 //!   Operations count if they are complete in the window, and so do their latencies; those of the open loop, if they were due in it.
-//! - **The open loop doesn't wait for the server.** Requests are due at fixed instants, and latencies count from these.
+//! - **The open loop doesn't wait for the server.** Requests are due at fixed instants ([`schedule`]), and latencies count from these.
 //! - **It doesn't sleep while there is something to do**, because a local server pays for waking its client.
 //! - **It knows its limits**: how much of the time it was busy, how late it was, and its ceiling ([`ceiling`]).
 //!
@@ -21,6 +21,7 @@ mod accounting;
 mod arguments;
 mod ceiling;
 mod cold;
+mod connection;
 mod exchange;
 mod failure;
 mod http;
@@ -30,6 +31,7 @@ mod pattern;
 mod probe;
 mod responder;
 mod run;
+mod schedule;
 mod system;
 mod worker;
 

@@ -12,11 +12,12 @@ use std::sync::atomic::Ordering;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::connection::{Connection, State};
 use crate::exchange::{Answer, Exchange, STREAM_MESSAGE};
 use crate::failure::{Failure, Kind, connect_failure};
 use crate::latencies::Latencies;
-use crate::pattern::{Frame, mix};
 use crate::run::{Control, Phase, Settings, Shared};
+use crate::schedule::Schedule;
 use crate::system::{
     EDGE_TRIGGERED, ENDED, Epoll, Event, NO_EVENT, READABLE, WRITABLE, Wait, now_ns,
 };
@@ -31,141 +32,6 @@ const BETWEEN_CONNECTIONS_NS: u64 = 125_000;
 const TICK_NS: u64 = 50_000_000;
 /// How often a thread looks whether it is to begin or end, while nothing happens.
 const IDLE_NS: u64 = 1_000_000;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Not yet made.
-    New,
-    Connecting,
-    Open,
-    /// Failed; it isn't made again.
-    Dead,
-}
-
-struct Connection<P> {
-    stream: Option<TcpStream>,
-    state: State,
-    /// Its number among all connections of the run.
-    number: u32,
-    /// Requests are numbered from 0. Those below `answered` are answered, those below `sent` are sent, those below `started`
-    /// were to be sent, those below `due` should have been: `answered <= sent <= started <= due`, the last in the open loop only.
-    answered: u32,
-    sent: u32,
-    started: u32,
-    due: u32,
-    /// How much of request `sent` is sent, in bytes; how much of the message that a stream repeats.
-    position: usize,
-    /// What was sent on a stream and has not come back, in bytes.
-    outstanding: u64,
-    /// Sending failed, because the server has closed the connection or reset it.
-    broken: bool,
-    /// It was open at some time.
-    opened: bool,
-    /// What `answered` was when the connection was made the last time.
-    answered_before: u32,
-    /// The server said that it will close.
-    closing: bool,
-    partial: P,
-    /// When the connection was begun, or (streams) something came last, or the server said that it will close.
-    since_ns: u64,
-    /// What was answered in the window: requests, or (streams) bytes.
-    operations: u64,
-}
-
-impl<P> Connection<P> {
-    fn in_flight(&self) -> u32 {
-        self.started.wrapping_sub(self.answered)
-    }
-
-    fn unsent(&self) -> u32 {
-        self.started.wrapping_sub(self.sent)
-    }
-
-    fn frame(&self, sequence: u32) -> Frame {
-        Frame {
-            connection: self.number,
-            sequence,
-        }
-    }
-}
-
-/// The intended instants of the open loop: request `number` of this thread is due at `begin_ns + number * gap_ns`, on the
-/// connections in turn.
-struct Schedule {
-    begin_ns: u64,
-    gap_ns: f64,
-    /// The connections, in the order in which their requests are due.
-    order: Vec<u32>,
-    /// The place of each connection in that order.
-    places: Vec<u32>,
-    next: u64,
-    next_ns: u64,
-}
-
-impl Schedule {
-    fn new(connections: usize, gap_ns: f64, seed: u64) -> Self {
-        let mut order: Vec<u32> = (0..connections as u32).collect();
-        for last in (1..order.len()).rev() {
-            order.swap(
-                last,
-                (mix(seed ^ mix(last as u64)) % (last as u64 + 1)) as usize,
-            );
-        }
-        let mut places = vec![0; connections];
-        for (place, &connection) in order.iter().enumerate() {
-            places[connection as usize] = place as u32;
-        }
-        Self {
-            begin_ns: 0,
-            gap_ns,
-            order,
-            places,
-            next: 0,
-            next_ns: u64::MAX,
-        }
-    }
-
-    fn begin(&mut self, begin_ns: u64) {
-        self.begin_ns = begin_ns;
-        self.next_ns = self.instant_ns(0);
-    }
-
-    fn instant_ns(&self, number: u64) -> u64 {
-        self.begin_ns + (number as f64 * self.gap_ns) as u64
-    }
-
-    /// How many of the requests that came due were due from `begin_ns` on and before `end_ns`.
-    fn count_between(&self, begin_ns: u64, end_ns: u64) -> u64 {
-        let before = |ns: u64| {
-            let (mut low, mut high) = (0, self.next);
-            while low < high {
-                let middle = low.midpoint(high);
-                if self.instant_ns(middle) < ns {
-                    low = middle + 1;
-                } else {
-                    high = middle;
-                }
-            }
-            low
-        };
-        before(end_ns).saturating_sub(before(begin_ns))
-    }
-
-    /// When request `sequence` of a connection is due.
-    fn intended_ns(&self, connection: usize, sequence: u32) -> u64 {
-        self.instant_ns(
-            u64::from(sequence) * self.order.len() as u64 + u64::from(self.places[connection]),
-        )
-    }
-
-    /// The connection whose request is due next; the one after it becomes the next.
-    fn step(&mut self) -> usize {
-        let connection = self.order[(self.next % self.order.len() as u64) as usize];
-        self.next += 1;
-        self.next_ns = self.instant_ns(self.next);
-        connection as usize
-    }
-}
 
 /// What a thread has measured.
 #[derive(Debug)]
@@ -231,24 +97,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
     ) -> io::Result<Self> {
         let connections: Vec<_> = (thread as u32..settings.connections)
             .step_by(settings.threads)
-            .map(|number| Connection {
-                stream: None,
-                state: State::New,
-                number,
-                answered: 0,
-                sent: 0,
-                started: 0,
-                due: 0,
-                position: 0,
-                outstanding: 0,
-                broken: false,
-                opened: false,
-                answered_before: 0,
-                closing: false,
-                partial: E::Partial::default(),
-                since_ns: 0,
-                operations: 0,
-            })
+            .map(Connection::new)
             .collect();
         let schedule = settings.rate.map(|rate| {
             let own_rate = rate * connections.len() as f64 / f64::from(settings.connections);
@@ -991,40 +840,5 @@ impl<'a, E: Exchange> Worker<'a, E> {
             .map(|connection| connection.operations / unit)
             .collect();
         self.measured
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_due_evenly_on_all_connections_in_turn() {
-        let mut schedule = Schedule::new(7, 250.0, 42);
-        assert_eq!(schedule.next_ns, u64::MAX);
-        schedule.begin(1_000_000);
-        let mut next = [0; 7];
-        for number in 0..70 {
-            let due_ns = schedule.next_ns;
-            assert_eq!(due_ns, 1_000_000 + number * 250);
-            let connection = schedule.step();
-            // What the answer's latency counts from is the instant at which the request was due.
-            assert_eq!(schedule.intended_ns(connection, next[connection]), due_ns);
-            next[connection] += 1;
-        }
-        assert_eq!(schedule.count_between(1_000_250, 1_000_501), 2);
-        assert_eq!(schedule.count_between(0, u64::MAX), 70);
-        assert_eq!(schedule.count_between(u64::MAX, u64::MAX), 0);
-        assert_eq!(next, [10; 7]);
-    }
-
-    #[test]
-    fn the_seed_decides_the_order_of_connections() {
-        let order = |seed| Schedule::new(50, 1.0, seed).order;
-        assert_eq!(order(1), order(1));
-        assert_ne!(order(1), order(2));
-        let mut sorted = order(3);
-        sorted.sort_unstable();
-        assert_eq!(sorted, (0..50).collect::<Vec<u32>>());
     }
 }
