@@ -542,7 +542,7 @@ def test_set_default_executor(loop):
     assert loop.run_until_complete(main()).name.startswith("default")
 
 
-@pytest.mark.parametrize("bad", [None, 5, object()], ids=repr)
+@pytest.mark.parametrize("bad", [None, 5, object()], ids=["None", "5", "object"])
 def test_set_default_executor_checks_its_type(loop, bad):
     with pytest.raises(TypeError, match="^executor must be ThreadPoolExecutor instance$"):
         loop.set_default_executor(bad)

@@ -855,7 +855,9 @@ def test_broadcast_that_is_allowed(loop):
     close(loop, server, client)
 
 
-@pytest.mark.parametrize("data", [None, 5, "text", ["list"], object(), 1.5], ids=repr)
+@pytest.mark.parametrize(
+    "data", [None, 5, "text", ["list"], object(), 1.5], ids=["None", "int", "str", "list", "object", "float"]
+)
 def test_data_of_a_wrong_type(loop_factory, data):
     def body(loop):
         client, recorder = endpoint(loop, remote_addr=(HOST, 9))

@@ -243,7 +243,8 @@ def test_a_directory_without_permission(loop_factory, folder, caplog):
         ("nul\0inside", {}),
         ("/", {}),
     ],
-    ids=lambda value: repr(value)[:30],
+    # No address in it: an id is the same in every run.
+    ids=lambda value: "object" if type(value) is object else repr(value)[:30],
 )
 @pytest.mark.parametrize("method", ["create_unix_server", "create_unix_connection"])
 def test_bad_arguments(loop_factory, folder, method, path, options, monkeypatch):
