@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ringlab.manifest import MARK, RUN_MARK
 from ringlab.process import SampleFailed, die_with_parent, said
 
 NAME = "ringlab-load"
@@ -44,7 +45,15 @@ def build(root: Path) -> Path:
     # Where cargo builds is for its configuration to say, which may be anywhere: so it is asked.
     asking = [*command, "--message-format=json-render-diagnostics"]
     try:
-        done = subprocess.run(asking, cwd=root, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            asking,
+            cwd=root,
+            env=dict(os.environ) | {MARK: RUN_MARK},
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise GeneratorMissing(
             f"`{' '.join(command)}` didn't end within {BUILD_TIMEOUT_S:g} s in {root}: run it by hand, and see what it waits for"

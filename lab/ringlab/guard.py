@@ -106,6 +106,7 @@ def build(repository: Path, revision: Revision, command: str, tell: Tell) -> Non
     }
     # Dependencies are the same in both, mostly: they are built once.
     environment["CARGO_TARGET_DIR"] = str(repository / FOLDER / "cargo")
+    environment[manifest.MARK] = manifest.RUN_MARK
     with log.open("w") as output:
         process = subprocess.Popen(
             ["sh", "-c", command],

@@ -14,6 +14,7 @@ import shlex
 import string
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,10 @@ TIMEOUT_LEAST_S = 0.1
 BUILD_TIMEOUT_S = 1800
 LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
+MARK = "RINGLAB_STARTED"
+"""The environment variable that everything inherits that the lab has started, and what that starts, wherever it goes."""
+RUN_MARK = f"{os.getpid()}.{time.time_ns()}"
+"""Its value: a process that an interrupt has cut off from whoever started it is found by it, and ended (process.end_marked)."""
 
 T = TypeVar("T")
 
@@ -166,7 +171,8 @@ class Arm:
 
     def child_environment(self) -> dict[str, str]:
         """Return the environment of the program."""
-        return dict(os.environ) | {name: self.expand(value) for name, value in self.environment.items()}
+        own = {name: self.expand(value) for name, value in self.environment.items()}
+        return dict(os.environ) | own | {MARK: RUN_MARK}
 
     def record(self) -> results.Arm:
         """Return what a result says of it."""

@@ -28,7 +28,7 @@ from typing import IO, Any, Self
 import psutil
 
 from ringlab import results
-from ringlab.manifest import Arm, last_line
+from ringlab.manifest import MARK, RUN_MARK, Arm, last_line
 
 HOST = "127.0.0.1"
 PIDFD_GETFD = 438
@@ -41,9 +41,6 @@ LINES_KEPT = 10
 LINE_MOST_BYTES = 1 << 20
 """What is longer is several lines: a program that prints without end must not fill the memory."""
 PORT_MOST = 65535
-MARK = "RINGLAB_STARTED"
-"""The environment variable that everything inherits that an arm's process starts, wherever it goes."""
-RUN_MARK = f"{os.getpid()}.{time.time_ns()}"
 NUMBERS = itertools.count()
 
 

@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ringlab import manifest, preflight, results, runner, workloads
@@ -24,10 +26,10 @@ http = "{{python}} {server} http --port {{port}} --workers {{workers}} --cost {c
 bind = "{{python}} {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
 loop = "{{python}} {server} loop --benchmark {{benchmark}} --cost {cost} --fault '{fault}'"
 [ready]
-timeout_s = {ready_s}
+timeout_s = 60
 connect = {connect}
 [stop]
-timeout_s = 0.5
+timeout_s = {stop_s}
 [declares]
 nodelay = true
 backlog = 1024
@@ -48,6 +50,8 @@ def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RINGLAB_LOAD", str(program))
     for name in preflight.DEBUG_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    # The fakes bind nothing: what other tests have left in TIME_WAIT, for a minute, isn't waited for.
+    monkeypatch.setattr(preflight, "drain_time_wait", lambda: True)
     return program
 
 
@@ -55,9 +59,7 @@ def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make_targets(tmp_path: Path) -> MakeTargets:
     """Makes a folder of targets: `make_targets(fast=1.0, slow=2.0, faults={"slow": "crash"})`."""
 
-    def make(
-        faults: dict[str, str] | None = None, ready_s: float = 10.0, connect: bool = False, **costs: float
-    ) -> Path:
+    def make(faults: dict[str, str] | None = None, stop_s: float = 60.0, connect: bool = False, **costs: float) -> Path:
         folder = tmp_path / "targets"
         for name, cost in costs.items():
             (folder / name).mkdir(parents=True)
@@ -67,7 +69,7 @@ def make_targets(tmp_path: Path) -> MakeTargets:
                 server=FAKES / "server.py",
                 cost=cost,
                 fault=fault,
-                ready_s=ready_s,
+                stop_s=stop_s,
                 connect=str(connect).lower(),
             )
             (folder / name / manifest.FILE_NAME).write_text(text)
@@ -120,6 +122,19 @@ def make_race(make_targets: MakeTargets, tmp_path: Path, fake_load: Path) -> Cal
 def command_of(*words: object) -> list[str]:
     """The command as a process of its own."""
     return [sys.executable, "-m", "ringlab.cli", *map(str, words)]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pid: int) -> None:
+    """A test that waits in vain ends by its time limit."""
+    while lives(pid):
+        time.sleep(0.01)
 
 
 def children() -> set[int]:

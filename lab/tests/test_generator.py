@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import MakeTargets
+from conftest import MakeTargets, children
 from ringlab import generator, manifest
 from ringlab.process import SampleFailed, Server
 
@@ -100,10 +100,10 @@ def test_a_generator_that_is_gone_fails_the_sample(
 
 def test_a_generator_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "GRACE_S", 0.3)
-    program = script(tmp_path / "load", f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    before = children()
     with pytest.raises(SampleFailed, match="didn't end within 1 s"):
-        generator.run(program, [], 0.5)
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+        generator.run(script(tmp_path / "load", "exec sleep 60"), [], 0.5)
+    assert children() == before
 
 
 def test_a_generator_is_ended_where_the_lab_is(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_a_generator_is_ended_where_the_lab_is(tmp_path: Path) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {child.pid for child in psutil.Process().children()}
+    before = children()
     with pytest.raises(KeyboardInterrupt):
         generator.run(program, [], 50.0, interrupt)
-    assert {child.pid for child in psutil.Process().children()} == before
+    assert children() == before
 
 
 def test_work_of_processes_that_begin_and_end_meanwhile_counts(make_targets: MakeTargets) -> None:

@@ -33,7 +33,7 @@ class Repository:
     def commit(self, cost: float, name: str = "ringloop-fake") -> str:
         folder = self.root / "lab" / "targets" / name
         folder.mkdir(parents=True, exist_ok=True)
-        text = TARGET.format(name=name, server=FAKES / "server.py", cost=cost, fault="", ready_s=10, connect="false")
+        text = TARGET.format(name=name, server=FAKES / "server.py", cost=cost, fault="", stop_s=60, connect="false")
         (folder / manifest.FILE_NAME).write_text(text)
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "--message", f"cost {cost}")

@@ -12,18 +12,12 @@ from types import FrameType
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
-from conftest import FAST, MakeTargets, command_of
+from conftest import FAST, MakeTargets, command_of, lives, wait_until_gone
 from ringlab import cli, manifest, process, system_calls
 
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
-
-
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def wait_for(path: Path, started: "subprocess.Popen[str]") -> str:
@@ -32,12 +26,6 @@ def wait_for(path: Path, started: "subprocess.Popen[str]") -> str:
         assert started.poll() is None, started.communicate()[0]
         time.sleep(0.02)
     return path.read_text()
-
-
-def wait_until_gone(pid: int) -> None:
-    """A test that waits in vain ends by its time limit."""
-    while lives(pid):
-        time.sleep(0.01)
 
 
 def child_of(server: process.Server) -> int:
@@ -124,6 +112,34 @@ def test_a_build_ends_with_the_lab(number: signal.Signals, make_targets: MakeTar
     assert lab.returncode == cli.EXIT_INTERRUPTED, printed
     assert "interrupted" in printed
     wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("what", ["detect", "build"])
+def test_what_has_just_begun_ends_with_the_lab(
+    what: str, make_targets: MakeTargets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt comes before Popen has returned, as where others have the CPU: nobody holds the process that has begun."""
+    folder = make_targets(one=1.0)
+    path = folder / "one" / manifest.FILE_NAME
+    path.write_text(path.read_text() + {
+        "detect": '[detect]\ncommands = ["sleep 600"]\nneeds = "a rest"\ninstall = "none"\n',
+        "build": '[build]\ncommand = "sleep 600"\nartefact = "none"\n',
+    }[what])  # fmt: skip
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **options: object) -> None:
+            super().__init__(command, **options)  # type: ignore[call-overload]
+            if "sleep 600" in command:
+                begun.append(self)
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    words = ("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    found = CliRunner().invoke(cli.main, list(map(str, words)))
+    assert found.exit_code == cli.EXIT_INTERRUPTED, found.output
+    with begun[0] as started:
+        assert started.wait() == -signal.SIGKILL
 
 
 def test_a_counter_of_system_calls_that_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,13 @@
 
 import signal
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
-from conftest import MakeTargets, SilentProgress, children
+from conftest import MakeTargets, SilentProgress, children, wait_until_gone
 from ringlab import manifest, preflight, process, results, runner, system_calls, workloads
 
 MakeRace = Callable[..., runner.Race]
@@ -90,8 +88,9 @@ def test_a_lie_about_socket_options_voids_the_sample(fault: str, reason: str, ma
     ],
 )
 def test_a_server_that_fails_is_told_and_given_up(fault: str, reason: str, make_race: MakeRace) -> None:
-    ready_s = 0.5 if fault == "never-ready" else 10.0
-    race = make_race([ECHO], rounds=4, ready_s=ready_s, one=1.0, other=1.0, faults={"one": fault})
+    race = make_race([ECHO], rounds=4, one=1.0, other=1.0, faults={"one": fault})
+    if fault == "never-ready":
+        race.arms["one"] = replace(race.arms["one"], ready=replace(race.arms["one"].ready, timeout_s=0.5))
     race.options.again = False
     race.options.baseline = "other"
     race.run()
@@ -112,7 +111,7 @@ def test_a_server_that_does_not_answer_is_told(make_race: MakeRace, monkeypatch:
 
 
 def test_a_server_that_ignores_sigterm_is_killed_and_noted(make_race: MakeRace) -> None:
-    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "stubborn"})
+    race = make_race([ECHO], rounds=1, stop_s=0.5, one=1.0, faults={"one": "stubborn"})
     race.run()
     assert the_sample(race).status == "measured"
     assert "one: it didn't end within 0.5 s of SIGTERM and was killed" in race.result.run.notes
@@ -133,7 +132,7 @@ def test_children_of_a_server_are_accounted_for_and_ended(make_targets: MakeTarg
         assert server.threads() >= 2
         child = int(next(line for line in server.lines if line.startswith("child")).split()[1])
         assert child in tree
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    wait_until_gone(child)
 
 
 def test_a_server_may_be_ready_when_it_accepts(make_targets: MakeTargets) -> None:
@@ -422,8 +421,7 @@ def test_servers_die_with_the_lab(make_targets: MakeTargets) -> None:
     pid = ours.recv()
     parent.kill()
     parent.join()
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    wait_until_gone(pid)
 
 
 class CounterOfSeven:
