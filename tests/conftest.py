@@ -14,9 +14,9 @@ import threading
 
 import pytest
 
-import support
+pytest.register_assert_rewrite("differential", "support")
 
-pytest.register_assert_rewrite("differential")
+import support  # noqa: E402
 
 
 def selected_arms():

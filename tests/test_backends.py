@@ -433,12 +433,12 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
             late.connect(address)
             late.send(b"late")
             await until(lambda: contexts)
-            used, ticks = time.process_time(), 0
+            used, began, ticks = time.process_time(), time.monotonic(), 0
             for _ in range(25):
                 early.send(b"on")
                 await asyncio.sleep(0.01)
                 ticks += 1
-            used = time.process_time() - used
+            used, took = time.process_time() - used, time.monotonic() - began
             told = list(contexts)
             for filler in fillers:
                 os.close(filler)
@@ -448,15 +448,15 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
             late.close()
             await server.wait_closed()
             await asyncio.sleep(0.01)
-            return told, used, ticks
+            return told, used, took, ticks
 
-        told, used, ticks = loop.run_until_complete(main())
+        told, used, took, ticks = loop.run_until_complete(main())
         loop.close()
         print(sorted(told[0]))
         print(told[0]["message"])
         print(type(told[0]["exception"]).__name__, told[0]["exception"].errno)
         print(type(told[0]["socket"]).__name__)
-        print(len(told), used < 0.2, ticks, b"".join(received).count(b"on"))
+        print(len(told) / (1 + int(took)), used < max(0.2, took / 2), ticks, b"".join(received).count(b"on"))
         """,
         arm,
         python_flags=("-X", "dev", "-W", "error"),
@@ -470,8 +470,8 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
         "TransportSocket",
     ]
     told, lazy, ticks, served = lines[4].split()
-    # asyncio tells it for each place in the backlog, and then rests for a second.
-    assert 1 <= int(told) <= 6, "told as often as there are places in the backlog, not in a loop"
+    # asyncio tells it for each place in the backlog, and then rests for a second. On a busy machine it may do so several times.
+    assert 0 < float(told) <= 6, "told as often as there are places in the backlog, not in a loop"
     assert lazy == "True", "the loop sleeps meanwhile"
     assert (ticks, served) == ("25", "25"), "timers and other connections go on"
 

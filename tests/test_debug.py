@@ -1,6 +1,7 @@
 """Debug mode: slow callbacks, calls from the wrong thread, where things were created."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -11,7 +12,15 @@ import time
 
 import pytest
 
-from support import BackgroundThread, capture_contexts, run_child, same_as_asyncio, skip_unless, tcp_pair
+from support import (
+    BackgroundThread,
+    capture_contexts,
+    new_event_loop,
+    run_child,
+    same_as_asyncio,
+    skip_unless,
+    tcp_pair,
+)
 
 
 def noop(*_arguments):
@@ -87,10 +96,16 @@ def slow(seconds):
     time.sleep(seconds)
 
 
-def test_slow_callback_duration_is_a_tenth_of_a_second_and_can_be_set(loop):
-    assert loop.slow_callback_duration == 0.1
-    loop.slow_callback_duration = 0.5
-    assert loop.slow_callback_duration == 0.5
+def slow_ones(caplog, name):
+    """What was logged about a slow callback of this name. On a busy machine the test's others may be slow as well."""
+    return [record for record in caplog.records if name in record.getMessage()]
+
+
+def test_slow_callback_duration_is_a_tenth_of_a_second_and_can_be_set(arm):
+    with contextlib.closing(new_event_loop(arm)) as loop:
+        assert loop.slow_callback_duration == 0.1
+        loop.slow_callback_duration = 0.5
+        assert loop.slow_callback_duration == 0.5
 
 
 def test_a_slow_callback_is_logged(loop, caplog):
@@ -99,12 +114,12 @@ def test_a_slow_callback_is_logged(loop, caplog):
     loop.call_soon(slow, 0.02)
     loop.call_soon(noop)
     run_turns(loop)
-    [record] = caplog.records
+    [record] = slow_ones(caplog, "slow(")
     line = slow.__code__.co_firstlineno
     assert record.name == "asyncio" and record.levelno == logging.WARNING
     assert re.fullmatch(
         rf"Executing <Handle slow\(0\.02\) at {re.escape(__file__)}:{line} "
-        rf"created at {re.escape(__file__)}:\d+> took \d\.\d{{3}} seconds",
+        rf"created at {re.escape(__file__)}:\d+> took \d+\.\d{{3}} seconds",
         record.getMessage(),
     )
 
@@ -114,7 +129,8 @@ def test_a_slow_timer_is_logged(loop, caplog):
     loop.slow_callback_duration = 0.01
     loop.call_later(0, slow, 0.02)
     run_turns(loop)
-    assert re.match(r"Executing <TimerHandle when=\d+\.\d+ slow\(0\.02\) at ", caplog.records[0].getMessage())
+    [record] = slow_ones(caplog, "slow(")
+    assert re.match(r"Executing <TimerHandle when=\d+\.\d+ slow\(0\.02\) at ", record.getMessage())
 
 
 def test_a_slow_task_step_is_logged_as_the_task(loop, caplog):
@@ -125,9 +141,9 @@ def test_a_slow_task_step_is_logged_as_the_task(loop, caplog):
         time.sleep(0.02)
 
     loop.run_until_complete(loop.create_task(main(), name="slow task"))
-    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(messages) == 1
-    assert messages[0].startswith(
+    [record] = slow_ones(caplog, "'slow task'")
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith(
         "Executing <Task finished name='slow task' coro=<test_a_slow_task_step_is_logged_as_the_task"
     )
 
@@ -143,7 +159,8 @@ def test_a_slow_callback_that_cancels_itself_is_logged_with_its_name(loop, caplo
 
     box.append(loop.call_soon(cancel_and_sleep))
     run_turns(loop)
-    assert re.match(r"Executing <Handle cancelled .*cancel_and_sleep\(\) at ", caplog.records[0].getMessage())
+    [record] = slow_ones(caplog, "cancel_and_sleep(")
+    assert re.match(r"Executing <Handle cancelled .*cancel_and_sleep\(\) at ", record.getMessage())
 
 
 def test_a_slow_reader_is_logged(loop, caplog):
@@ -161,7 +178,8 @@ def test_a_slow_reader_is_logged(loop, caplog):
         second.send(b"x")
         loop.run_forever()
         loop.remove_reader(first)
-    assert re.match(r"Executing <Handle .*read\(\) at .* took 0\.\d{3} seconds", caplog.records[0].getMessage())
+    [record] = slow_ones(caplog, "read(")
+    assert re.match(r"Executing <Handle .*read\(\) at .* took \d+\.\d{3} seconds", record.getMessage())
 
 
 @pytest.mark.without_debug_mode

@@ -31,14 +31,14 @@ def start(program, *arguments, environment=None, **options):
 
 
 def finish(process):
-    """Wait for a program's end; return its exit status and what it printed on stdout and stderr."""
+    """Wait for a program's end; return its exit status and what it printed on stdout and, besides slow callbacks, on stderr."""
     with process:
         try:
             stdout, stderr = process.communicate(timeout=support.PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    return process.returncode, stdout, stderr
+    return process.returncode, stdout, support.unlogged(stderr or "")
 
 
 def run(program, *arguments, **options):

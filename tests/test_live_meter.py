@@ -43,14 +43,9 @@ def finish(process):
     return process.returncode, (stdout or b"").decode(), (stderr or b"").decode()
 
 
-def unlogged(stderr):
-    """What stderr shows besides debug mode's log of slow callbacks, which belongs to the load."""
-    return "".join(line for line in stderr.splitlines(True) if not line.startswith("Executing <"))
-
-
 def test_a_pipe_gets_a_line_for_each_interval(arm):
     status, stdout, stderr = finish(start("--seconds", "0.5", "--slow-ms", "60", "--backend", arm))
-    assert (status, unlogged(stderr)) == (0, "")
+    assert (status, support.unlogged(stderr)) == (0, "")
     *lines, total = stdout.splitlines()
     matches = [LINE.fullmatch(line) for line in lines]
     assert matches
@@ -74,7 +69,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_anew(arm):
         status, _, stderr = finish(process)
     finally:
         os.close(ours)
-    assert (status, unlogged(stderr)) == (0, "")
+    assert (status, support.unlogged(stderr)) == (0, "")
     moving, total, rest = shown.decode().split("\r\n")
     assert rest == ""
     assert TOTAL.fullmatch(total)
@@ -90,7 +85,7 @@ def test_an_interrupt_ends_it(arm):
     process.send_signal(signal.SIGINT)
     status, stdout, stderr = finish(process)
     assert LINE.fullmatch(first.decode().rstrip("\n")), (first, stderr)
-    assert (status, unlogged(stderr)) == (0, "")
+    assert (status, support.unlogged(stderr)) == (0, "")
     assert TOTAL.fullmatch(stdout.splitlines()[-1])
 
 

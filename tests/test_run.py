@@ -13,6 +13,7 @@ import weakref
 import pytest
 
 from support import (
+    PATIENCE_S,
     BackgroundThread,
     capture_contexts,
     finish,
@@ -78,10 +79,15 @@ def test_stop_from_a_thread_needs_a_wakeup(loop):
 def test_a_stopped_loop_keeps_its_timers_and_readers(loop):
     reader, writer = socket.socketpair()
     trace = []
-    with reader, writer:
-        loop.add_reader(reader, lambda: (trace.append("io"), loop.remove_reader(reader)))
+
+    def start_and_stop():
+        # Within the turn that ends the run, so that no timer of it is due, however long all this takes.
         loop.call_later(0.02, lambda: (trace.append("timer"), loop.stop()))
         loop.stop()
+
+    with reader, writer:
+        loop.add_reader(reader, lambda: (trace.append("io"), loop.remove_reader(reader)))
+        loop.call_soon(start_and_stop)
         loop.run_forever()
         assert trace == []
         writer.send(b"x")
@@ -798,7 +804,7 @@ def test_call_soon_threadsafe_races_with_close(loop_factory):
         loop.call_later(0.0005, loop.stop)
         loop.run_forever()
         loop.close()
-        stop_soon = threading.Timer(5, stop.set)
+        stop_soon = threading.Timer(PATIENCE_S, stop.set)
         stop_soon.start()
         thread.result()
         stop_soon.cancel()

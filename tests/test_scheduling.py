@@ -161,11 +161,12 @@ def test_io_precedes_timers_after_a_long_callback(loop):
 
     def block():
         writer.send(b"x")
+        # Begun here, or it might be due before the socket is readable.
+        loop.call_later(0.01, lambda: (trace.append("timer"), loop.stop()))
         time.sleep(0.02)
 
     with reader, writer:
         loop.add_reader(reader, lambda: (trace.append("io"), loop.remove_reader(reader)))
-        loop.call_later(0.01, lambda: (trace.append("timer"), loop.stop()))
         loop.call_soon(block)
         loop.run_forever()
     assert trace == ["io", "timer"]

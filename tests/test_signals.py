@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from support import PATIENCE_S, BackgroundThread, run_child, same_as_asyncio, start_child, turns
+from support import PATIENCE_S, BackgroundThread, run_child, same_as_asyncio, start_child, turns, unlogged
 
 
 def noop(*_arguments):
@@ -32,7 +32,7 @@ def interrupted(arm, source, number=signal.SIGINT, env=None, asleep=False):
             time.sleep(0.001)
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, stdout, stderr
+    return process.returncode, stdout, unlogged(stderr)
 
 
 def state_of(pid):
@@ -240,7 +240,7 @@ def test_an_exception_from_a_python_signal_handler_leaves_the_loop(arm):
         signal.signal(signal.SIGUSR1, handler)
         import threading
         # From another thread: the signal must not find the loop in a callback, whose exceptions are reported instead.
-        threading.Timer(0.1, print, ["ready"], {"flush": True}).start()
+        loop.call_soon(threading.Timer(0.1, print, ["ready"], {"flush": True}).start)
         try:
             loop.run_forever()
         except LookupError as error:

@@ -78,7 +78,7 @@ async def test_at_eof(loop, reader, writer, peer):
     assert not reader.at_eof()
     peer.send(b"x")
     peer.shutdown(socket.SHUT_WR)
-    await asyncio.sleep(0.02)
+    await until(lambda: reader._eof)
     assert not reader.at_eof(), "something is left to read"
     assert await reader.read(1) == b"x"
     assert reader.at_eof()

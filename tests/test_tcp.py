@@ -34,6 +34,8 @@ from support import (
 )
 
 BOTH = pytest.mark.parametrize("kind", [Recorder, BufferedRecorder], ids=["Protocol", "BufferedProtocol"])
+TCP_CLOSE = 7
+"""The state of a connection, in what TCP_INFO tells first, that has ended (tcp_states.h of Linux)."""
 
 
 def address_of(server):
@@ -928,8 +930,9 @@ def test_a_reset_that_arrives_while_reading_is_paused_shows_at_the_next_write(lo
         transport, peer = await attach(loop, protocol)
         await turns(2)
         transport.pause_reading()
+        sock = transport.get_extra_info("socket")
         reset(peer)
-        await asyncio.sleep(0.02)
+        await until(lambda: sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == bytes([TCP_CLOSE]), "the reset")
         transport.write(b"x")
         await until(lambda: protocol.lost)
         return protocol.error

@@ -917,11 +917,13 @@ def test_how_the_peer_ends(loop_factory, kind, how, keep_open, version):
         async def main():
             protocol = kind(keep_open=keep_open)
             transport, peer = await attached(loop, protocol, version)
-            await peer.send(b"last words")
+            records = peer.encrypt(b"last words")
             if how != "end":
                 with pytest.raises(ssl.SSLWantReadError):
                     peer.tls.unwrap()
-                await peer.flush()
+                records += peer.outgoing.read()
+            # In one piece: a kernel that is busy delivers two one by one, and the protocol is asked for another buffer.
+            await loop.sock_sendall(peer.sock, records)
             if how != "close_notify":
                 peer.sock.shutdown(socket.SHUT_WR)
             await ended(protocol)
@@ -1235,7 +1237,7 @@ def test_stream_writers_upgrade(loop):
 def test_a_hello_that_arrives_with_the_last_plain_words(loop_factory):
     """What a stream reader has read ahead of the upgrade: newer asyncios hand it on, older ones wait for it in vain."""
 
-    def body(loop):
+    def body(loop, patience_s):
         async def main():
             ours, theirs = tcp_pair()
             reader = asyncio.StreamReader(loop=loop)
@@ -1247,7 +1249,7 @@ def test_a_hello_that_arrives_with_the_last_plain_words(loop_factory):
             await loop.sock_sendall(theirs, b"STARTTLS\n" + peer.outgoing.read())
             assert await reader.readline() == b"STARTTLS\n"
             upgrade = loop.create_task(
-                loop.start_tls(plain, protocol, server_context(), server_side=True, ssl_handshake_timeout=0.5)
+                loop.start_tls(plain, protocol, server_context(), server_side=True, ssl_handshake_timeout=patience_s)
             )
             shake = loop.create_task(peer.handshake())
             done, _ = await asyncio.wait([upgrade, shake])
@@ -1270,7 +1272,10 @@ def test_a_hello_that_arrives_with_the_last_plain_words(loop_factory):
         contexts = capture_contexts(loop)
         return loop.run_until_complete(main()), [context["message"] for context in contexts]
 
-    same_as_asyncio(body, loop_factory)
+    try:
+        same_as_asyncio(functools.partial(body, patience_s=0.5), loop_factory)
+    except AssertionError:  # One of them had no CPU for so long.
+        same_as_asyncio(functools.partial(body, patience_s=20), loop_factory)
 
 
 @pytest.mark.parametrize("what", ["context", "transport", "closed"])
