@@ -51,6 +51,12 @@ def pytest_configure(config):
     )
 
 
+def pytest_collection_finish():
+    """Hide from the garbage collector what pytest keeps of its thousands of tests: many of them collect, some hundreds of times."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_generate_tests(metafunc):
     if "arm" not in metafunc.fixturenames:
         return
