@@ -7,6 +7,9 @@ VENV ?= .venv
 FULL ?=
 # More arguments for the program behind a target: make test-python ARGS="-k tcp", make bench ARGS="--rounds 9".
 ARGS ?=
+# Processes among which the Python tests are dealt out; WORKERS=0 runs them one after the other, in one process. Tests wait more
+# than they compute: two for each CPU.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 export CARGO_TARGET_DIR ?= target
 
 SHELL := /bin/bash
@@ -23,6 +26,11 @@ pip := $(python) -m pip --quiet --disable-pip-version-check
 extension_target = $(CARGO_TARGET_DIR)/$(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
 for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(extension_target))
 say = @printf '\n== %s\n'
+# How pytest deals tests out: whichever process is idle takes some from the others; or each file to one process, as is what it starts.
+by_test = --numprocesses $(WORKERS) --dist worksteal
+by_file = --numprocesses $(WORKERS) --dist loadfile
+# pytest under an interpreter with options of its own, which the processes are given by --tx.
+pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that `make` was asked for, where it was asked for one: an environment that exists must then be made from it.
 asked_python := $(filter-out file default,$(origin PYTHON))
 
@@ -49,11 +57,11 @@ test-rust: prerequisites ## the Rust tests alone
 
 test-python: build ## the Python tests alone, on the interpreter of VENV
 	$(say) "Python tests on $$($(python) -V)"
-	@$(python) -m pytest $(ARGS)
+	@$(python) -m pytest $(by_test) $(ARGS)
 
 test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
 	$(say) "real applications on $$($(python) -V)"
-	@$(python) -m pytest tests/applications $(ARGS)
+	@$(python) -m pytest tests/applications $(by_file) $(ARGS)
 
 test-lab: build $(VENV)/.peers-installed ## the tests of ringlab alone, with every target that this machine has the tools for
 	$(say) "ringlab on $$($(python) -V)"
@@ -61,9 +69,9 @@ test-lab: build $(VENV)/.peers-installed ## the tests of ringlab alone, with eve
 
 test-modes: build ## the Python tests in asyncio's debug mode, and in Python's development mode, on ringloop
 	$(say) "Python tests with PYTHONASYNCIODEBUG=1"
-	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(python) -W error -m pytest tests $(ARGS)
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-W error) tests $(ARGS)
 	$(say) "Python tests with -X dev"
-	@RINGLOOP_TEST_LOOPS=io_uring,epoll $(python) -X dev -W error -m pytest tests $(ARGS)
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll $(call pytest_under,-X dev -W error) tests $(ARGS)
 
 test-bench: build ## the benchmarks in small: a check that they run, not a measurement
 	$(say) 'benchmarks in small'
