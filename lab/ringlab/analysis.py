@@ -334,6 +334,11 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
             found.append(
                 f"{arm}: {total} error{'s' if total > 1 else ''} of the kind '{kind}' in measured rounds, first: {counts[0].first}"
             )
+    uncounted: dict[str, list[str]] = {}
+    for calls in cell.system_calls:
+        if calls.per_operation is None:
+            uncounted.setdefault(calls.text, []).append(calls.arm)
+    found += [f"the system calls of {some_of(names)} weren't counted: {why}" for why, names in uncounted.items()]
     offered = cell.parameters.get("offered_rate_per_s")
     for arm in cell.arms:
         rates = [value for value in cell.series(arm, "operations_per_s") if value is not None]

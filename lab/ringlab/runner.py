@@ -462,7 +462,7 @@ class Race:
         tool, why = preflight.system_call_tool() if contestants else ("", "")
         for arm in contestants:
             if not tool:
-                cell.system_calls.append(results.SystemCalls(arm=arm.name, tool="", text=f"can't be counted: {why}"))
+                cell.system_calls.append(results.SystemCalls(arm=arm.name, tool="", text=why))
                 continue
             self.progress.step(f"{plan.name}: system calls of {arm.name}")
             try:
@@ -471,9 +471,9 @@ class Race:
                     self.pin(server)
                     # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
                     scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale_of(arm)
-                    words = [*plan.load_options(scale, rate), *self.common_words(server)]
+                    words = plan.load_options(scale, rate, system_calls.WINDOW_S_LEAST) + self.common_words(server)
                     with system_calls.Counter(tool, server.tree()) as counter:
-                        event = self.load(words, plan.sample_s(scale), counter.see)
+                        event = self.load(words, plan.sample_s(scale) + system_calls.WINDOW_S_LEAST, counter.see)
                 counted = event["bytes_in"] / 1e6 if plan.stream else event["operations"]
                 calls = counter.per_operation(counted, event["window_s"])
                 cell.system_calls.append(

@@ -17,6 +17,8 @@ from typing import Any, Self
 from ringlab.process import SampleFailed, die_with_parent
 
 INTERVAL_MS = 100
+WINDOW_S_LEAST = 1.0
+"""In less, perf ends too few intervals."""
 ATTACH_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 10
 

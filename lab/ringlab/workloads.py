@@ -142,7 +142,7 @@ class CellPlan:
             metrics=list(self.metrics),
         )
 
-    def load_options(self, scale: results.Scale, rate: float = 0.0) -> list[str]:
+    def load_options(self, scale: results.Scale, rate: float = 0.0, window_s_least: float = 0.0) -> list[str]:
         """Return the load generator's words for this cell, without address, placement and seed."""
         words: list[str] = [self.workload]
         if self.workload != "rtt":
@@ -158,7 +158,7 @@ class CellPlan:
             "--warm-up",
             f"{scale.warm_up_s:g}",
             "--window",
-            f"{self.window_s(scale):g}",
+            f"{max(window_s_least, self.window_s(scale)):g}",
             "--ramp",
             f"{scale.ramp_s:g}",
         ]

@@ -294,6 +294,20 @@ def test_an_open_loop_says_who_fell_behind_and_who_was_behind_from_the_start() -
     ]
 
 
+def test_system_calls_that_were_not_counted_are_noted_with_the_reason() -> None:
+    cell = make_cell({"a": [5.0] * 3, "b": [6.0] * 3, "c": [7.0] * 3, "d": [7.0] * 3})
+    cell.system_calls = [
+        results.SystemCalls(arm="a", tool="perf", per_operation=2.0, operations=100),
+        results.SystemCalls(arm="b", tool="perf", text="the server ended"),
+        results.SystemCalls(arm="c", tool="perf", text="nothing was counted"),
+        results.SystemCalls(arm="d", tool="perf", text="nothing was counted"),
+    ]
+    assert analyse(cell).notes == [
+        "the system calls of b weren't counted: the server ended",
+        "the system calls of c and d weren't counted: nothing was counted",
+    ]
+
+
 def test_errors_that_void_nothing_are_noted() -> None:
     cell = make_cell({"a": [5.0] * 3, "b": [6.0] * 3})
     cell.samples[0].errors = {"reset": results.ErrorCount(count=2, first="connection reset by peer")}

@@ -460,6 +460,26 @@ def test_system_calls_that_an_interrupt_left_out_are_counted(
     assert len(kept.cells[0].samples) == 3, "no round is measured again"
 
 
+def test_system_calls_are_counted_for_long_enough_however_short_the_samples_are(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "system_call_tool", lambda: ("perf", ""))
+    monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
+    windows = []
+    load = runner.Race.load
+    monkeypatch.setattr(
+        runner.Race,
+        "load",
+        lambda race, words, *more: (
+            windows.append(float(words[words.index("--window") + 1])) or load(race, words, *more)
+        ),
+    )
+    race = make_race([ECHO], rounds=1, one=1.0)
+    race.options.again, race.options.ceilings, race.options.system_calls = False, False, True
+    race.run()
+    assert windows == [0.2, system_calls.WINDOW_S_LEAST]
+
+
 def test_every_server_has_let_a_client_go_before_it_is_measured(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
