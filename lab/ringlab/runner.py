@@ -273,7 +273,8 @@ class Race:
 
     def measure_bind(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
         """Time the opening of sockets, so often that it takes long enough to be timed."""
-        wanted_ns = max(1.1 * workloads.BIND_SAMPLE_NS_LEAST, plan.window_s(self.scale) * 1e9)
+        least_ns = workloads.PROGRAM_WINDOW_S_LEAST * 1e9
+        wanted_ns = max(1.1 * least_ns, plan.window_s(self.scale) * 1e9)
         key = (plan.name, arm.repeats or arm.name)
         count = self.bind_counts.get(key, BIND_COUNT_FIRST)
         for _ in range(BIND_TRIALS_MOST):
@@ -281,17 +282,15 @@ class Race:
             command = arm.command("bind", mode=plan.mode, count=count, concurrent=plan.concurrent)
             content = process.run_program(arm, command, PROGRAM_GRACE_S + wanted_ns / 1e9)
             operations, ns = number_of(content, "operations"), number_of(content, "ns")
-            if ns >= 0.7 * wanted_ns and ns >= workloads.BIND_SAMPLE_NS_LEAST:
+            if ns >= 0.7 * wanted_ns and ns >= least_ns:
                 break
             factor = min(100.0, 1.1 * wanted_ns / max(ns, 1.0))
             count = min(BIND_COUNT_MOST, round(count * factor / plan.concurrent + 1) * plan.concurrent)
         self.bind_counts[key] = count
         sample.figures = {"operation_ns": ns / max(1.0, operations), "operations": operations, "window_s": ns / 1e9}
-        if ns < workloads.BIND_SAMPLE_NS_LEAST:
+        if ns < least_ns:
             sample.status = "void"
-            sample.reasons.append(
-                f"{ns / 1e6:.3g} ms were measured, and at least {workloads.BIND_SAMPLE_NS_LEAST / 1e6:g} ms must be"
-            )
+            sample.reasons.append(f"{ns / 1e6:.3g} ms were measured, and at least {least_ns / 1e6:g} ms must be")
         elif operations != asked:
             sample.status = "void"
             sample.reasons.append(f"it was asked for {asked} operations and did {operations:g}")

@@ -28,7 +28,8 @@ ERRORS_MOST = 0.001
 """The share of operations that may fail before a sample is void."""
 WINDOW_LEAST = 0.9
 """The share of the window that must have been measured."""
-BIND_SAMPLE_NS_LEAST = 100_000_000
+PROGRAM_WINDOW_S_LEAST = 0.1
+"""What a program that times itself measures at least."""
 CEILING_FACTOR = 1.5
 """A server whose rate is nearer to the load generator's own is measured by the generator's limit."""
 CLIENT_BUSY = 1 / CEILING_FACTOR
@@ -108,7 +109,8 @@ class CellPlan:
     def window_s(self, scale: results.Scale) -> float:
         """Return how long is measured."""
         factor = scale.window_s / SCALES[scale.name].window_s
-        return self.windows_s.get(scale.name, SCALES[scale.name].window_s) * factor
+        window_s = self.windows_s.get(scale.name, SCALES[scale.name].window_s) * factor
+        return max(window_s, PROGRAM_WINDOW_S_LEAST) if self.workload in ("bind", "loop") else window_s
 
     def sample_s(self, scale: results.Scale) -> float:
         """Return about how long one sample takes."""

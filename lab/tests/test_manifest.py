@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_a_cell_is_for_those_who_serve_it(tmp_path: Path) -> None:
     assert "bind/bind/1" not in served, "it can't bind without listening"
     assert "http/50/closed" not in served
     assert {plan.workload for plan in workloads.CELLS if plan.served_by(two)} == {"rtt"}
+
+
+@pytest.mark.parametrize("cell", ["bind/listen/1", "loop/call_soon"])
+def test_what_has_no_load_is_timed_for_100_ms_at_least(cell: str) -> None:
+    plan = workloads.BY_NAME[cell]
+    for scale in workloads.SCALES.values():
+        assert plan.window_s(scale) == plan.windows_s[scale.name]
+        assert plan.window_s(replace(scale, window_s=0.05)) == 0.1
 
 
 def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
