@@ -14,6 +14,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -514,6 +515,17 @@ def loop_arm(request: pytest.FixtureRequest) -> Arm:
     arm: Arm = request.param
     manifest.build(arm, BUILT)
     return arm
+
+
+def test_a_debugging_build_of_python_is_refused() -> None:
+    # The mark of such a build, by which CPython's own tests know it, too.
+    pretence = "import runpy, sys; sys.gettotalrefcount = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    server = next(arm for arm in ALL if arm.name == "asyncio-protocol").folder / "server.py"
+    for api in ("protocol", "threaded"):
+        words = [sys.executable, "-c", pretence, server, "probe", "--api", api]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+        assert done.returncode == 1
+        assert f"at {sys.executable} is a debugging build" in done.stderr
 
 
 def test_loop_benchmarks_run(loop_arm: Arm) -> None:

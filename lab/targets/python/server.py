@@ -301,7 +301,11 @@ def run(loop: str, main: Coroutine[Any, Any, None]) -> None:
 
 
 def probe(arguments: argparse.Namespace) -> None:
-    """Say what the loop is; fail where it, or what the API needs besides, is missing."""
+    """Say what the loop is; fail where it, or what the API needs besides, is missing, or where figures would mean nothing."""
+    if hasattr(sys, "gettotalrefcount"):
+        sys.exit(
+            f"Python {sys.version.split()[0]} at {sys.executable} is a debugging build: name another in RINGLAB_PYTHON"
+        )
     loop = import_loop(arguments.loop)()
     loop.close()
     versions = {"python": sys.version.split()[0]}
