@@ -155,13 +155,16 @@ def split(selectors: Sequence[str]) -> list[str]:
 
 
 def choose_arms(arms: list[manifest.Arm], selectors: Sequence[str]) -> list[manifest.Arm]:
-    """Return the arms that are asked for, by their name, target, language or a glob; all where nothing is."""
+    """Return the arms that are asked for, by their name, target, language or a glob; all where nothing is.
+
+    The name of an arm is that arm alone, also where its target or language is called the same.
+    """
     patterns = split(selectors)
     if not patterns:
         return arms
     chosen: dict[str, manifest.Arm] = {}
     for pattern in patterns:
-        found = [
+        found = [arm for arm in arms if arm.name == pattern] or [
             arm
             for arm in arms
             if fnmatch.fnmatchcase(arm.name, pattern)
@@ -226,16 +229,18 @@ def not_built(arm: manifest.Arm, built: set[Path]) -> bool:
     return bool(arm.build.command) and arm.build_folder not in built and not manifest.is_built(arm)
 
 
+def with_window(scale: results.Scale, window_s: float) -> results.Scale:
+    """Return a scale with another window; where a quick run's is shorter than usual, so is its warm-up."""
+    full = workloads.SCALES[scale.name]
+    share = min(1.0, max(QUICK_WINDOW_LEAST, window_s / full.window_s)) if scale.name == "quick" else 1.0
+    return replace(scale, window_s=window_s, warm_up_s=share * full.warm_up_s)
+
+
 def fit_quick(race: runner.Race, budget_s: float) -> None:
-    """Give a quick run its rounds, and windows so short that they fit into its time, as far as these may shrink."""
-    full = workloads.SCALES["quick"]
-    scale = race.result.run.scale = replace(race.scale, rounds=workloads.QUICK_ROUNDS)
-    shortest_s = QUICK_WINDOW_LEAST * full.window_s
-    while scale.window_s > shortest_s and sum(race.expected_s(plan) for plan in race.plans) > budget_s:
-        scale = replace(scale, window_s=max(shortest_s, scale.window_s * 0.9), warm_up_s=scale.warm_up_s * 0.9)
-        race.result.run.scale = scale
-    # Where even that takes too long, cells end with fewer rounds.
-    race.options.limit_s = budget_s
+    """Give a quick run windows so short that it fits into its time, as far as they may shrink."""
+    shortest_s = QUICK_WINDOW_LEAST * workloads.SCALES["quick"].window_s
+    while race.scale.window_s > shortest_s and sum(race.expected_s(plan) for plan in race.plans) > budget_s:
+        race.result.run.scale = with_window(race.scale, max(shortest_s, round(race.scale.window_s * 0.9, 3)))
 
 
 def claim(output: Path | None) -> Path:
@@ -367,7 +372,7 @@ def main() -> None:
     "selectors",
     multiple=True,
     metavar="A,B",
-    help="Only these: arms, targets, languages or globs. Repeatable.",
+    help="Only these: arms, targets, languages or globs; an arm's name is that arm alone. Repeatable.",
 )
 @click.option(
     "--baseline", default="", metavar="ARM", help="What ratios are to (a raw C floor or asyncio, where one takes part)."
@@ -436,7 +441,8 @@ def measure(
     name: workloads.ScaleName = "quick" if quick else "publish" if publish else "normal"
     scale = workloads.SCALES[name]
     if seconds:
-        scale = replace(scale, window_s=seconds)
+        scale = with_window(scale, seconds)
+    limited = quick and bool(minutes or not rounds)
     if rounds:
         scale = replace(scale, rounds=rounds)
     try:
@@ -444,9 +450,6 @@ def measure(
     except workloads.UnknownCells as error:
         raise Refused(str(error)) from None
     chosen = choose_arms(discover(targets_folder), selectors)
-    if other:
-        # A target may have the name of one of its arms: the others of it are not compared.
-        chosen = [arm for arm in chosen if arm.name in selectors]
     output = claim(output)
     lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
     chosen = [arm for arm in chosen if arm.name not in lesser]
@@ -483,13 +486,18 @@ def measure(
         again=again,
         system_calls=not quick if system_calls is None else system_calls,
     )
-    if not scale.rounds:
-        fit_quick(race, budget_s - (time.monotonic() - begun))
+    if limited:
+        # Where the shortest windows take too long, or others were asked for, cells end with fewer rounds.
+        race.options.limit_s = max(1.0, budget_s - (time.monotonic() - begun))
+        if not seconds:
+            fit_quick(race, race.options.limit_s)
     if lesser:
         race.note(f"a quick run leaves out {', '.join(lesser)}: name them with --targets, or run without --quick")
     command = ["ringlab", "run", *(plan.name for plan in plans), "--targets", ",".join(present)]
     command += ["--rounds", str(race.scale.rounds), "--seconds", f"{race.scale.window_s:g}", "--seed", str(seed)]
     command += {"quick": ["--quick"], "normal": [], "publish": ["--publish"]}[name]
+    command += ["--minutes", f"{budget_s / 60:g}"] if limited else []
+    command += ["--targets-folder", str(targets_folder.resolve())] if targets_folder else []
     command += ["--workers", str(workers)] if workers != 1 else []
     command += ["--placement", placement] if placement != "apart" else []
     command += ["--baseline", baseline] if baseline else []
@@ -576,6 +584,10 @@ def continue_run(path: Path, targets_folder: Path | None) -> int:
     result = read_result(path)
     if result.run.complete:
         raise Refused(f"{path} is complete: there is nothing to go on with; `ringlab report {path}` shows it")
+    words = result.run.command
+    options = dict(itertools.pairwise(words))
+    if targets_folder is None and "--targets-folder" in options:
+        targets_folder = Path(options["--targets-folder"])
     wanted = {arm.name for arm in result.arms if not arm.skipped and not arm.repeats}
     arms = [arm for arm in discover(targets_folder) if arm.name in wanted]
     with console.status("looking which targets are here") as status:
@@ -585,8 +597,6 @@ def continue_run(path: Path, targets_folder: Path | None) -> int:
         reasons = {record.name: record.skipped for record in records}
         lines = [f"{name} ({reasons.get(name, 'there is no such target')})" for name in lost]
         raise Refused(f"these took part and can't any more: {'; '.join(lines)}")
-    words = result.run.command
-    options = dict(itertools.pairwise(words))
     before = result.environment
     race = start_race(console, result, present, [workloads.BY_NAME[cell.name] for cell in result.cells], path)
     race.options = runner.Options(

@@ -68,7 +68,7 @@ def test_a_run_measures_reports_and_can_be_repeated(make_targets: MakeTargets, t
     assert "</html>" in (output / "report.html").read_text()
 
     assert result.run.command[:2] == ["ringlab", "run"]
-    again = ringlab(*result.run.command[1:], "--targets-folder", folder, "--output", tmp_path / "again")
+    again = ringlab(*result.run.command[1:], "--output", tmp_path / "again")
     assert again.exit_code == 0, again.output
     repeated = results.Result.read(tmp_path / "again" / "result.json")
     assert [cell.orders for cell in repeated.cells] == [cell.orders for cell in result.cells]
@@ -80,7 +80,7 @@ def test_a_quick_run_fits_its_time(make_targets: MakeTargets, tmp_path: Path) ->
     found = ringlab(*words, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output
     scale = results.Result.read(tmp_path / "out" / "result.json").run.scale
-    assert scale.rounds == workloads.QUICK_ROUNDS
+    assert scale.rounds == workloads.SCALES["quick"].rounds
     short = ringlab(
         "run",
         "echo/framed/1KB/1",
@@ -93,9 +93,26 @@ def test_a_quick_run_fits_its_time(make_targets: MakeTargets, tmp_path: Path) ->
         tmp_path / "short",
     )
     assert short.exit_code == 0, short.output
-    assert "up to 9 rounds: about 6 s" in short.output
-    shorter = results.Result.read(tmp_path / "short" / "result.json").run.scale
-    assert shorter.window_s < workloads.SCALES["quick"].window_s
+    # Less by what it took to look which targets are here.
+    assert re.search(r"up to 9 rounds: about [1-6] s", short.output), short.output
+    run = results.Result.read(tmp_path / "short" / "result.json").run
+    assert run.scale.window_s < workloads.SCALES["quick"].window_s
+    again = ringlab(*run.command[1:], "--output", tmp_path / "again")
+    assert again.exit_code == 0, again.output
+    repeated = results.Result.read(tmp_path / "again" / "result.json").run
+    assert repeated.command == run.command
+    assert repeated.scale == run.scale
+
+
+def test_a_quick_run_of_so_many_rounds_keeps_to_the_minutes_that_it_is_given(
+    make_targets: MakeTargets, tmp_path: Path
+) -> None:
+    words = ("run", "echo/framed/1KB/1", "--quick", "--rounds", "900", "--minutes", "0.1", "--no-again")
+    found = ringlab(*words, "--targets-folder", make_targets(one=1.0), "--output", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    run = results.Result.read(tmp_path / "out" / "result.json").run
+    assert run.scale.rounds == 900
+    assert any("of 900 rounds, because a quick run has no time for more" in note for note in run.notes)
 
 
 def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
@@ -291,7 +308,11 @@ def test_compare_takes_two_arms_and_not_their_targets(make_targets: MakeTargets,
     words = ("--workload", "echo/framed/1KB/1", *FAST, "--no-system-calls", "--targets-folder", folder)
     found = ringlab("compare", "a", "a", *words, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output
-    assert results.Result.read(tmp_path / "out" / "result.json").cells[0].arms == ["a", "a (again)"]
+    result = results.Result.read(tmp_path / "out" / "result.json")
+    assert result.cells[0].arms == ["a", "a (again)"]
+    repeated = ringlab(*result.run.command[1:], "--output", tmp_path / "again")
+    assert repeated.exit_code == 0, repeated.output
+    assert results.Result.read(tmp_path / "again" / "result.json").cells[0].arms == ["a", "a (again)"]
 
 
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
@@ -324,7 +345,7 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
     assert f"ringlab run --resume {output / 'result.json'}" in printed
 
     resumed = subprocess.run(
-        command_of("run", "--resume", output / "result.json", "--targets-folder", folder),
+        command_of("run", "--resume", output / "result.json"),
         capture_output=True,
         text=True,
         check=False,
