@@ -179,6 +179,14 @@ def choose_arms(arms: list[manifest.Arm], selectors: Sequence[str]) -> list[mani
     return list(chosen.values())
 
 
+def choose_plans(what: Sequence[str], scale: workloads.ScaleName) -> list[workloads.CellPlan]:
+    """Return the cells that are asked for."""
+    try:
+        return workloads.choose(what, scale)
+    except workloads.UnknownCells as error:
+        raise Refused(str(error)) from None
+
+
 def discover(folder: Path | None) -> list[manifest.Arm]:
     """Return all arms."""
     try:
@@ -445,10 +453,7 @@ def measure(
     limited = quick and bool(minutes or not rounds)
     if rounds:
         scale = replace(scale, rounds=rounds)
-    try:
-        plans = workloads.choose(what, name)
-    except workloads.UnknownCells as error:
-        raise Refused(str(error)) from None
+    plans = choose_plans(what, name)
     chosen = choose_arms(discover(targets_folder), selectors)
     output = claim(output)
     lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
@@ -507,7 +512,7 @@ def measure(
     result.run.command = command
     code = finish(console, race)
     if other:
-        print_comparisons(console, result, baseline, other)
+        print_comparisons(console, result.cells, baseline, other)
     return code
 
 
@@ -674,26 +679,26 @@ def compare_within(result: results.Result, source: Path, first: str, second: str
             raise Refused(
                 f"{name} took no part in {source}; those that did: {', '.join(n for n, arm in records.items() if not arm.skipped)}"
             )
-    found = False
+    shown = []
     for cell in result.cells:
         if what and not any(fnmatch.fnmatchcase(cell.name, pattern) or cell.workload == pattern for pattern in what):
             continue
         if not (cell.measured(first) and cell.measured(second)):
             continue
-        found = True
+        shown.append(cell)
         names = [name for name in cell.arms if name in (first, second) or records[name].repeats]
         cell.analysis = analysis.analyse(cell, [records[name] for name in names], first)
         terminal.print_cell(console, cell)
-    if not found:
+    if not shown:
         raise Refused(f"no cell of {source} has measured both {first} and {second}")
-    print_comparisons(console, result, first, second)
+    print_comparisons(console, shown, first, second)
     return 0
 
 
-def print_comparisons(console: Console, result: results.Result, first: str, second: str) -> None:
-    """Print how an arm compares with a baseline, in every cell and metric."""
+def print_comparisons(console: Console, cells: Sequence[results.Cell], first: str, second: str) -> None:
+    """Print how an arm compares with a baseline, in these cells and every metric."""
     console.print(f"\n[bold]{escape(second)} against {escape(first)}[/bold]")
-    for cell in result.cells:
+    for cell in cells:
         for group in cell.analysis.groups:
             for comparison in group.comparisons:
                 if (comparison.arm, comparison.baseline) == (second, first):
@@ -776,22 +781,30 @@ def guard_command(
             )
         if revisions[0].commit == revisions[1].commit:
             console.print("[yellow]warning[/yellow]  base and head are the same commit: this measures the noise")
+        # A build takes minutes: what is wrong with the rest of the command is said before it.
+        plans = choose_plans(what or guard.CELLS, "normal")
+        for revision in revisions:
+            choose_arms_of(root, revision, selectors)
         with console.status("building") as status:
             for revision in {each.commit: each for each in revisions}.values():
                 guard.build(root, revision, build_command, status.update)
-        sys.exit(
-            race_revisions(console, root, revisions, what or guard.CELLS, selectors, build_command, output, **options)
-        )
+        sys.exit(race_revisions(console, root, revisions, plans, selectors, build_command, output, **options))
     except (guard.GuardFailed, manifest.ManifestError, OSError) as error:
         # Python's own status for an error, 1, would say that head is slower.
         raise Refused(str(error)) from None
+
+
+def choose_arms_of(root: Path, revision: guard.Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
+    """Return the arms of a revision that are asked for."""
+    sided = [f"{each}@{revision.side}" for each in split(selectors)]
+    return choose_arms(list(guard.arms_of(root, revision).values()), sided)
 
 
 def race_revisions(
     console: Console,
     root: Path,
     revisions: Sequence[guard.Revision],
-    what: Sequence[str],
+    plans: Sequence[workloads.CellPlan],
     selectors: Sequence[str],
     build_command: str,
     output: Path | None,
@@ -801,14 +814,7 @@ def race_revisions(
     seed: int | None,
 ) -> int:
     """Race two revisions that have been built; return the exit status."""
-    try:
-        plans = workloads.choose(what, "normal")
-    except workloads.UnknownCells as error:
-        raise Refused(str(error)) from None
-    chosen = []
-    for revision in revisions:
-        sided = [f"{each}@{revision.side}" for each in split(selectors)]
-        chosen += choose_arms(list(guard.arms_of(root, revision).values()), sided)
+    chosen = [arm for revision in revisions for arm in choose_arms_of(root, revision, selectors)]
     with console.status("looking which targets are here") as status:
         present, records = make_ready(chosen, status.update)
     for record in records:

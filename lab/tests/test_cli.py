@@ -253,9 +253,8 @@ def test_doctor_says_what_it_found(make_targets: MakeTargets, monkeypatch: pytes
 
 def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeTargets, tmp_path: Path) -> None:
     folder, output = make_targets(one=1.0, two=0.4, three=3.0), tmp_path / "out"
-    found = ringlab(
-        "compare", "one", "two", "--workload", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", output
-    )
+    cells = ("--workload", "loop/call_soon", "--workload", "echo/framed/1KB/1")
+    found = ringlab("compare", "one", "two", *cells, *FAST, "--targets-folder", folder, "--output", output)
     assert found.exit_code == 0, found.output
     result = results.Result.read(output / "result.json")
     assert result.cells[0].arms == ["one", "two", "one (again)"]
@@ -265,6 +264,10 @@ def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeT
     assert within.exit_code == 0
     # The fake's figures differ by up to 0.4% from process to process.
     assert re.search(r"one is worse than two in time per operation: 2\.(49|50|51) times as much", within.output)
+    assert within.output.count("echo/framed/1KB/1: ") == 4
+    narrowed = ringlab("compare", "one", "two", "--in", output / "result.json", "--workload", "loop").output
+    assert "loop/call_soon: two is better than one" in narrowed
+    assert "echo" not in narrowed
     refused = ringlab("compare", "two", "three", "--in", output / "result.json")
     assert refused.exit_code == 2
     assert "three took no part in" in refused.output
