@@ -2,13 +2,14 @@
 
 import io
 import shlex
+from collections.abc import Callable
 
 import pytest
 import report_data
 from rich.console import Console
 
-from ringlab import results
-from ringlab.report import markdown, terminal
+from ringlab import analysis, results
+from ringlab.report import html, markdown, terminal
 
 
 def as_markdown(result: results.Result) -> str:
@@ -19,6 +20,10 @@ def as_terminal(result: results.Result) -> str:
     output = io.StringIO()
     terminal.print_result(Console(file=output, width=250, soft_wrap=True), result)
     return output.getvalue()
+
+
+def as_page(result: results.Result) -> str:
+    return html.render([("a run", result)])
 
 
 @pytest.mark.parametrize("render", [as_markdown, as_terminal])
@@ -47,6 +52,19 @@ def test_everything_that_a_reader_must_know_is_said(render: object) -> None:
         "2.04",
     ):
         assert expected in text, expected
+
+
+@pytest.mark.parametrize("render", [as_markdown, as_terminal, as_page])
+def test_a_cell_in_which_no_sample_counts_is_told_with_the_reasons(render: Callable[[results.Result], str]) -> None:
+    result = report_data.make_result()
+    cell = result.cells[0]
+    for sample in cell.samples:
+        sample.status, sample.reasons = "void", ["its bytes were others"]
+    cell.analysis = analysis.analyse(cell, result.arms)
+    text = render(result)
+    assert "nothing was measured: no sample counts" in text
+    assert "void: go in round 1, 2, 3, " in text
+    assert text.count("its bytes were others") >= len(cell.arms)
 
 
 def test_markdown_shows_what_looks_like_html_and_the_command_as_it_is() -> None:

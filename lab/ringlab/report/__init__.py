@@ -1,7 +1,7 @@
 """Reports of a result, which draw what its analysis says and compute nothing anew."""
 
 from ringlab import figures
-from ringlab.results import Cell, Comparison, Group, Metric, Result, Summary
+from ringlab.results import Cell, CellVerdict, Comparison, Group, Metric, Result, Summary
 
 
 def show_figure(value: float, metric: Metric) -> str:
@@ -51,6 +51,14 @@ def group_title(cell: Cell, group: Group) -> str:
         "none": "servers that say they parse nothing",
     }
     return titles.get(group.name, "servers of which nobody knows whether they parse")
+
+
+def verdicts_of(cell: Cell) -> list[tuple[str, CellVerdict, str]]:
+    """Return the title of each group of arms, and its verdict as a word and as a sentence; nothing where nothing was tried."""
+    found = [(group_title(cell, group), group.verdict.kind, group.verdict.sentence) for group in cell.analysis.groups]
+    if not found and cell.samples:
+        found.append(("", "nothing to compare", "nothing was measured: no sample counts"))
+    return found
 
 
 def arms_of(cell: Cell) -> list[str]:

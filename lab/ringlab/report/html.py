@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from ringlab import __version__, figures, report
 from ringlab.report import charts
-from ringlab.results import Cell, Group, Metric, Result, Sample
+from ringlab.results import Cell, CellVerdict, Group, Metric, Result, Sample
 
 WORKLOADS = {
     "bind": "Bind: opening a listening socket",
@@ -53,6 +53,7 @@ class CellView:
 
     anchor: str
     cell: Cell
+    verdicts: list[tuple[str, CellVerdict, str]]
     rate: str
     groups: list[GroupView]
     headings: list[str]
@@ -146,6 +147,7 @@ def view_cell(anchor: str, cell: Cell) -> CellView:
     return CellView(
         anchor=anchor,
         cell=cell,
+        verdicts=report.verdicts_of(cell),
         rate=report.rate_of(cell),
         groups=[view_group(cell, group) for group in cell.analysis.groups],
         headings=headings,

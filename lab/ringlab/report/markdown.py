@@ -24,7 +24,7 @@ def render(result: Result) -> str:
         lines += [f"- {finding.status}: {finding.name}: {finding.text}" for finding in problems]
         lines.append("")
     for cell in result.cells:
-        if cell.analysis.groups:
+        if cell.samples:
             lines += render_cell(cell)
     lines += left_out(result)
     # Nothing that comes from elsewhere may become an element of HTML, which readers wouldn't see; but code shows what it is.
@@ -47,9 +47,8 @@ def verdicts(result: Result) -> list[str]:
     """Return a sentence for each group of arms."""
     lines = []
     for cell in result.cells:
-        for group in cell.analysis.groups:
-            kind = f" ({report.group_title(cell, group)})" if report.group_title(cell, group) else ""
-            lines.append(f"- **{cell.name}**{kind}: {group.verdict.sentence}")
+        for title, _, sentence in report.verdicts_of(cell):
+            lines.append(f"- **{cell.name}**{f' ({title})' if title else ''}: {sentence}")
     if not lines:
         lines.append("Nothing was measured.")
     lines.append("")

@@ -23,7 +23,7 @@ def print_result(console: Console, result: Result) -> None:
     """Print everything."""
     print_settings(console, result)
     for cell in result.cells:
-        if cell.analysis.groups:
+        if cell.samples:
             print_cell(console, cell)
     print_left_out(console, result)
     print_summary(console, result)
@@ -115,10 +115,9 @@ def print_summary(console: Console, result: Result) -> None:
     """Print the verdicts of all cells, and what went unlike it should."""
     console.print("\n[bold]verdicts[/bold]")
     for cell in result.cells:
-        for group in cell.analysis.groups:
-            title = report.group_title(cell, group)
+        for title, _, sentence in report.verdicts_of(cell):
             name = f"{cell.name} ({title})" if title else cell.name
-            console.print(f"  {escape(name)}: {escape(group.verdict.sentence)}", highlight=False)
+            console.print(f"  {escape(name)}: {escape(sentence)}", highlight=False)
     for note in result.run.notes:
         console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
     for arm in result.arms:
