@@ -21,6 +21,8 @@ BROWSER_FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
+# Making the result that is shown takes a minute where a machine has much to do.
+pytestmark = pytest.mark.timeout(300)
 WITHOUT_END_TAG = {"meta", "br", "hr", "img", "input", "link"}
 
 # Measures the page from within, and leaves what it found where --dump-dom shows it.

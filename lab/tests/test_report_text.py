@@ -11,6 +11,9 @@ from rich.console import Console
 from ringlab import analysis, results
 from ringlab.report import html, markdown, terminal
 
+# Making the result that is reported takes a minute where a machine has much to do.
+pytestmark = pytest.mark.timeout(300)
+
 
 def as_markdown(result: results.Result) -> str:
     return markdown.render(result).replace("&lt;", "<")
