@@ -120,15 +120,19 @@ def test_a_generator_is_ended_where_the_lab_is(tmp_path: Path) -> None:
 
 def test_work_of_processes_that_begin_and_end_meanwhile_counts(make_targets: MakeTargets) -> None:
     (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "forks"}))
-    # The first connection is the one that has no process for each of its answers.
-    with Server(arm, "echo", 1) as server, socket.create_connection(("127.0.0.1", server.port)):
-        load = ["--connections", "2", "--size", "64", "--warm-up", "0", "--window", "1"]
-        words = ["echo", "--address", server.address, *load, "--account", str(server.pid)]
-        result = generator.run(generator.find(), words, 10.0)
-        used = psutil.Process(server.pid).cpu_times()
+    program = generator.find()
+    # What the last of them did after the window isn't in it: where others have the CPU, that may be most of it in a short one.
+    for window_s in (1, 5, 25):
+        # The first connection is the one that has no process for each of its answers.
+        with Server(arm, "echo", 1) as server, socket.create_connection(("127.0.0.1", server.port)):
+            load = ["--connections", "2", "--size", "64", "--warm-up", "0", "--window", str(window_s)]
+            words = ["echo", "--address", server.address, *load, "--account", str(server.pid)]
+            result = generator.run(program, words, window_s + 60.0)
+            used = psutil.Process(server.pid).cpu_times()
+        children_s = used.children_user + used.children_system
+        if result["server"]["cpu_ns"] / 1e9 > 0.5 * children_s > 0:
+            break
     assert result["errors"] == {}
     assert result["server"]["error"] is None
-    children_s = used.children_user + used.children_system
     assert children_s > used.user + used.system
-    # What the last of them did after the window isn't in it.
     assert result["server"]["cpu_ns"] / 1e9 > 0.5 * children_s
