@@ -15,7 +15,7 @@ import pytest
 from bench import arms, cells, goals, measure, ratios, report, results, run
 
 RUN = Path(__file__).parents[1] / "run.py"
-PATIENCE_S = 50
+PATIENCE_S = 250
 
 
 def cell_result(name, metric, **samples):

@@ -72,7 +72,7 @@ def browse(page: str, folder: Path, width: int, *flags: str) -> dict[str, object
     path.write_text(page.replace("</body>", MEASURE + "</body>"))
     command = [browser, *BROWSER_FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1200"]
     shown = subprocess.run(
-        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=50, check=True
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=140, check=True
     ).stdout
     found = re.search(r'data-found="([^"]*)"', shown)
     assert found is not None, shown[-2000:]
