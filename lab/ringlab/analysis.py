@@ -339,6 +339,13 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
         if calls.per_operation is None:
             uncounted.setdefault(calls.text, []).append(calls.arm)
     found += [f"the system calls of {some_of(names)} weren't counted: {why}" for why, names in uncounted.items()]
+    for arm in cell.arms:
+        held_back = [sample.figures for sample in cell.measured(arm) if sample.figures.get("streams_held_back")]
+        if held_back:
+            behind = max(each["stream_outstanding_bytes"] for each in held_back) / 1e6
+            found.append(
+                f"{arm} lagged {figures.significant(behind)} MB behind on a connection: sending was held back until it had answered a half"
+            )
     offered = cell.parameters.get("offered_rate_per_s")
     for arm in cell.arms:
         rates = [value for value in cell.series(arm, "operations_per_s") if value is not None]

@@ -365,6 +365,9 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
                 found[f"{prefix}_ns_{name}"] = histogram[f"{name}_ns"]
     for name in ("jain", "min", "max"):
         found[f"fairness_{name}"] = (event.get("fairness") or {}).get(name)
+    streams = event.get("streams") or {}
+    found["streams_held_back"] = streams.get("held_back")
+    found["stream_outstanding_bytes"] = streams.get("outstanding_bytes_max")
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

@@ -308,6 +308,17 @@ def test_system_calls_that_were_not_counted_are_noted_with_the_reason() -> None:
     ]
 
 
+def test_a_server_of_streams_that_had_to_be_waited_for_is_named() -> None:
+    cell = make_cell({"prompt": [5.0] * 3, "lags": [5.0] * 3})
+    for sample in cell.samples:
+        behind = sample.arm == "lags" and sample.round > 1
+        sample.figures["streams_held_back"] = 7.0 if behind else 0.0
+        sample.figures["stream_outstanding_bytes"] = 268.3e6 * (sample.round / 3) if behind else 9e6
+    assert analyse(cell).notes == [
+        "lags lagged 268 MB behind on a connection: sending was held back until it had answered a half"
+    ]
+
+
 def test_errors_that_void_nothing_are_noted() -> None:
     cell = make_cell({"a": [5.0] * 3, "b": [6.0] * 3})
     cell.samples[0].errors = {"reset": results.ErrorCount(count=2, first="connection reset by peer")}

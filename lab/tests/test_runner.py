@@ -60,6 +60,16 @@ def test_what_an_arm_declares_is_looked_up_on_its_process(make_race: MakeRace) -
     }
 
 
+def test_a_server_of_streams_that_lags_is_named(make_race: MakeRace) -> None:
+    race = make_race(["echo/stream/1"], rounds=2, one=1.0)
+    race.run()
+    sample = the_sample(race)
+    assert (sample.status, sample.figures["streams_held_back"], sample.figures["stream_outstanding_bytes"]) == (
+        "measured", 2.0, 256e6,
+    )  # fmt: skip
+    assert any(note.startswith("one lagged 256 MB behind") for note in race.result.cells[0].analysis.notes)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

@@ -38,6 +38,9 @@ The result:
   connections   asked, opened, reopened, alive_at_end, opening_s, and connect (latencies)
   fairness      operations per connection: min, p5, median, p95, max, and Jain's index (1: all
                 equal)
+  streams       (echo --mode stream) outstanding_bytes_max: the most that was sent on a connection
+                and had not come back; held_back: how often sending stopped on one, because that
+                was outstanding_bytes_most, and went on when half had come back
   littles_law   requests in flight: in_flight_average is rate times latency, expected is as they
                 were counted; their ratio is 1, or the figures contradict each other
   open_loop     due: requests of the window; unfinished: those without an answer in the end,

@@ -23,6 +23,7 @@ pub(crate) struct Connection<P> {
     pub(crate) number: u32,
     /// Requests are numbered from 0. Those below `answered` are answered, those below `sent` are sent, those below `started`
     /// were to be sent, those below `due` should have been: `answered <= sent <= started <= due`, the last in the open loop only.
+    /// A stream is one request without an end, which counts as sent while nothing more of it is to be sent.
     pub(crate) answered: u32,
     pub(crate) sent: u32,
     pub(crate) started: u32,

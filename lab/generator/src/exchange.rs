@@ -116,7 +116,17 @@ impl Exchange for Frames {
 /// What the streams say, over and over.
 pub(crate) const STREAM_MESSAGE: &[u8] = b"hello world";
 /// How much of a stream is written at once.
-const STREAM_WRITE_BYTES: usize = 128 * 1024;
+pub(crate) const STREAM_WRITE_BYTES: usize = 128 * 1024;
+
+/// How many bytes of a stream may be sent and not have come back, on each of so many connections.
+///
+/// A server that doesn't read on while it can't send leaves them in the buffers of the two sockets (tcp_rmem and tcp_wmem, tens of MB
+/// at most, and mostly less than 10): on few connections it never meets this bound. One that takes everything before it answers would
+/// take until the machine has no memory left. What is below the bound keeps any server busy.
+pub(crate) fn outstanding_most(connections: u32) -> u64 {
+    const MIB: u64 = 1024 * 1024;
+    (1024 * MIB / u64::from(connections.max(1))).clamp(4 * MIB, 256 * MIB)
+}
 
 /// Endless streams of 'hello world', as tcpkali sends them, that are echoed. `Frame::sequence` has no meaning for them; positions
 /// are those within the repeated message.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::accounting::{Account, NoProcess, Readings};
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, outstanding_most};
 use crate::failure::{Failure, Failures, Kind};
 use crate::latencies::Latencies;
 use crate::output;
@@ -463,6 +463,11 @@ impl<'a> Control<'a> {
                 "opening_s": self.connected_ns as f64 / 1e9,
                 "connect": merged(|one| &one.connecting).to_json(settings.hdr),
             },
+            "streams": streaming.then(|| json!({
+                "held_back": total(|one| one.held_back),
+                "outstanding_bytes_max": measured.iter().map(|one| one.outstanding_max).max(),
+                "outstanding_bytes_most": outstanding_most(settings.connections),
+            })),
             "fairness": fairness(&operations),
             "littles_law": (!streaming).then(|| littles_law(
                 service.mean_ns().zip(per_s).map(|(mean_ns, per_s)| mean_ns * per_s / 1e9),

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::connection::{Connection, State};
-use crate::exchange::{Answer, Exchange, STREAM_MESSAGE};
+use crate::exchange::{Answer, Exchange, STREAM_MESSAGE, STREAM_WRITE_BYTES, outstanding_most};
 use crate::failure::{Failure, Kind, connect_failure};
 use crate::latencies::Latencies;
 use crate::run::{Control, Phase, Settings, Shared};
@@ -60,6 +60,10 @@ pub(crate) struct Measured {
     pub(crate) turn_ns_max: u64,
     /// The sum over the window of requests in flight times ns.
     pub(crate) in_flight_ns: u128,
+    /// How often a stream was held back.
+    pub(crate) held_back: u64,
+    /// The most that was sent on a stream and had not come back, in bytes.
+    pub(crate) outstanding_max: u64,
 }
 
 /// One thread's part of a run.
@@ -73,6 +77,8 @@ pub(crate) struct Worker<'a, E: Exchange> {
     /// When the requests in flight were started: `pipeline` places for each connection.
     starts_ns: Vec<u64>,
     schedule: Option<Schedule>,
+    /// What may be outstanding on each stream, in bytes.
+    outstanding_most: u64,
     /// New requests may be started.
     sending: bool,
     /// How many connections were begun, how many of these are neither open nor dead, and when the first was begun.
@@ -116,6 +122,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             starts_ns: vec![0; connections.len() * settings.pipeline as usize],
             connections,
             schedule,
+            outstanding_most: outstanding_most(settings.connections),
             sending: false,
             begun: 0,
             connecting: 0,
@@ -141,6 +148,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 busy_ns: 0,
                 turn_ns_max: 0,
                 in_flight_ns: 0,
+                held_back: 0,
+                outstanding_max: 0,
             },
         })
     }
@@ -163,7 +172,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 Phase::Connecting => self.connect_some(now),
                 Phase::WarmUp | Phase::Window if !self.sending => self.begin_sending(),
                 Phase::WarmUp | Phase::Window => {}
-                Phase::Drain => self.drain()?,
+                Phase::Drain => self.drain(),
                 Phase::Over => return Ok(self.finish(now)),
             }
             if now >= next_tick_ns {
@@ -434,6 +443,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     connection.position = sent % request_bytes;
                     if E::STREAMING {
                         connection.outstanding += bytes as u64;
+                        let outstanding = connection.outstanding;
+                        self.measured.outstanding_max =
+                            self.measured.outstanding_max.max(outstanding);
+                        if outstanding + STREAM_WRITE_BYTES as u64 > self.outstanding_most {
+                            self.measured.held_back += 1;
+                            self.stop_stream(index);
+                        }
                         return;
                     }
                     connection.sent = connection.sent.wrapping_add((sent / request_bytes) as u32);
@@ -455,6 +471,35 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     }
                 },
             }
+        }
+    }
+
+    /// Sends nothing more on a stream.
+    #[cold]
+    fn stop_stream(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        connection.sent = connection.started;
+        self.watch_stream(index, READABLE | ENDED);
+    }
+
+    /// Sends on a stream again.
+    #[cold]
+    fn resume_stream(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        connection.sent = connection.answered;
+        self.watch_stream(index, READABLE | WRITABLE | ENDED);
+    }
+
+    /// Watches a stream for other events: it is level-triggered, so one that nobody serves would come again at once.
+    fn watch_stream(&mut self, index: usize, events: u32) {
+        let connection = &self.connections[index];
+        let Some(stream) = &connection.stream else {
+            return;
+        };
+        if let Err(error) = self.epoll.change(stream, events, index as u64) {
+            let number = connection.number;
+            let words = format!("connection {number} can't be watched: {error}");
+            self.fail(index, Failure::new(Kind::Other, words));
         }
     }
 
@@ -567,6 +612,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 }
                 if !self.sending {
                     self.end_stream(index);
+                } else if connection.unsent() == 0
+                    && connection.outstanding <= self.outstanding_most / 2
+                {
+                    self.resume_stream(index);
                 }
                 continue;
             }
@@ -764,7 +813,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
     }
 
     /// Starts nothing new, and says when everything is answered.
-    fn drain(&mut self) -> io::Result<()> {
+    fn drain(&mut self) {
         if self.sending {
             // The first thread has closed the window, perhaps while this one didn't run: what was due in it is due still.
             self.send_due(self.shared.window_end_ns());
@@ -772,10 +821,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
             self.count_in_flight(now_ns());
             if E::STREAMING {
                 for index in 0..self.connections.len() {
-                    if let Some(stream) = &self.connections[index].stream {
-                        self.epoll.change(stream, READABLE | ENDED, index as u64)?;
-                        self.end_stream(index);
-                    }
+                    self.stop_stream(index);
+                    self.end_stream(index);
                 }
             }
         }
@@ -789,7 +836,6 @@ impl<'a, E: Exchange> Worker<'a, E> {
             self.drained = true;
             self.shared.threads_drained.fetch_add(1, Ordering::SeqCst);
         }
-        Ok(())
     }
 
     /// Ends a stream on which everything has come back.

@@ -114,6 +114,7 @@ OTHER_FIGURES = (
     ("involuntary_switches_per_operation", "involuntary ones", "", 1e3),
     ("rss_rest_bytes", "memory at rest, MB", "", 1e-6),
     ("rss_per_connection_bytes", "memory per connection, KB", "", 1e-3),
+    ("stream_outstanding_bytes", "sent on a connection and not back, at most, MB", "", 1e-6),
     ("fairness_jain", "fairness between connections (Jain's index)", "", 1.0),
 )
 """Figures that rank nothing: key, heading, unit, factor to it."""

@@ -113,6 +113,7 @@ def main() -> None:
         "bytes_in": operations * options.size, "bytes_out": operations * options.size,
         "latency": {"service": latency(100 * cost), "corrected": latency(120 * cost) if options.rate else None, "cold": None},
         "errors": {}, "connections": {"asked": asked, "opened": asked, "alive_at_end": alive},
+        "streams": {"held_back": 2, "outstanding_bytes_max": 256_000_000} if options.mode == "stream" else None,
         "fairness": {"min": 1, "p5": 1, "median": 1, "p95": 1, "max": 1, "jain": 1.0},
         "littles_law": None if options.rate else {"in_flight_average": asked, "expected": asked, "ratio": 1.0},
         "client": {"cpu_ns": 1000, "cpu_fraction": 0.4, "threads": 1, "max_loop_ns": 1000},

@@ -4,8 +4,10 @@ use crate::common::{
     Answer, assert_flawless, assert_only_failure, echo_server, message_server, result, server,
 };
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
@@ -284,6 +286,120 @@ fn streams_in_small_pieces_count_as_well() {
     let result = result("echo", address, &options(&ENDLESS, &load));
     assert_flawless(&result);
     assert!(result["operations"].as_u64().unwrap() >= 100, "{result}");
+}
+
+/// What a server had of one stream when that ended.
+struct Stream {
+    /// The most that it had received and not yet sent back, in bytes.
+    behind_max: usize,
+    /// Everything that it had received was sent back, and the generator had taken it: it closed, and reset nothing.
+    whole: bool,
+}
+
+/// A server of streams that answers nothing before nothing has come for `pause`, and then all at once. As it knows what it gets, it
+/// keeps nothing of it.
+fn lagging_server(pause: Duration) -> (SocketAddr, Receiver<Stream>) {
+    let (sender, streams) = mpsc::channel();
+    let address = server(move |mut stream, _| {
+        stream.set_read_timeout(Some(pause))?;
+        let text: Vec<u8> = b"hello world".repeat(10_000);
+        let mut buffer = vec![0; 1024 * 1024];
+        let (mut behind, mut behind_max, mut at) = (0, 0, 0);
+        let end = loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => break Ok(()),
+                Ok(bytes) => behind += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    behind_max = behind_max.max(behind);
+                    while behind > 0 {
+                        let piece = &text[at..text.len().min(at + behind)];
+                        if stream.write_all(piece).is_err() {
+                            break;
+                        }
+                        behind -= piece.len();
+                        at = (at + piece.len()) % text.len();
+                    }
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        let whole = end.is_ok() && behind == 0;
+        sender.send(Stream { behind_max, whole }).unwrap();
+        Ok(())
+    });
+    (address, streams)
+}
+
+/// What may be outstanding on each of `connections` streams, as the result says, which must be at most 256 MiB and 1 GiB in all.
+fn outstanding_most(result: &Value, connections: u64) -> usize {
+    let most = result["streams"]["outstanding_bytes_most"]
+        .as_u64()
+        .unwrap();
+    assert!(most <= 256 << 20 && most * connections <= 1 << 30);
+    most as usize
+}
+
+#[test]
+fn a_stream_is_held_back_until_a_server_that_lags_has_caught_up() {
+    let (address, streams) = lagging_server(Duration::from_millis(500));
+    // More bytes than may be outstanding.
+    let messages = "60000000";
+    let load = ["--mode", "stream", "--connections", "2", "--threads", "2"];
+    let load = options(&load, &["--max-operations", messages]);
+    let result = result("echo", address, &options(&ENDLESS, &load));
+    assert_flawless(&result);
+    assert_eq!(result["connections"]["alive_at_end"], 2);
+    assert!(result["streams"]["held_back"].as_u64().unwrap() > 0);
+    let most = outstanding_most(&result, 2);
+    for stream in streams.iter().take(2) {
+        assert!(stream.whole && stream.behind_max <= most, "{result}");
+    }
+}
+
+#[test]
+fn a_stream_that_is_held_back_when_the_window_ends_comes_back_whole() {
+    // Nothing is sent back before the window has ended.
+    let (address, streams) = lagging_server(Duration::from_secs(3));
+    let load = ["--mode", "stream", "--connections", "1", "--timeout", "30"];
+    let window = ["--warm-up", "0", "--window", "2.5"];
+    let result = result("echo", address, &options(&window, &load));
+    assert_eq!(result["errors"], serde_json::json!({}));
+    assert_eq!(result["void"], "nothing was answered in the window");
+    assert_eq!(result["connections"]["alive_at_end"], 1);
+    assert_eq!(result["streams"]["held_back"], 1);
+    let stream = streams.recv().unwrap();
+    assert!(stream.whole);
+    let sent = result["streams"]["outstanding_bytes_max"].as_u64().unwrap() as usize;
+    let most = outstanding_most(&result, 1);
+    assert!(stream.behind_max == sent && sent <= most, "{result}");
+}
+
+#[test]
+fn nothing_more_is_sent_on_a_stream_after_the_window() {
+    let (sender, ends) = mpsc::channel();
+    let address = server(move |mut stream, _| {
+        let mut buffer = vec![0; 64 * 1024];
+        let end = loop {
+            let echoed = stream.read(&mut buffer).and_then(|bytes| {
+                stream.write_all(&buffer[..bytes])?;
+                Ok(bytes)
+            });
+            match echoed {
+                Ok(0) => break Ok(()),
+                Ok(_) => {}
+                Err(error) => break Err(error),
+            }
+            // So slow that the client finds room to send at whatever comes back.
+            thread::sleep(Duration::from_millis(1));
+        };
+        sender.send(end).unwrap();
+        Ok(())
+    });
+    let load = ["--mode", "stream", "--connections", "1"];
+    let result = result("echo", address, &options(&BRIEFLY, &load));
+    assert_flawless(&result);
+    // It was closed when all had come back: otherwise it would have been reset.
+    ends.recv().unwrap().unwrap();
 }
 
 #[test]
