@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use crate::run::Settings;
@@ -99,6 +100,23 @@ Example, on a machine with two CPUs:
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) workload: Workload,
+}
+
+impl Arguments {
+    /// The command line; ends the process where it is wrong, or asks for help.
+    pub(crate) fn get() -> Self {
+        let arguments = Self::parse();
+        if let Workload::Echo(echo) = &arguments.workload
+            && echo.mode == Mode::Stream
+            && echo.load.pipeline > 1
+        {
+            let words = "--pipeline is for messages, and a stream has none: leave it out, or use --mode framed";
+            Self::command()
+                .error(ErrorKind::ArgumentConflict, words)
+                .exit();
+        }
+        arguments
+    }
 }
 
 /// What to run.
@@ -221,7 +239,7 @@ pub(crate) struct Load {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: u32,
 
-    /// Requests in flight on each connection
+    /// Requests in flight on each connection (not of streams)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) pipeline: u32,
 }

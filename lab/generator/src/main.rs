@@ -40,7 +40,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
-use clap::Parser as _;
 use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -56,7 +55,7 @@ use crate::worker::READ_BYTES;
 const CONNECTIONS: u32 = 50;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::get();
     match measure(&arguments.workload) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -592,6 +592,18 @@ fn wrong_command_lines_are_refused_with_status_2() {
             &["http", "--address", "127.0.0.1:1", "--header", "a\r\nb: c"],
             "in one line",
         ),
+        (
+            &[
+                "echo",
+                "--address",
+                "127.0.0.1:1",
+                "--mode",
+                "stream",
+                "--pipeline",
+                "2",
+            ],
+            "leave it out, or use --mode framed",
+        ),
         (&["nothing"], "nothing"),
     ] {
         let output = Command::new(PROGRAM).args(options).output().unwrap();
