@@ -521,6 +521,22 @@ fn failures_of_fresh_connections_count_as_well() {
 }
 
 #[test]
+fn more_than_was_sent_on_a_fresh_connection_voids_the_run() {
+    // It comes before the message has been sent to its end.
+    let address = server(|mut stream, _| {
+        let mut begin = vec![0; 64 * 1024];
+        stream.read_exact(&mut begin)?;
+        stream.write_all(&begin)?;
+        stream.write_all(b"!")?;
+        io::copy(&mut stream.try_clone()?, &mut stream).map(|_| ())
+    });
+    let result = result("rtt", address, &options(&ENDLESS, &["--size", "200000"]));
+    let words = "message 0: byte 65536 of 200000 is 0x21";
+    assert_only_failure(&result, "mismatch", 1, words);
+    assert!(result["void"].is_string());
+}
+
+#[test]
 fn a_wrong_byte_on_a_fresh_connection_voids_the_run() {
     let address = message_server(10, |_, _, message| {
         message[9] ^= 0x80;
