@@ -359,9 +359,9 @@ fn a_stream_is_held_back_until_a_server_that_lags_has_caught_up() {
 #[test]
 fn a_stream_that_is_held_back_when_the_window_ends_comes_back_whole() {
     // Nothing is sent back before the window has ended.
-    let (address, streams) = lagging_server(Duration::from_secs(3));
+    let (address, streams) = lagging_server(Duration::from_millis(5500));
     let load = ["--mode", "stream", "--connections", "1", "--timeout", "30"];
-    let window = ["--warm-up", "0", "--window", "2.5"];
+    let window = ["--warm-up", "0", "--window", "5"];
     let result = result("echo", address, &options(&window, &load));
     assert_eq!(result["errors"], serde_json::json!({}));
     assert_eq!(result["void"], "nothing was answered in the window");
