@@ -9,14 +9,17 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from ringlab import manifest, process
+from ringlab import manifest, process, system_calls
 from ringlab.manifest import Arm, Presence
 from ringlab.process import Server
 
@@ -522,6 +525,77 @@ def test_bind_does_what_it_times(bind_arm: Arm, tmp_path: Path) -> None:
         assert (binds, listens) == (50, 0 if mode == "bind" else 50)
         # Some call it a second time, to hear how the first call has ended.
         assert connects >= 50 if mode == "accept" else connects == 0
+
+
+# --- system calls ---
+
+READS = ("read", "readv", "recvfrom", "recvmsg")
+
+
+def largest_read(log: str) -> int:
+    """The largest length that was asked of a socket, in what `strace -f -y -s 0` wrote; 0 where nothing was."""
+    begun: dict[str, str] = {}
+    largest = 0
+    for line in log.splitlines():
+        thread, _, call = line.partition(" ")
+        call = call.strip()
+        if call.endswith(" <unfinished ...>"):
+            begun[thread] = call.removesuffix(" <unfinished ...>")
+            continue
+        if call.startswith("<... "):
+            call = begun.pop(thread, "") + call.partition(" resumed>")[2]
+        if found := re.match(rf"({'|'.join(READS)})\(\d+<(?:TCP|socket)", call):
+            # Of one buffer the length comes after its (cut) content; of several each has its own.
+            one = re.search(r'(?:"\.*|NULL|0x\w+), (\d+)[,)]', call) if found[1] in ("read", "recvfrom") else None
+            lengths = [one[1]] if one else re.findall(r"iov_len=(\d+)", call)
+            largest = max(largest, sum(map(int, lengths)))
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("log", "largest"),
+    [
+        ("", 0),
+        ('7 read(3</etc/passwd>, ""..., 4096) = 4096', 0),
+        ('7 recvfrom(5<TCP:[127.0.0.1:1->127.0.0.1:2]>, ""..., 65536, 0, NULL, NULL) = 10', 65536),
+        ('7 read(5<socket:[1]>, "", 512) = 0\n7 read(5<socket:[1]>, 0x7f, 256) = -1 EAGAIN (Again)', 512),
+        ("7 recvmsg(5<TCP:[1]>, {msg_iov=[{iov_base=..., iov_len=10}, {iov_base=..., iov_len=20}], msg_iovlen=2}, 0) = 9", 30),
+        ('7 read(5<TCP:[1]>,  <unfinished ...>\n8 futex(1) = 0\n7 <... read resumed>""..., 77) = 7', 77),
+        ("7 <... read resumed>, 99) = 7", 0),
+    ],
+)  # fmt: skip
+def test_largest_read_of_a_log(log: str, largest: int) -> None:
+    assert largest_read(log) == largest
+
+
+def test_echo_reads_with_at_most_the_buffer_that_is_declared(echo_arm: Arm, echo: Server, tmp_path: Path) -> None:
+    declared = echo_arm.declares.buffer_bytes
+    if declared is None:
+        pytest.skip("it declares no buffer")
+    if not shutil.which("strace"):
+        pytest.skip("what is read is seen by strace; install it with: apt-get install -y strace")
+    log, pids = tmp_path / "log", [str(pid) for pid in echo.tree()]
+    command = ["strace", "-f", "-qq", "-y", "-s", "0", "-o", str(log), "-e", f"trace={','.join(READS)},io_uring_enter"]
+    for pid in pids:
+        command += ["-p", pid]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        try:
+            # Threads of the kernel that work for a ring can't be traced.
+            deadline = time.monotonic() + system_calls.ATTACH_TIMEOUT_S
+            while time.monotonic() < deadline and not all(map(system_calls.is_traced, pids)):
+                if tracer.poll() is not None:
+                    pytest.skip(f"strace is not let trace here: {tracer.communicate()[1]}")
+                time.sleep(0.01)
+            data = seeded(1 << 20)
+            with connect(echo) as connection, sending(connection, data):
+                assert receive(connection, len(data)) == data
+        finally:
+            tracer.send_signal(signal.SIGINT)
+    calls = log.read_text()
+    found = largest_read(calls)
+    # What a ring reads by itself strace doesn't see.
+    assert found > 0 or "io_uring_enter(" in calls
+    assert found <= declared
 
 
 # --- loop ---
