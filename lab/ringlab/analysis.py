@@ -298,8 +298,11 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
             if not encoded:
                 continue
             merged = HdrHistogram(1, HISTOGRAM_MOST_NS, HISTOGRAM_DIGITS)
-            for text in encoded:
-                merged.add(HdrHistogram.decode(text.encode()))
+            try:
+                for text in encoded:
+                    merged.add(HdrHistogram.decode(text.encode()))
+            except Exception as error:  # Whatever its parts raise: base64, zlib, and its own.
+                raise results.ResultError(f"{cell.name}: a histogram of {arm} can't be decoded: {error}") from None
             count = merged.get_total_count()
             points = [
                 [each, float(merged.get_value_at_percentile(each))]

@@ -4,16 +4,35 @@ Each revision stands in a worktree of its own, with its own virtual environment,
 Worktrees and builds are kept, so that the next guard against the same base only builds what is new.
 """
 
+import datetime
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ringlab import analysis, manifest, results, statistics
+from rich.console import Console
+from rich.markup import escape
+
+from ringlab import (
+    Refused,
+    analysis,
+    manifest,
+    preflight,
+    results,
+    runner,
+    selection,
+    session,
+    statistics,
+    storage,
+    workloads,
+)
+from ringlab.report import terminal
 from ringlab.results import Comparison
 
 SIDES = ("base", "head")
@@ -35,7 +54,7 @@ CELLS = (
 Tell = Callable[[str], None]
 
 
-class GuardFailed(Exception):
+class GuardFailed(Refused):
     """The two revisions can't be raced; the text says why, and what to do."""
 
 
@@ -68,7 +87,10 @@ def git(repository: Path, *words: str) -> str:
 
 def find_repository(folder: Path) -> Path:
     """Return the root of the repository that a folder is in; raises GuardFailed."""
-    return Path(git(folder, "rev-parse", "--show-toplevel"))
+    try:
+        return Path(git(folder, "rev-parse", "--show-toplevel"))
+    except GuardFailed as error:
+        raise GuardFailed(f"{error}; name the repository with --repository") from None
 
 
 def is_dirty(repository: Path) -> bool:
@@ -153,6 +175,12 @@ def arms_of(repository: Path, revision: Revision) -> dict[str, manifest.Arm]:
     }
 
 
+def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
+    """Return the arms of a revision that are asked for."""
+    sided = [f"{each}@{revision.side}" for each in selection.split(selectors)]
+    return selection.choose(list(arms_of(repository, revision).values()), sided)
+
+
 def is_at_both(name: str, arms: Container[str]) -> bool:
     """Whether an arm is there at base and at head."""
     return all(f"{name}@{side}" in arms for side in SIDES)
@@ -223,3 +251,101 @@ def conclusion(findings: Sequence[Finding]) -> str:
         most = None if any(each is None for each in needed) else max((each for each in needed if each), default=None)
         return f"cannot tell: {len(open_ones)} of {total}; {analysis.would_take(most)}"
     return f"fine: none of {total} is slower"
+
+
+def run(
+    what: Sequence[str],
+    base: str,
+    head: str,
+    repository: Path,
+    selectors: Sequence[str],
+    build_command: str,
+    output: Path | None,
+    **options: Any,
+) -> int:
+    """Build two revisions, race them and judge; return the exit status. Raises Refused, and OSError."""
+    console = terminal.make_console()
+    plans = workloads.choose(what or CELLS, "normal")
+    root = find_repository(repository)
+    revisions = [check_out(root, side, name) for side, name in zip(SIDES, (base, head), strict=True)]
+    if head == "HEAD" and is_dirty(root):
+        console.print(
+            "[yellow]warning[/yellow]  changes that aren't committed are not measured: head is the last commit"
+        )
+    if revisions[0].commit == revisions[1].commit:
+        console.print("[yellow]warning[/yellow]  base and head are the same commit: this measures the noise")
+    # A build takes minutes: what is wrong with the rest of the command is said before it.
+    for revision in revisions:
+        choose(root, revision, selectors)
+    with storage.claim(output) as folder:
+        with console.status("building") as status:
+            for revision in {each.commit: each for each in revisions}.values():
+                build(root, revision, build_command, status.update)
+        return race_revisions(console, root, revisions, plans, selectors, build_command, folder, **options)
+
+
+def race_revisions(
+    console: Console,
+    root: Path,
+    revisions: Sequence[Revision],
+    plans: list[workloads.CellPlan],
+    selectors: Sequence[str],
+    build_command: str,
+    folder: Path,
+    *,
+    rounds: int,
+    seconds: float,
+    seed: int | None,
+) -> int:
+    """Race two revisions that have been built; return the exit status."""
+    chosen = [arm for revision in revisions for arm in choose(root, revision, selectors)]
+    with console.status("looking which targets are here") as status:
+        present, records = selection.make_ready(chosen, status.update)
+    for record in records:
+        if record.skipped:
+            console.print(f"[yellow]skipped[/yellow]  {escape(record.name)}: {escape(record.skipped)}", highlight=False)
+    both = [name for name in dict.fromkeys(each.rpartition("@")[0] for each in present) if is_at_both(name, present)]
+    if not both:
+        raise Refused("no arm can be run at both revisions; --targets chooses others")
+    present = {name: arm for name, arm in present.items() if name.rpartition("@")[0] in both}
+    plans = [plan for plan in plans if any(plan.served_by(arm) for arm in present.values())]
+    if not plans:
+        raise Refused("none of these arms serves any of these cells")
+    seed = seed if seed is not None else random.SystemRandom().randrange(1 << 32)
+    base, head = revisions
+    command = ["ringlab", "guard", *(plan.name for plan in plans), "--base", base.commit, "--head", head.commit]
+    command += [
+        "--targets",
+        ",".join(both),
+        "--build",
+        build_command,
+        "--rounds",
+        str(rounds),
+        "--seconds",
+        f"{seconds:g}",
+    ]
+    result = results.Result(
+        run=results.Run(
+            command=[*command, "--seed", str(seed)],
+            begun=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            seed=seed,
+            scale=replace(workloads.SCALES["normal"], rounds=rounds, window_s=seconds),
+            placement=preflight.place(),
+            notes=[f"base is {base.name} ({base.commit[:12]}), head is {head.name} ({head.commit[:12]})"],
+        ),
+        arms=[record for record in records if record.name in present],
+    )
+    race = session.start_race(console, result, present, plans, folder / storage.RESULT_FILE)
+    race.options = runner.Options(baseline=f"{both[0]}@base")
+    if session.finish(console, race) == session.EXIT_INTERRUPTED:
+        return session.EXIT_INTERRUPTED
+    findings = judge(result, both)
+    console.print("\n[bold]head against base[/bold]")
+    for finding in findings:
+        text = finding.comparison.sentence if finding.comparison else f"{finding.arm} wasn't measured at both"
+        colour = terminal.COLOURS[finding.word]
+        console.print(
+            f"  [{colour}]{finding.word:11}[/{colour}] {escape(finding.cell.name)}: {escape(text)}", highlight=False
+        )
+    console.print(f"[bold]{escape(conclusion(findings))}[/bold]", highlight=False)
+    return exit_code(findings)

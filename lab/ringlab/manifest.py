@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringlab import results
+from ringlab import Refused, results
 
 FILE_NAME = "target.toml"
 KINDS = ("echo", "http", "bind", "loop")
@@ -51,7 +51,7 @@ RUN_MARK = f"{os.getpid()}.{time.time_ns()}"
 T = TypeVar("T")
 
 
-class ManifestError(Exception):
+class ManifestError(Refused):
     """A manifest can't be used; the text names file, key and remedy."""
 
 

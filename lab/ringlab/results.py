@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 import jsonschema
 
-from ringlab import __version__
+from ringlab import Refused, __version__
 
 SCHEMA_VERSION = 1
 
@@ -29,7 +29,7 @@ FindingStatus = Literal["ok", "warning", "error"]
 CheckStatus = Literal["ok", "violated", "unknown"]
 
 
-class ResultError(Exception):
+class ResultError(Refused):
     """A file is no result that can be read; the text says why, and what to do."""
 
 

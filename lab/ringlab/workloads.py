@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ringlab import results
+from ringlab import Refused, results
 from ringlab.manifest import KIND_OF_WORKLOAD, WORKLOADS, Arm
 from ringlab.results import Metric
 
@@ -72,7 +72,7 @@ OPERATION_NS = Metric(key="operation_ns", title="time per operation", unit="ns",
 CPU_NS = Metric(key="cpu_ns", title="CPU per operation", unit="ns", better="lower")
 
 
-class UnknownCells(Exception):
+class UnknownCells(Refused):
     """No cell has such a name; the text says which there are."""
 
 

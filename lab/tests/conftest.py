@@ -121,7 +121,7 @@ def make_race(make_targets: MakeTargets, tmp_path: Path, fake_load: Path) -> Cal
 
 def command_of(*words: object) -> list[str]:
     """The command as a process of its own."""
-    return [sys.executable, "-m", "ringlab.cli", *map(str, words)]
+    return [sys.executable, "-m", "ringlab", *map(str, words)]
 
 
 def lives(pid: int) -> bool:

@@ -9,12 +9,13 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from conftest import FAST, MakeTargets, command_of
-from ringlab import cli, manifest, preflight, results, workloads
+from ringlab import cli, manifest, preflight, results, session, workloads
 
 RECORDED = Path(__file__).parent / "data" / "recorded.json"
 # Each starts dozens of processes, which takes its time where a machine has much to do.
@@ -339,7 +340,7 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=30)
-    assert process.returncode == cli.EXIT_INTERRUPTED, printed
+    assert process.returncode == session.EXIT_INTERRUPTED, printed
     assert "what was measured is kept" in printed
     kept = results.Result.read(output / "result.json")
     assert kept.run.interrupted
@@ -462,3 +463,100 @@ def test_what_cannot_go_on_is_refused(
     found = ringlab("run", "--resume", path, *words, "--targets-folder", folder)
     assert found.exit_code == 2, found.output
     assert message in found.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--seconds", "nan"), "Invalid value for '--seconds': nan is no number"),
+        (("--seed", "-1"), "Invalid value for '--seed': -1 is not in the range"),
+        (("--seed", str(1 << 64)), "Invalid value for '--seed'"),
+        (("--targets", ","), "--targets ',' names nothing; `ringlab targets` lists what there is"),
+    ],
+)
+def test_words_without_sense_are_refused(
+    words: tuple[str, ...], message: str, make_targets: MakeTargets, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    found = ringlab("run", "loop/call_soon", *words, "--targets-folder", make_targets(one=1.0), "--output", output)
+    assert found.exit_code == 2, found.output
+    assert message in found.output
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cells": [{"name": "echo/gone"}]}, "there is no cell echo/gone in this ringlab: begin a new run"),
+        ({"cells": []}, "has no cells: begin a new run"),
+        ({"run": {"begun": "yesterday"}}, "isn't as ringlab writes it: Invalid isoformat string: 'yesterday'"),
+        ({"run": {"command": ["--workers", "many"]}}, "isn't as ringlab writes it: invalid literal for int()"),
+    ],
+)
+def test_what_is_no_longer_known_cannot_go_on(
+    change: dict[str, Any], message: str, make_targets: MakeTargets, tmp_path: Path
+) -> None:
+    folder, path = make_targets(one=1.0), tmp_path / "out" / "result.json"
+    ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", path.parent)
+    content = json.loads(path.read_text())
+    content["run"] |= {"complete": False} | change.get("run", {})
+    if "cells" in change:
+        content["cells"] = [content["cells"][0] | each for each in change["cells"]]
+    path.write_text(json.dumps(content))
+    found = ringlab("run", "--resume", path, "--targets-folder", folder)
+    assert found.exit_code == 2, found.output
+    assert f"{path}" in found.output
+    assert message in found.output
+
+
+def test_a_damaged_histogram_is_named(tmp_path: Path) -> None:
+    content = json.loads(RECORDED.read_text())
+    cell = next(cell for cell in content["cells"] if cell["name"] == "rtt/1KB")
+    for sample in cell["samples"]:
+        sample["histograms"] = dict.fromkeys(sample["histograms"], "junk")
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(content))
+    found = ringlab("compare", "go", "c-epoll", "--in", path, "--workload", "rtt")
+    assert found.exit_code == 2, found.output
+    assert "rtt/1KB: a histogram of " in found.output
+    assert "can't be decoded" in found.output
+
+
+def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "report"
+    for kind in cli.FORMATS:
+        found = ringlab("report", RECORDED, "--format", kind, "--output", path)
+        assert found.exit_code == 2, found.output
+        assert f"{path} can't be written: No such file or directory; choose another file with --output" in found.output
+
+
+def test_a_full_disk_below_what_is_printed_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command_of("report", RECORDED), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert "Error: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_nobody_reads_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder, output = make_targets(one=1.0), tmp_path / "out"
+    words = ("run", "loop/call_soon", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(command_of(*words), stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert results.Result.read(output / "result.json").run.complete
+    assert (output / "report.html").exists()
+
+
+def test_ctrl_c_before_it_has_begun_ends_it_quietly(tmp_path: Path) -> None:
+    """While its modules are loaded, one of which interrupts here."""
+    (tmp_path / "jinja2.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = dict(os.environ) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command_of("targets"), capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == ""

@@ -89,7 +89,7 @@ class Matrix:
 
 def ringlab(*words: object, may_fail: bool = False) -> str:
     """Run the command and return what it printed; it must succeed, unless it may find that nothing could be measured."""
-    command = [sys.executable, "-m", "ringlab.cli", *map(str, words)]
+    command = [sys.executable, "-m", "ringlab", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
     shown = f"`{' '.join(command[2:])}` ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
     assert done.returncode in ((0, 1) if may_fail else (0,)), shown

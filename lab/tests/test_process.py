@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from conftest import FAST, MakeTargets, command_of, lives, wait_until_gone
-from ringlab import cli, manifest, process, system_calls
+from ringlab import cli, manifest, process, session, system_calls
 
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
 
@@ -109,7 +109,7 @@ def test_a_build_ends_with_the_lab(number: signal.Signals, make_targets: MakeTar
     pid = int(wait_for(marker, lab))
     lab.send_signal(number)
     printed, _ = lab.communicate(timeout=60)
-    assert lab.returncode == cli.EXIT_INTERRUPTED, printed
+    assert lab.returncode == session.EXIT_INTERRUPTED, printed
     assert "interrupted" in printed
     wait_until_gone(pid)
 
@@ -137,7 +137,7 @@ def test_what_has_just_begun_ends_with_the_lab(
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     words = ("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
     found = CliRunner().invoke(cli.main, list(map(str, words)))
-    assert found.exit_code == cli.EXIT_INTERRUPTED, found.output
+    assert found.exit_code == session.EXIT_INTERRUPTED, found.output
     with begun[0] as started:
         assert started.wait() == -signal.SIGKILL
 

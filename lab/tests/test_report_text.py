@@ -3,16 +3,19 @@
 import io
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import report_data
 from rich.console import Console
 
-from ringlab import analysis, results
+from ringlab import analysis, report, results
 from ringlab.report import html, markdown, terminal
 
 # Making the result that is reported takes a minute where a machine has much to do.
 pytestmark = pytest.mark.timeout(300)
+
+RECORDED = Path(__file__).parent / "data" / "recorded.json"
 
 
 def as_markdown(result: results.Result) -> str:
@@ -55,6 +58,29 @@ def test_everything_that_a_reader_must_know_is_said(render: object) -> None:
         "2.04",
     ):
         assert expected in text, expected
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100, 160])
+def test_a_narrow_terminal_shows_figures_ratios_and_verdicts_whole(width: int) -> None:
+    result, output = results.Result.read(RECORDED), io.StringIO()
+    console = Console(file=output, width=width, soft_wrap=True)
+    for cell in result.cells:
+        terminal.print_cell(console, cell)
+    text = output.getvalue()
+    assert "\u2026" not in text
+    words = " ".join(text.split())
+    for cell in result.cells:
+        for group in cell.analysis.groups:
+            for arm in group.arms:
+                summary = report.summary_of(cell, arm, cell.primary.key)
+                assert summary is not None
+                figure, (ratio, verdict) = (
+                    report.show_figure(summary.median, cell.primary),
+                    report.comparing(group, arm, cell.primary),
+                )
+                assert f"{arm} {figure} {ratio} {verdict}" in words
+    last = report.heading(result.cells[0].metrics[-1]).split()[0]
+    assert width < 160 or last in words
 
 
 @pytest.mark.parametrize("render", [as_markdown, as_terminal, as_page])

@@ -1,11 +1,18 @@
 """The report for a terminal."""
 
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape, render
 from rich.table import Table
 
 from ringlab import figures, report
-from ringlab.results import Cell, Finding, Group, Result
+from ringlab.results import Cell, Finding, Group, Metric, Result
 
 COLOURS = {
     "better": "green",
@@ -17,6 +24,33 @@ COLOURS = {
     "error": "red",
 }
 METRICS_SHOWN = 5
+COLUMNS_LEAST = 4
+"""Arm, figure, ratio and verdict."""
+WIDTH = 160
+COLUMN_PADDING = 2
+
+
+def let_go_of_output() -> None:
+    """Let what is still printed lead nowhere, where the standard output can't be written to any more."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is no file, or closed.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class Screen(Console):
+    """The console, which may lose its reader without harm to what runs: that takes long, and its result is kept."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on."""
+        self.quiet = True
+        let_go_of_output()
+
+
+def make_console() -> Console:
+    """Return the console; what isn't read on a terminal is as wide as its tables need it."""
+    console = Screen(soft_wrap=True)
+    return console if console.is_terminal else Screen(soft_wrap=True, width=WIDTH)
 
 
 def print_result(console: Console, result: Result) -> None:
@@ -57,7 +91,7 @@ def print_cell(console: Console, cell: Cell) -> None:
         title = report.group_title(cell, group)
         if title:
             console.print(f"  {title}")
-        console.print(table_of(cell, group))
+        print_table(console, cell, group)
         console.print(f"  [bold]{escape(group.verdict.sentence)}[/bold]", highlight=False)
         console.print(f"  [dim]{escape(group.noise_text)}[/dim]", highlight=False)
     for note in cell.analysis.notes:
@@ -69,33 +103,62 @@ def print_cell(console: Console, cell: Cell) -> None:
         )
 
 
-def table_of(cell: Cell, group: Group) -> Table:
-    """Return the table of a group."""
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    table.add_column("arm", no_wrap=True)
-    metrics = cell.metrics[:METRICS_SHOWN]
-    table.add_column(report.heading(cell.primary), justify="right")
-    table.add_column("ratio to the baseline", justify="right")
-    table.add_column("", no_wrap=True)
-    others = [metric for metric in metrics if not metric.primary]
-    for metric in others:
-        table.add_column(report.heading(metric), justify="right")
-    counted = report.has_system_calls(cell)
-    if counted:
-        table.add_column(f"system calls per {cell.operation}", justify="right")
-    for arm in group.ranking(cell.primary):
-        summary = report.summary_of(cell, arm, cell.primary.key)
-        row = [escape(arm), report.show_figure(summary.median, cell.primary) if summary else ""]
-        ratio, verdict = report.comparing(group, arm, cell.primary)
-        colour = COLOURS.get(verdict, "dim")
-        row += [ratio, f"[{colour}]{verdict}[/{colour}]"]
-        for metric in others:
-            found = report.summary_of(cell, arm, metric.key)
-            row.append(report.show_figure(found.median, metric) if found else "")
-        if counted:
-            row.append(report.system_calls_of(cell, arm))
+def columns_of(cell: Cell, group: Group) -> list[tuple[str, list[str]]]:
+    """Return the columns of a group's table, as headings and markup: those of the primary metric, then the others."""
+    arms = group.ranking(cell.primary)
+
+    def figures_of(metric: Metric) -> list[str]:
+        found = [report.summary_of(cell, arm, metric.key) for arm in arms]
+        return [report.show_figure(each.median, metric) if each else "" for each in found]
+
+    comparisons = [report.comparing(group, arm, cell.primary) for arm in arms]
+    columns = [
+        ("arm", [escape(arm) for arm in arms]),
+        (report.heading(cell.primary), figures_of(cell.primary)),
+        ("ratio to the baseline", [ratio for ratio, _ in comparisons]),
+        ("", [f"[{COLOURS.get(verdict, 'dim')}]{verdict}[/]" for _, verdict in comparisons]),
+    ]
+    columns += [
+        (report.heading(metric), figures_of(metric)) for metric in cell.metrics[:METRICS_SHOWN] if not metric.primary
+    ]
+    if report.has_system_calls(cell):
+        columns.append((f"system calls per {cell.operation}", [report.system_calls_of(cell, arm) for arm in arms]))
+    return columns
+
+
+def widths_of(columns: Sequence[tuple[str, list[str]]], *, wrapped: bool) -> list[int]:
+    """Return how wide columns must be so that no figure is cut, and no heading either, which may be wrapped at its spaces."""
+    return [
+        max(
+            map(cell_len, [*(heading.split() if wrapped else [heading]), *(render(cell).plain for cell in cells)]),
+            default=0,
+        )
+        for heading, cells in columns
+    ]
+
+
+def print_table(console: Console, cell: Cell, group: Group) -> None:
+    """Print the table of a group, with as many of its columns as the console has room for, but those of the primary metric always."""
+    columns = columns_of(cell, group)
+    for count, wrapped in itertools.product(range(len(columns), COLUMNS_LEAST - 1, -1), (False, True)):
+        widths = widths_of(columns[:count], wrapped=wrapped)
+        needed = sum(widths) + COLUMN_PADDING * count
+        if needed <= console.width:
+            break
+    # What is left over goes to headings, from the left.
+    spare = max(0, console.width - needed)
+    for index, whole in enumerate(widths_of(columns[:count], wrapped=False)):
+        more = min(spare, whole - widths[index])
+        widths[index] += more
+        spare -= more
+    table = Table(box=None, pad_edge=True, header_style="dim", width=sum(widths) + COLUMN_PADDING * count)
+    for (heading, _), width in zip(columns, widths, strict=False):
+        table.add_column(heading, justify="left" if heading in ("arm", "") else "right", width=width)
+    for row in zip(*(cells for _, cells in columns[:count]), strict=True):
         table.add_row(*row)
-    return table
+    console.print(table)
+    if count < len(columns):
+        console.print("  [dim]a wider terminal shows more figures[/dim]", highlight=False)
 
 
 def print_left_out(console: Console, result: Result) -> None:
@@ -125,3 +188,15 @@ def print_summary(console: Console, result: Result) -> None:
             if check.status != "ok":
                 text = f"{arm.name}: {check.name} {check.declared}: {'not looked up, ' if check.status == 'unknown' else ''}{check.text}"
                 console.print(f"  [yellow]![/yellow] {escape(text)}", highlight=False)
+
+
+def print_comparisons(console: Console, cells: Sequence[Cell], first: str, second: str) -> None:
+    """Print how an arm compares with a baseline, in these cells and every metric."""
+    console.print(f"\n[bold]{escape(second)} against {escape(first)}[/bold]")
+    for cell in cells:
+        for group in cell.analysis.groups:
+            for comparison in group.comparisons:
+                if (comparison.arm, comparison.baseline) == (second, first):
+                    colour = COLOURS[comparison.verdict]
+                    text = f"{cell.name}: {comparison.sentence}"
+                    console.print(f"  [{colour}]{comparison.verdict:11}[/{colour}] {escape(text)}", highlight=False)

@@ -1,0 +1,89 @@
+"""The arms of a run: those that are asked for, and of these the ones that can run here, built."""
+
+import fnmatch
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ringlab import Refused, manifest, preflight, results
+
+
+def split(selectors: Sequence[str]) -> list[str]:
+    """Return what commas separate; raises Refused where there is nothing between them."""
+    found = [each.strip() for selector in selectors for each in selector.split(",") if each.strip()]
+    if selectors and not found:
+        raise Refused(f"--targets {selectors[0]!r} names nothing; `ringlab targets` lists what there is")
+    return found
+
+
+def choose(arms: list[manifest.Arm], selectors: Sequence[str]) -> list[manifest.Arm]:
+    """Return the arms that are asked for, by their name, target, language or a glob; all where nothing is.
+
+    The name of an arm is that arm alone, also where its target or language is called the same.
+    """
+    patterns = split(selectors)
+    if not patterns:
+        return arms
+    chosen: dict[str, manifest.Arm] = {}
+    for pattern in patterns:
+        found = [arm for arm in arms if arm.name == pattern] or [
+            arm
+            for arm in arms
+            if fnmatch.fnmatchcase(arm.name, pattern)
+            or pattern == arm.target
+            or pattern.lower() == arm.language.lower()
+        ]
+        if not found:
+            raise Refused(
+                f"there is no target {pattern!r}; `ringlab targets` lists them: {', '.join(arm.name for arm in arms)}"
+            )
+        chosen |= {arm.name: arm for arm in found}
+    return list(chosen.values())
+
+
+def look_up(arm: manifest.Arm, asked: dict[tuple[str, str], manifest.Presence]) -> results.Arm:
+    """Return the record of an arm, with the reason where it can't run here; `asked` spares asking the same twice."""
+    record = arm.record()
+    presence = manifest.detect_all(arm, asked)
+    record.version, record.skipped, record.install = presence.version, presence.skipped, presence.install
+    return record
+
+
+def make_ready(
+    arms: Sequence[manifest.Arm], tell: Callable[[str], None], deadline: float | None = None
+) -> tuple[dict[str, manifest.Arm], list[results.Arm]]:
+    """Detect and build arms; return those that can run, and a record of each, with the reason where it can't.
+
+    Nothing more is built after the deadline (of time.monotonic).
+    """
+    present: dict[str, manifest.Arm] = {}
+    records = []
+    asked: dict[tuple[str, str], manifest.Presence] = {}
+    built: set[Path] = set()
+    broken: dict[Path, str] = {}
+    for arm in arms:
+        record = look_up(arm, asked)
+        records.append(record)
+        if record.skipped:
+            continue
+        record.skipped = preflight.debug_build(arm) or broken.get(arm.build_folder, "")
+        if record.skipped:
+            continue
+        limit_s = manifest.BUILD_TIMEOUT_S if deadline is None else max(0.0, deadline - time.monotonic())
+        if not_built(arm, built):
+            tell(f"building {arm.target}")
+            if not limit_s:
+                record.skipped = "not built, because a quick run has no time for more builds"
+                record.install = "ringlab targets --build"
+                continue
+        try:
+            manifest.build(arm, built, limit_s)
+            present[arm.name] = arm
+        except manifest.BuildFailed as error:
+            record.skipped = broken[arm.build_folder] = f"it can't be built: {error}"
+    return present, records
+
+
+def not_built(arm: manifest.Arm, built: set[Path]) -> bool:
+    """Whether a build command would run for an arm."""
+    return bool(arm.build.command) and arm.build_folder not in built and not manifest.is_built(arm)
