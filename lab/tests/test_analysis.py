@@ -315,7 +315,7 @@ def test_a_server_of_streams_that_had_to_be_waited_for_is_named() -> None:
         sample.figures["streams_held_back"] = 7.0 if behind else 0.0
         sample.figures["stream_outstanding_bytes"] = 268.3e6 * (sample.round / 3) if behind else 9e6
     assert analyse(cell).notes == [
-        "lags lagged 268 MB behind on a connection: sending was held back until it had answered a half"
+        "lags lagged 268 MB behind on a connection: sending was held back until half of that had come back"
     ]
 
 
