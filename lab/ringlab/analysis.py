@@ -347,7 +347,8 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
         if held_back:
             behind = max(each["stream_outstanding_bytes"] for each in held_back) / 1e6
             found.append(
-                f"{arm} lagged {figures.significant(behind)} MB behind on a connection: sending was held back until half of that had come back"
+                f"{arm} lagged {figures.significant(behind)} MB behind on a connection: sending was held back until half of that had"
+                " come back"
             )
     offered = cell.parameters.get("offered_rate_per_s")
     for arm in cell.arms:
