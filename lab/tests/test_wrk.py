@@ -7,7 +7,6 @@ itself and uses it, and the tool doesn't use up its own: other rounds say nothin
 """
 
 import itertools
-import math
 import os
 import re
 import shutil
@@ -35,7 +34,7 @@ SERVER_BUSY_LEAST = 0.9
 TOOL_BUSY_MOST = 0.9
 """The share of its CPU from which on a tool may be the limit."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @dataclass
@@ -109,6 +108,19 @@ def median(found: list[Measured], name: str) -> float:
     return averages.median(getattr(each, name) for each in found)
 
 
+def order(one: list[Measured], other: list[Measured]) -> int:
+    """Say by a tool's rounds whether a server is certainly faster than another (1) or slower (-1); about as fast have no order (0)."""
+    pairs = [(a.requests_per_s, b.requests_per_s) for a, b in zip(one, other, strict=True)]
+    pairs = [pair for pair in pairs if all(pair)]
+    found = (
+        statistics.estimate(statistics.log_ratios(*zip(*pairs, strict=True))) if len(pairs) >= ROUNDS_LEAST else None
+    )
+    if found is None:
+        return 0
+    low, high = found.interval
+    return int(low > 1 + TOLERANCE) - int(high < 1 / (1 + TOLERANCE))
+
+
 @pytest.fixture(scope="module")
 def program() -> Path:
     """The load generator, looked for, and built, once: cargo would run beside every measurement."""
@@ -137,7 +149,9 @@ def servers() -> Iterator[list[Server]]:
 def by_wrk(server: Server, cpus: str) -> float:
     words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS}", f"http://{server.address}/"]
     output = subprocess.run(["taskset", "-c", cpus, *words], check=True, capture_output=True, text=True).stdout
-    assert "errors" not in output, output
+    # Where others have the CPU, an answer may take the 2 s after which wrk counts a timeout: then the round doesn't count either.
+    errors = re.search(r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout \d+", output)
+    assert errors is None or set(errors.groups()) == {"0"}, output
     assert "Non-2xx" not in output, output
     rate = re.search(r"Requests/sec:\s+([\d.]+)", output)
     assert rate is not None, output
@@ -147,8 +161,8 @@ def by_wrk(server: Server, cpus: str) -> float:
 def by_generator(program: Path, server: Server, cpus: str) -> float:
     words = ["http", "--address", server.address, "--connections", str(CONNECTIONS), "--cpu", cpus]
     words += ["--warm-up", "0", "--window", str(SECONDS), "--spin-us", "0"]
-    event = generator.run(program, words, SECONDS)
-    assert not event["void"], event["void"]
+    event = generator.run(program, words, SECONDS + 60)
+    assert event["void"] in (None, "nothing was answered in the window"), event["void"]
     assert not event["errors"], event["errors"]
     return float(event["operations_per_s"])
 
@@ -180,13 +194,8 @@ def test_throughput_and_order_are_those_of_wrk(servers: list[Server], program: P
         pytest.skip(f"others run on this machine, or all servers are too fast for a tool:\n{report}")
     assert not any(contest.disagrees for contest in judged), report
     for one, other in itertools.combinations(contests, 2):
-        logs = [
-            math.log(median(first, "requests_per_s") / median(second, "requests_per_s"))
-            for first, second in ((one.generator, other.generator), (one.wrk, other.wrk))
-        ]
-        # Servers that are about as fast have no order.
-        flipped = min(logs) < -math.log1p(TOLERANCE) and max(logs) > math.log1p(TOLERANCE)
-        assert not flipped, report
+        orders = {order(one.generator, other.generator), order(one.wrk, other.wrk)}
+        assert orders != {-1, 1}, f"{one.arm} and {other.arm} are in another order by wrk:\n{report}"
     if not all(contest.agrees for contest in judged):
         pytest.skip(f"{ROUNDS_MOST} rounds don't tell whether they agree within 5%:\n{report}")
 
@@ -205,6 +214,9 @@ def test_agreement_is_judged_by_its_interval() -> None:
         judged = contest(*(each * factor for each in steady))
         assert judged.is_judged
         assert (judged.agrees, judged.disagrees) == (agrees, disagrees)
+    fast, slow = ([Measured(rate * each, 0.5, 0.99) for each in steady] for rate in (1000.0, 900.0))
+    assert (order(fast, slow), order(slow, fast), order(fast, fast)) == (1, -1, 0)
+    assert order(fast, [Measured(0.0, 0.5, 0.1)] * len(fast)) == 0
     noisy = contest(0.8, 1.3, 1.0, 0.7, 1.2)
     assert (noisy.agrees, noisy.disagrees) == (False, False)
     assert not contest(*steady[1:]).is_judged
