@@ -33,6 +33,8 @@ from ringlab import (
 )
 from ringlab.report import html, markdown, terminal
 
+EXIT_UNREAD = 128 + signal.SIGPIPE
+"""As if the signal had ended it that the kernel sends where nobody reads any more."""
 SEED_MOST = (1 << 64) - 1
 FORMATS = ("terminal", "markdown", "json", "html")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -87,6 +89,9 @@ class Commands(click.Group):
                 return super().invoke(ctx)
             except Refused as refused:
                 raise Impossible(str(refused)) from None
+            except BrokenPipeError:
+                terminal.let_go_of_output()
+                sys.exit(EXIT_UNREAD)
             except OSError as error:
                 # Python's own status for an error, 1, would say of guard that head is slower.
                 terminal.let_go_of_output()

@@ -209,7 +209,7 @@ def finish(console: Console, race: runner.Race) -> int:
         )
     console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report lies in:")
     for path in (race.output, *written):
-        print(f"  {path}")
+        console.print(f"  {path}", markup=False, highlight=False)
     if result.run.interrupted:
         return EXIT_INTERRUPTED
     return 0 if any(sample.status == "measured" for cell in result.cells for sample in cell.samples) else 1

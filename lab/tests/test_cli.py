@@ -553,6 +553,16 @@ def test_a_run_that_nobody_reads_goes_on(make_targets: MakeTargets, tmp_path: Pa
     assert (output / "report.html").exists()
 
 
+def test_what_nobody_reads_ends_as_by_the_kernel_signal() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            command_of("targets", "--cells"), stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_ctrl_c_before_it_has_begun_ends_it_quietly(tmp_path: Path) -> None:
     """While its modules are loaded, one of which interrupts here."""
     (tmp_path / "jinja2.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
