@@ -186,7 +186,9 @@ def test_throughput_and_order_are_those_of_wrk(servers: list[Server], program: P
             for tool, found in tools if number % 2 else reversed(tools):
                 found.append(measure(tool, server, cpus))
         judged = [contest for contest in contests if contest.is_judged]
-        if number >= ROUNDS_LEAST and all(contest.agrees for contest in judged):
+        enough = len(judged) >= 2 and all(contest.agrees for contest in judged)
+        in_vain = not any(contest.pairs for contest in contests)
+        if number >= ROUNDS_LEAST and (enough or in_vain):
             break
     report = "\n".join(map(str, contests))
     print(report)
