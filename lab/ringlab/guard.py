@@ -154,8 +154,8 @@ def build(repository: Path, revision: Revision, command: str, tell: Tell) -> Non
         raise GuardFailed(f"`{command}` of {revision.name} failed with code {code}: {words}; all of its output: {log}")
 
 
-def arms_of(repository: Path, revision: Revision) -> dict[str, manifest.Arm]:
-    """Return the arms that run a revision's code, by their plain names.
+def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
+    """Return the arms that are asked for, which run a revision's code.
 
     A revision from before it had targets is measured by those of the repository, as far as they need no build from within it.
     """
@@ -164,21 +164,15 @@ def arms_of(repository: Path, revision: Revision) -> dict[str, manifest.Arm]:
     arms = manifest.discover(folder, revision.worktree / FOLDER / "targets", revision.python)
     # It would lead the Pythons of both revisions to one and the same code; where it is empty, it leads nowhere.
     own_path = {"PYTHONPATH": ""} if os.environ.get("PYTHONPATH") else {}
-    return {
-        arm.name: replace(
+    return [
+        replace(
             arm,
             name=f"{arm.name}@{revision.side}",
             title=f"{arm.title}, at {revision.name}",
             environment={**own_path, **arm.environment},
         )
-        for arm in arms
-    }
-
-
-def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
-    """Return the arms of a revision that are asked for."""
-    sided = [f"{each}@{revision.side}" for each in selection.split(selectors)]
-    return selection.choose(list(arms_of(repository, revision).values()), sided)
+        for arm in selection.choose(arms, selectors)
+    ]
 
 
 def is_at_both(name: str, arms: Container[str]) -> bool:
@@ -323,6 +317,8 @@ def race_revisions(
         str(rounds),
         "--seconds",
         f"{seconds:g}",
+        "--repository",
+        str(root),
     ]
     result = results.Result(
         run=results.Run(

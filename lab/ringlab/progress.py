@@ -15,10 +15,10 @@ from ringlab.report import terminal
 class ConsoleProgress:
     """Tells how far the race is and how long it will still take, and prints each cell when it is done."""
 
-    def __init__(self, console: Console, expected_s: float, limit_s: float = 0.0) -> None:
+    def __init__(self, console: Console, expected_s: float, limit_s: float = math.inf) -> None:
         """Take what the whole race is expected to take, and at most, if there is a limit."""
         self.console = console
-        self.limit_s = limit_s or math.inf
+        self.limit_s = limit_s
         self.expected_s = max(expected_s, 0.001)
         self.done_s = 0.0
         self.begun = time.monotonic()

@@ -55,7 +55,8 @@ class Options:
     system_calls: bool = False
     ceilings: bool = True
     limit_s: float = 0.0
-    """If not 0, cells end early, but not before statistics.ROUNDS_LEAST rounds, where the race would take longer than this."""
+    """If not 0, cells end early, but not before statistics.ROUNDS_LEAST rounds, where the race would take longer than this, counted from
+    when it began."""
 
 
 @dataclass
@@ -107,11 +108,12 @@ class Race:
 
     def cell_limit_s(self, plan: CellPlan) -> float:
         """Return how long a cell may take, of the time that is left."""
-        if not self.options.limit_s:
-            return math.inf
-        left_s = self.options.limit_s - (time.monotonic() - self.begun)
         remaining = self.plans[self.plans.index(plan) :]
-        return left_s * self.expected_s(plan) / sum(self.expected_s(each) for each in remaining)
+        return self.left_s() * self.expected_s(plan) / sum(self.expected_s(each) for each in remaining)
+
+    def left_s(self) -> float:
+        """Return how long the race may still take."""
+        return self.options.limit_s - (time.monotonic() - self.begun) if self.options.limit_s else math.inf
 
     def prepare(self) -> None:
         """Put every planned cell into the result, so that an unfinished one shows what is missing."""

@@ -181,11 +181,12 @@ def finish(console: Console, race: runner.Race) -> int:
     result = race.result
     expected_s = sum(race.expected_s(plan) for plan in race.plans)
     terminal.print_settings(console, result)
-    arms, limit_s = len(race.arms), race.options.limit_s
-    rounds = f"{'up to ' if 0 < limit_s < expected_s else ''}{race.scale.rounds} rounds"
-    duration = report.minutes(min(expected_s, limit_s or expected_s))
+    limit_s = race.left_s()
+    cells, arms = report.counted(len(race.plans), "cell"), report.counted(len(race.arms), "arm")
+    rounds = f"{'up to ' if limit_s < expected_s else ''}{report.counted(race.scale.rounds, 'round')}"
+    duration = report.minutes(min(expected_s, limit_s))
     console.print(
-        f"{len(race.plans)} cells, {arms} arms, {rounds}: about {duration}; Ctrl-C ends it and keeps what was measured",
+        f"{cells}, {arms}, {rounds}: about {duration}; Ctrl-C ends it and keeps what was measured",
         highlight=False,
     )
     progress = ConsoleProgress(console, expected_s, limit_s)
@@ -230,7 +231,11 @@ def resume(path: Path, targets_folder: Path | None) -> int:
     values = dict(itertools.pairwise(words))
     try:
         workers = int(values.get("--workers", 1))
-        begun = datetime.datetime.fromisoformat(result.run.begun).astimezone(datetime.UTC)
+        minutes = float(values.get("--minutes", 0))
+        begun, ended = (
+            datetime.datetime.fromisoformat(each).astimezone(datetime.UTC)
+            for each in (result.run.begun, result.run.ended)
+        )
     except ValueError as error:
         raise Refused(f"{path} isn't as ringlab writes it: {error}; begin a new run") from None
     if targets_folder is None and "--targets-folder" in values:
@@ -261,7 +266,10 @@ def resume(path: Path, targets_folder: Path | None) -> int:
         race.note(f"what follows is of revision {result.environment.revision}, what was before of {before.revision}")
     # Both go on from where they were.
     race.stolen_begin_s -= before.stolen_s
-    race.begun -= (datetime.datetime.now(datetime.UTC) - begun).total_seconds()
+    since_s = (datetime.datetime.now(datetime.UTC) - begun).total_seconds()
+    race.begun -= since_s
+    if minutes:
+        race.options.limit_s = since_s + max(BUDGET_LEAST_S, minutes * 60 - (ended - begun).total_seconds())
     result.run.interrupted = False
     race.result.run.notes.append(
         f"the run was interrupted and went on at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"

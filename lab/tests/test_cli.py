@@ -364,6 +364,24 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
     assert "is complete: there is nothing to go on with" in refused.output
 
 
+def test_a_quick_run_that_goes_on_has_no_more_time_than_it_had(
+    make_targets: MakeTargets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "BUDGET_LEAST_S", 0.01)
+    folder, path = make_targets(one=1.0), tmp_path / "out" / "result.json"
+    words = ("--quick", "--minutes", "10", "--seconds", "0.05", "--targets-folder", folder, "--output", path.parent)
+    assert ringlab("run", "loop/call_soon", *words).exit_code == 0
+    content = json.loads(path.read_text())
+    begun, ended = "2026-11-21T10:00:00+00:00", "2026-11-21T10:10:00+00:00"
+    content["run"] |= {"complete": False, "interrupted": True, "begun": begun, "ended": ended}
+    content["cells"][0] |= {"samples": [], "orders": []}
+    path.write_text(json.dumps(content))
+    found = ringlab("run", "--resume", path)
+    assert found.exit_code == 0, found.output
+    assert "up to 9 rounds" in found.output
+    assert "loop/call_soon ended after 3 of 9 rounds, because a quick run has no time for more" in found.output
+
+
 def write_nowhere_in(folder: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a disk be full for so many times, from the third time on that a result is written into a folder."""
     write, calls = results.Result.write, iter(range(1000))

@@ -102,7 +102,7 @@ def test_too_few_rounds_cannot_tell(repository: Repository) -> None:
         (("--base", "nowhere"), "has no revision 'nowhere': name a branch, tag or commit"),
         (("--base", "HEAD", "--build", "echo no linker; exit 3"), "failed with code 3: no linker; all of its output: "),
         # What can be known before the builds, which may take minutes, is said before them.
-        (("--base", "HEAD", "--build", "exit 3", "--targets", "other"), "there is no target 'other@base'"),
+        (("--base", "HEAD", "--build", "exit 3", "--targets", "other"), "there is no target 'other'"),
         (("--base", "HEAD", "--build", "exit 3", "nothing"), "there is no workload and no cell 'nothing'"),
     ],
 )
@@ -127,6 +127,12 @@ def test_an_arm_that_only_one_revision_has_is_left_out(repository: Repository) -
     assert "ringloop-new" not in found.output.partition("head against base")[2]
 
 
+def test_arms_are_chosen_by_their_language_too(repository: Repository) -> None:
+    repository.commit(1.0)
+    found = repository.guard("--base", "HEAD", "--targets", "Python")
+    assert "ringloop-fake" in found.output.partition("head against base")[2], found.output
+
+
 def test_nothing_measured_is_not_fine() -> None:
     assert guard.exit_code([]) == 2
     assert guard.conclusion([]).startswith("cannot tell: 0 of 0")
@@ -148,7 +154,7 @@ def test_both_revisions_run_their_own_code(repository: Repository, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", "/where/only/one/of/them/is")
     found = repository.guard("--base", "HEAD", "--build", 'test -z "$PYTHONPATH"')
     assert found.exit_code == 0, found.output
-    for arm in guard.arms_of(repository.root, guard.check_out(repository.root, "base", "HEAD")).values():
+    for arm in guard.choose(repository.root, guard.check_out(repository.root, "base", "HEAD"), ()):
         assert arm.child_environment()["PYTHONPATH"] == ""
 
 

@@ -13,7 +13,7 @@ import pytest
 import report_data
 from markupsafe import escape
 
-from ringlab import figures
+from ringlab import analysis, figures, workloads
 from ringlab.report import charts, html, scales
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -205,6 +205,20 @@ def test_a_strip_of_very_many_rounds_has_fields_that_can_be_drawn() -> None:
     drawn = charts.strip([charts.Strip("a", [1.0] * 2000, ["a"] * 2000, [""] * 2000)], "rounds")
     assert not re.search(r'width="-', drawn)
     assert drawn.count("<rect") == 2000
+
+
+def test_marks_of_times_have_units_as_the_figures_at_the_bars_do() -> None:
+    result = report_data.make_result()
+    cell = result.cells[0]
+    cell.metrics = [workloads.OPERATION_NS]
+    arm = cell.samples[0].arm
+    for number, sample in enumerate(cell.samples):
+        sample.figures = {workloads.OPERATION_NS.key: 20_000.0 + number}
+    cell.analysis = analysis.analyse(cell, result.arms, arm)
+    (group,) = cell.analysis.groups
+    drawn = html.bar_chart(cell, group, [arm])
+    assert re.findall('class="tick"[^>]*>([^<]+)<', drawn) == ["0 ns", "5 us", "10 us", "15 us", "20 us"]
+    assert "time per operation<" in drawn
 
 
 def test_charts_of_nothing_are_nothing() -> None:

@@ -6,7 +6,7 @@ which browsers show under the pointer and screen readers read.
 
 import math
 import statistics as averages
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
@@ -173,8 +173,8 @@ def point(row: Interval, axis: Axis, middle: float, kind: str) -> Markup:
     return element("polygon", row.text, class_=f"point {kind}", points=corners)
 
 
-def bars(rows: Sequence[Bar], unit: str, title: str) -> Markup:
-    """Draw medians as bars from 0, each with the range of its rounds."""
+def bars(rows: Sequence[Bar], axis_title: str, title: str, write: Callable[[float], str] = plain) -> Markup:
+    """Draw medians as bars from 0, each with the range of its rounds; `write` makes the texts of the marks."""
     if not rows:
         return Markup("")
     room, figures = label_width([row.name for row in rows]), 96
@@ -184,7 +184,7 @@ def bars(rows: Sequence[Bar], unit: str, title: str) -> Markup:
     parts = []
     for mark in linear_marks(0, high):
         parts.append(element("line", class_="grid", x1=axis(mark), x2=axis(mark), y1=0.0, y2=float(bottom)))
-        parts.append(text(plain(mark), axis(mark), bottom + 15, "tick", "middle"))
+        parts.append(text(write(mark), axis(mark), bottom + 15, "tick", "middle"))
     parts += row_labels([row.name for row in rows], room)
     for index, row in enumerate(rows):
         top = ROW * index + 5
@@ -205,7 +205,7 @@ def bars(rows: Sequence[Bar], unit: str, title: str) -> Markup:
             element("line", row.text, class_="range", x1=axis(row.low), x2=axis(row.high), y1=middle, y2=middle)
         )
         parts.append(text(row.figure, WIDTH - figures + 12, middle + 4, "figure"))
-    parts.append(text(unit, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
+    parts.append(text(axis_title, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
     return drawing(parts, bottom + FOOT, title)
 
 

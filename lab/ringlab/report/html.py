@@ -231,7 +231,10 @@ def bar_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
                     kind="winner" if arm in winners else "",
                 )
             )
-    return charts.bars(rows, f"{primary.title}, {primary.unit}", f"{primary.title} of {cell.title}")
+    title = f"{primary.title} of {cell.title}"
+    if primary.unit == "ns":  # Each mark has the unit that suits it, as the figures at the bars.
+        return charts.bars(rows, primary.title, title, lambda mark: figures.latency(mark, figures.plain))
+    return charts.bars(rows, f"{primary.title}, {primary.unit}", title)
 
 
 def strip_chart(cell: Cell, ranking: Sequence[str]) -> Markup:
