@@ -37,8 +37,9 @@ parser = "canned"
 """
 
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that. Those of the tests are interrupted.
+# A shell starts background jobs with SIGINT ignored, nohup with SIGHUP, and children inherit that. Those of the tests are ended so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
