@@ -7,7 +7,10 @@ requests within a sample are not, and are never resampled.
 - The estimate is the mean of the rounds' log-ratios, as a ratio: their geometric mean. From TRIMMED_FROM rounds on a fifth is
   trimmed at each end, because on a shared machine now and then a round is spoilt for one arm.
 - Its interval comes from a bootstrap over rounds of Student's statistic (bootstrap-t: Efron and Tibshirani, An Introduction to
-  the Bootstrap, chapter 12). Fewer than TRIMMED_FROM rounds can't be resampled usefully, and Student's own distribution serves.
+  the Bootstrap, chapter 12). Fewer than TRIMMED_FROM rounds can't be resampled usefully, and Student's own distribution serves. Of few
+  rounds some resamples are nearly equal, which now and then makes it several times too wide: so it ends where the rounds end. That all
+  of them lie on one side of the true median is less likely than 2%. In simulations, with noise that is normal, skewed, or spoilt in a
+  tenth of the rounds, it holds the truth as often as before (95 to 97%), and is shorter by a fifth to a third with 7 rounds.
 - Its probability comes from Yuen's test for trimmed means (Biometrika 61, 1974), which with nothing trimmed is Student's: a bootstrap
   can't resolve the small probabilities that Holm's correction for many arms asks for.
 - A second copy of the baseline, the A/A arm, shows what the machine makes of no difference at all: the noise floor.
@@ -113,16 +116,18 @@ def estimate(logs: NDArray[np.float64], seed: int = 0) -> Estimate | None:
     if rounds == 0:
         return None
     if rounds == 1:
-        unknown = interval_around(float(logs[0]), math.inf)
+        unknown = interval(-math.inf, math.inf)
         return Estimate(float(logs[0]), math.inf, 1, 0, unknown, unknown)
     means, errors, rest = trimmed(logs)
     mean, error = float(means), float(errors)
-    reaches = None
+    reaches, ends = None, (-math.inf, math.inf)
     if rounds >= TRIMMED_FROM and error > 0:
-        reaches = resampled_reaches(logs, mean, seed)
+        reaches, ends = resampled_reaches(logs, mean, seed), (float(logs.min()), float(logs.max()))
     if reaches is None:
         reaches = [student_quantile(0.5 + level / 2, rest - 1) for level in LEVELS]
-    outer, inner = (interval_around(mean, reach * error) for reach in reaches)
+    outer, inner = (
+        interval(max(mean - reach * error, ends[0]), min(mean + reach * error, ends[1])) for reach in reaches
+    )
     return Estimate(mean, error, rounds, rest - 1, outer, inner)
 
 
@@ -140,10 +145,9 @@ def resampled_reaches(logs: NDArray[np.float64], mean: float, seed: int) -> list
     return found if all(map(math.isfinite, found)) else None
 
 
-def interval_around(mean: float, reach: float) -> Interval:
-    """Return the ratios as far as this around the exponential of a mean, of which none is 0 or infinite."""
-    low, high = max(mean - reach, -LOG_MOST), min(mean + reach, LOG_MOST)
-    return math.exp(low), math.exp(high)
+def interval(low: float, high: float) -> Interval:
+    """Return the ratios of two logarithms, of which none is 0 or infinite."""
+    return math.exp(max(low, -LOG_MOST)), math.exp(min(high, LOG_MOST))
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
