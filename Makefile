@@ -29,8 +29,8 @@ say = @printf '\n== %s\n'
 # How pytest deals tests out: whichever process is idle takes some from the others; or each file to one process, as is what it starts.
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
-# This one compares figures, and has the machine for itself.
-against_wrk = lab/tests/test_wrk.py
+# These measure, and have the machine for themselves.
+measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py
 # pytest under an interpreter with options of its own, which the processes are given by --tx.
 pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that `make` was asked for, where it was asked for one: an environment that exists must then be made from it.
@@ -67,7 +67,7 @@ test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, da
 
 test-lab: build $(VENV)/.peers-installed ## the tests of ringlab alone, with every target that this machine has the tools for
 	$(say) "ringlab on $$($(python) -V)"
-	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) --ignore $(against_wrk) && $(python) -m pytest $(against_wrk))
+	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) $(addprefix --ignore ,$(measuring)) && $(python) -m pytest $(measuring))
 
 test-modes: build ## the Python tests in asyncio's debug mode, and in Python's development mode, on ringloop
 	$(say) "Python tests with PYTHONASYNCIODEBUG=1"
