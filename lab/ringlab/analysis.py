@@ -335,7 +335,7 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
             counts = [sample.errors[kind] for sample in cell.measured(arm) if kind in sample.errors]
             total = sum(each.count for each in counts)
             found.append(
-                f"{arm}: {total} error{'s' if total > 1 else ''} of the kind '{kind}' in measured rounds, first: {counts[0].first}"
+                f"{arm}: {figures.counted(total, 'error')} of the kind '{kind}' in measured rounds, first: {counts[0].first}"
             )
     uncounted: dict[str, list[str]] = {}
     for calls in cell.system_calls:

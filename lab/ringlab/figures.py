@@ -35,6 +35,11 @@ def in_unit(value: float, unit: str) -> str:
     return latency(value) if unit == "ns" else f"{significant(value)} {unit}".rstrip()
 
 
+def counted(number: int, what: str) -> str:
+    """Return '1 thing' or 'N things'."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """Return a share of 1 as percent: 0.034 is 3.4%."""
     return f"{significant(100 * share, 2)}%"

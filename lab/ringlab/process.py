@@ -27,7 +27,7 @@ from typing import IO, Any, Self
 
 import psutil
 
-from ringlab import results
+from ringlab import figures, results
 from ringlab.manifest import MARK, RUN_MARK, Arm, last_line
 
 HOST = "127.0.0.1"
@@ -453,7 +453,7 @@ def check_listening(server: Server) -> list[results.Check]:
         checks.append(check_equal("workers", server.workers, count, text))
     else:
         # More threads than workers are no contradiction: runtimes have helpers. All of them are in its CPU time.
-        found = f"{threads} thread{'s' if threads != 1 else ''}"
+        found = figures.counted(threads, "thread")
         checks.append(results.Check(name="workers", declared=str(server.workers), found=found, status="ok"))
     return checks
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from ringlab import (
     Refused,
     analysis,
+    figures,
     generator,
     manifest,
     preflight,
@@ -182,8 +183,8 @@ def finish(console: Console, race: runner.Race) -> int:
     expected_s = sum(race.expected_s(plan) for plan in race.plans)
     terminal.print_settings(console, result)
     limit_s = race.left_s()
-    cells, arms = report.counted(len(race.plans), "cell"), report.counted(len(race.arms), "arm")
-    rounds = f"{'up to ' if limit_s < expected_s else ''}{report.counted(race.scale.rounds, 'round')}"
+    cells, arms = figures.counted(len(race.plans), "cell"), figures.counted(len(race.arms), "arm")
+    rounds = f"{'up to ' if limit_s < expected_s else ''}{figures.counted(race.scale.rounds, 'round')}"
     duration = report.minutes(min(expected_s, limit_s))
     console.print(
         f"{cells}, {arms}, {rounds}: about {duration}; Ctrl-C ends it and keeps what was measured",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ringlab import Refused, results
+from ringlab import Refused, figures, results
 from ringlab.manifest import KIND_OF_WORKLOAD, WORKLOADS, Arm
 from ringlab.results import Metric
 
@@ -171,7 +171,7 @@ PUBLISH = frozenset({"publish"})
 
 def plural(count: int, noun: str) -> str:
     """Return 'one thing' or 'N things'."""
-    return f"one {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"one {noun}" if count == 1 else figures.counted(count, noun)
 
 
 def bind_cells() -> list[CellPlan]:

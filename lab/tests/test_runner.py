@@ -453,13 +453,18 @@ class CounterOfSeven:
         return 7.0
 
 
+def count_seven(race: runner.Race, tool: str, monkeypatch: pytest.MonkeyPatch) -> runner.Race:
+    """Let a race count system calls, as if by a tool."""
+    monkeypatch.setattr(preflight, "system_call_tool", lambda: (tool, ""))
+    monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
+    race.options.system_calls = True
+    return race
+
+
 def test_system_calls_that_an_interrupt_left_out_are_counted(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "system_call_tool", lambda: ("strace", ""))
-    monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
-    race = make_race([ECHO], rounds=1, one=1.0, two=1.0)
-    race.options.system_calls = True
+    race = count_seven(make_race([ECHO], rounds=1, one=1.0, two=1.0), "strace", monkeypatch)
     race.progress = InterruptedProgress("system calls of two")
     race.run()
     kept = results.Result.read(race.output)
@@ -473,8 +478,6 @@ def test_system_calls_that_an_interrupt_left_out_are_counted(
 def test_system_calls_are_counted_for_long_enough_however_short_the_samples_are(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "system_call_tool", lambda: ("perf", ""))
-    monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
     windows = []
     load = runner.Race.load
     monkeypatch.setattr(
@@ -484,8 +487,8 @@ def test_system_calls_are_counted_for_long_enough_however_short_the_samples_are(
             windows.append(float(words[words.index("--window") + 1])) or load(race, words, *more)
         ),
     )
-    race = make_race([ECHO], rounds=1, one=1.0)
-    race.options.again, race.options.ceilings, race.options.system_calls = False, False, True
+    race = count_seven(make_race([ECHO], rounds=1, one=1.0), "perf", monkeypatch)
+    race.options.again, race.options.ceilings = False, False
     race.run()
     assert windows == [0.2, system_calls.WINDOW_S_LEAST]
 
@@ -494,14 +497,12 @@ def test_every_server_has_let_a_client_go_before_it_is_measured(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reads into fresh memory does so at another cost before (see process.verify)."""
-    monkeypatch.setattr(preflight, "system_call_tool", lambda: ("perf", ""))
-    monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
     done = []
     verify, load = process.verify, runner.Race.load
     monkeypatch.setattr(process, "verify", lambda server: done.append("verified") or verify(server))
     monkeypatch.setattr(runner.Race, "load", lambda *words: done.append("loaded") or load(*words))
-    race = make_race([ECHO], rounds=1, one=1.0)
-    race.options.again, race.options.ceilings, race.options.system_calls = False, False, True
+    race = count_seven(make_race([ECHO], rounds=1, one=1.0), "perf", monkeypatch)
+    race.options.again, race.options.ceilings = False, False
     race.run()
     assert done == ["verified", "loaded"] * 2
     assert the_sample(race).status == "measured"

@@ -152,11 +152,6 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min"
 
 
-def counted(number: int, what: str) -> str:
-    """Return '1 thing' or 'N things'."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def settings(result: Result) -> list[tuple[str, str]]:
     """Return how and where was measured, as names and texts."""
     run, environment = result.run, result.environment
