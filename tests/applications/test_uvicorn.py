@@ -1,17 +1,24 @@
 """uvicorn with a Starlette application, started as its users start it: as a process, with the loop named on the command line.
 
-The clients are of another kind on purpose (http.client, sockets, `websockets.sync`): what they see is the server's doing alone.
+The clients are of another kind on purpose (http.client, sockets, websockets on stock asyncio): what they see is the server's doing alone.
+None has two threads on one TLS connection: OpenSSL forbids it, and ssl.SSLSocket has no lock on CPython 3.11 to 3.13 (it reads an
+end that nobody sent, or crashes).
 """
 
+import asyncio
 import contextlib
 import hashlib
 import http.client
+import io
 import itertools
 import json
 import pathlib
+import select
 import signal
 import socket
+import ssl
 import sys
+import types
 
 import pytest
 
@@ -21,7 +28,7 @@ import support
 websockets = pytest.importorskip("websockets", reason="make test-applications installs it")
 pytest.importorskip("uvicorn", reason="make test-applications installs it")
 pytest.importorskip("starlette", reason="make test-applications installs it")
-from websockets.sync.client import connect  # noqa: E402
+from websockets.asyncio.client import connect  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parent
 LOOPS = {"asyncio": "asyncio", "io_uring": "ringloop:new_event_loop", "epoll": "ringloop:new_event_loop"}
@@ -152,21 +159,43 @@ def test_streams_to_a_client_that_reads_late(server):
 
 def test_answers_while_it_is_asked(server):
     """Bodies in both directions at once, with more than the sockets hold."""
-    piece, count = bytes(range(256)) * 256, 60
+    body = bytes(range(256)) * 256 * 60
+    head = f"POST /mirror HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     connection = server.connection()
-    connection.putrequest("POST", "/mirror")
-    connection.putheader("Content-Length", str(len(piece) * count))
-    connection.endheaders()
-
-    def send():
-        for _ in range(count):
-            connection.send(piece)
-
-    sender = support.BackgroundThread(send)
-    body = connection.getresponse().read()
-    sender.result()
-    assert body == piece * count
+    connection.connect()
+    answer, unsent = exchange(connection.sock, head.encode() + body)
     connection.close()
+    assert unsent, "the answer began only when the request had ended"
+    assert parsed(answer).read() == body
+
+
+def exchange(sock, request):
+    """Send a piece and read what has come, in turn, to the end: the answer, and how many bytes were unsent when it began."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)  # Of this size it can't hold all that is sent.
+    sock.setblocking(False)
+    answer, unsent, unsent_at_first = [], memoryview(request), None
+    poll = select.poll()
+    while True:
+        poll.register(sock, select.POLLIN | (select.POLLOUT if unsent else 0))
+        assert poll.poll(support.PATIENCE_S * 1000), "nothing moves"
+        with contextlib.suppress(*NOT_YET):
+            if unsent:
+                unsent = unsent[sock.send(unsent[:65536]) :]
+        with contextlib.suppress(*NOT_YET):
+            while data := sock.recv(65536):
+                unsent_at_first = len(unsent) if unsent_at_first is None else unsent_at_first
+                answer.append(data)
+            return b"".join(answer), unsent_at_first
+
+
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def parsed(answer):
+    """The bytes of an answer as http.client understands them."""
+    response = http.client.HTTPResponse(types.SimpleNamespace(makefile=lambda mode: io.BytesIO(answer)), method="POST")
+    response.begin()
+    return response
 
 
 def test_a_failing_handler_and_a_client_that_goes_hurt_nobody_else(server):
@@ -192,21 +221,25 @@ def test_a_failing_handler_and_a_client_that_goes_hurt_nobody_else(server):
 
 
 def test_websockets(server):
-    with server.websocket() as client:
-        messages = ["", "grüße", b"", bytes(range(256)) * 4096]
-        for message in messages:
-            client.send(message)
-        assert [client.recv() for _ in messages] == messages
-        client.send(["in ", "three ", "fragments"])
-        assert client.recv() == "in three fragments"
-        assert client.ping().wait(support.PATIENCE_S)
-        client.close(4002, "done")
+    async def talk():
+        async with server.websocket() as client:
+            messages = ["", "grüße", b"", bytes(range(256)) * 4096]
+            for message in messages:
+                await client.send(message)
+            assert [await client.recv() for _ in messages] == messages
+            await client.send(["in ", "three ", "fragments"])
+            assert await client.recv() == "in three fragments"
+            await (await client.ping())
+            await client.close(4002, "done")
+        async with server.websocket() as client:
+            await client.send("close")
+            with pytest.raises(websockets.ConnectionClosed) as caught:
+                await client.recv()
+        assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (4001, "as you asked")
+
+    with asyncio.Runner(loop_factory=support.loop_factory("asyncio")) as runner:
+        runner.run(asyncio.wait_for(talk(), support.PATIENCE_S))
     server.wait_for_output("websocket closed with 4002")
-    with server.websocket() as client:
-        client.send("close")
-        with pytest.raises(websockets.ConnectionClosed) as caught:
-            client.recv()
-    assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (4001, "as you asked")
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
