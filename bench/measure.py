@@ -6,6 +6,7 @@ clock at both ends of the measured window. Every process that is started here ha
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import importlib.metadata
 import json
@@ -164,7 +165,6 @@ def certificate() -> tuple[Path, Path]:
 
 def make_certificate(path: Path, key: Path) -> None:
     """Make a certificate for 127.0.0.1, and its key."""
-    path.parent.mkdir(exist_ok=True)
     new_path, new_key = (each.with_suffix(f".{os.getpid()}") for each in (path, key))
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", str(CERTIFICATE_DAYS), "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -184,8 +184,13 @@ def missing(need: str) -> str:
     if need == "certificate":
         if shutil.which("openssl") is None:
             return "no certificate without the openssl command: apt-get install openssl"
-        if not all(path.exists() for path in certificate()):
-            make_certificate(*certificate())
+        path, key = certificate()
+        path.parent.mkdir(exist_ok=True)
+        # Of two that make them at once one would have the other's key.
+        with (path.parent / "certificate.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (path.exists() and key.exists()):
+                make_certificate(path, key)
     elif need == "wrk":
         if shutil.which("wrk") is None:
             return "wrk is not installed: apt-get install wrk"

@@ -69,7 +69,7 @@ def echo_altered(alter):
 
 def load(program, port, *options):
     """Run the load program; return its exit status, its JSON object and what it said on stderr."""
-    command = [program, "--port", str(port), "--warm-up", "0", *map(str, options)]
+    command = [program, "--port", str(port), "--warm-up", "0", "--patience", str(PATIENCE_S / 2), *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
@@ -182,10 +182,14 @@ def test_silent_server_is_named(load_program):
         while connection.recv(64):
             pass
 
-    with server(serve) as port:
-        status, result, stderr = load(load_program, port, "--size", 64, "--messages", 10, "--patience", 0.3)
+    # On a busy machine the first echo may take longer than a short patience lasts.
+    for patience_s in (0.3, 3, 20):
+        with server(serve) as port:
+            status, result, stderr = load(load_program, port, "--size", 64, "--messages", 10, "--patience", patience_s)
+        if "message 1," not in stderr:
+            break
     assert status == 1
-    assert "no byte came for 0.3 s" in stderr
+    assert f"no byte came for {patience_s} s" in stderr
     assert "connection 0, message 2, after 0 of 64 bytes" in stderr
     assert result["errors"]["stalled"] == 1
 
@@ -201,11 +205,15 @@ def test_idle_connection_that_was_dropped_is_found(load_program):
 
 
 def test_pace_is_kept(load_program):
-    with server(echo) as port:
-        status, result, _ = load(load_program, port, "--interval-us", 20_000, "--duration", 0.5)
-    assert status == 0
-    # A message leaves when its time has come, never before; on a busy machine there may be fewer.
-    assert 1 <= result["messages"] <= 26
+    # A message leaves when its time has come, never before; on a busy machine there may be fewer, or none in a short window.
+    for duration_s in (0.5, 5, 20):
+        with server(echo) as port:
+            status, result, _ = load(load_program, port, "--interval-us", 20_000, "--duration", duration_s)
+        assert status == 0
+        assert result["messages"] <= duration_s / 0.02 + 1
+        if result["messages"]:
+            return
+    pytest.fail("no message was sent in 20 s")
 
 
 def test_cpu_time_of_the_server_is_read(load_program):
@@ -233,6 +241,7 @@ def test_echo_over_a_unix_socket_is_checked(load_program, tmp_path):
         return listener
 
     command = [load_program, "--transport", "unix", "--warm-up", "0", "--messages", "50", "--connections", "3"]
+    command += ["--patience", str(PATIENCE_S / 2)]
     with server(echo, listen("true")) as path:
         done = subprocess.run(
             [*command, "--path", path], capture_output=True, text=True, timeout=PATIENCE_S, check=False

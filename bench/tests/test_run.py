@@ -261,7 +261,8 @@ def test_stall_is_no_result(monkeypatch, load_program):
         "    time.sleep(1.0 if time.monotonic() > end else 0)\n"
         "    connection.sendall(data)\n"
     )
-    with pytest.raises(measure.SampleFailed, match="stalled: "):
+    # On a busy machine it may rest before the window begins.
+    with pytest.raises(measure.SampleFailed, match=r"stalled: |no message came back"):
         sample_of(monkeypatch, conversation, measure.Scale(1, 0, 0.8, 0.1, 0))
 
 
@@ -275,7 +276,7 @@ def test_server_has_let_a_client_go_before_it_is_measured(monkeypatch, load_prog
         "        connection.sendall(data)\n"
         "    gone.write('gone ')\n"
     )
-    figures = sample_of(monkeypatch, conversation, measure.Scale(1, 0, 0.1, 0, 0))
+    figures = sample_of(monkeypatch, conversation, measure.Scale(1, 0, 0.1, 0, 0, messages=10))
     assert figures["messages"] > 0
     assert (tmp_path / "gone").read_text().startswith("served gone served")
 
@@ -338,7 +339,10 @@ def test_interrupt_keeps_what_was_measured(tmp_path):
         for line in process.stdout:
             if line.startswith("ratios:"):
                 break
-        time.sleep(1.5)  # Into the first cell; where exactly doesn't matter.
+        # Into the first sample; where exactly doesn't matter.
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         text = process.stdout.read()
         assert process.wait(PATIENCE_S) == 130

@@ -4,17 +4,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ringlab import manifest, preflight, results, runner, workloads
+from ringlab import manifest, preflight, process, results, runner, workloads
 
 FAKES = Path(__file__).parent / "fakes"
 FAST = ("--rounds", "3", "--seconds", "0.05")
 MakeTargets = Callable[..., Path]
+PATIENCE = 10
+"""How many times longer than when they are measured the arms may take to begin, to answer at first and to end: others may have the CPU."""
 
 TARGET = """
 name = "{name}"
@@ -37,6 +40,19 @@ parser = "canned"
 """
 
 
+def patient(arm: manifest.Arm) -> manifest.Arm:
+    ready = replace(arm.ready, timeout_s=PATIENCE * arm.ready.timeout_s)
+    return replace(arm, ready=ready, stop=replace(arm.stop, timeout_s=PATIENCE * arm.stop.timeout_s))
+
+
+@pytest.fixture(scope="module")
+def patient_probes() -> Iterator[None]:
+    """Let servers take longer for their first answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "PROBE_TIMEOUT_S", PATIENCE * process.PROBE_TIMEOUT_S)
+        yield
+
+
 # A shell starts background jobs with SIGINT ignored, nohup with SIGHUP, and children inherit that. Those of the tests are ended so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -53,6 +69,7 @@ def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     # The fakes bind nothing: what other tests have left in TIME_WAIT, for a minute, isn't waited for.
     monkeypatch.setattr(preflight, "drain_time_wait", lambda: True)
+    monkeypatch.setattr(process, "PROBE_TIMEOUT_S", PATIENCE * process.PROBE_TIMEOUT_S)
     return program
 
 

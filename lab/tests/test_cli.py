@@ -339,7 +339,7 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=30)
+    printed, _ = process.communicate(timeout=100)
     assert process.returncode == session.EXIT_INTERRUPTED, printed
     assert "what was measured is kept" in printed
     kept = results.Result.read(output / "result.json")

@@ -126,6 +126,7 @@ def test_work_of_processes_that_begin_and_end_meanwhile_counts(make_targets: Mak
         # The first connection is the one that has no process for each of its answers.
         with Server(arm, "echo", 1) as server, socket.create_connection(("127.0.0.1", server.port)):
             load = ["--connections", "2", "--size", "64", "--warm-up", "0", "--window", str(window_s)]
+            load += ["--timeout", "50"]
             words = ["echo", "--address", server.address, *load, "--account", str(server.pid)]
             result = generator.run(program, words, window_s + 60.0)
             used = psutil.Process(server.pid).cpu_times()

@@ -37,6 +37,13 @@ BUSY = (
     " tell nothing: at least ",
     # rloop 0.5.0 reads on as long as more has come, before it answers: on a stream until the client rests.
     "nothing was answered in the window",
+    # The generator's patience of 5 s: a connection that is reset or closed has a name of its own, which isn't forgiven.
+    " connections were opened",
+    " connections were alive at the end",
+    " x connect (",
+    " x timeout (",
+    # All trials of a bind cell were disturbed.
+    " ms were measured, and at least ",
     # The limits of process.py and generator.py: for a server to listen and to answer at first, and for a program to end.
     "it didn't print a line with ",
     "it didn't accept a connection within ",

@@ -41,7 +41,9 @@ def test_what_a_server_started_ends_with_it(fault: str, make_targets: MakeTarget
     wait_until_gone(child)
 
 
-def test_an_interrupt_while_a_server_ends_leaves_nothing_behind(make_targets: MakeTargets) -> None:
+def test_an_interrupt_while_a_server_ends_leaves_nothing_behind(
+    make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "stubborn"}))
     arm = replace(arm, stop=replace(arm.stop, timeout_s=600))
 
@@ -52,7 +54,13 @@ def test_an_interrupt_while_a_server_ends_leaves_nothing_behind(make_targets: Ma
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
     try:
         with pytest.raises(KeyboardInterrupt), process.Server(arm, "echo", 1) as server:
-            timer.start()
+            send_signal = server.process.send_signal
+
+            def send(number: int) -> None:
+                send_signal(number)
+                timer.start()
+
+            monkeypatch.setattr(server.process, "send_signal", send)
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, before)

@@ -22,12 +22,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import PATIENCE, patient
 from ringlab import manifest, process, system_calls
 from ringlab.manifest import Arm, Presence
 from ringlab.process import Server
@@ -40,16 +40,8 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = b"Hello, World!"
 
-pytestmark = pytest.mark.timeout(900)  # The first test of a target builds it.
-
-PATIENCE = 10
-"""How many times longer than when they are measured the arms may take to begin, to answer at first and to end: others may have the CPU."""
-
-
-def patient(arm: Arm) -> Arm:
-    ready = replace(arm.ready, timeout_s=PATIENCE * arm.ready.timeout_s)
-    return replace(arm, ready=ready, stop=replace(arm.stop, timeout_s=PATIENCE * arm.stop.timeout_s))
-
+# The first test of a target builds it.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("patient_probes")]
 
 ALL = [patient(arm) for arm in manifest.discover()]
 BUILT: set[Path] = set()
@@ -62,7 +54,9 @@ def detect(target: str) -> dict[str, Presence]:
 
 
 PRESENCE: dict[str, Presence] = {}
-with ThreadPoolExecutor(os.cpu_count()) as pool:
+# Each process of a run in parallel looks for itself, all at once, and must find the same.
+with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(os.cpu_count()) as pool:
+    patch.setattr(manifest, "DETECT_TIMEOUT_S", PATIENCE * manifest.DETECT_TIMEOUT_S)
     for found in pool.map(detect, sorted({arm.target for arm in ALL})):
         PRESENCE |= found
 
@@ -96,13 +90,6 @@ def descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def first_answers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "PROBE_TIMEOUT_S", PATIENCE * process.PROBE_TIMEOUT_S)
-        yield
 
 
 @pytest.fixture(scope="module", params=serving("echo"))
@@ -582,18 +569,21 @@ def test_echo_reads_with_at_most_the_buffer_that_is_declared(echo_arm: Arm, echo
         try:
             # Threads of the kernel that work for a ring can't be traced.
             deadline = time.monotonic() + system_calls.ATTACH_TIMEOUT_S
+            seen_by = deadline + ANSWER_TIMEOUT_S
             while time.monotonic() < deadline and not all(map(system_calls.is_traced, pids)):
                 if tracer.poll() is not None:
                     pytest.skip(f"strace is not let trace here: {tracer.communicate()[1]}")
                 time.sleep(0.01)
-            data = seeded(1 << 20)
-            with connect(echo) as connection, sending(connection, data):
-                assert receive(connection, len(data)) == data
+            data, calls = seeded(1 << 20), ""
+            # What a ring reads by itself strace doesn't see.
+            while not (largest_read(calls) or "io_uring_enter(" in calls) and time.monotonic() < seen_by:
+                with connect(echo) as connection, sending(connection, data):
+                    assert receive(connection, len(data)) == data
+                calls = log.read_text()
         finally:
             tracer.send_signal(signal.SIGINT)
     calls = log.read_text()
     found = largest_read(calls)
-    # What a ring reads by itself strace doesn't see.
     assert found > 0 or "io_uring_enter(" in calls
     assert found <= declared
 

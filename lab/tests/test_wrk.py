@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import patient
 from ringlab import generator, manifest, preflight, statistics
 from ringlab.process import Server, pin, verify
 
@@ -128,7 +129,7 @@ def program() -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[list[Server]]:
+def servers(patient_probes: None) -> Iterator[list[Server]]:
     """Those that this machine has, all running, on a CPU that the tools don't use."""
     if shutil.which("wrk") is None:
         pytest.skip("wrk is not installed: apt-get install -y wrk")
@@ -137,7 +138,7 @@ def servers() -> Iterator[list[Server]]:
     cpus = preflight.place().server
     with ExitStack() as stack:
         found = []
-        for arm in manifest.discover():
+        for arm in map(patient, manifest.discover()):
             if arm.name in ARMS and not manifest.detect_all(arm).skipped:
                 manifest.build(arm, set())
                 found.append(stack.enter_context(Server(arm, "http", 1)))
@@ -160,7 +161,7 @@ def by_wrk(server: Server, cpus: str) -> float:
 
 def by_generator(program: Path, server: Server, cpus: str) -> float:
     words = ["http", "--address", server.address, "--connections", str(CONNECTIONS), "--cpu", cpus]
-    words += ["--warm-up", "0", "--window", str(SECONDS), "--spin-us", "0"]
+    words += ["--warm-up", "0", "--window", str(SECONDS), "--spin-us", "0", "--timeout", "60"]
     event = generator.run(program, words, SECONDS + 60)
     assert event["void"] in (None, "nothing was answered in the window"), event["void"]
     assert not event["errors"], event["errors"]

@@ -95,7 +95,7 @@ def main() -> None:
     if options.workload != "ceiling":
         host, _, port = options.address.rpartition(":")
         cost = cost_of(options.account)
-        connections = [socket.create_connection((host, int(port)), 5) for _ in range(min(4, options.connections))]
+        connections = [socket.create_connection((host, int(port)), 60) for _ in range(min(4, options.connections))]
         say(event="connected", connections=options.connections, seconds=0.01)
         alive -= sum(1 for connection in connections if not exchange(connection, options.workload))
         hang = os.environ.get("FAKE_LOAD_HANG")
