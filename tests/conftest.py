@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 
@@ -130,3 +131,11 @@ def new_loop(loop_factory):
 def loop(new_loop):
     """One event loop of the arm under test, closed after the test."""
     return new_loop()
+
+
+@pytest.fixture
+def refused_port():
+    """A port on which nobody listens, and which nobody else can be given meanwhile."""
+    with socket.socket() as sock:
+        sock.bind((support.HOST, 0))
+        yield sock.getsockname()[1]

@@ -171,12 +171,6 @@ def tcp_pair():
     return first, second
 
 
-def refused_port(host=HOST):
-    """A port on which nobody listens: it was free a moment ago."""
-    with socket.create_server((host, 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def reset(sock):
     """Close the socket so that its peer gets a RST."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

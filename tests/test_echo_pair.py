@@ -212,8 +212,8 @@ def test_a_loop_that_is_not_installed(tmp_path):
     fails_with_one_line(outcome, "No module named 'uvloop'", "pip install uvloop")
 
 
-def test_nobody_listens():
-    fails_with_one_line(run_client(support.refused_port()), "connection refused", "server.py")
+def test_nobody_listens(refused_port):
+    fails_with_one_line(run_client(refused_port), "connection refused", "server.py")
 
 
 def test_no_such_host():

@@ -480,22 +480,20 @@ def test_a_hundred_thousand_callbacks_and_timers_leave_nothing_behind(loop):
     assert sys.getallocatedblocks() - blocks < 5000, "free lists may keep some"
 
 
-def test_failing_connections_leave_nothing_behind(loop):
-    async def attempt(port):
+def test_failing_connections_leave_nothing_behind(loop, refused_port):
+    async def attempt():
         with pytest.raises(ConnectionRefusedError):
-            await loop.create_connection(Recorder, HOST, port)
+            await loop.create_connection(Recorder, HOST, refused_port)
         with socket.socket() as sock:
             sock.setblocking(False)
             with pytest.raises(ConnectionRefusedError):
-                await loop.sock_connect(sock, (HOST, port))
+                await loop.sock_connect(sock, (HOST, refused_port))
 
-    with socket.create_server((HOST, 0)) as listener:
-        port = listener.getsockname()[1]
     for _ in range(5):
-        loop.run_until_complete(attempt(port))
+        loop.run_until_complete(attempt())
     descriptors, objects = open_descriptors(), count_objects()
     for _ in range(50):
-        loop.run_until_complete(attempt(port))
+        loop.run_until_complete(attempt())
     assert count_objects() - objects < 50
     assert open_descriptors() == descriptors
 

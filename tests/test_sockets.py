@@ -18,7 +18,6 @@ from support import (
     attach,
     capture_contexts,
     receive_exactly,
-    refused_port,
     reset,
     same_as_asyncio,
     tcp_listener,
@@ -451,13 +450,12 @@ def test_connect_by_name(loop):
     loop.run_until_complete(main())
 
 
-def test_a_refused_connect(loop):
-    port = refused_port()
+def test_a_refused_connect(loop, refused_port):
     with socket.socket() as client:
         client.setblocking(False)
         with pytest.raises(ConnectionRefusedError) as caught:
-            loop.run_until_complete(loop.sock_connect(client, (HOST, port)))
-    assert str(caught.value) == f"[Errno 111] Connect call failed ('{HOST}', {port})"
+            loop.run_until_complete(loop.sock_connect(client, (HOST, refused_port)))
+    assert str(caught.value) == f"[Errno 111] Connect call failed ('{HOST}', {refused_port})"
 
 
 def test_connect_to_a_unix_socket(loop, tmp_path):

@@ -12,7 +12,6 @@ from support import (
     capture_contexts,
     receive_all,
     receive_exactly,
-    refused_port,
     reset,
     skip_unless,
     tcp_pair,
@@ -627,6 +626,6 @@ def test_a_conversation_of_many_messages(loop):
     loop.run_until_complete(main())
 
 
-def test_open_connection_refused(loop):
+def test_open_connection_refused(loop, refused_port):
     with pytest.raises(ConnectionRefusedError):
-        loop.run_until_complete(asyncio.open_connection(HOST, refused_port()))
+        loop.run_until_complete(asyncio.open_connection(HOST, refused_port))

@@ -22,7 +22,6 @@ from support import (
     has_parameter,
     receive_all,
     receive_exactly,
-    refused_port,
     reset,
     resource_warnings,
     same_as_asyncio,
@@ -571,17 +570,15 @@ def test_create_connection_checks_its_arguments(loop, arguments, text):
     assert str(caught.value).startswith(text)
 
 
-def test_a_refused_connection(loop):
-    port = refused_port()
+def test_a_refused_connection(loop, refused_port):
     with pytest.raises(ConnectionRefusedError) as caught:
-        loop.run_until_complete(loop.create_connection(Recorder, HOST, port))
+        loop.run_until_complete(loop.create_connection(Recorder, HOST, refused_port))
     assert caught.value.errno == errno.ECONNREFUSED
-    assert str(caught.value) == f"[Errno 111] Connect call failed ('127.0.0.1', {port})"
+    assert str(caught.value) == f"[Errno 111] Connect call failed ('127.0.0.1', {refused_port})"
 
 
-def refuse_by_name(loop, monkeypatch, *hosts):
-    """Make `loop.getaddrinfo` answer with these addresses; return a port that all of them refuse."""
-    port = refused_port()
+def resolve_to(loop, monkeypatch, *hosts):
+    """Make `loop.getaddrinfo` answer with these addresses."""
 
     async def getaddrinfo(host, port, **options):
         return [
@@ -596,39 +593,38 @@ def refuse_by_name(loop, monkeypatch, *hosts):
         ]
 
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=True)
-    return port
 
 
-def test_several_refused_addresses(loop, monkeypatch):
-    port = refuse_by_name(loop, monkeypatch, "127.0.0.1", "127.0.0.2")
+def test_several_refused_addresses(loop, monkeypatch, refused_port):
+    resolve_to(loop, monkeypatch, "127.0.0.1", "127.0.0.2")
     with pytest.raises(OSError) as caught:
-        loop.run_until_complete(loop.create_connection(Recorder, "several.invalid", port))
-    failures = [f"[Errno 111] Connect call failed ('127.0.0.{number}', {port})" for number in (1, 2)]
+        loop.run_until_complete(loop.create_connection(Recorder, "several.invalid", refused_port))
+    failures = [f"[Errno 111] Connect call failed ('127.0.0.{number}', {refused_port})" for number in (1, 2)]
     assert str(caught.value) == "Multiple exceptions: " + ", ".join(failures)
 
 
-def test_all_errors(loop, monkeypatch):
+def test_all_errors(loop, monkeypatch, refused_port):
     skip_unless(has_parameter(asyncio.BaseEventLoop.create_connection, "all_errors"), "create_connection(all_errors=)")
-    port = refuse_by_name(loop, monkeypatch, "127.0.0.1", "127.0.0.2")
+    resolve_to(loop, monkeypatch, "127.0.0.1", "127.0.0.2")
     with pytest.raises(ExceptionGroup) as caught:
-        loop.run_until_complete(loop.create_connection(Recorder, "several.invalid", port, all_errors=True))
+        loop.run_until_complete(loop.create_connection(Recorder, "several.invalid", refused_port, all_errors=True))
     assert caught.value.message == "create_connection failed"
     assert [type(error) for error in caught.value.exceptions] == [ConnectionRefusedError] * 2
 
 
-def test_the_same_failure_twice_is_told_once(loop, monkeypatch):
-    port = refuse_by_name(loop, monkeypatch, "127.0.0.1", "127.0.0.1")
+def test_the_same_failure_twice_is_told_once(loop, monkeypatch, refused_port):
+    resolve_to(loop, monkeypatch, "127.0.0.1", "127.0.0.1")
     with pytest.raises(ConnectionRefusedError) as caught:
-        loop.run_until_complete(loop.create_connection(Recorder, "twice.invalid", port))
-    assert str(caught.value) == f"[Errno 111] Connect call failed ('127.0.0.1', {port})"
+        loop.run_until_complete(loop.create_connection(Recorder, "twice.invalid", refused_port))
+    assert str(caught.value) == f"[Errno 111] Connect call failed ('127.0.0.1', {refused_port})"
 
 
 def test_an_empty_answer_from_getaddrinfo(loop, monkeypatch):
-    port = refuse_by_name(loop, monkeypatch)
+    resolve_to(loop, monkeypatch)
     with pytest.raises(OSError, match="^getaddrinfo\\(\\) returned empty list$"):
-        loop.run_until_complete(loop.create_connection(Recorder, "nobody.invalid", port))
+        loop.run_until_complete(loop.create_connection(Recorder, "nobody.invalid", 80))
     with pytest.raises(OSError, match="^getaddrinfo\\('nobody.invalid'\\) returned empty list$"):
-        loop.run_until_complete(loop.create_server(Recorder, "nobody.invalid", port))
+        loop.run_until_complete(loop.create_server(Recorder, "nobody.invalid", 80))
 
 
 @pytest.mark.parametrize("delay", [None, 0.25, 0.0], ids=["in turn", "happy eyeballs", "all at once"])
@@ -705,13 +701,13 @@ def test_interleave(loop, monkeypatch, interleave, order):
     assert "".join(tried) == order
 
 
-def test_local_addr(loop):
+def test_local_addr(loop, refused_port):
     async def main():
         factory = Factory()
         server = await loop.create_server(factory, HOST, 0)
-        port = refused_port()
-        transport, client = await loop.create_connection(Recorder, *address_of(server), local_addr=("127.0.0.9", port))
-        assert transport.get_extra_info("sockname") == ("127.0.0.9", port)
+        local = ("127.0.0.9", refused_port)  # Nobody else can have it under all addresses.
+        transport, client = await loop.create_connection(Recorder, *address_of(server), local_addr=local)
+        assert transport.get_extra_info("sockname") == local
         await until(lambda: factory.made)
         transport.abort()
         await until(lambda: client.lost and factory.made[0].lost)

@@ -288,7 +288,7 @@ def test_requests_cancelled_at_any_moment(loop, contexts):
     loop.run_until_complete(main())
 
 
-def test_servers_that_hang_up(loop):
+def test_servers_that_hang_up(loop, refused_port):
     async def half(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
@@ -307,9 +307,8 @@ def test_servers_that_hang_up(loop):
                     with pytest.raises(error):
                         async with session.get(f"http://{support.HOST}:{port}/") as response:
                             await response.read()
-            port = support.refused_port()
             with pytest.raises(aiohttp.ClientConnectorError, match="Connect call failed") as caught:
-                await session.get(f"http://{support.HOST}:{port}/")
+                await session.get(f"http://{support.HOST}:{refused_port}/")
             assert isinstance(caught.value.os_error, ConnectionRefusedError)
 
     loop.run_until_complete(main())

@@ -152,12 +152,10 @@ def test_connections_that_end(loop, dsn):
     loop.run_until_complete(main())
 
 
-def test_a_server_that_is_not_there(loop):
+def test_a_server_that_is_not_there(loop, refused_port):
     async def main():
         with pytest.raises(ConnectionRefusedError):
-            await asyncpg.connect(
-                host=support.HOST, port=support.refused_port(), user="ringloop", database="ringloop", ssl=False
-            )
+            await asyncpg.connect(host=support.HOST, port=refused_port, user="ringloop", database="ringloop", ssl=False)
 
     loop.run_until_complete(main())
 
@@ -272,9 +270,9 @@ def test_connections_that_the_server_ends(loop, client):
     loop.run_until_complete(main())
 
 
-def test_a_redis_that_is_not_there(loop):
+def test_a_redis_that_is_not_there(loop, refused_port):
     async def main():
-        async with redis.Redis(host=support.HOST, port=support.refused_port(), retry=None) as connection:
+        async with redis.Redis(host=support.HOST, port=refused_port, retry=None) as connection:
             with pytest.raises(redis.ConnectionError, match="Connect call failed"):
                 await connection.ping()
 
