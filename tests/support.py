@@ -136,6 +136,19 @@ def open_descriptors():
     return found
 
 
+def names_the_slowest(test):
+    """Marks a test that expects a certain callback to be the slowest: where another one waited longer for a CPU, it is tried again."""
+
+    @functools.wraps(test)
+    def tried(*arguments, **named):
+        for _ in range(4):
+            with contextlib.suppress(AssertionError):
+                return test(*arguments, **named)
+        return test(*arguments, **named)
+
+    return tried
+
+
 async def turns(count):
     """Let the loop make this many turns."""
     for _ in range(count):

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import support
+from support import names_the_slowest
 
 PROGRAM = pathlib.Path(__file__).parent.parent / "examples" / "live_meter" / "meter.py"
 LINE = re.compile(
@@ -43,8 +44,9 @@ def finish(process):
     return process.returncode, (stdout or b"").decode(), (stderr or b"").decode()
 
 
+@names_the_slowest
 def test_a_pipe_gets_a_line_for_each_interval(arm):
-    status, stdout, stderr = finish(start("--seconds", "0.5", "--slow-ms", "60", "--backend", arm))
+    status, stdout, stderr = finish(start("--seconds", "1", "--slow-ms", "300", "--backend", arm))
     assert (status, support.unlogged(stderr)) == (0, "")
     *lines, total = stdout.splitlines()
     matches = [LINE.fullmatch(line) for line in lines]
@@ -58,7 +60,7 @@ def test_a_pipe_gets_a_line_for_each_interval(arm):
 def test_a_terminal_gets_one_line_that_is_drawn_anew(arm):
     ours, theirs = pty.openpty()
     try:
-        process = start("--seconds", "0.5", "--backend", arm, stdout=theirs)
+        process = start("--seconds", "2", "--backend", arm, stdout=theirs)
         os.close(theirs)
         shown = b""
         try:
