@@ -82,7 +82,7 @@ def nothing_left_behind():
     leaked = support.open_descriptors() - descriptors
     assert not leaked, f"descriptors left open: {leaked}"
     for thread in set(threading.enumerate()) - threads:
-        thread.join(10)
+        thread.join(support.PATIENCE_S)
         assert not thread.is_alive(), f"thread left running: {thread}"
     assert asyncio._get_running_loop() is None
     assert sys.get_asyncgen_hooks() == hooks

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from support import (
+    PATIENCE_S,
     BackgroundThread,
     capture_contexts,
     new_event_loop,
@@ -76,7 +77,7 @@ def run_child_with_path(source, arm, environment, flags):
         name: value for name, value in {**os.environ, "PYTHONDEVMODE": None, **environment}.items() if value is not None
     }
     return subprocess.run(
-        [sys.executable, *flags, "-c", lines, arm], env=variables, capture_output=True, text=True, timeout=40
+        [sys.executable, *flags, "-c", lines, arm], env=variables, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 

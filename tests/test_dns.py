@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from support import HOST, has_ipv6, run_child, same_as_asyncio
+from support import HOST, PATIENCE_S, has_ipv6, run_child, same_as_asyncio
 
 
 def resolver_threads():
@@ -194,7 +194,7 @@ def test_the_loop_turns_while_a_name_is_resolved(loop, monkeypatch):
     release = threading.Event()
 
     def getaddrinfo(*_arguments, **_options):
-        assert release.wait(20)
+        assert release.wait(PATIENCE_S)
         return stream_info(HOST, 80)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
@@ -271,7 +271,7 @@ def test_getnameinfo_asks_in_the_executor_for_names(loop, monkeypatch):
 
 def test_a_cancelled_lookup(loop, monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: release.wait(20))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: release.wait(PATIENCE_S))
 
     async def main():
         with pytest.raises(TimeoutError):

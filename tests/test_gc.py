@@ -12,6 +12,7 @@ import pytest
 
 from support import (
     HOST,
+    PATIENCE_S,
     BufferedRecorder,
     Recorder,
     attach,
@@ -315,7 +316,7 @@ def test_a_paused_connection_that_nobody_holds_is_collected_with_a_warning(loop)
     assert any(text.startswith("unclosed transport <") for text in texts)
     assert reference() is None
     peer.setblocking(True)
-    peer.settimeout(20)
+    peer.settimeout(PATIENCE_S)
     assert peer.recv(1) == b""
     peer.close()
 

@@ -14,6 +14,7 @@ import pytest
 
 from support import (
     HOST,
+    PATIENCE_S,
     Recorder,
     attach,
     capture_contexts,
@@ -588,7 +589,7 @@ def test_a_cancelled_accept_loses_no_connection(loop):
             with pytest.raises(asyncio.CancelledError):
                 await task
             with socket.create_connection(listener.getsockname()) as client:
-                accepted, address = await asyncio.wait_for(loop.sock_accept(listener), 20)
+                accepted, address = await asyncio.wait_for(loop.sock_accept(listener), PATIENCE_S)
                 assert address == client.getsockname()
                 accepted.close()
 
@@ -605,7 +606,7 @@ def test_an_accept_cancelled_as_the_client_comes_leaves_it_to_the_next(loop):
                     task.cancel()
                     with pytest.raises(asyncio.CancelledError):
                         await task
-                    accepted, address = await asyncio.wait_for(loop.sock_accept(listener), 20)
+                    accepted, address = await asyncio.wait_for(loop.sock_accept(listener), PATIENCE_S)
                     assert address == client.getsockname()
                     accepted.close()
 
@@ -662,7 +663,7 @@ def test_a_socket_closed_after_its_receive_was_cancelled_can_be_reused_by_number
             second.close()
             third, fourth = tcp_pair()
             fourth.send(b"new")
-            assert await asyncio.wait_for(loop.sock_recv(third, 10), 20) == b"new"
+            assert await asyncio.wait_for(loop.sock_recv(third, 10), PATIENCE_S) == b"new"
             third.close()
             fourth.close()
 
@@ -676,7 +677,7 @@ def test_results_can_be_awaited_in_every_way(loop, pair):
         second.send(b"1")
         assert await asyncio.create_task(loop.sock_recv(first, 1)) == b"1"
         second.send(b"2")
-        assert await asyncio.wait_for(loop.sock_recv(first, 1), 20) == b"2"
+        assert await asyncio.wait_for(loop.sock_recv(first, 1), PATIENCE_S) == b"2"
         second.send(b"3")
         assert await asyncio.gather(loop.sock_recv(first, 1)) == [b"3"]
         second.send(b"4")
@@ -686,7 +687,7 @@ def test_results_can_be_awaited_in_every_way(loop, pair):
         loop.call_later(0.002, second.send, b"5")
         assert await asyncio.ensure_future(loop.sock_recv(first, 1)) == b"5"
         loop.call_later(0.002, second.send, b"6")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await loop.sock_recv(first, 1) == b"6"
         loop.call_later(0.002, second.send, b"7")
         return await asyncio.shield(loop.sock_recv(first, 1))

@@ -13,6 +13,7 @@ import weakref
 import pytest
 
 from support import (
+    PATIENCE_S,
     Recorder,
     attach,
     capture_contexts,
@@ -472,7 +473,7 @@ def test_future_callbacks_run_in_order_in_a_later_turn(loop):
 def test_run_coroutine_threadsafe(loop):
     def from_thread():
         future = asyncio.run_coroutine_threadsafe(answer(), loop)
-        value = future.result(20)
+        value = future.result(PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
         return value
 

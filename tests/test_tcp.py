@@ -13,6 +13,7 @@ import pytest
 
 from support import (
     HOST,
+    PATIENCE_S,
     BufferedRecorder,
     Recorder,
     attach,
@@ -1403,7 +1404,7 @@ def test_a_write_reaches_the_peer_at_once(loop):
             transport.write(b"now")
             await asyncio.sleep(0)
             peer.setblocking(True)
-            peer.settimeout(20)
+            peer.settimeout(PATIENCE_S)
             assert peer.recv(3) == b"now"
         await until(lambda: protocol.lost)
 
@@ -1547,7 +1548,7 @@ def test_close_sends_fin_at_once(loop):
             await turns(2)
             assert protocol.lost
             peer.setblocking(True)
-            peer.settimeout(20)
+            peer.settimeout(PATIENCE_S)
             assert peer.recv(1) == b""
 
     loop.run_until_complete(main())
@@ -2057,7 +2058,7 @@ def test_an_unclosed_transport_warns_and_closes_its_socket(loop_factory):
         assert any(text.startswith("unclosed transport <") for text in texts)
         assert ours.fileno() == -1
         peer.setblocking(True)
-        peer.settimeout(20)
+        peer.settimeout(PATIENCE_S)
         assert peer.recv(1) == b""
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from support import (
     HOST,
+    PATIENCE_S,
     capture_contexts,
     finish,
     has_ipv6,
@@ -104,7 +105,7 @@ def address_of(transport):
 def udp_socket(address=(HOST, 0)):
     """A blocking UDP socket bound to an address; (None,) leaves it unbound."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.settimeout(20)
+        sock.settimeout(PATIENCE_S)
         sock.bind(address)
         yield sock
 
@@ -112,7 +113,7 @@ def udp_socket(address=(HOST, 0)):
 @contextlib.contextmanager
 def unix_socket(path=None, peer=None):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.settimeout(20)
+        sock.settimeout(PATIENCE_S)
         if path is not None:
             sock.bind(path)
         if peer is not None:
@@ -2008,7 +2009,7 @@ def test_a_child_process_as_peer(loop):
     source = f"import socket\ns = socket.socket(type=socket.SOCK_DGRAM)\nfor n in range(100): s.sendto(b'%d' % n, ({host!r}, {port}))"
     process = subprocess.Popen([sys.executable, "-c", source])
     wait_for(loop, lambda: len(recorder.data) == 100)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert recorder.data == [b"%d" % number for number in range(100)]
     close(loop, server)
 
