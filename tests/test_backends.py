@@ -10,7 +10,18 @@ import weakref
 
 import pytest
 
-from support import HOST, BackgroundThread, finish, resource_warnings, run_child, tcp_listener, tcp_pair, turns, until
+from support import (
+    HOST,
+    PATIENCE_S,
+    BackgroundThread,
+    finish,
+    resource_warnings,
+    run_child,
+    tcp_listener,
+    tcp_pair,
+    turns,
+    until,
+)
 
 ringloop_only = pytest.mark.ringloop_only
 
@@ -325,7 +336,7 @@ def test_connections_are_accepted_under_an_endless_chain_of_callbacks(loop):
         assert chain_until(loop, lambda: served == [b"x"])
     server.close()
     loop.run_until_complete(server.wait_closed())
-    loop.run_until_complete(asyncio.wait_for(wait_for_tasks(loop), 20))
+    loop.run_until_complete(asyncio.wait_for(wait_for_tasks(loop), PATIENCE_S))
 
 
 async def wait_for_tasks(loop):
@@ -407,19 +418,12 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
                 received.append(data)
                 self.transport.write(data)
 
-        async def until(condition):
-            for _ in range(20_000):
-                if condition():
-                    return
-                await asyncio.sleep(0.001)
-            raise AssertionError("waited in vain")
-
         async def main():
             server = await loop.create_server(Echo, "127.0.0.1", 0, backlog=5)
             address = server.sockets[0].getsockname()
             early = socket.create_connection(address)
             early.send(b"early")
-            await until(lambda: received == [b"early"])
+            await support.until(lambda: received == [b"early"])
             late = socket.socket()
             time.strftime("%Z")
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -430,10 +434,10 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
                     fillers.append(os.dup(0))
             except OSError:
                 pass
+            used, began, ticks = time.process_time(), time.monotonic(), 0
             late.connect(address)
             late.send(b"late")
-            await until(lambda: contexts)
-            used, began, ticks = time.process_time(), time.monotonic(), 0
+            await support.until(lambda: contexts)
             for _ in range(25):
                 early.send(b"on")
                 await asyncio.sleep(0.01)
@@ -442,7 +446,7 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
             told = list(contexts)
             for filler in fillers:
                 os.close(filler)
-            await until(lambda: b"late" in received)
+            await support.until(lambda: b"late" in received)
             server.close()
             early.close()
             late.close()

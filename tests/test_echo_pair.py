@@ -4,7 +4,9 @@ import contextlib
 import os
 import pathlib
 import pty
+import queue
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -319,11 +321,13 @@ def test_a_message_that_is_no_text_and_a_terminal_that_is_ascii():
 def test_ctrl_c_ends_the_client():
     def behave(connection):
         connection.recv(5)
-        client.send_signal(signal.SIGINT)
+        started.get(timeout=support.PATIENCE_S).send_signal(signal.SIGINT)
         connection.recv(5)
 
+    started = queue.SimpleQueue()
     with fake_server(behave) as port:
         client = start("client.py", "--port", str(port))
+        started.put(client)
         assert finish(client) == (130, "", "interrupted\n")
 
 
@@ -338,7 +342,9 @@ def test_a_long_bench_shows_its_progress_on_a_terminal():
         with fake_server(behave) as port:
             client = start("client.py", "--port", str(port), "--bench", "--repeat", "5", stderr=terminal)
             status, stdout, _ = finish(client)
-        shown = os.read(ours, 65536).decode()
+        shown = ""
+        while not shown.endswith("\r\x1b[K") and select.select([ours], [], [], support.PATIENCE_S)[0]:
+            shown += os.read(ours, 65536).decode()
     finally:
         os.close(ours)
         os.close(terminal)

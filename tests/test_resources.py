@@ -31,11 +31,18 @@ GROWTH_MAX = 2 << 20
 
 
 class Echo(asyncio.Protocol):
+    connections = 0
+    """How many there are at the moment."""
+
     def connection_made(self, transport):
+        Echo.connections += 1
         self.transport = transport
 
     def data_received(self, data):
         self.transport.write(data)
+
+    def connection_lost(self, _error):
+        Echo.connections -= 1
 
 
 class EchoDatagrams(asyncio.DatagramProtocol):
@@ -100,9 +107,11 @@ def leaves_nothing(loop, cycle, watched, cycles, warm_up=WARM_UP, at_once=1):
     """Run `await cycle()` again and again, or `cycle()` without a loop, and demand that everything is afterwards as it was."""
 
     async def repeat(count):
+        connections = Echo.connections
         for _ in range(count):
             await cycle()
-        # What the last cycles have queued, and what peers have still to notice.
+        # What peers have still to notice, and what the last cycles have queued.
+        await support.until(lambda: Echo.connections == connections, "the end of the server's connections")
         await asyncio.sleep(0.01)
         await support.turns(5)
 

@@ -221,11 +221,15 @@ def test_a_python_signal_handler_runs_while_the_loop_sleeps(arm):
             print("handled", number, flush=True)
             loop.call_soon_threadsafe(loop.stop)
         signal.signal(signal.SIGUSR1, handler)
-        loop.call_later(0.02, lambda: print("ready", flush=True))
+        import threading
+        # From another thread: the handler must not find the loop's own within print.
+        loop.call_soon(threading.Timer(0.1, print, ["ready"], {"flush": True}).start)
         loop.run_forever()
         loop.close()
         """,
         number=signal.SIGUSR1,
+        env={"RINGLOOP_BUSY_POLL": "off"},
+        asleep=True,
     )
     assert (code, stdout) == (0, f"handled {signal.SIGUSR1.value}\n")
 

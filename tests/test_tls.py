@@ -15,7 +15,6 @@ import ssl
 import struct
 import tempfile
 import termios
-import threading
 import weakref
 from asyncio import sslproto
 
@@ -26,6 +25,8 @@ from hypothesis import strategies as st
 
 from support import (
     HOST,
+    PATIENCE_S,
+    BackgroundThread,
     Recorder,
     capture_contexts,
     finish,
@@ -367,7 +368,7 @@ def test_any_data_cut_anywhere_arrives(loop_factory, pieces, way, cut, receiver,
             await loop.sock_sendall(peer.sock, records[start : start + cut])
             await asyncio.sleep(0)
         if receiver == "stream":
-            assert await asyncio.wait_for(reader.readexactly(len(whole)), 20) == whole
+            assert await asyncio.wait_for(reader.readexactly(len(whole)), PATIENCE_S) == whole
         else:
             await until(lambda: len(protocol.data) >= len(whole))
             assert protocol.data == whole
@@ -1561,6 +1562,8 @@ def test_a_thousand_small_writes(loop):
 
 
 def test_two_loops_in_two_threads(loop_factory):
+    certificate(NAME)  # Made once, and not in two threads at once.
+
     def run():
         loop = loop_factory()
         try:
@@ -1579,14 +1582,8 @@ def test_two_loops_in_two_threads(loop_factory):
                 await closed(server)
 
             loop.run_until_complete(main())
-            done.append(True)
         finally:
             finish(loop)
 
-    done = []
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert done == [True, True]
+    for thread in [BackgroundThread(run) for _ in range(2)]:
+        thread.result()

@@ -806,10 +806,13 @@ def test_an_unclosed_connection_warns(loop_factory, path):
         async with serving(path):
             await connected(path)
             await turns(3)
+            there.append(True)
 
+    there = []
     with resource_warnings() as texts:
         # From Python 3.12 on, a server waits for its connections: this one has none any more when the loop is closed.
         task = loop.create_task(main())
+        loop.run_until_complete(until(lambda: there))
         loop.run_until_complete(asyncio.wait([task], timeout=0.2))
         task.cancel()
         loop.run_until_complete(asyncio.wait([task]))

@@ -166,7 +166,8 @@ def test_servers_that_say_nothing(loop, contexts):
             scheme = "ws" if contexts[0] is None else "wss"
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(TimeoutError, match="timed out during opening handshake"):
-                await connect(f"{scheme}://localhost:{port}/", ssl=contexts[1], open_timeout=0.1)
+                await connect(f"{scheme}://{support.HOST}:{port}/", ssl=contexts[1], open_timeout=0.1)
+            await support.until(lambda: accepted, "the accepted connection")
             for writer in accepted:
                 writer.close()
                 await asyncio.gather(writer.wait_closed(), return_exceptions=True)
