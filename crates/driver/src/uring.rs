@@ -1129,7 +1129,7 @@ mod tests {
     fn next_events(uring: &mut Uring) -> Vec<Event> {
         let mut events = Vec::new();
         while events.is_empty() {
-            match uring.poll(Some(Duration::from_secs(20)), &mut events) {
+            match uring.poll(Some(Duration::from_secs(60)), &mut events) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => result.unwrap(),
             }
@@ -1176,7 +1176,7 @@ mod tests {
             uring.flush().unwrap();
             drop(server);
             client
-                .set_read_timeout(Some(Duration::from_secs(20)))
+                .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
             assert_eq!(next_events(&mut uring)[0].result, -libc::ECANCELED);

@@ -10,7 +10,7 @@ use ringloop_driver::{
 };
 
 use crate::support::{
-    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, poll, raw, receive,
+    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, pairs, poll, raw, receive,
 };
 
 on_both_backends!(
@@ -39,11 +39,11 @@ fn a_poll_waits_as_long_as_it_is_told(mut driver: Driver) {
     driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
     // Longer than the kernel can count is as good as for ever.
     let waker = driver.waker();
+    let start = Instant::now();
     let thread = thread::spawn(move || {
         thread::sleep(Duration::from_millis(30));
         waker.wake();
     });
-    let start = Instant::now();
     driver.poll(Some(Duration::MAX), &mut Vec::new()).unwrap();
     assert!(
         start.elapsed() >= Duration::from_millis(20),
@@ -271,7 +271,7 @@ fn a_driver_moves_between_threads(mut driver: Driver) {
 
 fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
     // More than the submission queue holds (256 entries by default).
-    let mut pairs: Vec<_> = (0..400).map(|_| pair()).collect();
+    let mut pairs = pairs(400);
     let tokens: Vec<_> = pairs
         .iter()
         .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())

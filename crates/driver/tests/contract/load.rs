@@ -10,7 +10,7 @@ use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
 
 use crate::support::{
     PATIENCE, accept, accepted, all_events, driver_with, event_of, listener, on_both_backends, own,
-    pair, poll, raw, receive,
+    pair, pairs, poll, raw, receive,
 };
 
 on_both_backends!(
@@ -47,7 +47,7 @@ fn a_tiny_ring_whose_readers_leave_everything_gives_all_their_turn() {
     let Some(mut driver) = tiny_ring() else {
         return;
     };
-    let mut pairs: Vec<_> = (0..300).map(|_| pair()).collect();
+    let mut pairs = pairs(300);
     let watch = |driver: &mut Driver, (here, _): &(UnixStream, UnixStream)| {
         driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap()
     };
@@ -74,7 +74,7 @@ fn a_tiny_ring_whose_readers_leave_everything_gives_all_their_turn() {
 }
 
 fn watch_many(driver: &mut Driver, count: usize) {
-    let mut pairs: Vec<_> = (0..count).map(|_| pair()).collect();
+    let mut pairs = pairs(count);
     let tokens: Vec<Token> = pairs
         .iter()
         .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
@@ -158,7 +158,7 @@ fn a_tiny_ring_finishes_many_operations() {
     let Some(mut driver) = tiny_ring() else {
         return;
     };
-    let mut pairs: Vec<_> = (0..200).map(|_| pair()).collect();
+    let mut pairs = pairs(200);
     let tokens: Vec<Token> = pairs
         .iter()
         .map(|(here, _)| driver.submit(receive(raw(here), 8)).unwrap())
@@ -183,7 +183,7 @@ fn a_tiny_ring_finishes_many_operations() {
 }
 
 fn slots_are_reused_under_a_storm_of_late_completions(mut driver: Driver) {
-    let mut pairs: Vec<_> = (0..20).map(|_| pair()).collect();
+    let mut pairs = pairs(20);
     for (_, there) in &mut pairs {
         there.write_all(b"x").unwrap();
     }

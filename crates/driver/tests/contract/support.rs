@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, Token};
 
 /// Longer than anything here takes; only a test that fails waits that long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long to wait for what must not come.
 pub(crate) const QUIET: Duration = Duration::from_millis(30);
@@ -72,6 +72,12 @@ pub(crate) fn pair() -> (UnixStream, UnixStream) {
     one.set_nonblocking(true).unwrap();
     other.set_nonblocking(true).unwrap();
     (one, other)
+}
+
+/// So many pairs of sockets: more than a process may have open on some machines, unless it asks for more.
+pub(crate) fn pairs(count: usize) -> Vec<(UnixStream, UnixStream)> {
+    raise_descriptor_limit();
+    (0..count).map(|_| pair()).collect()
 }
 
 /// Polls until an event of `token` comes, and returns it. Others are dropped.
@@ -152,6 +158,26 @@ pub(crate) fn status_flags(fd: RawFd) -> i32 {
 pub(crate) fn descriptor_flags(fd: RawFd) -> i32 {
     // SAFETY: takes no memory of ours.
     unsafe { libc::fcntl(fd, libc::F_GETFD) }
+}
+
+/// Raises the limit of open descriptors to more than all tests have open together, or to the most that is allowed.
+/// Returns how many of them this is.
+pub(crate) fn raise_descriptor_limit() -> RawFd {
+    const WANTED: libc::rlim_t = 20_000;
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes one rlimit to `limit`, which outlives the call.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    assert_eq!(result, 0);
+    if limit.rlim_cur < WANTED {
+        limit.rlim_cur = WANTED.min(limit.rlim_max);
+        // SAFETY: the kernel reads one rlimit from `limit`, which outlives the call.
+        let result = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(result, 0);
+    }
+    limit.rlim_cur.min(WANTED) as RawFd
 }
 
 /// The raw descriptor of anything that has one.

@@ -2,13 +2,14 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use ringloop_driver::{BackendKind, Driver, Interest, Mode, Peek, Readiness};
 
 use crate::support::{
-    PATIENCE, all_events, errno, event_of, fill, listener, on_both_backends, pair, poll, raw,
+    PATIENCE, all_events, errno, event_of, fill, listener, on_both_backends, own, pair, poll,
+    raise_descriptor_limit, raw,
 };
 
 on_both_backends!(
@@ -170,12 +171,22 @@ fn what_cannot_be_watched_is_refused(mut driver: Driver) {
             libc::EBADF
         );
     }
-    let closed = raw(&pair().0);
+    let closed = closed_descriptor(&driver);
     assert_eq!(
         errno(driver.watch(closed, Interest::READ, Mode::OneShot)),
         libc::EBADF
     );
     assert_eq!(driver.counters().watches, 0);
+}
+
+/// A descriptor that was open, and that nobody else gets by chance: the kernel gives the lowest number that is free.
+fn closed_descriptor(driver: &Driver) -> RawFd {
+    let (here, _there) = pair();
+    // One for each backend, whose tests run at the same time.
+    let number = raise_descriptor_limit() - 1 - driver.backend() as RawFd;
+    // SAFETY: takes no memory of ours.
+    let copy = own(unsafe { libc::fcntl(raw(&here), libc::F_DUPFD_CLOEXEC, number) });
+    raw(&copy)
 }
 
 fn a_watch_changes_under_its_token(mut driver: Driver) {
