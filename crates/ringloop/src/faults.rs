@@ -53,7 +53,7 @@ fn null() -> (File, RawFd) {
 fn connection() -> (Plain, RawFd) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let near = Plain::connect(listener.local_addr().unwrap()).unwrap();
-    near.set_read_timeout(Some(Duration::from_secs(20)))
+    near.set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
     let (far, _) = listener.accept().unwrap();
     far.set_nonblocking(true).unwrap();

@@ -228,7 +228,9 @@ fn a_server_that_drains_finishes_requests_and_closes_what_rests() {
         let (opener, open) = channel::unbounded();
         let gate = Gate { began, open };
         let http = Http::new();
+        // One worker: when the first connection ends, all have heard that the server drains.
         let server = server
+            .workers(1)
             .tls(server_of_both_versions())
             .start_with(move |stream, client| {
                 let (http, gate) = (http.clone(), gate.clone());
@@ -420,23 +422,23 @@ fn hypers_timeouts_end_connections() {
             assert!(ended.unwrap_err().is_timeout());
             // HTTP/2: a client that answers no ping; one that does lives through many.
             let (mut near, far) = tcp().await;
-            let serve = |far| {
+            let serve = |far, patience| {
                 spawn(
                     http2::Builder::new(Executor)
                         .timer(Timer)
                         .keep_alive_interval(Duration::from_millis(2))
-                        .keep_alive_timeout(Duration::from_millis(200))
+                        .keep_alive_timeout(patience)
                         .serve_connection(far, service_fn(echo)),
                 )
             };
-            let server = serve(far);
+            let server = serve(far, Duration::from_millis(200));
             let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
             near.write_all(&preface[..]).await.0.unwrap();
             let ended = timeout(LONG, server).await.unwrap().unwrap();
             assert!(ended.unwrap_err().is_timeout());
 
             let (near, far) = tcp().await;
-            let server = serve(far);
+            let server = serve(far, LONG);
             let (mut sender, connection) = client2::handshake(Executor, near).await.unwrap();
             let connection = spawn(connection);
             for index in 0..5 {

@@ -15,7 +15,7 @@ use ringloop::net::{TcpListener, TcpListenerOptions};
 use ringloop::time::sleep;
 use ringloop::{Pool, PoolConfig, channel, spawn};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn on_both(workers: usize, body: impl Fn(Pool)) {
     for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {

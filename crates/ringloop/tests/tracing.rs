@@ -129,8 +129,14 @@ impl Recorder {
             .collect()
     }
 
-    /// Waits for events in the span of the connection from a peer; their texts and levels.
-    fn of_connection(&self, peer: &str, last: &str) -> Vec<(String, &'static str)> {
+    /// The latest span that there is.
+    fn latest(&self) -> u64 {
+        self.ids.load(Ordering::Relaxed)
+    }
+
+    /// Waits for events in the span of the connection from a peer, which is later than another span: ports are used
+    /// again. Gives their texts and levels.
+    fn of_connection(&self, peer: &str, before: u64, last: &str) -> Vec<(String, &'static str)> {
         let start = Instant::now();
         loop {
             let spans = self.spans.lock().unwrap().clone();
@@ -139,7 +145,9 @@ impl Recorder {
                 .into_iter()
                 .filter(|event| {
                     event.parent.is_some_and(|id| {
-                        spans[&id].name == "connection" && spans[&id].field("peer") == peer
+                        id > before
+                            && spans[&id].name == "connection"
+                            && spans[&id].field("peer") == peer
                     })
                 })
                 .map(|event| (event.field("message").to_owned(), event.name))
@@ -271,8 +279,9 @@ fn a_connection_has_a_span_from_accepting_to_its_end() {
             (b"fail", ("failed".to_owned(), "WARN")),
             (b"panic", ("panicked".to_owned(), "ERROR")),
         ] {
+            let before = recorder.latest();
             let peer = converse(words);
-            let seen = recorder.of_connection(&peer, &end.0);
+            let seen = recorder.of_connection(&peer, before, &end.0);
             assert_eq!(seen, [("accepted".to_owned(), "DEBUG"), end]);
         }
         let workers: Vec<_> = recorder
@@ -317,9 +326,10 @@ fn a_function_that_is_idle_for_too_long_is_told_of() {
             }
             Err(error) => panic!("{error}"),
         };
+        let before = recorder.latest();
         let client = std::net::TcpStream::connect(server.local_addr()).unwrap();
         let peer = client.local_addr().unwrap().to_string();
-        let seen = recorder.of_connection(&peer, "timed out");
+        let seen = recorder.of_connection(&peer, before, "timed out");
         let expected = ["accepted", "timed out"].map(|text| (text.to_owned(), "DEBUG"));
         assert_eq!(seen, expected);
         drop(client);

@@ -12,7 +12,7 @@ use ringloop::time::sleep;
 use ringloop::{Runtime, RuntimeConfig, yield_now};
 
 /// Longer than anything takes that works.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// Runs a body on each backend that is to be had, and looks that it leaves nothing behind.
 pub(crate) fn on_both(body: impl Fn(&mut Runtime)) {
