@@ -408,8 +408,11 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
         """
         import resource, socket, time
         loop = new_loop()
-        contexts, received = [], []
-        loop.set_exception_handler(lambda loop, context: contexts.append(context))
+        contexts, times, received = [], [], []
+        def handler(loop, context):
+            contexts.append(context)
+            times.append(time.monotonic())
+        loop.set_exception_handler(handler)
 
         class Echo(asyncio.Protocol):
             def connection_made(self, transport):
@@ -443,7 +446,7 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
                 await asyncio.sleep(0.01)
                 ticks += 1
             used, took = time.process_time() - used, time.monotonic() - began
-            told = list(contexts)
+            at_first = sum(when < times[0] + 1 for when in times)
             for filler in fillers:
                 os.close(filler)
             await support.until(lambda: b"late" in received)
@@ -452,15 +455,15 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
             late.close()
             await server.wait_closed()
             await asyncio.sleep(0.01)
-            return told, used, took, ticks
+            return at_first, used, took, ticks
 
-        told, used, took, ticks = loop.run_until_complete(main())
+        at_first, used, took, ticks = loop.run_until_complete(main())
         loop.close()
-        print(sorted(told[0]))
-        print(told[0]["message"])
-        print(type(told[0]["exception"]).__name__, told[0]["exception"].errno)
-        print(type(told[0]["socket"]).__name__)
-        print(len(told) / (1 + int(took)), used < max(0.2, took / 2), ticks, b"".join(received).count(b"on"))
+        print(sorted(contexts[0]))
+        print(contexts[0]["message"])
+        print(type(contexts[0]["exception"]).__name__, contexts[0]["exception"].errno)
+        print(type(contexts[0]["socket"]).__name__)
+        print(at_first, used < max(0.2, took / 2), ticks, b"".join(received).count(b"on"))
         """,
         arm,
         python_flags=("-X", "dev", "-W", "error"),
@@ -474,8 +477,8 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
         "TransportSocket",
     ]
     told, lazy, ticks, served = lines[4].split()
-    # asyncio tells it for each place in the backlog, and then rests for a second. On a busy machine it may do so several times.
-    assert 0 < float(told) <= 6, "told as often as there are places in the backlog, not in a loop"
+    # asyncio tells it for each place in the backlog, and tries again a second after each: not always in one turn, and so more often.
+    assert 0 < int(told) <= 6, "told as often as there are places in the backlog, not in a loop"
     assert lazy == "True", "the loop sleeps meanwhile"
     assert (ticks, served) == ("25", "25"), "timers and other connections go on"
 
