@@ -59,7 +59,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
-def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient_probes: None) -> Path:
     """The fake load generator, which is found instead of the real one."""
     program = tmp_path / "fake-load"
     program.write_text(f"#!{sys.executable}\n" + (FAKES / "load.py").read_text())
@@ -69,7 +69,6 @@ def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     # The fakes bind nothing: what other tests have left in TIME_WAIT, for a minute, isn't waited for.
     monkeypatch.setattr(preflight, "drain_time_wait", lambda: True)
-    monkeypatch.setattr(process, "PROBE_TIMEOUT_S", PATIENCE * process.PROBE_TIMEOUT_S)
     return program
 
 
