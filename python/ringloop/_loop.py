@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import errno
 import functools
 import os
@@ -41,6 +42,9 @@ _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 
 _STREAM_NONBLOCKING = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+
+# From Python 3.15 on all callbacks of a stream transport run in one context, copied before the protocol is made.
+_ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
 
 
 def _is_ipv4(host: object) -> TypeGuard[str]:
@@ -245,9 +249,10 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         *,
         extra: dict[str, Any] | None = None,
         server: asyncio.Server | None = None,
+        context: contextvars.Context | None = None,
     ) -> SocketTransport:
         self._ensure_fd_no_transport(sock)
-        transport = SocketTransport(self, sock, protocol, extra)
+        transport = SocketTransport(self, sock, protocol, extra, context)
         if server is not None:
             transport._attach(server)
         transport._begin(waiter)
@@ -262,11 +267,12 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         *,
         extra: dict[str, Any] | None = None,
         server: asyncio.Server | None = None,
+        context: contextvars.Context | None = None,
         **options: Any,
     ) -> _tls.SSLProtocolTransport:
         self._ensure_fd_no_transport(rawsock)
         ssl_protocol = _tls.SSLProtocol(self, protocol, sslcontext, waiter, **options)
-        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server)
+        self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server, context=context)
         return ssl_protocol._get_app_transport()
 
     start_tls = _tls.start_tls
@@ -346,9 +352,12 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
                 await waiter
             elif error not in (0, errno.EISCONN):
                 raise OSError(error, f"Connect call failed {address}")
+            context = contextvars.copy_context() if _ONE_CONTEXT_PER_CONNECTION else None
             protocol = protocol_factory()
             waiter = self.create_future()
-            transport = self._make_socket_transport(sock, protocol, waiter, extra={"peername": address})
+            transport = self._make_socket_transport(
+                sock, protocol, waiter, extra={"peername": address}, context=context
+            )
         except BaseException:
             sock.close()
             raise

@@ -112,9 +112,11 @@ def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
 wake_waiter = futures._set_result_unless_cancelled  # type: ignore[attr-defined]
 
 
-def make_handle(loop: EventLoop, callback: Callable[..., object], arguments: tuple[Any, ...]) -> asyncio.Handle:
+def make_handle(
+    loop: EventLoop, callback: Callable[..., object], arguments: tuple[Any, ...], context: Context | None
+) -> asyncio.Handle:
     """asyncio's own handle for a descriptor's callback, in debug mode."""
-    handle = _Handle(callback, arguments, loop, None)
+    handle = _Handle(callback, arguments, loop, context)
     del handle._source_traceback[-1]
     return handle
 

@@ -298,24 +298,26 @@ impl Loop {
         watches::ensure_no_transport(slf, fd, watches::file_number(fd)?)
     }
 
-    #[pyo3(signature = (fd, callback, *args))]
+    #[pyo3(signature = (fd, callback, *args, context=None))]
     fn _add_reader<'py>(
         slf: &Bound<'py, Self>,
         fd: &Bound<'py, PyAny>,
         callback: &Bound<'py, PyAny>,
         args: &Bound<'py, PyTuple>,
+        context: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        watches::add(slf, fd, callback, args, false)
+        watches::add(slf, fd, callback, args, context, false)
     }
 
-    #[pyo3(signature = (fd, callback, *args))]
+    #[pyo3(signature = (fd, callback, *args, context=None))]
     fn _add_writer<'py>(
         slf: &Bound<'py, Self>,
         fd: &Bound<'py, PyAny>,
         callback: &Bound<'py, PyAny>,
         args: &Bound<'py, PyTuple>,
+        context: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        watches::add(slf, fd, callback, args, true)
+        watches::add(slf, fd, callback, args, context, true)
     }
 
     fn _remove_reader(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {

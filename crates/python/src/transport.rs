@@ -15,12 +15,13 @@ mod writing;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
+use pyo3::types::{IntoPyDict, PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode, Token};
 
@@ -67,6 +68,8 @@ struct State {
     /// Whether the loop knows that this transport has the descriptor.
     entered: bool,
     token: Option<Token>,
+    /// The context of all callbacks, from Python 3.15 on. Before, each takes a copy of the current one when it is scheduled.
+    context: Option<Py<PyAny>>,
     /// The context that protocol callbacks for arriving data run in; taken when reading (re)starts.
     read_context: Option<Py<PyAny>>,
     /// The context for `resume_writing`; taken when writing blocks.
@@ -80,8 +83,11 @@ struct State {
     end_received: bool,
     /// The socket may have something to read.
     readable: bool,
-    /// The protocol is being served with what arrived. It may make the loop turn meanwhile.
+    /// The protocol is being served with what arrived, or in the one context of all callbacks. It may make the loop turn
+    /// meanwhile.
     delivering: bool,
+    /// The socket reported meanwhile, and that context can't be entered twice.
+    reported: bool,
     /// A short read doesn't mean that nothing is left: the peer has ended, the socket failed, or something came at which
     /// reads end (urgent data, descriptors). Until a read finds nothing.
     read_on: bool,
@@ -108,12 +114,13 @@ pub(crate) struct SocketTransport {
 #[pymethods]
 impl SocketTransport {
     #[new]
-    #[pyo3(signature = (event_loop, sock, protocol, extra=None))]
+    #[pyo3(signature = (event_loop, sock, protocol, extra=None, context=None))]
     fn new(
         event_loop: &Bound<'_, Loop>,
         sock: &Bound<'_, PyAny>,
         protocol: &Bound<'_, PyAny>,
         extra: Option<&Bound<'_, PyDict>>,
+        context: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let py = event_loop.py();
         let extra = match extra {
@@ -132,6 +139,7 @@ impl SocketTransport {
                 extra: extra.unbind(),
                 entered: false,
                 token: None,
+                context,
                 read_context: None,
                 write_context: None,
                 started: false,
@@ -141,6 +149,7 @@ impl SocketTransport {
                 end_received: false,
                 readable: false,
                 delivering: false,
+                reported: false,
                 read_on: false,
                 is_unix: sock.getattr(intern!(py, "family"))?.extract::<i32>()? == libc::AF_UNIX,
                 protocol_paused: false,
@@ -196,9 +205,8 @@ impl SocketTransport {
             .get_mut(py)
             .enter_transport(fd, slf.as_any());
         this.state.get_mut(py).entered = true;
-        let call_soon = intern!(py, "call_soon");
         let connection_made = protocol.getattr(intern!(py, "connection_made"))?;
-        event_loop.call_method1(call_soon, (connection_made, slf))?;
+        call_soon(slf, &event_loop, (connection_made, slf))?;
         take_read_context(slf)?;
         event_loop
             .get()
@@ -208,7 +216,7 @@ impl SocketTransport {
             .push_back(Ready::StartReading(slf.clone().unbind()));
         if let Some(waiter) = waiter {
             let wake = support::python(py)?.getattr(intern!(py, "wake_waiter"))?;
-            event_loop.call_method1(call_soon, (wake, waiter, py.None()))?;
+            call_soon(slf, &event_loop, (wake, waiter, py.None()))?;
         }
         Ok(())
     }
@@ -550,6 +558,7 @@ impl SocketTransport {
             let dropped = (
                 state.protocol.take(),
                 std::mem::replace(&mut state.receiver, Receiver::Data),
+                state.context.take(),
                 state.read_context.take(),
                 state.write_context.take(),
                 std::mem::take(&mut state.buffer),
@@ -658,6 +667,7 @@ impl SocketTransport {
         visit.call(&state.protocol)?;
         visit.call(&state.server)?;
         visit.call(&state.extra)?;
+        visit.call(&state.context)?;
         visit.call(&state.read_context)?;
         visit.call(&state.write_context)?;
         visit.call(&state.empty_waiter)?;
@@ -680,6 +690,7 @@ impl SocketTransport {
                 state.sock.take(),
                 state.protocol.take(),
                 state.server.take(),
+                state.context.take(),
                 state.read_context.take(),
                 state.write_context.take(),
                 state.empty_waiter.take(),
@@ -780,6 +791,30 @@ pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
 }
 
+/// The context of a callback that is scheduled now: the transport's, where it has one for all.
+fn context_for(transport: &Bound<'_, SocketTransport>) -> PyResult<Py<PyAny>> {
+    let py = transport.py();
+    let own = transport.get().state.get(py).context.clone_ref_opt(py);
+    own.map_or_else(|| copy_context(py), Ok)
+}
+
+/// `loop.call_soon(*arguments)`, in the transport's context where it has one for all.
+fn call_soon<'py>(
+    transport: &Bound<'py, SocketTransport>,
+    event_loop: &Bound<'py, Loop>,
+    arguments: impl PyCallArgs<'py>,
+) -> PyResult<()> {
+    let py = transport.py();
+    let context = transport.get().state.get(py).context.clone_ref_opt(py);
+    let options = match context {
+        Some(context) => Some([(intern!(py, "context"), context)].into_py_dict(py)?),
+        None => None,
+    };
+    event_loop
+        .call_method(intern!(py, "call_soon"), arguments, options.as_ref())
+        .map(drop)
+}
+
 fn receiver_for(protocol: &Bound<'_, PyAny>) -> PyResult<Receiver> {
     static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = protocol.py();
@@ -796,7 +831,7 @@ fn receiver_for(protocol: &Bound<'_, PyAny>) -> PyResult<Receiver> {
 /// Takes the context that arriving data is delivered in, where reading is asked for; it begins later.
 pub(crate) fn take_read_context(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
-    let context = copy_context(py)?;
+    let context = context_for(transport)?;
     let previous = transport
         .get()
         .state
@@ -901,6 +936,10 @@ pub(crate) fn on_ready(
         let mut state = this.state.get_mut(py);
         state.readable |= readiness.readable;
         state.read_on |= readiness.read_on;
+        if state.delivering && state.context.is_some() {
+            state.reported = true;
+            return Ok(());
+        }
         let read = state.readable && state.wants_data() && !state.delivering;
         let context = read.then(|| state.read_context.clone_ref_opt(py)).flatten();
         state.delivering |= context.is_some();
@@ -911,10 +950,11 @@ pub(crate) fn on_ready(
         let (again, event_loop) = {
             let mut state = this.state.get_mut(py);
             state.delivering = false;
+            let reported = std::mem::take(&mut state.reported);
             // The kernel reports arrivals, not remains: come back for those, and for what is left undone by an error.
             let again = Readiness {
                 readable: state.readable && state.wants_data(),
-                writable: readiness.writable && result.is_err(),
+                writable: reported || (readiness.writable && result.is_err()),
                 read_on: false,
             };
             let come_back = again.readable || again.writable;
@@ -927,8 +967,8 @@ pub(crate) fn on_ready(
         result?;
     }
     if readiness.writable {
-        let context = {
-            let state = this.state.get(py);
+        let (context, has_one_context) = {
+            let mut state = this.state.get_mut(py);
             if state.lost > 0 {
                 return Ok(());
             }
@@ -936,28 +976,32 @@ pub(crate) fn on_ready(
                 drop(state);
                 return file_sending::step(transport);
             }
-            state.write_context.clone_ref_opt(py)
+            let has_one_context = state.context.is_some();
+            state.delivering |= has_one_context;
+            (state.write_context.clone_ref_opt(py), has_one_context)
         };
         let result = match context {
             Some(context) => in_context(py, &context, || flush(transport)),
             None => flush(transport),
         };
-        if result.is_err() {
+        let (again, event_loop) = {
+            let mut state = this.state.get_mut(py);
+            let reported = has_one_context && std::mem::take(&mut state.reported);
+            state.delivering &= !has_one_context;
             // The edge is spent; an error that left something to send, such as that of a nested turn, must not end it.
-            let event_loop = {
-                let state = this.state.get(py);
-                let come_back = state.is_sending() && state.lost == 0;
-                let event_loop = come_back.then(|| state.event_loop.clone_ref_opt(py));
-                event_loop.flatten()
+            let again = Readiness {
+                readable: reported && state.readable,
+                writable: reported || (result.is_err() && state.is_sending() && state.lost == 0),
+                read_on: false,
             };
-            if let Some(event_loop) = event_loop {
-                let again = Readiness {
-                    readable: false,
-                    writable: true,
-                    read_on: false,
-                };
-                queue_ready(transport, event_loop.get(), again);
-            }
+            let event_loop = again
+                .writable
+                .then(|| state.event_loop.clone_ref_opt(py))
+                .flatten();
+            (again, event_loop)
+        };
+        if let Some(event_loop) = event_loop {
+            queue_ready(transport, event_loop.get(), again);
         }
         return result;
     }
@@ -970,7 +1014,7 @@ pub(crate) fn in_context(
     context: &Py<PyAny>,
     body: impl FnOnce() -> PyResult<()>,
 ) -> PyResult<()> {
-    // SAFETY: the GIL is held and `context` is a Context, which `copy_context` made.
+    // SAFETY: the GIL is held; what is no Context is refused.
     if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }
@@ -1004,10 +1048,7 @@ fn schedule_connection_lost(
     transport.get().delist(py);
     let event_loop = transport.get().event_loop(py)?;
     let callback = transport.getattr(intern!(py, "_call_connection_lost"))?;
-    event_loop
-        .bind(py)
-        .call_method1(intern!(py, "call_soon"), (callback, exception))
-        .map(drop)
+    call_soon(transport, event_loop.bind(py), (callback, exception))
 }
 
 fn log_if_debug(transport: &Bound<'_, SocketTransport>, text: &str) -> PyResult<()> {

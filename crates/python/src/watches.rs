@@ -324,12 +324,14 @@ pub(crate) fn ensure_no_transport(
     Ok(())
 }
 
-/// Watches `file` with a callback; returns the callback's handle. Replaces (and cancels) the one there was.
+/// Watches `file` with a callback, which runs in `context` or in a copy of the current one; returns the callback's
+/// handle. Replaces (and cancels) the one there was.
 pub(crate) fn add<'py>(
     event_loop: &Bound<'py, Loop>,
     file: &Bound<'py, PyAny>,
     callback: &Bound<'py, PyAny>,
     arguments: &Bound<'py, PyTuple>,
+    context: Option<&Bound<'py, PyAny>>,
     for_writing: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = event_loop.py();
@@ -338,7 +340,7 @@ pub(crate) fn add<'py>(
     let handle = if this.is_debug() {
         support::python(py)?
             .getattr(intern!(py, "make_handle"))?
-            .call1((event_loop, callback, arguments))?
+            .call1((event_loop, callback, arguments, context))?
     } else {
         let items: Vec<_> = arguments
             .iter_borrowed()
@@ -347,7 +349,7 @@ pub(crate) fn add<'py>(
         let call = Call {
             callback: callback.as_ptr(),
             arguments: &items,
-            context: std::ptr::null_mut(),
+            context: context.map_or(std::ptr::null_mut(), Bound::as_ptr),
         };
         // SAFETY: the GIL is held and the pointers are borrowed from live `Bound`s.
         let handle = unsafe { HandleRef::new(&call, event_loop.as_ptr(), None) };

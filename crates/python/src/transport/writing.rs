@@ -4,7 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::{CloneRefOption, SocketTransport, State, copy_context, fatal_error, list, update_hold};
+use super::{CloneRefOption, SocketTransport, State, context_for, fatal_error, list, update_hold};
 use crate::buffers::{self, Chunk};
 use crate::support;
 
@@ -130,7 +130,7 @@ pub(super) fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> P
 /// The socket is full: the rest goes out when it reports room.
 pub(super) fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
-    let context = copy_context(py)?;
+    let context = context_for(transport)?;
     let previous = transport
         .get()
         .state
