@@ -11,7 +11,7 @@ import sys
 import sysconfig
 
 OLDEST = (3, 11)
-NEWEST = (3, 14)
+NEWEST = (3, 15)
 
 
 def shortcomings() -> "list[str]":
