@@ -10,6 +10,7 @@ use crate::config::{BackendChoice, BackendKind, Config, Refused};
 use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
 use crate::op::Op;
+use crate::registry::Registry;
 use crate::scripted::Scripted;
 use crate::token::Token;
 use crate::uring::Uring;
@@ -93,6 +94,10 @@ impl Backend {
     #[inline]
     pub(crate) fn unwatch(&mut self, token: Token) {
         each!(self, backend => backend.unwatch(token));
+    }
+
+    pub(crate) fn registry(&mut self) -> io::Result<Registry> {
+        each!(self, backend => backend.registry())
     }
 
     #[inline]

@@ -6,16 +6,18 @@
 //!   with its buffers and give it back.
 //! - A descriptor has one registration, which serves its watch and its operations together. One that has fired as a
 //!   one-shot stays in the epoll set, disabled, and is left to close(2).
+//! - The registry's watches are in the same set, told apart by what the kernel gives back.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
+use crate::registry::{self, Registry};
 use crate::sys::{self, FileKind, Waiting};
 use crate::table::{Phase, Table, Watch};
 use crate::token::Token;
@@ -45,7 +47,8 @@ struct Completion {
 }
 
 pub(crate) struct Epoll {
-    set: OwnedFd,
+    /// It has the epoll set.
+    registry: Registry,
     table: Table,
     waker: Waker,
     /// Operations to be tried.
@@ -72,16 +75,16 @@ enum Attempt {
 
 impl Epoll {
     pub(crate) fn new(waker: Waker, slots: usize) -> io::Result<Epoll> {
-        let set = sys::epoll_create()?;
+        let registry = Registry::new()?;
         sys::epoll_control(
-            &set,
+            registry.set(),
             libc::EPOLL_CTL_ADD,
             waker.fd(),
             libc::EPOLLIN as u32 | EDGE,
             WAKER,
         )?;
         Ok(Epoll {
-            set,
+            registry,
             table: Table::new(slots),
             waker,
             pending: VecDeque::new(),
@@ -94,7 +97,14 @@ impl Epoll {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        self.table.counters
+        let mut counters = self.table.counters;
+        counters.system_calls += self.registry.system_calls();
+        counters
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the backends have one interface")]
+    pub(crate) fn registry(&mut self) -> io::Result<Registry> {
+        Ok(self.registry.clone())
     }
 
     // ---- watches
@@ -178,7 +188,7 @@ impl Epoll {
             }
             descriptor.registration = 0;
             self.table.counters.system_calls += 1;
-            return match sys::epoll_control(&self.set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
+            return match sys::epoll_control(self.registry.set(), libc::EPOLL_CTL_DEL, fd, 0, 0) {
                 Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBADF)) => {
                     Err(error)
                 }
@@ -194,14 +204,14 @@ impl Epoll {
             (libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD)
         };
         self.table.counters.system_calls += 1;
-        let mut result = sys::epoll_control(&self.set, first, fd, wanted, data);
+        let mut result = sys::epoll_control(self.registry.set(), first, fd, wanted, data);
         // The descriptor was closed and its number reused, or a registration that fired was left in the set.
         if matches!(
             result.as_ref().map_err(io::Error::raw_os_error),
             Err(Some(libc::ENOENT | libc::EEXIST))
         ) {
             self.table.counters.system_calls += 1;
-            result = sys::epoll_control(&self.set, second, fd, wanted, data);
+            result = sys::epoll_control(self.registry.set(), second, fd, wanted, data);
         }
         if result.is_err()
             && let Some(descriptor) = self.table.descriptor(fd)
@@ -454,11 +464,12 @@ impl Epoll {
                 Err(error) => return Err(error),
             };
             for index in 0..count {
-                let libc::epoll_event {
-                    events: bits,
-                    u64: data,
-                } = self.buffer[index];
-                self.dispatch(data, bits, events);
+                let reported = self.buffer[index];
+                if let Some((event, _)) = registry::event_of(reported) {
+                    self.table.report(event, events);
+                } else {
+                    self.dispatch(reported.u64, reported.events, events);
+                }
             }
             self.collect();
             self.report(events);
@@ -491,7 +502,7 @@ impl Epoll {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         self.table.counters.system_calls += 1;
         if self.precise {
-            match sys::epoll_wait_precise(&self.set, &mut self.buffer, timeout) {
+            match sys::epoll_wait_precise(self.registry.set(), &mut self.buffer, timeout) {
                 // Linux before 5.11, or a filter that does not know the call.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                     self.precise = false;
@@ -499,7 +510,7 @@ impl Epoll {
                 waited => return waited,
             }
         }
-        sys::epoll_wait(&self.set, &mut self.buffer, timeout)
+        sys::epoll_wait(self.registry.set(), &mut self.buffer, timeout)
     }
 
     /// Serves the operations and the watch of a descriptor that is ready.

@@ -185,6 +185,7 @@ pub struct EventFlags(u32);
 impl EventFlags {
     pub(crate) const WATCH: EventFlags = EventFlags(1);
     pub(crate) const MORE: EventFlags = EventFlags(2);
+    pub(crate) const REGISTERED: EventFlags = EventFlags(4);
     pub(crate) const FINAL: EventFlags = EventFlags(0);
 }
 
@@ -206,6 +207,19 @@ impl Event {
             result: readiness.bits() as i32,
             flags: EventFlags::WATCH,
         }
+    }
+
+    pub(crate) fn registered(token: Token, readiness: Readiness) -> Event {
+        Event {
+            token,
+            result: readiness.bits() as i32,
+            flags: EventFlags(EventFlags::WATCH.0 | EventFlags::REGISTERED.0),
+        }
+    }
+
+    /// Whether the event belongs to a watch of a [`Registry`](crate::Registry).
+    pub(crate) const fn is_registered(&self) -> bool {
+        self.flags.0 & EventFlags::REGISTERED.0 != 0
     }
 
     pub(crate) fn completion_of(token: Token, result: i32, more: bool) -> Event {

@@ -18,6 +18,7 @@
 //!   came to before; [`Driver::discard`] is for those who do not want to hear of it.
 //! - Before a descriptor that is watched or worked on is closed: [`Driver::unwatch`] or [`Driver::cancel_fd`], then
 //!   [`Driver::flush`], then close(2). After that the kernel holds nothing, and a peer sees the end at once.
+//! - Where others may close a descriptor without telling the driver, a [`Registry`] watches it.
 //! - A bad descriptor is refused by `watch` with `EBADF`, a file that cannot be waited for with `EPERM`, a second
 //!   watch with `EEXIST`. An operation's errors are its result.
 //! - `EAGAIN`, `EBUSY` and `ETIME` are the driver's business and never the user's; `EINTR` is the user's.
@@ -58,6 +59,7 @@ mod config;
 mod epoll;
 mod event;
 mod op;
+mod registry;
 mod scripted;
 mod sys;
 mod table;
@@ -79,6 +81,7 @@ pub use config::{
 };
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
+pub use registry::{Registration, Registry};
 pub use scripted::{Script, Step};
 pub use token::Token;
 pub use waker::Waker;
@@ -104,13 +107,13 @@ pub enum Peek {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// System calls made by the driver, those of its worker threads and wakers excepted.
+    /// System calls made by the driver and its [`Registry`], those of its worker threads and wakers excepted.
     pub system_calls: u64,
     /// Events reported.
     pub events: u64,
     /// Wakes from other threads that a poll has noticed; those in quick succession count once.
     pub wakes: u64,
-    /// Watches that live now, armed or not.
+    /// Watches that live now, armed or not; without those of the [`Registry`].
     pub watches: u64,
     /// Operations that have not finished.
     pub operations: u64,
@@ -229,6 +232,14 @@ impl Driver {
             self.backend.unwatch(token);
         }
         Ok(())
+    }
+
+    /// The watches that any thread may make, and that keep no file open. The same registry each time.
+    ///
+    /// Fails for want of descriptors or memory, and with [`io::ErrorKind::Unsupported`] on a scripted driver.
+    pub fn registry(&mut self) -> io::Result<Registry> {
+        self.check_process()?;
+        self.backend.registry()
     }
 
     /// Begins an operation, at the next [`poll`](Driver::poll) or [`flush`](Driver::flush).

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::Op;
+use crate::registry::Registry;
 use crate::table::{Owner, Phase, Table};
 use crate::token::Token;
 use crate::waker::Waker;
@@ -161,6 +162,15 @@ impl Scripted {
             self.disarm(self.table.user_data(token));
             self.table.remove_watch(token);
         }
+    }
+
+    #[expect(
+        clippy::unused_self,
+        clippy::needless_pass_by_ref_mut,
+        reason = "the backends have one interface"
+    )]
+    pub(crate) fn registry(&mut self) -> io::Result<Registry> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn arm(&mut self, token: Token, fd: Option<RawFd>) {

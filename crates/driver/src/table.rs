@@ -223,8 +223,13 @@ impl Table {
         readiness: Readiness,
         events: &mut Vec<Event>,
     ) {
+        self.report(Event::readiness_of(token, readiness), events);
+    }
+
+    /// Counts and appends an event.
+    pub(crate) fn report(&mut self, event: Event, events: &mut Vec<Event>) {
         self.counters.events += 1;
-        events.push(Event::readiness_of(token, readiness));
+        events.push(event);
     }
 
     // ---- operations

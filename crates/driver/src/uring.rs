@@ -8,13 +8,15 @@
 //! - An enter always asks for events (`GETEVENTS`): with `DEFER_TASKRUN` completions are not made otherwise.
 //! - What the kernel writes to belongs to the operation's slot until the last completion. On drop everything is
 //!   cancelled and reaped, and what the kernel will not let go of is leaked rather than freed.
+//! - The registry's watches are in an epoll set of their own, which the ring watches. What it has to tell is fetched
+//!   with one `epoll_wait(2)` when the ring says so.
 
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,7 @@ use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 use crate::config::{COMPLETION_ENTRIES_MAX, Config, Refused};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Bytes, Op, Operation, SENT_BY_COPY, SENT_WITHOUT_COPY, spare};
+use crate::registry::{self, Registry};
 use crate::sys::{self, FileKind};
 use crate::table::{Owner, Phase, Table, Watch};
 use crate::token::Token;
@@ -36,6 +39,11 @@ const INTERNAL: u64 = u32::MAX as u64;
 const IGNORED: u64 = 1 << 32 | INTERNAL;
 /// The watch on the waker's eventfd.
 const WAKER: u64 = 2 << 32 | INTERNAL;
+/// The watch on the registry's epoll set.
+const REGISTRY: u64 = 3 << 32 | INTERNAL;
+
+/// How many events are fetched from the registry's epoll set at a time.
+const BATCH: usize = 512;
 
 /// The smallest submission queue that is tried when memory is short.
 const ENTRIES_MIN: u32 = 8;
@@ -257,6 +265,7 @@ pub(crate) struct Uring {
     rearm: Vec<Token>,
     table: Table,
     waker: Waker,
+    registered: Option<Registered>,
     /// Whether this is a child process, to which the ring does not belong.
     abandoned: bool,
 }
@@ -288,6 +297,7 @@ impl Uring {
             rearm: Vec::new(),
             table: Table::new(config.slots),
             waker,
+            registered: None,
             abandoned: false,
         };
         uring.arm_waker();
@@ -299,7 +309,11 @@ impl Uring {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        self.table.counters
+        let mut counters = self.table.counters;
+        if let Some(registered) = &self.registered {
+            counters.system_calls += registered.registry.system_calls();
+        }
+        counters
     }
 
     // ---- watches
@@ -375,6 +389,60 @@ impl Uring {
             .build()
             .user_data(WAKER);
         self.queued.push_back(entry);
+    }
+
+    // ---- the registry
+
+    pub(crate) fn registry(&mut self) -> io::Result<Registry> {
+        if let Some(registered) = &self.registered {
+            return Ok(registered.registry.clone());
+        }
+        let registry = Registry::new()?;
+        self.registered = Some(Registered {
+            registry: registry.clone(),
+            buffer: vec![libc::epoll_event { events: 0, u64: 0 }; BATCH],
+            is_due: false,
+        });
+        self.arm_registry();
+        Ok(registry)
+    }
+
+    fn arm_registry(&mut self) {
+        if let Some(registered) = &self.registered {
+            let set = registered.registry.set().as_raw_fd();
+            let entry = opcode::PollAdd::new(Fd(set), libc::EPOLLIN as u32)
+                .multi(true)
+                .build()
+                .user_data(REGISTRY);
+            self.queued.push_back(entry);
+        }
+    }
+
+    /// Whether the registry's epoll set may have something to tell.
+    fn must_fetch(&self) -> bool {
+        self.registered
+            .as_ref()
+            .is_some_and(|registered| registered.is_due)
+    }
+
+    /// Fetches what the registry's epoll set has to tell, if anything, and returns whether there was something. After that
+    /// not again in the same poll: what is told as long as it is so would come twice.
+    fn fetch_registered(&mut self, events: &mut Vec<Event>) -> bool {
+        let Some(registered) = self.registered.as_mut().filter(|it| it.is_due) else {
+            return false;
+        };
+        self.table.counters.system_calls += 1;
+        let set = registered.registry.set();
+        // With a timeout of zero it fails only where the set or the memory is not ours.
+        let count = sys::epoll_wait(set, &mut registered.buffer, Some(Duration::ZERO)).unwrap_or(0);
+        registered.is_due = count == registered.buffer.len();
+        for reported in &registered.buffer[..count] {
+            if let Some((event, level)) = registry::event_of(*reported) {
+                self.table.report(event, events);
+                registered.is_due |= level;
+            }
+        }
+        count > 0
     }
 
     // ---- operations
@@ -482,6 +550,7 @@ impl Uring {
     /// Queues the requests of every armed watch, and of the waker's.
     fn arm_everything(&mut self) {
         self.arm_waker();
+        self.arm_registry();
         for (token, watch) in self.table.watches() {
             if watch.armed {
                 self.arm(token);
@@ -493,6 +562,7 @@ impl Uring {
     pub(crate) fn peek(&self) -> Peek {
         let idle = self.queued.is_empty()
             && self.rearm.is_empty()
+            && !self.must_fetch()
             && !self.waker.is_notified()
             && !self.has_work();
         if idle { Peek::Empty } else { Peek::Ready }
@@ -626,7 +696,7 @@ impl Uring {
             self.reap(events);
             // Whoever has events in hand must not wait for more; nor go on submitting, because with a full completion
             // queue each enter may end as many multishot requests as it takes, and the queue never runs dry.
-            if events.len() > before {
+            if events.len() > before || self.must_fetch() {
                 return Ok(Ended::Returned);
             }
         }
@@ -635,6 +705,7 @@ impl Uring {
     /// Queues the removal of every request for a watch.
     fn disarm_everything(&mut self) {
         self.queued.push_back(cancel_request(WAKER));
+        self.queued.push_back(cancel_request(REGISTRY));
         for (token, watch) in self.table.watches() {
             self.disarm(token, watch);
         }
@@ -645,14 +716,14 @@ impl Uring {
         if self.ring.submission().cq_overflow() {
             self.table.counters.overflows += 1;
         }
-        let mut rearm_waker = false;
+        let mut internal = Internal::default();
         let mut restart = Vec::new();
         let mut restart_watches = Vec::new();
         for completion in self.ring.completion() {
             let (user_data, result) = (completion.user_data(), completion.result());
             let more = cqueue::more(completion.flags());
             if user_data & INTERNAL == INTERNAL {
-                rearm_waker |= user_data == WAKER && !more;
+                internal.note(user_data, more);
                 continue;
             }
             match self.table.by_user_data(user_data) {
@@ -732,14 +803,25 @@ impl Uring {
                 }
             }
         }
-        if rearm_waker {
-            self.arm_waker();
-        }
+        self.serve_internal(&internal);
         for token in restart_watches {
             self.table.counters.rearms += 1;
             self.arm(token);
         }
         self.begin_anew(restart, events);
+    }
+
+    /// Does what the completions of the driver's own requests ask for.
+    fn serve_internal(&mut self, internal: &Internal) {
+        if internal.waker_ended {
+            self.arm_waker();
+        }
+        if internal.registry_ended {
+            self.arm_registry();
+        }
+        if let Some(registered) = &mut self.registered {
+            registered.is_due |= internal.registry_reported;
+        }
     }
 
     /// Queues the requests of operations that the kernel has ended before their time.
@@ -818,6 +900,7 @@ impl Uring {
         self.rearm_level();
         let before = events.len();
         self.reap(events);
+        let mut fetched = self.fetch_registered(events);
         let may_wait = timeout != Some(Duration::ZERO);
         let deadline = timeout
             .filter(|_| may_wait)
@@ -832,6 +915,9 @@ impl Uring {
             let woken = wait && self.waker.get_up();
             let nothing_came = self.ring.completion().is_empty();
             self.reap(events);
+            if !fetched {
+                fetched = self.fetch_registered(events);
+            }
             match ended? {
                 Ended::TimedOut => break,
                 Ended::Interrupted => {
@@ -906,6 +992,36 @@ impl Uring {
             self.table.leak_operation(token);
         }
     }
+}
+
+/// What has come of the driver's own requests.
+#[derive(Default)]
+struct Internal {
+    waker_ended: bool,
+    registry_reported: bool,
+    registry_ended: bool,
+}
+
+impl Internal {
+    fn note(&mut self, user_data: u64, more: bool) {
+        match user_data {
+            WAKER => self.waker_ended |= !more,
+            REGISTRY => {
+                self.registry_reported = true;
+                self.registry_ended |= !more;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The registry as the ring sees it.
+struct Registered {
+    registry: Registry,
+    buffer: Vec<libc::epoll_event>,
+    /// Whether the set may have something to tell: the ring has said so, or what was fetched last was not all, or is to be
+    /// told as long as it is so.
+    is_due: bool,
 }
 
 /// How long dropping a driver waits for operations that the kernel will not cancel, such as a write to a slow disk.

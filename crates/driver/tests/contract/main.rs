@@ -5,6 +5,7 @@
 mod lifecycle;
 mod load;
 mod operations;
+mod registry;
 mod scripted;
 #[allow(
     dead_code,

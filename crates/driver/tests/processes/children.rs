@@ -14,6 +14,7 @@ use crate::support::{
 
 on_both_backends!(
     a_child_leaves_its_parents_driver_alone,
+    a_child_leaves_its_parents_registrations_alone,
     a_child_makes_a_driver_of_its_own,
     running_out_of_descriptors_ends_accepting,
     a_registration_that_outlived_its_descriptor_is_taken_over,
@@ -177,4 +178,33 @@ fn a_registration_that_outlived_its_descriptor_is_taken_over(driver: Driver) {
             Err("not readable".to_owned())
         }
     });
+}
+
+fn a_child_leaves_its_parents_registrations_alone(mut driver: Driver) {
+    let registry = driver.registry().unwrap();
+    let (here, mut there) = pair();
+    let registration = registry
+        .add(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    in_child(|| {
+        registry.remove(registration);
+        let refusals = [
+            registry
+                .add(raw(&here), Interest::READ, Mode::Edge)
+                .is_err(),
+            registry
+                .change(registration, Interest::WRITE, Mode::Edge)
+                .is_err(),
+            driver.registry().is_err(),
+        ];
+        if refusals == [true; 3] {
+            Ok(())
+        } else {
+            Err(format!("{refusals:?}"))
+        }
+    });
+    there.write_all(b"x").unwrap();
+    let events = all_events(&mut driver);
+    assert_eq!(events[0].registration(), Some(registration));
+    assert!(events[0].readiness().is_readable());
 }
