@@ -39,6 +39,7 @@ class DatagramTransport(_core.DatagramTransport):
         address: Any = None,
         waiter: asyncio.Future[None] | None = None,
         extra: dict[str, Any] | None = None,
+        lent: bool = False,
     ) -> DatagramTransport:
         extra = {} if extra is None else extra
         extra["socket"] = trsock.TransportSocket(sock)
@@ -51,7 +52,7 @@ class DatagramTransport(_core.DatagramTransport):
                 extra["peername"] = sock.getpeername()
             except OSError:
                 extra["peername"] = None
-        return super().__new__(cls, loop, sock, protocol, address, extra, _HEADER_SIZE, _SENDS_EMPTY)
+        return super().__new__(cls, loop, sock, protocol, address, extra, _HEADER_SIZE, _SENDS_EMPTY, lent)
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class DatagramTransport(_core.DatagramTransport):
         address: Any = None,
         waiter: asyncio.Future[None] | None = None,
         extra: dict[str, Any] | None = None,
+        lent: bool = False,
     ) -> None:
         self._set_write_buffer_limits()
         self._enter()
@@ -112,6 +114,9 @@ class DatagramTransport(_core.DatagramTransport):
     def _force_close(self, exc: BaseException | None) -> None:
         if self._begin_abort():
             self._loop.call_soon(self._call_connection_lost, exc)
+
+    def _leave_server(self) -> None:
+        """It never has one."""
 
     def _disconnect(self) -> None:
         if (sock := self._detach()) is not None:

@@ -13,7 +13,6 @@ import contextvars
 import errno
 import functools
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -79,9 +78,8 @@ class _SelectorView:
         self._loop = weakref.ref(loop)
 
     def get_key(self, fileobj: Any) -> SelectorKey:
-        fd = selectors._fileobj_to_fd(fileobj)  # type: ignore[attr-defined]
         loop = self._loop()
-        handles = None if loop is None else loop._watched(fd)
+        fd, handles = (-1, None) if loop is None else loop._watched(fileobj)
         if handles is None:
             raise KeyError(f"{fileobj!r} is not registered")
         mask = (EVENT_READ if handles[0] else 0) | (EVENT_WRITE if handles[1] else 0)
@@ -130,6 +128,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         self._transports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._selector = _SelectorView(self)
         self._children: set[_children.Child] = set()
+        self._lent_sockets: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
         try:
             self._make_self_pipe()
         except BaseException:
@@ -252,7 +251,9 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         context: contextvars.Context | None = None,
     ) -> SocketTransport:
         self._ensure_fd_no_transport(sock)
-        transport = SocketTransport(self, sock, protocol, extra, context)
+        # A server's connections are its own.
+        lent = server is None and self._is_lent(sock)
+        transport = SocketTransport(self, sock, protocol, extra, context, lent)
         if server is not None:
             transport._attach(server)
         transport._begin(waiter)
@@ -308,7 +309,16 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         self._ensure_fd_no_transport(sock)
         if not can_be_native(sock):
             return cast("Any", super())._make_datagram_transport(sock, protocol, address, waiter, extra)  # type: ignore[no-any-return]
-        return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra)  # type: ignore[no-any-return]
+        lent = self._is_lent(sock)
+        return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra, lent)  # type: ignore[no-any-return]
+
+    def _lend(self, sock: socket.socket | None) -> None:
+        """Notes that a transport's socket is its user's, who may close it at any time; a ring would hold it open."""
+        if isinstance(sock, socket.socket):
+            self._lent_sockets[id(sock)] = sock
+
+    def _is_lent(self, sock: socket.socket) -> bool:
+        return self._lent_sockets.get(id(sock)) is sock
 
     async def _sendfile_native(self, transp: Any, file: Any, offset: int, count: int | None) -> int:
         if issubclass(type(transp), SocketTransport):
@@ -327,6 +337,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         The plain case, an IPv4 address and no options, takes a short way: asyncio's spends more time on resolving what is
         resolved, and on waiting for a connection that stands, than the kernel spends on connecting.
         """
+        self._lend(options.get("sock"))
         if (
             options
             or self._debug
@@ -367,6 +378,27 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             transport.close()
             raise
         return cast("asyncio.Transport", transport), protocol
+
+    async def connect_accepted_socket(
+        self, protocol_factory: Callable[[], _ProtocolT], sock: socket.socket, **options: Any
+    ) -> tuple[asyncio.Transport, _ProtocolT]:
+        """Makes a transport for a connection that was accepted elsewhere; see `asyncio.loop.connect_accepted_socket`."""
+        self._lend(sock)
+        return await super().connect_accepted_socket(protocol_factory, sock, **options)
+
+    async def create_unix_connection(
+        self, protocol_factory: Callable[[], _ProtocolT], path: str | None = None, **options: Any
+    ) -> tuple[asyncio.Transport, _ProtocolT]:
+        """Connects a stream to a Unix socket; see `asyncio.loop.create_unix_connection`."""
+        self._lend(options.get("sock"))
+        return await super().create_unix_connection(protocol_factory, cast(Any, path), **options)
+
+    async def create_datagram_endpoint(
+        self, protocol_factory: Callable[[], _ProtocolT], *addresses: Any, **options: Any
+    ) -> tuple[asyncio.DatagramTransport, _ProtocolT]:
+        """Makes a datagram endpoint; see `asyncio.loop.create_datagram_endpoint`."""
+        self._lend(options.get("sock"))
+        return await super().create_datagram_endpoint(cast(Any, protocol_factory), *addresses, **options)
 
 
 _SOCK_CONNECT = EventLoop.sock_connect

@@ -110,6 +110,7 @@ def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
 
 
 wake_waiter = futures._set_result_unless_cancelled  # type: ignore[attr-defined]
+set_nodelay = base_events._set_nodelay  # type: ignore[attr-defined]
 
 
 def make_handle(

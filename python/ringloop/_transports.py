@@ -54,17 +54,25 @@ class SocketTransport(_core.SocketTransport):
         return f"<{' '.join(info)}>"
 
     def __del__(self) -> None:
-        if self._sock is None:
+        if (sock := self._sock) is None:
             return
         try:
             warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self, stacklevel=1)
         finally:
-            self._disconnect()
+            # All else stays: whoever got hold of it by the warning may go on using it, and finds its socket closed.
+            self._let_go()
+            sock.close()
+            self._leave_server()
 
     def _attach(self, server: Any) -> None:
         """Counts this transport as one of the server's, until it is closed."""
         server._attach(*([self] if _SERVER_TAKES_TRANSPORT else []))
         self._server = server
+
+    def _leave_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server._detach(*([self] if _SERVER_TAKES_TRANSPORT else []))
 
     def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
         loop = self._loop
@@ -90,11 +98,10 @@ class SocketTransport(_core.SocketTransport):
             self._disconnect()
 
     def _disconnect(self) -> None:
-        sock, server, empty_waiter = self._detach()
+        sock, empty_waiter = self._detach()
         if sock is not None:
             sock.close()
-        if server is not None:
-            server._detach(*([self] if _SERVER_TAKES_TRANSPORT else []))
+        self._leave_server()
         if empty_waiter is not None and not empty_waiter.done():
             empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
 

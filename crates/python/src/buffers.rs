@@ -270,9 +270,10 @@ unsafe extern "C" {
 }
 
 /// Receives up to `capacity` bytes into a new `bytes` object; what recv(2) said otherwise. `Err` when memory runs out.
+/// The socket's number is asked for when all else is ready.
 pub(crate) fn receive_bytes(
     py: Python<'_>,
-    fd: RawFd,
+    fd: impl FnOnce() -> RawFd,
     capacity: usize,
 ) -> PyResult<io::Result<(Py<PyAny>, usize)>> {
     // SAFETY: the GIL is held; the new object has room for `capacity` bytes, nobody else refers to it until it is
@@ -284,7 +285,7 @@ pub(crate) fn receive_bytes(
             return Err(PyErr::fetch(py));
         }
         let memory = ffi::PyBytes_AsString(object).cast::<u8>();
-        match receive(fd, memory, capacity, None) {
+        match receive(fd(), memory, capacity, None) {
             Ok(count) => {
                 _PyBytes_Resize(&raw mut object, count as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, object).map(|bytes| Ok((bytes.unbind(), count)))
@@ -298,9 +299,9 @@ pub(crate) fn receive_bytes(
 }
 
 /// Receives into a writable bytes-like object. `Err` if it isn't one; otherwise what recv(2) said, and the capacity. For
-/// `cut_short` see `receive`.
+/// `cut_short` see `receive`. The socket's number is asked for last: giving its memory may run the object's own code.
 pub(crate) fn receive_into(
-    fd: RawFd,
+    fd: impl FnOnce() -> RawFd,
     buffer: &Bound<'_, PyAny>,
     cut_short: Option<&mut bool>,
 ) -> PyResult<(io::Result<usize>, usize)> {
@@ -311,14 +312,14 @@ pub(crate) fn receive_into(
         return Ok((Ok(0), 0));
     }
     // SAFETY: the view is writable and `capacity` bytes long until it is released.
-    let result = unsafe { receive(fd, view.0.buf.cast(), capacity, cut_short) };
+    let result = unsafe { receive(fd(), view.0.buf.cast(), capacity, cut_short) };
     Ok((result, capacity))
 }
 
 /// Receives a datagram, or its first `count_max` bytes, into a writable bytes-like object; and where it came from. None if
-/// there isn't room for so many, `Err` if it isn't such an object.
+/// there isn't room for so many, `Err` if it isn't such an object. The socket's number is asked for last, as above.
 pub(crate) fn receive_from_into(
-    fd: RawFd,
+    fd: impl FnOnce() -> RawFd,
     buffer: &Bound<'_, PyAny>,
     count_max: usize,
 ) -> PyResult<Option<io::Result<(usize, Address)>>> {
@@ -328,7 +329,7 @@ pub(crate) fn receive_from_into(
     }
     // SAFETY: the view is writable and at least `count_max` bytes long until it is released.
     Ok(Some(unsafe {
-        receive_from(fd, view.0.buf.cast(), count_max)
+        receive_from(fd(), view.0.buf.cast(), count_max)
     }))
 }
 

@@ -21,13 +21,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop_driver::{Interest, Mode, Token};
+use ringloop_driver::{Interest, Mode};
 
 use crate::addresses::AddressCache;
 use crate::event_loop::{Loop, Ready};
+use crate::socket_object;
 use crate::support::{self, GilCell};
 use crate::transport::{CloneRefOption, copy_context, in_context};
-use crate::watches::{self, Readiness, TransportKind};
+use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
 pub(crate) use self::batch::Batch;
 use self::receiving::{SecondLook, read_batch};
@@ -43,7 +44,11 @@ type Incoming = (Py<PyAny>, Py<PyAny>);
 struct State {
     event_loop: Option<Py<Loop>>,
     sock: Option<Py<PyAny>>,
+    /// The descriptor that the socket had at the beginning, which the loop knows the transport by. What the socket has now
+    /// is for `State::descriptor` to say.
     fd: RawFd,
+    /// The socket was handed in, and whoever did so may close it at any time.
+    lent: bool,
     family: c_int,
     protocol: Option<Py<PyAny>>,
     protocol_connected: bool,
@@ -52,10 +57,12 @@ struct State {
     /// The socket knows its peer: no address goes with what is sent.
     has_peer: bool,
     extra: Py<PyDict>,
-    /// Whether the loop knows that this transport has the descriptor.
-    entered: bool,
-    token: Option<Token>,
-    /// What the watch behind `token` waits for.
+    /// The loop knows that this transport has the descriptor.
+    entered: Option<Entered>,
+    watch: Option<Watch>,
+    /// The driver itself has watched the socket: before that is closed, the kernel must let go of it.
+    was_held: bool,
+    /// What `watch` waits for.
     watched: Option<(Interest, Mode)>,
     /// The context that datagrams are delivered in; taken when reading (re)starts.
     read_context: Option<Py<PyAny>>,
@@ -95,9 +102,14 @@ pub(crate) struct DatagramTransport {
 #[pymethods]
 impl DatagramTransport {
     /// `header_size` is what each datagram counts in the write buffer besides its content; `sends_empty` tells whether
-    /// `sendto` sends datagrams without content, or drops them. Both depend on the Python version.
+    /// `sendto` sends datagrams without content, or drops them. Both depend on the Python version. A `lent` socket was
+    /// handed in by the user.
     #[new]
-    #[pyo3(signature = (event_loop, sock, protocol, address, extra, header_size, sends_empty))]
+    #[pyo3(signature = (event_loop, sock, protocol, address, extra, header_size, sends_empty, lent=false))]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are those of a Python class"
+    )]
     fn new(
         event_loop: &Bound<'_, Loop>,
         sock: &Bound<'_, PyAny>,
@@ -106,6 +118,7 @@ impl DatagramTransport {
         extra: &Bound<'_, PyDict>,
         header_size: usize,
         sends_empty: bool,
+        lent: bool,
     ) -> PyResult<Self> {
         let py = event_loop.py();
         let address = match address {
@@ -118,16 +131,18 @@ impl DatagramTransport {
         Ok(Self {
             state: GilCell::new(State {
                 event_loop: Some(event_loop.clone().unbind()),
-                fd: sock.call_method0(intern!(py, "fileno"))?.extract()?,
-                family: sock.getattr(intern!(py, "family"))?.extract()?,
+                fd: socket_object::number(sock)?,
+                lent,
+                family: socket_object::family(sock)?,
                 sock: Some(sock.clone().unbind()),
                 protocol: Some(protocol.clone().unbind()),
                 protocol_connected: true,
                 address,
                 has_peer,
                 extra: extra.clone().unbind(),
-                entered: false,
-                token: None,
+                entered: None,
+                watch: None,
+                was_held: false,
                 watched: None,
                 read_context: None,
                 write_context: None,
@@ -158,12 +173,12 @@ impl DatagramTransport {
         let py = slf.py();
         let event_loop = slf.get().event_loop(py)?;
         let fd = slf.get().state.get(py).fd;
-        event_loop
+        let entered = event_loop
             .get()
             .watches
             .get_mut(py)
             .enter_transport(fd, slf.as_any());
-        slf.get().state.get_mut(py).entered = true;
+        slf.get().state.get_mut(py).entered = entered;
         Ok(())
     }
 
@@ -321,23 +336,22 @@ impl DatagramTransport {
     fn _detach(slf: &Bound<'_, Self>) -> Option<Py<PyAny>> {
         let py = slf.py();
         let this = slf.get();
-        this.delist(py);
-        this.leave(py);
-        let (event_loop, sock, dropped) = {
+        this.let_go(py);
+        let (sock, dropped) = {
             let mut state = this.state.get_mut(py);
             state.closing = true;
             (
-                state.event_loop.take(),
                 state.sock.take(),
-                state.take_rest(),
+                (state.event_loop.take(), state.take_rest()),
             )
         };
-        if let Some(event_loop) = event_loop {
-            // The kernel must let go of the socket before it is closed. Where that fails, it does so at the next turn.
-            drop(watches::flush(py, event_loop.get()));
-        }
         drop(dropped);
         sock
+    }
+
+    /// Has the loop and the kernel forget the socket, before the caller closes it.
+    fn _let_go(&self, py: Python<'_>) {
+        self.let_go(py);
     }
 
     #[getter(_loop)]
@@ -498,6 +512,14 @@ impl State {
         !self.closing && !self.paused
     }
 
+    /// The descriptor that the socket has now: -1 once it is closed or detached. To be asked right before it is used.
+    #[inline]
+    fn descriptor(&self, py: Python<'_>) -> RawFd {
+        self.sock.as_ref().map_or(-1, |sock| {
+            socket_object::descriptor(sock.bind(py)).unwrap_or(self.fd)
+        })
+    }
+
     /// What the socket is to be watched for.
     fn wanted(&self) -> Option<(Interest, Mode)> {
         match (self.started && self.is_reading(), self.blocked) {
@@ -534,17 +556,29 @@ impl State {
 impl DatagramTransport {
     /// Takes the transport off the loop's table of events.
     fn delist(&self, py: Python<'_>) {
-        let (token, event_loop) = {
+        let (watch, event_loop) = {
             let mut state = self.state.get_mut(py);
             state.watched = None;
             state.blocked = false;
-            (
-                state.token.take(),
-                state.event_loop.as_ref().map(|it| it.clone_ref(py)),
-            )
+            (state.watch.take(), state.event_loop.clone_ref_opt(py))
         };
-        if let (Some(token), Some(event_loop)) = (token, event_loop) {
-            watches::delist_transport(py, event_loop.get(), token);
+        if let (Some(watch), Some(event_loop)) = (watch, event_loop) {
+            watches::delist_transport(py, event_loop.get(), watch);
+        }
+    }
+
+    /// Has the loop and the kernel forget the socket.
+    fn let_go(&self, py: Python<'_>) {
+        self.delist(py);
+        self.leave(py);
+        let event_loop = {
+            let state = self.state.get(py);
+            let event_loop = state.was_held.then_some(state.event_loop.as_ref());
+            event_loop.flatten().map(|it| it.clone_ref(py))
+        };
+        if let Some(event_loop) = event_loop {
+            // Where that fails, it does so at the next turn; the socket must be closed all the same.
+            drop(watches::flush(py, event_loop.get()));
         }
     }
 
@@ -552,14 +586,12 @@ impl DatagramTransport {
     fn leave(&self, py: Python<'_>) {
         let (entered, event_loop, fd) = {
             let mut state = self.state.get_mut(py);
-            (
-                std::mem::take(&mut state.entered),
-                state.event_loop.as_ref().map(|it| it.clone_ref(py)),
-                state.fd,
-            )
+            let event_loop = state.event_loop.clone_ref_opt(py);
+            (state.entered.take(), event_loop, state.fd)
         };
-        if let (true, Some(event_loop)) = (entered, event_loop) {
-            event_loop.get().watches.get_mut(py).leave_transport(fd);
+        if let (Some(entered), Some(event_loop)) = (entered, event_loop) {
+            let mut watches = event_loop.get().watches.get_mut(py);
+            watches.leave_transport(fd, entered);
         }
     }
 
@@ -575,7 +607,7 @@ impl DatagramTransport {
 fn update_watch(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (wanted, watched, token, fd, event_loop) = {
+    let (wanted, watched, watch, (fd, current, lent), event_loop) = {
         let state = this.state.get(py);
         let Some(event_loop) = state.event_loop.as_ref() else {
             return Ok(());
@@ -583,8 +615,8 @@ fn update_watch(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
         (
             state.wanted(),
             state.watched,
-            state.token,
-            state.fd,
+            state.watch,
+            (state.fd, state.descriptor(py), state.lent),
             event_loop.clone_ref(py),
         )
     };
@@ -595,23 +627,23 @@ fn update_watch(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
         this.delist(py);
         return Ok(());
     };
-    let token = match token {
-        Some(token) => {
-            event_loop.get().with_reactor(py, |reactor| {
-                reactor.driver().rewatch(token, interest, mode)
-            })?;
-            token
-        }
-        None => watches::list_transport(
-            event_loop.get(),
+    let this_loop = event_loop.get();
+    let watch = if let Some(watch) = watch {
+        watches::change_transport(py, this_loop, watch, (interest, mode))?;
+        watch
+    } else {
+        watches::check_current(py, fd, current)?;
+        watches::list_transport(
+            this_loop,
             transport.as_any(),
             TransportKind::Datagram,
-            fd,
+            (fd, lent),
             (interest, mode),
-        )?,
+        )?
     };
     let mut state = this.state.get_mut(py);
-    state.token = Some(token);
+    state.watch = Some(watch);
+    state.was_held |= matches!(watch, Watch::Held(_));
     state.watched = wanted;
     Ok(())
 }

@@ -24,7 +24,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop::timers::{TimerKey, Timers};
 use ringloop::{BusyPoll, Config, Reactor};
-use ringloop_driver::{Event, ForcedBy, Waker};
+use ringloop_driver::{BackendKind, Event, ForcedBy, Waker};
 
 use crate::buffers::Received;
 use crate::datagram::{Batch, DatagramTransport};
@@ -65,7 +65,7 @@ pub(crate) struct Loop {
     pub(crate) events: GilCell<Vec<Event>>,
     /// Absent once closed: it holds a descriptor.
     waker: GilCell<Option<Waker>>,
-    backend: &'static str,
+    pub(crate) backend_kind: BackendKind,
     backend_reason: String,
     /// The loop's thread is in the kernel, or about to be: a callback from another thread must wake it.
     pub(crate) waiting: AtomicBool,
@@ -109,17 +109,19 @@ impl Loop {
         if let Some(policy) = busy_poll {
             config.busy_poll = parse_busy_poll(policy)?;
         }
-        let reactor = Reactor::new(&config).map_err(|error| support::os_error(py, &error))?;
+        let os_error = |error| support::os_error(py, &error);
+        let mut reactor = Reactor::new(&config).map_err(os_error)?;
+        let registry = reactor.driver().registry().map_err(os_error)?;
         Ok(Self {
             queue: GilCell::new(Queue {
                 ready: VecDeque::new(),
                 timers: Timers::new(),
                 foreign_timers: HashMap::new(),
             }),
-            watches: GilCell::new(Watches::default()),
+            watches: GilCell::new(Watches::new(registry)),
             events: GilCell::new(Vec::new()),
             waker: GilCell::new(Some(reactor.waker())),
-            backend: reactor.backend().name(),
+            backend_kind: reactor.backend(),
             backend_reason: reactor.backend_reason().to_owned(),
             reactor: GilCell::new(Some(Box::new(reactor))),
             waiting: AtomicBool::new(false),
@@ -139,7 +141,7 @@ impl Loop {
     /// The kernel interface in use: "io_uring" or "epoll".
     #[getter]
     fn backend(&self) -> &'static str {
-        self.backend
+        self.backend_kind.name()
     }
 
     /// Why this backend was chosen, in words.
@@ -433,9 +435,13 @@ impl Loop {
         snapshot
     }
 
-    /// The handles that watch `fd`, as (reader or None, writer or None); None where nothing does.
-    fn _watched(&self, py: Python<'_>, fd: i32) -> Option<watches::Handles> {
-        self.watches.get(py).handles(py, fd)
+    /// The descriptor of `file` and the handles that watch it, as (reader or None, writer or None), or None where nothing
+    /// does. A file that is closed is found while it is watched. `ValueError` for what is no file.
+    fn _watched(
+        slf: &Bound<'_, Self>,
+        file: &Bound<'_, PyAny>,
+    ) -> PyResult<(i32, Option<watches::Handles>)> {
+        watches::watched(slf, file)
     }
 
     #[getter(_closed)]

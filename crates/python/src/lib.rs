@@ -10,6 +10,7 @@
 //! | `datagram` | `DatagramTransport`, with the memory it receives into |
 //! | `addresses` | socket addresses between the kernel and Python |
 //! | `transport` | `SocketTransport`, with its reading and its writing |
+//! | `socket_object` | the descriptor that a socket has now |
 //! | `socket_operation` | `sock_recv`, `sock_recv_into`, `sock_sendall` |
 //! | `buffers` | bytes between sockets and Python objects |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
@@ -29,6 +30,7 @@ mod handle;
 mod metrics;
 mod native_type;
 mod run_lock;
+mod socket_object;
 mod socket_operation;
 mod stream_reader;
 mod support;
@@ -45,6 +47,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     handle::add_to(module)?;
     event_loop::add_to(module)?;
+    socket_object::add_to(module)?;
     socket_operation::add_to(module)?;
     module.add_class::<datagram::DatagramTransport>()?;
     tls::add_to(module)?;

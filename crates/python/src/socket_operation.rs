@@ -26,6 +26,7 @@ use crate::buffers::{self, Received};
 use crate::event_loop::Loop;
 use crate::handle::{Call, HandleRef};
 use crate::native_type::{NativeType, method, slot, visit_all};
+use crate::socket_object;
 use crate::support::{self, guard};
 use crate::watches;
 
@@ -209,19 +210,15 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             operation.phase == Phase::Waiting,
         )
     };
-    let fd: RawFd = match sock
-        .bind(py)
-        .call_method0(intern!(py, "fileno"))
-        .and_then(|number| number.extract())
-    {
-        Ok(fd) => fd,
-        Err(error) => return Some(Err(error)),
-    };
+    let sock = sock.bind(py);
+    // Asked for anew by whoever runs code before the system call.
+    let current = || socket_object::descriptor(sock).unwrap_or(-1);
+    let fd = current();
     if known_fd >= 0 && fd != known_fd {
         return Some(Err(support::errno_error(py, libc::EBADF)));
     }
     if fd < 0 {
-        return Some(said_by_the_socket(sock.bind(py), kind, &argument));
+        return Some(said_by_the_socket(sock, kind, &argument));
     }
     // SAFETY: as in `resume`.
     unsafe { operation(object).fd = fd };
@@ -234,15 +231,13 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
     match kind {
         // As in the socket module, which asks nobody for nothing.
         Kind::Receive { count_max: 0 } => Some(Ok(PyBytes::new(py, b"").into_any().unbind())),
-        Kind::Receive { count_max } => {
-            match receive(sock.bind(py), event_loop.get(), fd, count_max, is_ready) {
-                Ok(Ok(bytes)) => Some(Ok(bytes)),
-                Ok(Err(error)) if would_block(&error) => None,
-                Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
-                Err(error) => Some(Err(error)),
-            }
-        }
-        Kind::ReceiveInto => match buffers::receive_into(fd, &argument, None) {
+        Kind::Receive { count_max } => match receive(sock, event_loop.get(), count_max, is_ready) {
+            Ok(Ok(bytes)) => Some(Ok(bytes)),
+            Ok(Err(error)) if would_block(&error) => None,
+            Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
+            Err(error) => Some(Err(error)),
+        },
+        Kind::ReceiveInto => match buffers::receive_into(current, &argument, None) {
             Ok((Ok(count), _)) => Some(count.into_pyobject(py).map_or_else(
                 |never| match never {},
                 |count| Ok(count.into_any().unbind()),
@@ -250,7 +245,7 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             Ok((Err(error), _)) if would_block(&error) => None,
             Ok((Err(error), _)) => Some(Err(support::os_error(py, &error))),
             // No writable buffer.
-            Err(_) => Some(said_by_the_socket(sock.bind(py), kind, &argument)),
+            Err(_) => Some(said_by_the_socket(sock, kind, &argument)),
         },
         Kind::SendAll => {
             let result = buffers::with_bytes(&argument, |bytes| {
@@ -258,7 +253,7 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
                 if rest.is_empty() && sent > 0 {
                     return Ok((0, true));
                 }
-                match buffers::send(fd, rest) {
+                match buffers::send(current(), rest) {
                     Ok(count) => Ok((count, count == rest.len())),
                     Err(error) => Err(support::os_error(py, &error)),
                 }
@@ -274,15 +269,13 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             }
         }
         Kind::ReceiveFrom { count_max } => {
-            datagram::receive_from(py, event_loop.get(), fd, count_max)
+            datagram::receive_from(sock, event_loop.get(), count_max)
         }
         Kind::ReceiveFromInto { count_max } => {
-            datagram::receive_from_into(sock.bind(py), fd, &argument, count_max)
+            datagram::receive_from_into(sock, &argument, count_max)
         }
         Kind::SendTo => match argument.cast::<PyTuple>() {
-            Ok(pair) => {
-                datagram::send_to(sock.bind(py), fd, pair).unwrap_or_else(|error| Some(Err(error)))
-            }
+            Ok(pair) => datagram::send_to(sock, pair).unwrap_or_else(|error| Some(Err(error))),
             Err(error) => Some(Err(error.into())),
         },
     }
@@ -321,7 +314,6 @@ fn said_by_the_socket(
 fn receive(
     sock: &Bound<'_, PyAny>,
     event_loop: &Loop,
-    fd: RawFd,
     count_max: usize,
     is_ready: bool,
 ) -> PyResult<std::io::Result<Py<PyAny>>> {
@@ -330,15 +322,16 @@ fn receive(
     let capacity = buffers::with_slack(habit).min(count_max);
     let direct = is_ready && habit >= buffers::DIRECT_MIN;
     let allowed = if direct { capacity } else { Received::CAPACITY };
-    if allowed < count_max && !datagram::is_stream(sock)? {
-        let result = buffers::receive_bytes(py, fd, count_max)?;
+    let current = || socket_object::descriptor(sock).unwrap_or(-1);
+    if allowed < count_max && socket_object::kind(sock)? != libc::SOCK_STREAM {
+        let result = buffers::receive_bytes(py, current, count_max)?;
         return Ok(result.map(|(bytes, _)| bytes));
     }
     let result = if direct {
-        buffers::receive_bytes(py, fd, capacity)?
+        buffers::receive_bytes(py, current, capacity)?
     } else {
         let mut received = event_loop.receive_buffer(py)?;
-        let result = received.receive_up_to(fd, count_max.min(Received::CAPACITY));
+        let result = received.receive_up_to(current(), count_max.min(Received::CAPACITY));
         let result = result.map(|count| {
             let bytes = PyBytes::new(py, received.bytes(count));
             (bytes.into_any().unbind(), count)

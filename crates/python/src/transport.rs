@@ -23,14 +23,15 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop_driver::{Interest, Mode, Token};
+use ringloop_driver::{Interest, Mode};
 
 use crate::buffers::{self, Chunk};
 use crate::event_loop::{Loop, Ready};
+use crate::socket_object;
 use crate::stream_reader::StreamFeed;
 use crate::support::{self, GilCell};
 use crate::tls::SSLProtocol;
-use crate::watches::{self, Readiness, TransportKind};
+use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
 use self::file_sending::FileSending;
 use self::reading::read_once;
@@ -39,8 +40,8 @@ use self::writing::{begin_blocked_write, count_lost_write, enqueue, flush, maybe
 /// asyncio's default high-water mark, in bytes.
 const HIGH_WATER_DEFAULT: usize = 64 * 1024;
 
-/// Socket, server, and the future that waits for an empty buffer.
-type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>, Option<Py<PyAny>>);
+/// The socket, and the future that waits for an empty buffer.
+type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>);
 
 /// How the protocol takes what arrives.
 enum Receiver {
@@ -59,15 +60,21 @@ enum Receiver {
 struct State {
     event_loop: Option<Py<Loop>>,
     sock: Option<Py<PyAny>>,
+    /// The descriptor that the socket had at the beginning, which the loop knows the transport by. What the socket has now
+    /// is for `State::descriptor` to say.
     fd: RawFd,
+    /// The socket was handed in, and whoever did so may close it at any time.
+    lent: bool,
     protocol: Option<Py<PyAny>>,
     receiver: Receiver,
     protocol_connected: bool,
     server: Option<Py<PyAny>>,
     extra: Py<PyDict>,
-    /// Whether the loop knows that this transport has the descriptor.
-    entered: bool,
-    token: Option<Token>,
+    /// The loop knows that this transport has the descriptor.
+    entered: Option<Entered>,
+    watch: Option<Watch>,
+    /// The driver itself has watched the socket: before that is closed, the kernel must let go of it.
+    was_held: bool,
     /// The context of all callbacks, from Python 3.15 on. Before, each takes a copy of the current one when it is scheduled.
     context: Option<Py<PyAny>>,
     /// The context that protocol callbacks for arriving data run in; taken when reading (re)starts.
@@ -114,13 +121,14 @@ pub(crate) struct SocketTransport {
 #[pymethods]
 impl SocketTransport {
     #[new]
-    #[pyo3(signature = (event_loop, sock, protocol, extra=None, context=None))]
+    #[pyo3(signature = (event_loop, sock, protocol, extra=None, context=None, lent=false))]
     fn new(
         event_loop: &Bound<'_, Loop>,
         sock: &Bound<'_, PyAny>,
         protocol: &Bound<'_, PyAny>,
         extra: Option<&Bound<'_, PyDict>>,
         context: Option<Py<PyAny>>,
+        lent: bool,
     ) -> PyResult<Self> {
         let py = event_loop.py();
         let extra = match extra {
@@ -130,15 +138,17 @@ impl SocketTransport {
         Ok(Self {
             state: GilCell::new(State {
                 event_loop: Some(event_loop.clone().unbind()),
-                fd: sock.call_method0(intern!(py, "fileno"))?.extract()?,
+                fd: socket_object::number(sock)?,
                 sock: Some(sock.clone().unbind()),
+                lent,
                 receiver: receiver_for(protocol)?,
                 protocol: Some(protocol.clone().unbind()),
                 protocol_connected: true,
                 server: None,
                 extra: extra.unbind(),
-                entered: false,
-                token: None,
+                entered: None,
+                watch: None,
+                was_held: false,
                 context,
                 read_context: None,
                 write_context: None,
@@ -151,7 +161,7 @@ impl SocketTransport {
                 delivering: false,
                 reported: false,
                 read_on: false,
-                is_unix: sock.getattr(intern!(py, "family"))?.extract::<i32>()? == libc::AF_UNIX,
+                is_unix: socket_object::family(sock)? == libc::AF_UNIX,
                 protocol_paused: false,
                 lost: 0,
                 buffer: VecDeque::new(),
@@ -170,7 +180,7 @@ impl SocketTransport {
     fn _begin(slf: &Bound<'_, Self>, waiter: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (event_loop, sock, protocol, extra, fd) = {
+        let (event_loop, sock, protocol, extra) = {
             let state = this.state.get(py);
             let (Some(event_loop), Some(sock), Some(protocol)) =
                 (&state.event_loop, &state.sock, &state.protocol)
@@ -182,7 +192,6 @@ impl SocketTransport {
                 sock.clone_ref(py).into_bound(py),
                 protocol.clone_ref(py).into_bound(py),
                 state.extra.clone_ref(py).into_bound(py),
-                state.fd,
             )
         };
         static TRANSPORT_SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -198,13 +207,23 @@ impl SocketTransport {
                 or_none_if_os_error(sock.call_method0(intern!(py, "getpeername")), py)?,
             )?;
         }
-        buffers::disable_nagle(fd);
-        event_loop
+        let (fd, current) = {
+            let state = this.state.get(py);
+            (state.fd, state.descriptor(py))
+        };
+        if current < 0 {
+            // The socket was closed by whoever made the protocol; asyncio says what that means.
+            support::python(py)?
+                .getattr(intern!(py, "set_nodelay"))?
+                .call1((&sock,))?;
+        }
+        buffers::disable_nagle(current);
+        let entered = event_loop
             .get()
             .watches
             .get_mut(py)
             .enter_transport(fd, slf.as_any());
-        this.state.get_mut(py).entered = true;
+        this.state.get_mut(py).entered = entered;
         let connection_made = protocol.getattr(intern!(py, "connection_made"))?;
         call_soon(slf, &event_loop, (connection_made, slf))?;
         take_read_context(slf)?;
@@ -281,12 +300,13 @@ impl SocketTransport {
     /// Delivers data again.
     fn resume_reading(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        let (event_loop, requeue) = {
+        let (event_loop, watch, readable, is_current) = {
             let mut state = slf.get().state.get_mut(py);
             if state.closing || !state.paused {
                 return Ok(());
             }
             state.paused = false;
+            let is_current = state.fd == state.descriptor(py);
             let Some(event_loop) = state.event_loop.as_ref().map(|it| it.clone_ref(py)) else {
                 return Ok(());
             };
@@ -295,14 +315,20 @@ impl SocketTransport {
                 state.end_received = false;
                 state.readable = true;
             }
-            (event_loop, state.token.is_some() && state.readable)
+            (event_loop, state.watch, state.readable, is_current)
         };
         event_loop.get().check_closed()?;
+        if let Some(watch) = watch
+            && !is_current
+        {
+            // asyncio's transport would register the number again, and be told that it is closed.
+            watches::check_alive(py, event_loop.get(), watch)?;
+        }
         take_read_context(slf)?;
         if !slf.get().state.get(py).started {
             // Paused before reading had begun: it begins now.
             start_reading(slf)?;
-        } else if requeue {
+        } else if watch.is_some() && readable {
             queue_read(slf, event_loop.get());
         }
         update_hold(slf);
@@ -321,7 +347,7 @@ impl SocketTransport {
                 .call1((data,))
                 .map_or_else(|error| error, PyErr::from_value));
         }
-        let (fd, direct, lost) = {
+        let (direct, lost) = {
             let state = slf.get().state.get(py);
             if state.eof {
                 return Err(PyRuntimeError::new_err(
@@ -333,7 +359,7 @@ impl SocketTransport {
                     "unable to write; sendfile is in progress",
                 ));
             }
-            (state.fd, state.buffer.is_empty(), state.lost > 0)
+            (state.buffer.is_empty(), state.lost > 0)
         };
         if lost {
             if buffers::is_empty(data)? {
@@ -345,7 +371,12 @@ impl SocketTransport {
             if bytes.is_empty() {
                 return Ok(None);
             }
-            let sent = if direct { buffers::send(fd, bytes)? } else { 0 };
+            let sent = if direct {
+                let fd = slf.get().state.get(py).descriptor(py);
+                buffers::send(fd, bytes).map_err(|error| support::os_error(py, &error))?
+            } else {
+                0
+            };
             Ok((sent < bytes.len()).then_some(sent))
         });
         match outcome {
@@ -428,7 +459,7 @@ impl SocketTransport {
             if !state.buffer.is_empty() {
                 return Ok(());
             }
-            state.fd
+            state.descriptor(py)
         };
         buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
     }
@@ -545,17 +576,17 @@ impl SocketTransport {
         file_sending::stop(slf)
     }
 
-    /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock, server,
+    /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock,
     /// `empty_waiter`).
     fn _detach(slf: &Bound<'_, Self>) -> Detached {
         let py = slf.py();
-        slf.get().delist(py);
-        slf.get().leave(py);
-        let (event_loop, dropped, result) = {
+        slf.get().let_go(py);
+        let (dropped, result) = {
             let mut state = slf.get().state.get_mut(py);
             state.closing = true;
             state.buffer_len = 0;
             let dropped = (
+                state.event_loop.take(),
                 state.protocol.take(),
                 std::mem::replace(&mut state.receiver, Receiver::Data),
                 state.context.take(),
@@ -563,20 +594,16 @@ impl SocketTransport {
                 state.write_context.take(),
                 std::mem::take(&mut state.buffer),
             );
-            let result = (
-                state.sock.take(),
-                state.server.take(),
-                state.empty_waiter.clone_ref_opt(py),
-            );
-            (state.event_loop.take(), dropped, result)
+            let result = (state.sock.take(), state.empty_waiter.clone_ref_opt(py));
+            (dropped, result)
         };
-        if let Some(event_loop) = event_loop {
-            // The kernel must let go of the socket before it is closed, or the peer would not hear of it. Where that fails,
-            // it does so at the next turn; the socket must be closed all the same.
-            drop(watches::flush(py, event_loop.get()));
-        }
         drop(dropped);
         result
+    }
+
+    /// Has the loop and the kernel forget the socket, so that its peer hears at once when the caller closes it next.
+    fn _let_go(&self, py: Python<'_>) {
+        self.let_go(py);
     }
 
     #[getter(_loop)]
@@ -721,6 +748,14 @@ impl State {
         !self.buffer.is_empty() || self.file.as_ref().is_some_and(FileSending::is_under_way)
     }
 
+    /// The descriptor that the socket has now: -1 once it is closed or detached. To be asked right before it is used.
+    #[inline]
+    fn descriptor(&self, py: Python<'_>) -> RawFd {
+        self.sock.as_ref().map_or(-1, |sock| {
+            socket_object::descriptor(sock.bind(py)).unwrap_or(self.fd)
+        })
+    }
+
     fn wants_data(&self) -> bool {
         self.started && self.is_reading() && self.lost == 0 && !self.end_received
     }
@@ -729,13 +764,29 @@ impl State {
 impl SocketTransport {
     /// Takes the transport off the loop's table of events.
     fn delist(&self, py: Python<'_>) {
-        let (token, event_loop) = {
-            let state = self.state.get(py);
-            (state.token, state.event_loop.clone_ref_opt(py))
+        let (watch, event_loop) = {
+            let mut state = self.state.get_mut(py);
+            (state.watch.take(), state.event_loop.clone_ref_opt(py))
         };
-        if let (Some(token), Some(event_loop)) = (token, event_loop) {
-            watches::delist_transport(py, event_loop.get(), token);
-            self.state.get_mut(py).token = None;
+        if let (Some(watch), Some(event_loop)) = (watch, event_loop) {
+            watches::delist_transport(py, event_loop.get(), watch);
+        }
+    }
+
+    /// Has the loop and the kernel forget the socket.
+    fn let_go(&self, py: Python<'_>) {
+        self.delist(py);
+        self.leave(py);
+        let event_loop = {
+            let state = self.state.get(py);
+            state
+                .was_held
+                .then(|| state.event_loop.clone_ref_opt(py))
+                .flatten()
+        };
+        if let Some(event_loop) = event_loop {
+            // Where that fails, it does so at the next turn; the socket must be closed all the same.
+            drop(watches::flush(py, event_loop.get()));
         }
     }
 
@@ -743,14 +794,12 @@ impl SocketTransport {
     fn leave(&self, py: Python<'_>) {
         let (entered, event_loop, fd) = {
             let mut state = self.state.get_mut(py);
-            (
-                std::mem::take(&mut state.entered),
-                state.event_loop.clone_ref_opt(py),
-                state.fd,
-            )
+            let event_loop = state.event_loop.clone_ref_opt(py);
+            (state.entered.take(), event_loop, state.fd)
         };
-        if let (true, Some(event_loop)) = (entered, event_loop) {
-            event_loop.get().watches.get_mut(py).leave_transport(fd);
+        if let (Some(entered), Some(event_loop)) = (entered, event_loop) {
+            let mut watches = event_loop.get().watches.get_mut(py);
+            watches.leave_transport(fd, entered);
         }
     }
 
@@ -865,44 +914,52 @@ pub(crate) fn start_reading(transport: &Bound<'_, SocketTransport>) -> PyResult<
 fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (event_loop, fd) = {
+    let (event_loop, fd, current, lent) = {
         let state = this.state.get(py);
         let Some(event_loop) = state.event_loop.as_ref() else {
             return Ok(());
         };
-        if state.token.is_some() {
+        if state.watch.is_some() {
             return Ok(());
         }
-        (event_loop.clone_ref(py), state.fd)
+        (
+            event_loop.clone_ref(py),
+            state.fd,
+            state.descriptor(py),
+            state.lent,
+        )
     };
-    let token = watches::list_transport(
+    watches::check_current(py, fd, current)?;
+    let watch = watches::list_transport(
         event_loop.get(),
         transport.as_any(),
         TransportKind::Stream,
-        fd,
+        (fd, lent),
         (
             Interest::READ | Interest::WRITE | Interest::PRIORITY,
             Mode::Edge,
         ),
     )?;
-    this.state.get_mut(py).token = Some(token);
+    let mut state = this.state.get_mut(py);
+    state.watch = Some(watch);
+    state.was_held |= matches!(watch, Watch::Held(_));
     Ok(())
 }
 
 /// The loop keeps the transport alive while it reads or has something to send.
 fn update_hold(transport: &Bound<'_, SocketTransport>) {
     let py = transport.py();
-    let (token, event_loop, hold) = {
+    let (watch, event_loop, hold) = {
         let state = transport.get().state.get(py);
         let hold = (state.is_reading() && !state.end_received) || state.is_sending();
         (
-            state.token,
+            state.watch,
             state.event_loop.as_ref().map(|it| it.clone_ref(py)),
             hold,
         )
     };
-    if let (Some(token), Some(event_loop)) = (token, event_loop) {
-        watches::hold_transport(py, event_loop.get(), token, hold);
+    if let (Some(watch), Some(event_loop)) = (watch, event_loop) {
+        watches::hold_transport(py, event_loop.get(), watch, hold);
     }
 }
 

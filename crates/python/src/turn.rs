@@ -88,7 +88,7 @@ fn turn(
     let count = {
         let mut queue = this.queue.get_mut(py);
         if !events.is_empty() {
-            let watches = this.watches.get(py);
+            let mut watches = this.watches.get_mut(py);
             for event in events.drain(..) {
                 watches.dispatch(py, &event, &mut queue);
             }

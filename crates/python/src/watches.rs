@@ -1,9 +1,14 @@
 //! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and transports.
+//!
+//! What the user may close without telling the loop is watched by the driver's registry, which lets go of a file when it
+//! is closed and serves every thread: callbacks, and transports of sockets that the user has, too. Other transports are
+//! watched by the driver itself where that is a ring, which holds their sockets until they are closed here.
 
 #![allow(unsafe_code)]
 
+mod table;
+
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
 
 use pyo3::exceptions::{
     PyAttributeError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError,
@@ -12,14 +17,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyInt, PyTuple, PyType};
-use pyo3::{PyTraverseError, PyVisit, ffi};
-use ringloop_driver::{Event, Interest, Mode, Token};
+use ringloop_driver::{BackendKind, Interest, Mode, Registration, Token};
 
-use crate::datagram::DatagramTransport;
-use crate::event_loop::{Loop, Queue, Ready};
+use self::table::{Displaced, Listed, Place};
+use crate::event_loop::Loop;
 use crate::handle::{Call, HandleRef};
 use crate::support;
-use crate::transport::SocketTransport;
+
+pub(crate) use self::table::{Entered, Watches};
 
 /// What a descriptor reported, as the transports need it.
 #[derive(Copy, Clone)]
@@ -33,16 +38,6 @@ pub(crate) struct Readiness {
 /// The reader's and the writer's handle of a descriptor.
 pub(crate) type Handles = (Option<Py<PyAny>>, Option<Py<PyAny>>);
 
-/// The callbacks of one descriptor.
-#[derive(Default)]
-struct Callbacks {
-    token: Option<Token>,
-    /// Whether the watch is `Mode::Level`.
-    level: bool,
-    reader: Option<Py<PyAny>>,
-    writer: Option<Py<PyAny>>,
-}
-
 /// The native type of a transport.
 #[derive(Copy, Clone)]
 pub(crate) enum TransportKind {
@@ -50,201 +45,13 @@ pub(crate) enum TransportKind {
     Datagram,
 }
 
-/// A transport as the table holds it. The reference is counted only while the transport is reading or writing: one
-/// that is paused and that nobody else refers to may go, as under asyncio.
-struct Listed {
-    transport: NonNull<ffi::PyObject>,
-    kind: TransportKind,
-    strong: bool,
-}
-
-// SAFETY: only touched under the GIL.
-unsafe impl Send for Listed {}
-
-// SAFETY: as for `Listed`; the pointers in `transports` are only followed under the GIL.
-unsafe impl Send for Watches {}
-
-#[derive(Default)]
-enum Source {
-    #[default]
-    Nobody,
-    Callbacks(RawFd),
-    Transport(Listed),
-}
-
-/// The tables: by descriptor for callbacks, by token for events.
-#[derive(Default)]
-pub(crate) struct Watches {
-    callbacks: Vec<Option<Box<Callbacks>>>,
-    /// By token index, with the token: an index is used again.
-    sources: Vec<(Option<Token>, Source)>,
-    /// The transport that has a descriptor, borrowed: it takes itself out before it goes.
-    transports: Vec<Option<NonNull<ffi::PyObject>>>,
-    /// Watches that ended while the reactor was away; dropped when it is back.
-    orphans: Vec<Token>,
-}
-
-impl Watches {
-    fn callbacks_mut(&mut self, fd: RawFd) -> &mut Callbacks {
-        let index = fd as usize;
-        if self.callbacks.len() <= index {
-            self.callbacks.resize_with(index + 1, || None);
-        }
-        self.callbacks[index].get_or_insert_default()
-    }
-
-    /// Drops the entry that a failed attempt to watch has left.
-    fn forget_if_unused(&mut self, fd: RawFd) {
-        if self
-            .callbacks(fd)
-            .is_some_and(|it| it.token.is_none() && it.reader.is_none() && it.writer.is_none())
-        {
-            self.callbacks[fd as usize] = None;
-        }
-    }
-
-    fn callbacks(&self, fd: RawFd) -> Option<&Callbacks> {
-        self.callbacks.get(fd as usize)?.as_deref()
-    }
-
-    fn set_source(&mut self, token: Token, source: Source) -> Source {
-        let index = token.index() as usize;
-        if self.sources.len() <= index {
-            self.sources
-                .resize_with(index + 1, || (None, Source::Nobody));
-        }
-        std::mem::replace(&mut self.sources[index], (Some(token), source)).1
-    }
-
-    fn source(&self, token: Token) -> Option<&Source> {
-        match self.sources.get(token.index() as usize) {
-            Some((Some(known), source)) if *known == token => Some(source),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn enter_transport(&mut self, fd: RawFd, transport: &Bound<'_, PyAny>) {
-        let index = fd as usize;
-        if self.transports.len() <= index {
-            self.transports.resize(index + 1, None);
-        }
-        self.transports[index] = NonNull::new(transport.as_ptr());
-    }
-
-    pub(crate) fn leave_transport(&mut self, fd: RawFd) {
-        if let Some(entry) = self.transports.get_mut(fd as usize) {
-            *entry = None;
-        }
-    }
-
-    /// The transport that has this descriptor.
-    pub(crate) fn transport<'py>(&self, py: Python<'py>, fd: RawFd) -> Option<Bound<'py, PyAny>> {
-        let entry = self.transports.get(usize::try_from(fd).ok()?)?;
-        // SAFETY: a transport takes itself out before it goes, so the pointer is live; the GIL is held.
-        entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
-    }
-
-    /// How many transports have a descriptor.
-    pub(crate) fn transports(&self) -> usize {
-        self.transports.iter().flatten().count()
-    }
-
-    pub(crate) fn handles(&self, py: Python<'_>, fd: RawFd) -> Option<Handles> {
-        let callbacks = self.callbacks(fd)?;
-        let copy = |handle: &Option<Py<PyAny>>| handle.as_ref().map(|it| it.clone_ref(py));
-        Some((copy(&callbacks.reader), copy(&callbacks.writer)))
-    }
-
-    /// Makes the kernel forget the watches that ended while the reactor was away.
-    pub(crate) fn drop_orphans(&mut self, driver: &mut ringloop_driver::Driver) {
-        for token in self.orphans.drain(..) {
-            // The descriptor may be closed by now; there is nothing left to undo then.
-            let _ = driver.unwatch(token);
-        }
-    }
-
-    /// Queues what the event stands for.
-    pub(crate) fn dispatch(&self, py: Python<'_>, event: &Event, queue: &mut Queue) {
-        let ready = event.readiness();
-        let read_on = ready.is_read_closed() || ready.is_error() || ready.is_priority();
-        let readiness = Readiness {
-            readable: ready.is_readable(),
-            // Not at the end of what the peer sends: there may be no room, and asyncio would wait for some.
-            writable: ready.is_writable(),
-            read_on,
-        };
-        match self.source(event.token) {
-            Some(Source::Transport(listed)) => {
-                // SAFETY: the transport takes itself off this list before it goes, so the pointer is live; the GIL is
-                // held. It was listed by its kind.
-                let ready = unsafe {
-                    let transport = Bound::from_borrowed_ptr(py, listed.transport.as_ptr());
-                    match listed.kind {
-                        TransportKind::Stream => Ready::Transport(
-                            transport.cast_into_unchecked::<SocketTransport>().unbind(),
-                            readiness,
-                        ),
-                        TransportKind::Datagram => Ready::Datagrams(
-                            transport
-                                .cast_into_unchecked::<DatagramTransport>()
-                                .unbind(),
-                            readiness,
-                        ),
-                    }
-                };
-                queue.ready.push_back(ready);
-            }
-            Some(Source::Callbacks(fd)) => {
-                if let Some(callbacks) = self.callbacks(*fd) {
-                    let both = [
-                        (readiness.readable, &callbacks.reader),
-                        (readiness.writable, &callbacks.writer),
-                    ];
-                    for (fired, handle) in both {
-                        if let (true, Some(handle)) = (fired, handle) {
-                            queue.ready.push_back(Ready::from_object(handle.bind(py)));
-                        }
-                    }
-                }
-            }
-            Some(Source::Nobody) | None => {}
-        }
-    }
-
-    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for callbacks in self.callbacks.iter().flatten() {
-            visit.call(&callbacks.reader)?;
-            visit.call(&callbacks.writer)?;
-        }
-        for (_, source) in &self.sources {
-            if let Source::Transport(listed) = source
-                && listed.strong
-            {
-                visit.call(support::borrow_pointer(&listed.transport))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Watches {
-    fn drop(&mut self) {
-        let sources = std::mem::take(&mut self.sources);
-        for (_, source) in sources {
-            if let Source::Transport(listed) = source {
-                listed.release();
-            }
-        }
-    }
-}
-
-impl Listed {
-    fn release(self) {
-        if self.strong {
-            // SAFETY: a strong entry owns one reference; the table is only touched under the GIL.
-            unsafe { ffi::Py_DECREF(self.transport.as_ptr()) };
-        }
-    }
+/// A transport's watch.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Watch {
+    /// The driver's own.
+    Held(Token),
+    /// The registry's.
+    Registered(Registration),
 }
 
 /// Stands for every number that is too large for a descriptor: nothing is ever watched under it.
@@ -361,14 +168,35 @@ pub(crate) fn add<'py>(
         // SAFETY: `new` gives an owned reference.
         unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
     };
-    let fd = descriptor(file)?;
-    if fd == TOO_LARGE {
+    let (fd, is_closed) = find(event_loop, file)?;
+    let is_number = file.is_instance_of::<PyInt>();
+    if is_number && fd == TOO_LARGE && file.gt(TOO_LARGE)? {
         return Err(PyOverflowError::new_err(
             "Python int too large to convert to C int",
         ));
     }
-    insert(event_loop, fd, &handle, for_writing, Mode::Level)?;
+    let place = Place {
+        fd,
+        for_writing,
+        file: (!is_number).then(|| file.clone().unbind()),
+        is_closed,
+    };
+    enter(event_loop, place, &handle, Mode::Level)?;
     Ok(handle)
+}
+
+/// The descriptor of a file object, and whether the object is closed: then it is found as what it was registered as, as
+/// the selectors module does. `ValueError` where it never was.
+fn find(event_loop: &Bound<'_, Loop>, file: &Bound<'_, PyAny>) -> PyResult<(RawFd, bool)> {
+    let py = event_loop.py();
+    match descriptor(file) {
+        Ok(fd) => Ok((fd, false)),
+        Err(error) if error.is_instance_of::<PyValueError>(py) => {
+            let known = event_loop.get().watches.get(py).number_of(file);
+            known.map(|fd| (fd, true)).ok_or(error)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Enters a handle for one direction of `fd`; cancels the one that was there.
@@ -382,61 +210,33 @@ pub(crate) fn insert(
     for_writing: bool,
     mode: Mode,
 ) -> PyResult<()> {
+    let place = Place {
+        fd,
+        for_writing,
+        file: None,
+        is_closed: false,
+    };
+    enter(event_loop, place, handle, mode)
+}
+
+fn enter(
+    event_loop: &Bound<'_, Loop>,
+    place: Place,
+    handle: &Bound<'_, PyAny>,
+    mode: Mode,
+) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
-    let (token, interest, mode) = {
-        let mut watches = this.watches.get_mut(py);
-        let callbacks = watches.callbacks_mut(fd);
-        let (own, other) = if for_writing {
-            (Interest::WRITE, callbacks.reader.is_some())
-        } else {
-            (Interest::READ, callbacks.writer.is_some())
-        };
-        let interest = if other {
-            Interest::READ | Interest::WRITE
-        } else {
-            own
-        };
-        let mode = if other && callbacks.level {
-            Mode::Level
-        } else {
-            mode
-        };
-        (callbacks.token, interest, mode)
-    };
-    // Nothing is borrowed here: making an exception may run the collector, and that may run anything.
-    let outcome = this.with_reactor(py, |reactor| {
-        let driver = reactor.driver();
-        match token {
-            Some(token) => driver.rewatch(token, interest, mode).map(|()| token),
-            None => driver.watch(fd, interest, mode),
-        }
-    });
-    let token = match outcome {
-        Ok(token) => token,
-        Err(error) => {
-            this.watches.get_mut(py).forget_if_unused(fd);
-            return Err(error);
-        }
-    };
-    let previous = {
-        let mut watches = this.watches.get_mut(py);
-        let callbacks = watches.callbacks_mut(fd);
-        callbacks.token = Some(token);
-        callbacks.level = mode == Mode::Level;
-        let slot = if for_writing {
-            &mut callbacks.writer
-        } else {
-            &mut callbacks.reader
-        };
-        let previous = slot.replace(handle.clone().unbind());
-        watches.set_source(token, Source::Callbacks(fd));
-        previous
-    };
-    match previous {
-        Some(previous) if !previous.is(handle) => cancel(previous.bind(py)),
-        _ => Ok(()),
-    }
+    this.check_closed()?;
+    let mut displaced = Displaced::default();
+    let result = this.watches.get_mut(py).enter_callback(
+        place,
+        handle.clone().unbind(),
+        mode,
+        &mut displaced,
+    );
+    cancel_displaced(py, displaced, Some(handle))?;
+    result.map_err(|error| support::os_error(py, &error))
 }
 
 /// Ends a callback's watch of `file`; true if there was one.
@@ -448,73 +248,21 @@ pub(crate) fn remove(
     if event_loop.get().is_closed() {
         return Ok(false);
     }
-    take_out(event_loop, descriptor(file)?, for_writing)
+    let (fd, _) = find(event_loop, file)?;
+    take_out(event_loop, fd, for_writing)
 }
 
 /// `remove` by descriptor number.
-pub(crate) fn take_out(
-    event_loop: &Bound<'_, Loop>,
-    fd: RawFd,
-    for_writing: bool,
-) -> PyResult<bool> {
+fn take_out(event_loop: &Bound<'_, Loop>, fd: RawFd, for_writing: bool) -> PyResult<bool> {
     let py = event_loop.py();
-    let this = event_loop.get();
-    let remaining = {
-        let watches = this.watches.get(py);
-        let Some(callbacks) = watches.callbacks(fd) else {
-            return Ok(false);
-        };
-        let (slot, other, interest) = if for_writing {
-            (&callbacks.writer, &callbacks.reader, Interest::READ)
-        } else {
-            (&callbacks.reader, &callbacks.writer, Interest::WRITE)
-        };
-        if slot.is_none() {
-            return Ok(false);
-        }
-        let mode = if callbacks.level {
-            Mode::Level
-        } else {
-            Mode::OneShot
-        };
-        callbacks
-            .token
-            .filter(|_| other.is_some())
-            .map(|token| (token, interest, mode))
-    };
-    if let Some((token, interest, mode)) = remaining {
-        this.with_reactor(py, |reactor| {
-            reactor.driver().rewatch(token, interest, mode)
-        })?;
-    }
-    let removed = {
-        let mut watches = this.watches.get_mut(py);
-        let callbacks = watches.callbacks_mut(fd);
-        let slot = if for_writing {
-            &mut callbacks.writer
-        } else {
-            &mut callbacks.reader
-        };
-        let removed = slot.take();
-        let token = callbacks.token;
-        if remaining.is_none() {
-            watches.callbacks[fd as usize] = None;
-            if let Some(token) = token {
-                watches.set_source(token, Source::Nobody);
-                end_watch(py, this, &mut watches, token);
-            }
-        }
-        removed
-    };
-    if remaining.is_none() {
-        // The owner is likely to close the descriptor next, and its peer is to hear of that at once.
-        flush(py, this)?;
-    }
-    let Some(removed) = removed else {
-        return Ok(false);
-    };
-    cancel(removed.bind(py))?;
-    Ok(true)
+    let mut displaced = Displaced::default();
+    let result = event_loop
+        .get()
+        .watches
+        .get_mut(py)
+        .take_out(fd, for_writing, &mut displaced);
+    cancel_displaced(py, displaced, None)?;
+    result.map_err(|error| support::os_error(py, &error))
 }
 
 /// `take_out`, unless another handle took this one's place.
@@ -524,33 +272,39 @@ pub(crate) fn take_out_if(
     for_writing: bool,
     handle: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let ours = {
-        let watches = event_loop.get().watches.get(event_loop.py());
-        watches.callbacks(fd).is_some_and(|callbacks| {
-            let slot = if for_writing {
-                &callbacks.writer
-            } else {
-                &callbacks.reader
-            };
-            slot.as_ref().is_some_and(|it| it.is(handle))
-        })
-    };
-    if ours {
+    let watches = event_loop.get().watches.get(event_loop.py());
+    let is_ours = watches.has_handle(fd, for_writing, handle);
+    drop(watches);
+    if is_ours {
         take_out(event_loop, fd, for_writing)?;
     }
     Ok(())
 }
 
-/// Ends a watch now, or, while the reactor is away, as soon as it is back.
-fn end_watch(py: Python<'_>, this: &Loop, watches: &mut Watches, token: Token) {
-    let mut slot = this.reactor.get_mut(py);
-    if let Some(reactor) = slot.as_deref_mut() {
-        // A descriptor that was closed first is gone from the kernel's set already.
-        let _ = reactor.driver().unwatch(token);
-    } else {
-        watches.orphans.push(token);
-        this.wake(py);
+/// The descriptor that a file object is watched under, and its handles. `ValueError` for what is no file object and was
+/// never watched.
+pub(crate) fn watched(
+    event_loop: &Bound<'_, Loop>,
+    file: &Bound<'_, PyAny>,
+) -> PyResult<(RawFd, Option<Handles>)> {
+    let py = event_loop.py();
+    let (fd, _) = find(event_loop, file)?;
+    Ok((fd, event_loop.get().watches.get(py).handles(py, fd)))
+}
+
+/// Cancels the handles that have lost their place, save for `except`, and drops the rest. Nothing is borrowed here: that
+/// may run any code.
+fn cancel_displaced(
+    py: Python<'_>,
+    displaced: Displaced,
+    except: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    for handle in displaced.into_handles() {
+        if except.is_none_or(|except| !handle.is(except)) {
+            cancel(handle.bind(py))?;
+        }
     }
+    Ok(())
 }
 
 fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -563,68 +317,107 @@ fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Watches a transport's socket. `transport` is of the native type that `kind` tells.
+/// Refuses to watch the descriptor that a transport began with if its socket has it no longer: by now it may be another
+/// file's. As asyncio's transport is refused, `OSError` if it was closed, and `ValueError` if it was so from the beginning.
+pub(crate) fn check_current(py: Python<'_>, fd: RawFd, current: RawFd) -> PyResult<()> {
+    if fd < 0 {
+        return Err(PyValueError::new_err(format!(
+            "Invalid file descriptor: {fd}"
+        )));
+    }
+    if fd != current {
+        return Err(support::errno_error(py, libc::EBADF));
+    }
+    Ok(())
+}
+
+/// Watches a transport's socket. `transport` is of the native type that `kind` tells. A socket that is `lent` may be
+/// closed by its owner at any time.
 pub(crate) fn list_transport(
     this: &Loop,
     transport: &Bound<'_, PyAny>,
     kind: TransportKind,
-    fd: RawFd,
+    (fd, lent): (RawFd, bool),
     (interest, mode): (Interest, Mode),
-) -> PyResult<Token> {
+) -> PyResult<Watch> {
     let py = transport.py();
+    this.check_closed()?;
+    let mut displaced = Displaced::default();
+    if lent || this.backend_kind != BackendKind::IoUring {
+        let listed = Listed::new(transport, kind);
+        let result = this.watches.get_mut(py).register_transport(
+            fd,
+            listed,
+            (interest, mode),
+            &mut displaced,
+        );
+        cancel_displaced(py, displaced, None)?;
+        return result.map_err(|error| support::os_error(py, &error));
+    }
+    let result = this.watches.get_mut(py).make_way(fd, &mut displaced);
+    cancel_displaced(py, displaced, None)?;
+    result.map_err(|error| support::os_error(py, &error))?;
     let token = this.with_reactor(py, |reactor| reactor.driver().watch(fd, interest, mode))?;
-    let pointer = transport.clone().into_ptr();
-    let listed = Listed {
-        // SAFETY: `into_ptr` never gives null.
-        transport: unsafe { NonNull::new_unchecked(pointer) },
-        kind,
-        strong: true,
-    };
-    this.watches
-        .get_mut(py)
-        .set_source(token, Source::Transport(listed));
-    Ok(token)
+    let listed = Listed::new(transport, kind);
+    Ok(this.watches.get_mut(py).enter_held(token, listed))
 }
 
-/// Sets whether the table keeps the transport alive.
-pub(crate) fn hold_transport(py: Python<'_>, this: &Loop, token: Token, hold: bool) {
-    let released = {
-        let mut watches = this.watches.get_mut(py);
-        match watches.sources.get_mut(token.index() as usize) {
-            Some((known, Source::Transport(listed)))
-                if *known == Some(token) && listed.strong != hold =>
-            {
-                listed.strong = hold;
-                // SAFETY: the pointer is live (see `dispatch`); one reference is taken, or handed to `released`.
-                unsafe {
-                    if hold {
-                        ffi::Py_INCREF(listed.transport.as_ptr());
-                        None
-                    } else {
-                        Some(Bound::from_owned_ptr(py, listed.transport.as_ptr()))
-                    }
-                }
-            }
-            _ => None,
+/// Refuses a watch whose file is closed, with the `OSError` that registering its number would give.
+pub(crate) fn check_alive(py: Python<'_>, this: &Loop, watch: Watch) -> PyResult<()> {
+    if this.watches.get_mut(py).is_alive(watch) {
+        return Ok(());
+    }
+    Err(support::errno_error(py, libc::EBADF))
+}
+
+/// Changes what a transport waits for.
+pub(crate) fn change_transport(
+    py: Python<'_>,
+    this: &Loop,
+    watch: Watch,
+    (interest, mode): (Interest, Mode),
+) -> PyResult<()> {
+    match watch {
+        Watch::Held(token) => this.with_reactor(py, |reactor| {
+            reactor.driver().rewatch(token, interest, mode)
+        }),
+        Watch::Registered(registration) => {
+            let mut watches = this.watches.get_mut(py);
+            let result = watches.change_registered(registration, (interest, mode));
+            drop(watches);
+            result.map_err(|error| support::os_error(py, &error))
         }
-    };
-    drop(released);
-}
-
-/// Ends a transport's watch.
-pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, token: Token) {
-    let listed = {
-        let mut watches = this.watches.get_mut(py);
-        let source = watches.set_source(token, Source::Nobody);
-        end_watch(py, this, &mut watches, token);
-        source
-    };
-    if let Source::Transport(listed) = listed {
-        listed.release();
     }
 }
 
-/// Hands to the kernel what it must know before a socket is closed, so that the peer learns of the close at once.
+/// Sets whether the table keeps the transport alive.
+pub(crate) fn hold_transport(py: Python<'_>, this: &Loop, watch: Watch, hold: bool) {
+    let released = this.watches.get_mut(py).keep_alive(py, watch, hold);
+    drop(released);
+}
+
+/// Ends a transport's watch; that of a driver that is away ends when it is back.
+pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, watch: Watch) {
+    let mut displaced = Displaced::default();
+    {
+        let mut watches = this.watches.get_mut(py);
+        watches.delist(watch, &mut displaced);
+        if let Watch::Held(token) = watch {
+            let mut slot = this.reactor.get_mut(py);
+            if let Some(reactor) = slot.as_deref_mut() {
+                // A descriptor that was closed first is gone from the kernel's set already.
+                let _ = reactor.driver().unwatch(token);
+            } else {
+                watches.put_off(token);
+                this.wake(py);
+            }
+        }
+    }
+    drop(displaced);
+}
+
+/// Hands to the kernel what it must know before a socket is closed that the driver has held, so that the peer learns of
+/// the close at once.
 pub(crate) fn flush(py: Python<'_>, this: &Loop) -> PyResult<()> {
     let mut slot = this.reactor.get_mut(py);
     let Some(reactor) = slot.as_deref_mut() else {

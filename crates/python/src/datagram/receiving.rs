@@ -2,9 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::ffi;
@@ -23,17 +21,14 @@ use crate::transport::CloneRefOption;
 pub(super) fn read_batch(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (fd, family, has_parked) = {
-        let state = this.state.get(py);
-        (state.fd, state.family, !state.undelivered.is_empty())
-    };
+    let has_parked = !this.state.get(py).undelivered.is_empty();
     let event_loop = this.event_loop(py)?;
     if has_parked && !deliver_parked(transport, event_loop.get())? {
         return Ok(());
     }
     let batch = event_loop.get().batch.replace(py, None);
     let mut batch = batch.unwrap_or_else(Batch::new);
-    let result = receive_while_answered(transport, event_loop.get(), &mut batch, (fd, family));
+    let result = receive_while_answered(transport, event_loop.get(), &mut batch);
     drop(event_loop.get().batch.replace(py, Some(batch)));
     result
 }
@@ -44,11 +39,14 @@ fn receive_while_answered(
     transport: &Bound<'_, DatagramTransport>,
     event_loop: &Loop,
     batch: &mut Batch,
-    (fd, family): (RawFd, c_int),
 ) -> PyResult<()> {
     let py = transport.py();
     let mut total = 0;
     loop {
+        let (fd, family) = {
+            let state = transport.get().state.get(py);
+            (state.descriptor(py), state.family)
+        };
         let count = match batch.receive(fd, family) {
             Ok(count) => count,
             Err(error) => {

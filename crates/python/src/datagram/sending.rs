@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::RawFd;
 
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyOSError, PyRuntimeError};
 use pyo3::ffi;
@@ -25,12 +24,12 @@ pub(super) fn transmit(
 ) -> PyResult<bool> {
     let py = transport.py();
     let this = transport.get();
-    let (fd, family, has_peer) = {
+    let (family, has_peer) = {
         let state = this.state.get(py);
-        (state.fd, state.family, state.has_peer)
+        (state.family, state.has_peer)
     };
     if has_peer {
-        return send(py, fd, data, None);
+        return send(transport, data, None);
     }
     let sock = this.state.get(py).sock.clone_ref_opt(py);
     let Some(sock) = sock else {
@@ -56,17 +55,20 @@ pub(super) fn transmit(
         address
     };
     addresses::audit_sendto(sock, target)?;
-    send(py, fd, data, Some(&address))
+    send(transport, data, Some(&address))
 }
 
 /// sendto(2).
 fn send(
-    py: Python<'_>,
-    fd: RawFd,
+    transport: &Bound<'_, DatagramTransport>,
     data: &Bound<'_, PyAny>,
     address: Option<&Address>,
 ) -> PyResult<bool> {
-    let sent = buffers::with_bytes(data, |bytes| Ok(addresses::send_to(fd, bytes, address)))?;
+    let py = transport.py();
+    let sent = buffers::with_bytes(data, |bytes| {
+        let fd = transport.get().state.get(py).descriptor(py);
+        Ok(addresses::send_to(fd, bytes, address))
+    })?;
     match sent {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),

@@ -4,59 +4,37 @@
 //! own method.
 
 use std::io;
-use std::os::fd::RawFd;
 
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::addresses::{self, Address};
 use crate::buffers;
 use crate::event_loop::Loop;
+use crate::socket_object;
 use crate::support;
 
 pub(super) type Attempt = Option<PyResult<Py<PyAny>>>;
 
 /// The address family of a plain socket, if `addresses` knows it.
 pub(crate) fn known_family(sock: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
-    static FAMILY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let family = member(sock, &FAMILY, "family")?;
+    let family = socket_object::family(sock)?;
     Ok(matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX).then_some(family))
 }
 
-/// Whether a plain socket is a stream: one without the bounds of messages.
-pub(super) fn is_stream(sock: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static TYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    Ok(member(sock, &TYPE, "type")? == libc::SOCK_STREAM)
-}
-
-/// The C type's member: the property of `socket.socket` makes an enum of it, and takes ten times as long.
-fn member(sock: &Bound<'_, PyAny>, cell: &PyOnceLock<Py<PyAny>>, name: &str) -> PyResult<i32> {
-    let py = sock.py();
-    let descriptor = cell.get_or_try_init(py, || {
-        py.import("_socket")?
-            .getattr("socket")?
-            .getattr(name)
-            .map(Bound::unbind)
-    })?;
-    descriptor
-        .bind(py)
-        .call_method1(intern!(py, "__get__"), (sock,))?
-        .extract()
-}
-
 pub(super) fn receive_from(
-    py: Python<'_>,
+    sock: &Bound<'_, PyAny>,
     event_loop: &Loop,
-    fd: RawFd,
     count_max: usize,
 ) -> Attempt {
+    let py = sock.py();
     let mut received = match event_loop.receive_buffer(py) {
         Ok(received) => received,
         Err(error) => return Some(Err(error)),
     };
+    let fd = socket_object::descriptor(sock).unwrap_or(-1);
     let result = received.receive_from(fd, count_max);
     let found = result.map(|(count, address)| (PyBytes::new(py, received.bytes(count)), address));
     event_loop.return_receive_buffer(py, received);
@@ -65,7 +43,6 @@ pub(super) fn receive_from(
 
 pub(super) fn receive_from_into(
     sock: &Bound<'_, PyAny>,
-    fd: RawFd,
     buffer: &Bound<'_, PyAny>,
     count_max: usize,
 ) -> Attempt {
@@ -77,7 +54,8 @@ pub(super) fn receive_from_into(
         },
         given => given,
     };
-    match buffers::receive_from_into(fd, buffer, count_max) {
+    let current = || socket_object::descriptor(sock).unwrap_or(-1);
+    match buffers::receive_from_into(current, buffer, count_max) {
         Ok(Some(result)) => settle(py, result),
         Ok(None) | Err(_) => or_wait(
             sock.call_method1(intern!(py, "recvfrom_into"), (buffer, count_max)),
@@ -87,11 +65,7 @@ pub(super) fn receive_from_into(
 }
 
 /// `argument` is (data, address).
-pub(super) fn send_to(
-    sock: &Bound<'_, PyAny>,
-    fd: RawFd,
-    argument: &Bound<'_, PyTuple>,
-) -> PyResult<Attempt> {
+pub(super) fn send_to(sock: &Bound<'_, PyAny>, argument: &Bound<'_, PyTuple>) -> PyResult<Attempt> {
     let py = sock.py();
     let data = argument.get_item(0)?;
     let target = argument.get_item(1)?;
@@ -104,6 +78,7 @@ pub(super) fn send_to(
     };
     let sent = buffers::with_bytes(&data, |bytes| {
         addresses::audit_sendto(sock, &target)?;
+        let fd = socket_object::descriptor(sock).unwrap_or(-1);
         Ok(addresses::send_to(fd, bytes, Some(&address)))
     })?;
     Ok(match sent {

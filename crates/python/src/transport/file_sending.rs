@@ -93,7 +93,7 @@ pub(super) fn start(
             drop(state);
             return Err(PyConnectionError::new_err("Connection is closed by peer"));
         }
-        let socket = state.fd;
+        let socket = state.descriptor(py);
         state
             .file
             .insert(FileSending {
@@ -136,7 +136,7 @@ pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let (progress, waiter) = {
         let mut state = transport.get().state.get_mut(py);
-        let socket = state.fd;
+        let socket = state.descriptor(py);
         let progress = match &mut state.file {
             Some(file) if file.is_under_way() => match file.advance(socket) {
                 Ok(Progress::Blocked) => return Ok(()),

@@ -64,7 +64,11 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let mut received = event_loop.get().receive_buffer(py)?;
     let (fd, is_unix, protocol) = {
         let state = this.state.get(py);
-        (state.fd, state.is_unix, state.protocol.clone_ref_opt(py))
+        (
+            state.descriptor(py),
+            state.is_unix,
+            state.protocol.clone_ref_opt(py),
+        )
     };
     let mut cut_short = false;
     let result = received.receive(fd, is_unix.then_some(&mut cut_short));
@@ -133,17 +137,12 @@ fn delivered(
 fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (fd, is_unix, protocol, sock) = {
+    let (is_unix, protocol, sock) = {
         let state = this.state.get(py);
         let (Some(protocol), Some(sock)) = (&state.protocol, &state.sock) else {
             return Ok(());
         };
-        (
-            state.fd,
-            state.is_unix,
-            protocol.clone_ref(py),
-            sock.clone_ref(py),
-        )
+        (state.is_unix, protocol.clone_ref(py), sock.clone_ref(py))
     };
     let offered = protocol
         .bind(py)
@@ -169,7 +168,8 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         }
     };
     let mut cut_short = false;
-    let received = buffers::receive_into(fd, &buffer, is_unix.then_some(&mut cut_short));
+    let current = || this.state.get(py).descriptor(py);
+    let received = buffers::receive_into(current, &buffer, is_unix.then_some(&mut cut_short));
     if cut_short {
         this.state.get_mut(py).read_on = true;
     }

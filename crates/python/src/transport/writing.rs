@@ -13,11 +13,12 @@ const LOST_WRITES_BEFORE_WARNING: u32 = 5;
 impl State {
     /// Sends what is buffered until the socket is full: it reports room only when it was full before. Pieces that are
     /// sent go to `done`, to be dropped when nothing is borrowed.
-    fn send_buffered(&mut self, done: &mut Vec<Chunk>) -> std::io::Result<()> {
+    fn send_buffered(&mut self, py: Python<'_>, done: &mut Vec<Chunk>) -> std::io::Result<()> {
+        let fd = self.descriptor(py);
         while !self.buffer.is_empty() {
             let pieces = || self.buffer.iter().take(buffers::PIECES_PER_SEND);
             let offered: usize = pieces().map(Chunk::len).sum();
-            let sent = match buffers::send_pieces(self.fd, pieces()) {
+            let sent = match buffers::send_pieces(fd, pieces()) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 other => other?,
             };
@@ -44,7 +45,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
     let mut sent = Vec::new();
-    let result = this.state.get_mut(py).send_buffered(&mut sent);
+    let result = this.state.get_mut(py).send_buffered(py, &mut sent);
     drop(sent);
     if let Err(error) = result {
         let (dropped, waiter) = {
@@ -65,7 +66,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         return Ok(());
     }
     maybe_resume_protocol(transport)?;
-    let (waiter, closing, eof, fd) = {
+    let (waiter, closing, eof) = {
         let mut state = this.state.get_mut(py);
         if !state.buffer.is_empty() {
             return Ok(());
@@ -74,12 +75,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         if finish {
             state.lost += 1;
         }
-        (
-            state.empty_waiter.clone_ref_opt(py),
-            finish,
-            state.eof,
-            state.fd,
-        )
+        (state.empty_waiter.clone_ref_opt(py), finish, state.eof)
     };
     update_hold(transport);
     if let Some(waiter) = waiter {
@@ -91,6 +87,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
             .call_method1(intern!(py, "_call_connection_lost"), (py.None(),))
             .map(drop)
     } else if eof {
+        let fd = this.state.get(py).descriptor(py);
         buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
     } else {
         Ok(())

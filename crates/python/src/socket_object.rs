@@ -1,0 +1,189 @@
+//! What one of the interpreter's socket objects knows of itself, read without a call.
+//!
+//! A descriptor's number says nothing of the file behind it: when a socket is closed, the next file gets its number. So
+//! whoever is about to use a socket asks the object for the number that it has now, which is -1 once it is closed or
+//! detached, and system calls fail with `EBADF` then, as the object's own methods do. Nothing may run between the
+//! question and the call.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
+
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// The beginning of `PySocketSockObject` (Modules/socketmodule.h), which no version has changed from Python 3.11 to 3.15.
+#[repr(C)]
+struct SocketObject {
+    ob_base: ffi::PyObject,
+    fd: c_int,
+    family: c_int,
+    kind: c_int,
+}
+
+/// `_socket.socket`, the base of `socket.socket`. Null before `add_to`.
+static CLASS: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+/// Whether the objects of the running interpreter were seen to begin as `SocketObject` does.
+static IS_KNOWN: AtomicBool = AtomicBool::new(false);
+
+/// What the fields of a socket object say now.
+#[derive(Clone, Copy)]
+struct Fields {
+    fd: c_int,
+    family: c_int,
+    kind: c_int,
+}
+
+/// Reads the fields of a socket object; None for what is none, and where the layout is not known.
+#[inline]
+fn fields(sock: &Bound<'_, PyAny>) -> Option<Fields> {
+    if !IS_KNOWN.load(Relaxed) || !is_socket(sock) {
+        return None;
+    }
+    // SAFETY: an instance of `_socket.socket` begins with these fields, as `check_layout` has seen.
+    Some(unsafe { read(sock) })
+}
+
+/// Reads what lies where the fields should be.
+///
+/// # Safety
+/// The object is as large as a `SocketObject`, and the GIL is held, under which the fields change.
+#[inline]
+unsafe fn read(sock: &Bound<'_, PyAny>) -> Fields {
+    let object = sock.as_ptr().cast::<SocketObject>();
+    // SAFETY: as the function asks. Any bytes are integers.
+    unsafe {
+        Fields {
+            fd: (*object).fd,
+            family: (*object).family,
+            kind: (*object).kind,
+        }
+    }
+}
+
+/// Whether it is a socket of the interpreter's, or of a class derived from it.
+#[inline]
+fn is_socket(sock: &Bound<'_, PyAny>) -> bool {
+    let class = CLASS.load(Relaxed);
+    // SAFETY: the GIL is held, and `class` is null or a type that lives for ever.
+    !class.is_null() && unsafe { ffi::PyObject_TypeCheck(sock.as_ptr(), class) != 0 }
+}
+
+/// The descriptor that a socket object has at the moment, -1 if it has none any more. None for what is no socket object.
+///
+/// Runs no code of the user's: what a subclass has for `fileno` is not asked, as it isn't by `send` and `recv`.
+#[inline]
+pub(crate) fn descriptor(sock: &Bound<'_, PyAny>) -> Option<RawFd> {
+    match fields(sock) {
+        Some(fields) => Some(fields.fd),
+        None => is_socket(sock).then(|| ask_for_number(sock).unwrap_or(-1)),
+    }
+}
+
+/// The descriptor of a socket object, or of what stands for one.
+pub(crate) fn number(sock: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    match descriptor(sock) {
+        Some(number) => Ok(number),
+        None => sock.call_method0(intern!(sock.py(), "fileno"))?.extract(),
+    }
+}
+
+/// What `_socket.socket.fileno` says. It makes nothing that the collector tracks, so that it may be called while something
+/// is borrowed.
+#[cold]
+fn ask_for_number(sock: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    static METHOD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = sock.py();
+    let method = METHOD.get_or_try_init(py, || {
+        let method = base(py)?.getattr("fileno")?;
+        PyResult::Ok(method.unbind())
+    })?;
+    // SAFETY: the GIL is held and both objects are alive; the result is a new reference or null with an exception set.
+    let number = unsafe {
+        let number = ffi::PyObject_CallOneArg(method.as_ptr(), sock.as_ptr());
+        Bound::from_owned_ptr_or_err(py, number)?
+    };
+    number.extract()
+}
+
+/// The address family of a socket object.
+pub(crate) fn family(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
+    fields(sock).map_or_else(|| member(sock, "family"), |fields| Ok(fields.family))
+}
+
+/// The type of a socket object, such as `SOCK_STREAM`.
+pub(crate) fn kind(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
+    fields(sock).map_or_else(|| member(sock, "type"), |fields| Ok(fields.kind))
+}
+
+/// A member of `_socket.socket`, whose property in `socket.socket` makes an enum of it; of anything else, its attribute.
+#[cold]
+fn member(sock: &Bound<'_, PyAny>, name: &str) -> PyResult<c_int> {
+    if !is_socket(sock) {
+        return sock.getattr(name)?.extract();
+    }
+    base(sock.py())?
+        .getattr(name)?
+        .call_method1("__get__", (sock,))?
+        .extract()
+}
+
+fn base(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static BASE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    BASE.get_or_try_init(py, || {
+        let class = py.import("_socket")?.getattr("socket")?;
+        Ok(class.unbind())
+    })
+    .map(|class| class.bind(py))
+}
+
+/// Compares the fields with what the methods say, of a socket that is open and of one that is closed or detached.
+fn check_layout(py: Python<'_>) -> PyResult<bool> {
+    for end in ["close", "detach"] {
+        let sock = base(py)?.call1((libc::AF_UNIX, libc::SOCK_DGRAM))?;
+        // SAFETY: `add_to` has compared the size, and the GIL is held.
+        let open = unsafe { read(&sock) };
+        let number = ask_for_number(&sock)?;
+        let is_as_said = open.fd == number
+            && open.family == member(&sock, "family")?
+            && open.kind == member(&sock, "type")?;
+        sock.call_method0(end)?;
+        if end == "detach" {
+            // SAFETY: detaching has handed this descriptor over, and nobody else has it.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+        // SAFETY: as above.
+        if !is_as_said || unsafe { read(&sock) }.fd != -1 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The number by way of the fields and by way of the methods, for tests that both say the same.
+#[pyfunction]
+fn _socket_descriptor(sock: &Bound<'_, PyAny>) -> (Option<RawFd>, Option<RawFd>) {
+    let read = fields(sock).map(|fields| fields.fd);
+    (read, ask_for_number(sock).ok())
+}
+
+/// Finds out how the running interpreter's sockets are to be read.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let class = base(py)?.as_ptr().cast::<ffi::PyTypeObject>();
+    CLASS.store(class, Relaxed);
+    // SAFETY: the GIL is held and `class` is a type.
+    let is_large_enough =
+        unsafe { (*class).tp_basicsize } >= size_of::<SocketObject>() as ffi::Py_ssize_t;
+    // Where no socket can be made to look at, their methods are called.
+    IS_KNOWN.store(
+        is_large_enough && check_layout(py).unwrap_or(false),
+        Relaxed,
+    );
+    module.add_function(wrap_pyfunction!(_socket_descriptor, module)?)
+}

@@ -1,0 +1,655 @@
+//! The tables: what is watched, and who hears of it.
+//!
+//! Nothing here runs Python code. What loses its place goes to the caller as [`Displaced`], to be cancelled and dropped
+//! when the tables are no longer borrowed.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit, ffi};
+use ringloop_driver::{Driver, Event, Interest, Mode, Registration, Registry, Token};
+
+use super::{Handles, Readiness, TransportKind, Watch};
+use crate::datagram::DatagramTransport;
+use crate::event_loop::{Queue, Ready};
+use crate::support;
+use crate::transport::SocketTransport;
+
+/// The callbacks of one descriptor.
+#[derive(Default)]
+struct Callbacks {
+    /// What the descriptor was registered as, if not by its number.
+    file: Option<Py<PyAny>>,
+    reader: Option<Py<PyAny>>,
+    writer: Option<Py<PyAny>>,
+}
+
+/// A transport as the tables hold it. The reference is counted only while the transport is reading or writing: one that
+/// is paused and that nobody else refers to may go, as under asyncio.
+pub(super) struct Listed {
+    transport: NonNull<ffi::PyObject>,
+    kind: TransportKind,
+    strong: bool,
+}
+
+// SAFETY: only touched under the GIL.
+unsafe impl Send for Listed {}
+
+/// Who hears of a registration.
+#[derive(Default)]
+enum Owner {
+    #[default]
+    Nobody,
+    Callbacks(Box<Callbacks>),
+    Transport(Listed),
+}
+
+/// What is known of one descriptor number.
+#[derive(Default)]
+struct Entry {
+    /// The last registration of this number. The kernel has dropped it if the file was closed.
+    registration: Option<Registration>,
+    owner: Owner,
+    /// What the kernel was told last.
+    told: Option<(Interest, Mode)>,
+    /// As a `Mode::OneShot` it has reported, and reports nothing more until it is changed.
+    rests: bool,
+}
+
+/// What has lost its place in the tables.
+#[derive(Default)]
+pub(super) struct Displaced {
+    handle: Option<Py<PyAny>>,
+    owners: Vec<Owner>,
+}
+
+/// Where a callback's handle goes.
+pub(super) struct Place {
+    pub(super) fd: RawFd,
+    pub(super) for_writing: bool,
+    /// The object that stands for the descriptor, if it is no number.
+    pub(super) file: Option<Py<PyAny>>,
+    /// That object is closed. It was known, but its number may be another file's.
+    pub(super) is_closed: bool,
+}
+
+/// The address of a transport that is known to have a descriptor.
+pub(crate) struct Entered(NonZeroUsize);
+
+/// The tables: by descriptor for what the registry watches, by token for what the driver watches itself.
+#[derive(Default)]
+pub(crate) struct Watches {
+    /// None once the loop is closed.
+    registry: Option<Registry>,
+    entries: Vec<Entry>,
+    /// By token index, with the token: an index is used again.
+    held: Vec<Option<(Token, Listed)>>,
+    /// The transport that has a descriptor, borrowed: it takes itself out before it goes.
+    transports: Vec<Option<NonNull<ffi::PyObject>>>,
+    /// Watches that ended while the reactor was away; dropped when it is back.
+    orphans: Vec<Token>,
+}
+
+// SAFETY: as for `Listed`; the pointers in `transports` are only followed under the GIL.
+unsafe impl Send for Watches {}
+
+/// The error of a number that means no file, or another one than it did.
+fn bad_descriptor() -> io::Error {
+    io::Error::from_raw_os_error(libc::EBADF)
+}
+
+/// Whether a registration can't be changed because its file is closed.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBADF))
+}
+
+fn direction(for_writing: bool) -> Interest {
+    if for_writing {
+        Interest::WRITE
+    } else {
+        Interest::READ
+    }
+}
+
+impl Watches {
+    pub(crate) fn new(registry: Registry) -> Self {
+        Self {
+            registry: Some(registry),
+            ..Self::default()
+        }
+    }
+
+    /// The registry, and what is known of a number that was registered.
+    fn registered(&mut self, fd: RawFd) -> Option<(&Registry, &mut Entry, Registration)> {
+        let entry = self.entries.get_mut(usize::try_from(fd).ok()?)?;
+        let registration = entry.registration?;
+        Some((self.registry.as_ref()?, entry, registration))
+    }
+
+    /// Registers a number for a new owner. The table grows only to what the kernel has accepted.
+    fn register(
+        &mut self,
+        fd: RawFd,
+        owner: Owner,
+        told: (Interest, Mode),
+    ) -> Result<Registration, (io::Error, Owner)> {
+        let added = match &self.registry {
+            Some(registry) => registry.add(fd, told.0, told.1),
+            None => Err(bad_descriptor()),
+        };
+        let registration = match added {
+            Ok(registration) => registration,
+            Err(error) => return Err((error, owner)),
+        };
+        let index = fd as usize;
+        if self.entries.len() <= index {
+            self.entries.resize_with(index + 1, Entry::default);
+        }
+        self.entries[index] = Entry {
+            registration: Some(registration),
+            owner,
+            told: Some(told),
+            rests: false,
+        };
+        Ok(registration)
+    }
+
+    // ---- callbacks
+
+    /// Enters a handle for one direction of a descriptor, in the place of the one that was there. `EEXIST` if a transport
+    /// has the file.
+    pub(super) fn enter_callback(
+        &mut self,
+        place: Place,
+        handle: Py<PyAny>,
+        mode: Mode,
+        displaced: &mut Displaced,
+    ) -> io::Result<()> {
+        let own = direction(place.for_writing);
+        if let Some((registry, entry, registration)) = self.registered(place.fd) {
+            let wanted = entry.wanted(own, place.for_writing, mode);
+            let is_told = entry.told == Some(wanted) && !entry.rests;
+            let changed = registry.change(registration, wanted.0, wanted.1);
+            match (&mut entry.owner, changed) {
+                (Owner::Transport(_), Ok(())) => {
+                    return Err(io::Error::from_raw_os_error(libc::EEXIST));
+                }
+                (owner, Ok(())) => {
+                    displaced.handle = owner.put(place, handle);
+                    entry.told = Some(wanted);
+                    entry.rests = false;
+                    return Ok(());
+                }
+                (owner @ Owner::Callbacks(_), Err(error))
+                    if is_told
+                        && (place.is_closed || error.raw_os_error() == Some(libc::EBADF)) =>
+                {
+                    // A closed descriptor, watched for the same as before: selectors doesn't ask the kernel then.
+                    displaced.handle = owner.put(place, handle);
+                    return Ok(());
+                }
+                (_, Err(error)) => {
+                    // The file is closed. Who waited for it is not to hear of the one that has the number now.
+                    displaced.owners.push(std::mem::take(entry).owner);
+                    if place.is_closed || !is_gone(&error) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        let fd = place.fd;
+        let mut owner = Owner::Nobody;
+        owner.put(place, handle);
+        self.register(fd, owner, (own, mode))
+            .map(drop)
+            .map_err(|(error, owner)| {
+                displaced.owners.push(owner);
+                error
+            })
+    }
+
+    /// Takes out the handle for one direction. Whether there was one.
+    pub(super) fn take_out(
+        &mut self,
+        fd: RawFd,
+        for_writing: bool,
+        displaced: &mut Displaced,
+    ) -> io::Result<bool> {
+        let Some((registry, entry, registration)) = self.registered(fd) else {
+            return Ok(false);
+        };
+        let Owner::Callbacks(callbacks) = &mut entry.owner else {
+            return Ok(false);
+        };
+        displaced.handle = callbacks.slot(for_writing).take();
+        if displaced.handle.is_none() {
+            return Ok(false);
+        }
+        if callbacks.slot(!for_writing).is_some() {
+            let mode = entry.told.map_or(Mode::Level, |(_, mode)| mode);
+            let wanted = (direction(!for_writing), mode);
+            if let Err(error) = registry.change(registration, wanted.0, wanted.1) {
+                // As with selectors: nothing is known of a number whose file is closed.
+                displaced.owners.push(std::mem::take(entry).owner);
+                return Err(error);
+            }
+            entry.told = Some(wanted);
+            entry.rests = false;
+            return Ok(true);
+        }
+        displaced.owners.push(std::mem::take(&mut entry.owner));
+        if !entry.rests {
+            // One that rests is left for the next who waits for the same file, or goes with it.
+            registry.remove(registration);
+            entry.registration = None;
+        }
+        Ok(true)
+    }
+
+    fn callbacks(&self, fd: RawFd) -> Option<&Callbacks> {
+        match &self.entries.get(usize::try_from(fd).ok()?)?.owner {
+            Owner::Callbacks(callbacks) => Some(callbacks),
+            Owner::Nobody | Owner::Transport(_) => None,
+        }
+    }
+
+    /// Whether this handle still has its place.
+    pub(super) fn has_handle(
+        &self,
+        fd: RawFd,
+        for_writing: bool,
+        handle: &Bound<'_, PyAny>,
+    ) -> bool {
+        let callbacks = self.callbacks(fd);
+        let known = callbacks.and_then(|callbacks| callbacks.get(for_writing));
+        known.is_some_and(|known| known.is(handle))
+    }
+
+    /// The handles of a descriptor.
+    pub(super) fn handles(&self, py: Python<'_>, fd: RawFd) -> Option<Handles> {
+        let callbacks = self.callbacks(fd)?;
+        let copy = |handle: &Option<Py<PyAny>>| handle.as_ref().map(|it| it.clone_ref(py));
+        Some((copy(&callbacks.reader), copy(&callbacks.writer)))
+    }
+
+    /// The number that this very object is registered under.
+    pub(super) fn number_of(&self, file: &Bound<'_, PyAny>) -> Option<RawFd> {
+        let index = self.entries.iter().position(|entry| match &entry.owner {
+            Owner::Callbacks(callbacks) => callbacks.file.as_ref().is_some_and(|it| it.is(file)),
+            Owner::Nobody | Owner::Transport(_) => false,
+        });
+        index.map(|index| index as RawFd)
+    }
+
+    // ---- transports
+
+    /// Registers a transport. `EEXIST` if another one has the file.
+    pub(super) fn register_transport(
+        &mut self,
+        fd: RawFd,
+        listed: Listed,
+        told: (Interest, Mode),
+        displaced: &mut Displaced,
+    ) -> io::Result<Watch> {
+        let owner = Owner::Transport(listed);
+        match self.make_way(fd, displaced) {
+            Ok(()) => self.register(fd, owner, told),
+            Err(error) => Err((error, owner)),
+        }
+        .map(Watch::Registered)
+        .map_err(|(error, owner)| {
+            displaced.owners.push(owner);
+            error
+        })
+    }
+
+    /// Takes away what is registered under a number that a transport is about to have: callbacks, as when asyncio's
+    /// transport registers its own, and a transport if its file is closed. `EEXIST` if it isn't.
+    pub(super) fn make_way(&mut self, fd: RawFd, displaced: &mut Displaced) -> io::Result<()> {
+        let Some((registry, entry, registration)) = self.registered(fd) else {
+            return Ok(());
+        };
+        match (&entry.owner, entry.told) {
+            (Owner::Nobody, _) => return Ok(()),
+            (Owner::Transport(_), Some((interest, mode)))
+                if registry.change(registration, interest, mode).is_ok() =>
+            {
+                return Err(io::Error::from_raw_os_error(libc::EEXIST));
+            }
+            _ => {}
+        }
+        registry.remove(registration);
+        displaced.owners.push(std::mem::take(entry).owner);
+        Ok(())
+    }
+
+    /// Enters a transport that the driver watches itself.
+    pub(super) fn enter_held(&mut self, token: Token, listed: Listed) -> Watch {
+        let index = token.index() as usize;
+        if self.held.len() <= index {
+            self.held.resize_with(index + 1, || None);
+        }
+        self.held[index] = Some((token, listed));
+        Watch::Held(token)
+    }
+
+    fn listed_mut(&mut self, watch: Watch) -> Option<&mut Listed> {
+        match watch {
+            Watch::Held(token) => match self.held.get_mut(token.index() as usize)? {
+                Some((known, listed)) if *known == token => Some(listed),
+                _ => None,
+            },
+            Watch::Registered(registration) => {
+                let entry = self.entries.get_mut(registration.fd() as usize)?;
+                match &mut entry.owner {
+                    Owner::Transport(listed) if entry.registration == Some(registration) => {
+                        Some(listed)
+                    }
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    /// Sets whether the table keeps the transport alive. A reference that it gives up goes to the caller.
+    pub(super) fn keep_alive<'py>(
+        &mut self,
+        py: Python<'py>,
+        watch: Watch,
+        keep: bool,
+    ) -> Option<Bound<'py, PyAny>> {
+        let listed = self
+            .listed_mut(watch)
+            .filter(|listed| listed.strong != keep)?;
+        listed.strong = keep;
+        // SAFETY: the pointer is live (see `Listed::ready`); one reference is taken, or handed to the caller.
+        unsafe {
+            if keep {
+                ffi::Py_INCREF(listed.transport.as_ptr());
+                None
+            } else {
+                Some(Bound::from_owned_ptr(py, listed.transport.as_ptr()))
+            }
+        }
+    }
+
+    /// Changes what a registered transport waits for.
+    pub(super) fn change_registered(
+        &mut self,
+        registration: Registration,
+        told: (Interest, Mode),
+    ) -> io::Result<()> {
+        match self.registered(registration.fd()) {
+            Some((registry, entry, known)) if known == registration => {
+                registry.change(registration, told.0, told.1)?;
+                entry.told = Some(told);
+                Ok(())
+            }
+            // Somebody else has the number, so the file is closed.
+            _ => Err(bad_descriptor()),
+        }
+    }
+
+    /// Whether the kernel still has a transport's registration. Of what the driver holds, the socket was closed otherwise.
+    pub(super) fn is_alive(&mut self, watch: Watch) -> bool {
+        let Watch::Registered(registration) = watch else {
+            return false;
+        };
+        match self.registered(registration.fd()) {
+            Some((registry, entry, known)) if known == registration => {
+                let told = entry.told;
+                told.is_some_and(|told| registry.change(known, told.0, told.1).is_ok())
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes a transport out, and its registration. A watch of the driver's is left to the caller.
+    pub(super) fn delist(&mut self, watch: Watch, displaced: &mut Displaced) {
+        match watch {
+            Watch::Held(token) => {
+                let place = self.held.get_mut(token.index() as usize);
+                let listed = place.and_then(|it| it.take_if(|(known, _)| *known == token));
+                displaced
+                    .owners
+                    .extend(listed.map(|(_, listed)| Owner::Transport(listed)));
+            }
+            Watch::Registered(registration) => match self.registered(registration.fd()) {
+                Some((registry, entry, known)) if known == registration => {
+                    registry.remove(registration);
+                    displaced.owners.push(std::mem::take(entry).owner);
+                }
+                // Somebody else has the number, and theirs is not to be touched.
+                _ => {}
+            },
+        }
+    }
+
+    /// Puts off the end of a driver's watch until the reactor is back.
+    pub(super) fn put_off(&mut self, token: Token) {
+        self.orphans.push(token);
+    }
+
+    /// Makes the kernel forget the watches that ended while the reactor was away.
+    pub(crate) fn drop_orphans(&mut self, driver: &mut Driver) {
+        for token in self.orphans.drain(..) {
+            // The descriptor may be closed by now; there is nothing left to undo then.
+            let _ = driver.unwatch(token);
+        }
+    }
+
+    // ---- the descriptors of transports
+
+    /// Enters the transport as the one that has the descriptor. None for that of a socket which was closed before.
+    pub(crate) fn enter_transport(
+        &mut self,
+        fd: RawFd,
+        transport: &Bound<'_, PyAny>,
+    ) -> Option<Entered> {
+        let index = usize::try_from(fd).ok()?;
+        if self.transports.len() <= index {
+            self.transports.resize(index + 1, None);
+        }
+        let entry = NonNull::new(transport.as_ptr());
+        self.transports[index] = entry;
+        entry.map(|transport| Entered(transport.addr()))
+    }
+
+    /// Takes the transport out again, unless another one has the number by now.
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "what was entered is left once"
+    )]
+    pub(crate) fn leave_transport(&mut self, fd: RawFd, entered: Entered) {
+        if let Some(place) = self.transports.get_mut(fd as usize) {
+            place.take_if(|known| known.addr() == entered.0);
+        }
+    }
+
+    /// The transport that has this descriptor.
+    pub(crate) fn transport<'py>(&self, py: Python<'py>, fd: RawFd) -> Option<Bound<'py, PyAny>> {
+        let entry = self.transports.get(usize::try_from(fd).ok()?)?;
+        // SAFETY: a transport takes itself out before it goes, so the pointer is live; the GIL is held.
+        entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
+    }
+
+    /// How many transports have a descriptor.
+    pub(crate) fn transports(&self) -> usize {
+        self.transports.iter().flatten().count()
+    }
+
+    // ---- events
+
+    /// Queues what the event stands for. That of a registration which has lost its number to another is dropped.
+    pub(crate) fn dispatch(&mut self, py: Python<'_>, event: &Event, queue: &mut Queue) {
+        let ready = event.readiness();
+        let readiness = Readiness {
+            readable: ready.is_readable(),
+            // Not at the end of what the peer sends: there may be no room, and asyncio would wait for some.
+            writable: ready.is_writable(),
+            read_on: ready.is_read_closed() || ready.is_error() || ready.is_priority(),
+        };
+        let Some(registration) = event.registration() else {
+            if let Some(listed) = self.listed_mut(Watch::Held(event.token)) {
+                queue.ready.push_back(listed.ready(py, readiness));
+            }
+            return;
+        };
+        let Some(entry) = self.entries.get_mut(registration.fd() as usize) else {
+            return;
+        };
+        if entry.registration != Some(registration) {
+            return;
+        }
+        entry.rests = matches!(entry.told, Some((_, Mode::OneShot)));
+        match &entry.owner {
+            Owner::Transport(listed) => queue.ready.push_back(listed.ready(py, readiness)),
+            Owner::Callbacks(callbacks) => {
+                let both = [
+                    (readiness.readable, &callbacks.reader),
+                    (readiness.writable, &callbacks.writer),
+                ];
+                for (fired, handle) in both {
+                    if let (true, Some(handle)) = (fired, handle) {
+                        queue.ready.push_back(Ready::from_object(handle.bind(py)));
+                    }
+                }
+            }
+            Owner::Nobody => {}
+        }
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for entry in &self.entries {
+            match &entry.owner {
+                Owner::Callbacks(callbacks) => {
+                    visit.call(&callbacks.file)?;
+                    visit.call(&callbacks.reader)?;
+                    visit.call(&callbacks.writer)?;
+                }
+                Owner::Transport(listed) => listed.traverse(visit)?,
+                Owner::Nobody => {}
+            }
+        }
+        for (_, listed) in self.held.iter().flatten() {
+            listed.traverse(visit)?;
+        }
+        Ok(())
+    }
+}
+
+impl Callbacks {
+    fn get(&self, for_writing: bool) -> Option<&Py<PyAny>> {
+        if for_writing {
+            self.writer.as_ref()
+        } else {
+            self.reader.as_ref()
+        }
+    }
+
+    fn slot(&mut self, for_writing: bool) -> &mut Option<Py<PyAny>> {
+        if for_writing {
+            &mut self.writer
+        } else {
+            &mut self.reader
+        }
+    }
+}
+
+impl Owner {
+    /// Has a handle served, and gives back the one that was in its place.
+    fn put(&mut self, place: Place, handle: Py<PyAny>) -> Option<Py<PyAny>> {
+        if let Self::Callbacks(callbacks) = self {
+            return callbacks.slot(place.for_writing).replace(handle);
+        }
+        let mut callbacks = Box::new(Callbacks {
+            file: place.file,
+            ..Callbacks::default()
+        });
+        *callbacks.slot(place.for_writing) = Some(handle);
+        *self = Self::Callbacks(callbacks);
+        None
+    }
+}
+
+impl Entry {
+    /// What to tell the kernel so that it watches for a callback's direction, too.
+    fn wanted(&self, own: Interest, for_writing: bool, mode: Mode) -> (Interest, Mode) {
+        match (&self.owner, self.told) {
+            (Owner::Callbacks(callbacks), told) if callbacks.get(!for_writing).is_some() => {
+                let is_level = matches!(told, Some((_, Mode::Level)));
+                let mode = if is_level { Mode::Level } else { mode };
+                (Interest::READ | Interest::WRITE, mode)
+            }
+            // Only to learn whether the registration is still there.
+            (Owner::Transport(_), Some(told)) => told,
+            _ => (own, mode),
+        }
+    }
+}
+
+impl Displaced {
+    /// The handles among it, which are to be cancelled; the rest is dropped.
+    pub(super) fn into_handles(self) -> impl Iterator<Item = Py<PyAny>> {
+        let of_owners = self.owners.into_iter().flat_map(|owner| match owner {
+            Owner::Callbacks(callbacks) => [callbacks.reader, callbacks.writer],
+            Owner::Nobody | Owner::Transport(_) => [None, None],
+        });
+        self.handle.into_iter().chain(of_owners.flatten())
+    }
+}
+
+impl Listed {
+    /// Lists a transport of the native type that `kind` tells, and keeps it alive.
+    pub(super) fn new(transport: &Bound<'_, PyAny>, kind: TransportKind) -> Self {
+        let pointer = transport.clone().into_ptr();
+        Self {
+            // SAFETY: `into_ptr` never gives null.
+            transport: unsafe { NonNull::new_unchecked(pointer) },
+            kind,
+            strong: true,
+        }
+    }
+
+    /// What serves the transport.
+    fn ready(&self, py: Python<'_>, readiness: Readiness) -> Ready {
+        // SAFETY: the transport takes itself out of the tables before it goes, so the pointer is live; the GIL is held.
+        // It was listed by its kind.
+        unsafe {
+            let transport = Bound::from_borrowed_ptr(py, self.transport.as_ptr());
+            match self.kind {
+                TransportKind::Stream => Ready::Transport(
+                    transport.cast_into_unchecked::<SocketTransport>().unbind(),
+                    readiness,
+                ),
+                TransportKind::Datagram => Ready::Datagrams(
+                    transport
+                        .cast_into_unchecked::<DatagramTransport>()
+                        .unbind(),
+                    readiness,
+                ),
+            }
+        }
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if self.strong {
+            visit.call(support::borrow_pointer(&self.transport))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if self.strong {
+            // SAFETY: a strong entry owns one reference; the tables, and what leaves them, are only touched under the GIL.
+            unsafe { ffi::Py_DECREF(self.transport.as_ptr()) };
+        }
+    }
+}
