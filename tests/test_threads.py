@@ -1,6 +1,7 @@
 """Loops and threads. One loop in one thread after another, several at once, and races with close: tests/test_run.py."""
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import contextvars
@@ -210,6 +211,22 @@ def test_a_transport_that_dies_in_another_thread_while_the_loop_waits(loop):
             peer.close()
             asyncio.run_coroutine_threadsafe(talk(number), loop).result(support.PATIENCE_S)
     assert sum(text.startswith("unclosed transport") for text in warned) == 20
+
+
+def test_callbacks_that_run_no_python_let_other_threads_run(loop):
+    """The descriptor is ready in each turn, and its callback is a C function, which never offers the GIL."""
+
+    async def main():
+        calls = collections.deque(maxlen=1)
+        first, second = socket.socketpair()
+        with first, second:
+            loop.add_writer(first, calls.append, "writable")
+            for _ in range(10):
+                await asyncio.to_thread(time.sleep, 0.001)
+            assert loop.remove_writer(first)
+        assert calls
+
+    loop.run_until_complete(main())
 
 
 def test_the_executor_keeps_the_context_of_to_thread(loop):

@@ -133,10 +133,11 @@ pub(crate) type Snapshot = (
 );
 
 impl Meter {
-    /// A turn has begun.
+    /// A turn has begun: how many that makes.
     #[inline]
-    pub(crate) fn count_turn(&self) {
+    pub(crate) fn count_turn(&self) -> u64 {
         add(&self.turns, 1);
+        self.turns.load(Relaxed)
     }
 
     /// The loop begins to run in this thread.

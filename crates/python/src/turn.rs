@@ -21,6 +21,9 @@ const EAGER_TURNS: u32 = 16;
 /// After that, one turn in this many makes the system call. Where the driver can tell without a system call that the
 /// kernel has something (io_uring), every turn looks.
 const TURNS_PER_POLL: u32 = 16;
+/// One turn in this many offers the GIL to other threads. Callbacks in Python do so by themselves, and so does a wait; but
+/// with callbacks that are all native, and something ready each time, no other thread would ever run.
+const TURNS_PER_OFFER: u64 = 64;
 
 /// Runs turns until the loop is told to stop, or until `SystemExit` or `KeyboardInterrupt` leaves a callback.
 pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
@@ -68,7 +71,7 @@ fn turn(
 ) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
-    this.meter.count_turn();
+    let turns = this.meter.count_turn();
     let (busy, deadline_ns) = {
         let mut queue = this.queue.get_mut(py);
         let busy = !queue.ready.is_empty() || this.stopping.load(Relaxed);
@@ -107,6 +110,9 @@ fn turn(
         // what it raises leaves the loop, and not in the callback that reads that byte. And callbacks that are all native
         // never reach the interpreter's own check.
         py.check_signals()?;
+    }
+    if turns.is_multiple_of(TURNS_PER_OFFER) {
+        py.detach(|| ());
     }
     // What these callbacks queue runs in the next turn, after the kernel was looked at.
     for left in (0..count).rev() {
