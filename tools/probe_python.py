@@ -22,7 +22,7 @@ def shortcomings() -> "list[str]":
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         supported = "{}.{} to {}.{}".format(*(OLDEST + NEWEST))
         return [f"this is Python {version}; ringloop needs {supported}; choose one with PYTHON=..."]
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if "t" in sys.abiflags:
         return [f"this is a free-threaded Python {version}; ringloop needs one with the GIL"]
     found = []
     header = os.path.join(sysconfig.get_path("include"), "Python.h")

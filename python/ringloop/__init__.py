@@ -11,14 +11,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-if not sys.platform.startswith("linux"):
-    raise ImportError(
-        f"ringloop needs Linux (io_uring or epoll); this is {sys.platform}. Use asyncio's own event loop here."
-    )
+from . import _platform
 
-from ._core import __version__
-from ._loop import EventLoop, new_event_loop, run
-from ._metrics import Metrics
+_platform.require()
+try:
+    from ._core import __version__
+except ImportError as _error:
+    raise _platform.explain(_error) from None
+
+try:
+    from . import _guard
+    from ._loop import EventLoop, new_event_loop, run
+except AttributeError as _error:
+    raise _platform.unknown_asyncio(_error) from _error
+from ._metrics import Metrics  # noqa: E402
+
+_guard.check()
 
 if TYPE_CHECKING:
     from ._policy import EventLoopPolicy as EventLoopPolicy

@@ -22,7 +22,7 @@ from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
-from . import _children, _core, _tls
+from . import _children, _core, _platform, _tls
 from ._datagrams import DatagramTransport, can_be_native
 from ._metrics import Metrics
 from ._names import find_literal
@@ -101,6 +101,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         # asyncio's own, which typeshed leaves out because they are private.
         _csock: socket.socket
         _current_handle: asyncio.Handle | None
+        _signal_handlers: dict[int, asyncio.Handle]
 
         def _make_self_pipe(self) -> None: ...
         def _check_callback(self, callback: object, method: str) -> None: ...
@@ -121,16 +122,10 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         ) -> None: ...
 
     def __init__(self, *, backend: str | None = None, busy_poll: str | int | None = None) -> None:
-        # Not asyncio's selector loop's: that would make a selector.
-        base_events.BaseEventLoop.__init__(self)
-        self._signal_handlers: dict[int, asyncio.Handle] = {}
-        self._unix_server_sockets: dict[socket.socket, int] = {}
-        self._transports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._selector = _SelectorView(self)
         self._children: set[_children.Child] = set()
         self._lent_sockets: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
         try:
-            self._make_self_pipe()
+            super().__init__(cast("Any", _SelectorView(self)))
         except BaseException:
             self._closed = True
             self._release()
@@ -242,14 +237,20 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
 
     def _make_socket_transport(
         self,
-        sock: socket.socket,
+        sock: Any,
         protocol: asyncio.BaseProtocol,
         waiter: asyncio.Future[None] | None = None,
         *,
         extra: dict[str, Any] | None = None,
         server: asyncio.Server | None = None,
         context: contextvars.Context | None = None,
-    ) -> SocketTransport:
+    ) -> asyncio.Transport:
+        if not isinstance(sock, socket.socket):
+            # Something that acts as one, and has methods of its own.
+            options = {} if context is None else {"context": context}
+            return cast("Any", super())._make_socket_transport(  # type: ignore[no-any-return]
+                sock, protocol, waiter, extra=extra, server=server, **options
+            )
         self._ensure_fd_no_transport(sock)
         # A server's connections are its own.
         lent = server is None and self._is_lent(sock)
@@ -257,7 +258,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         if server is not None:
             transport._attach(server)
         transport._begin(waiter)
-        return transport
+        return cast("asyncio.Transport", transport)
 
     def _make_ssl_transport(
         self,
@@ -266,13 +267,25 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         sslcontext: ssl.SSLContext | None,
         waiter: asyncio.Future[None] | None = None,
         *,
+        server_side: bool = False,
+        server_hostname: str | None = None,
         extra: dict[str, Any] | None = None,
         server: asyncio.Server | None = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
         context: contextvars.Context | None = None,
-        **options: Any,
     ) -> _tls.SSLProtocolTransport:
         self._ensure_fd_no_transport(rawsock)
-        ssl_protocol = _tls.SSLProtocol(self, protocol, sslcontext, waiter, **options)
+        ssl_protocol = _tls.SSLProtocol(
+            self,
+            protocol,
+            sslcontext,
+            waiter,
+            server_side,
+            server_hostname,
+            ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout,
+        )
         self._make_socket_transport(rawsock, ssl_protocol, extra=extra, server=server, context=context)
         return ssl_protocol._get_app_transport()
 
@@ -340,6 +353,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         self._lend(options.get("sock"))
         if (
             options
+            or not _platform.IS_TESTED
             or self._debug
             or not _is_ipv4(host)
             or type(port) is not int
@@ -377,7 +391,7 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         except BaseException:
             transport.close()
             raise
-        return cast("asyncio.Transport", transport), protocol
+        return transport, protocol
 
     async def connect_accepted_socket(
         self, protocol_factory: Callable[[], _ProtocolT], sock: socket.socket, **options: Any

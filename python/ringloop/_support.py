@@ -10,9 +10,11 @@ import operator
 import sys
 import time
 import types
-from asyncio import base_events, events, format_helpers, futures, selector_events, transports
+from asyncio import base_events, events, format_helpers, futures, selector_events, streams, transports
 from asyncio.log import logger
 from typing import TYPE_CHECKING, Any
+
+from . import _platform
 
 if TYPE_CHECKING:
     import traceback
@@ -41,6 +43,9 @@ else:
     # Newer Pythons have a class for handles that other threads may cancel.
     _ThreadSafeHandle = getattr(events, "_ThreadSafeHandle", asyncio.Handle)
 __all__ = ["logger"]
+
+# The protocol whose reader transports feed without calling it: they do what asyncio's did where it was tested.
+FED_PROTOCOL = streams.StreamReaderProtocol if _platform.IS_TESTED else None
 
 _DATAGRAM_TRANSPORT: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
 _FLOW_CONTROL: Any = transports._FlowControlMixin

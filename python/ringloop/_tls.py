@@ -19,6 +19,11 @@ _AsyncioSSLProtocol: Any = sslproto.SSLProtocol
 class SSLProtocolTransport(sslproto._SSLProtocolTransport):
     """What the user writes to; `write` and `writelines` are native."""
 
+    if TYPE_CHECKING:
+        # By position alone, as native methods of one argument take it.
+        def write(self, data: Any, /) -> None: ...
+        def writelines(self, list_of_data: Any, /) -> None: ...
+
 
 _core._add_transport_methods(SSLProtocolTransport)
 

@@ -41,7 +41,7 @@ mod watches;
 
 use pyo3::prelude::*;
 
-#[pymodule]
+#[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     support::check_interpreter(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -25,10 +25,14 @@ pub(crate) struct StreamFeed {
 impl StreamFeed {
     /// A feed for `protocol`, if it is one that can be fed directly.
     pub(crate) fn for_protocol(protocol: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        static PROTOCOL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        static PROTOCOL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = protocol.py();
-        let class = support::class(py, &PROTOCOL, "asyncio.streams", "StreamReaderProtocol")?;
-        Ok(protocol.get_type().is(class).then(|| Self {
+        let fed = PROTOCOL.get_or_try_init(py, || {
+            support::python(py)?
+                .getattr(intern!(py, "FED_PROTOCOL"))
+                .map(Bound::unbind)
+        })?;
+        Ok(protocol.get_type().is(fed).then(|| Self {
             protocol: protocol.clone().unbind(),
         }))
     }

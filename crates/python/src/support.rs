@@ -24,8 +24,8 @@ use ringloop_driver::Refused;
 #[derive(Default)]
 pub(crate) struct GilCell<T>(RefCell<T>);
 
-// SAFETY: every access needs a `Python` token, so at most one thread is inside at a time. This module doesn't declare
-// itself free of the GIL, so the interpreter keeps it on.
+// SAFETY: every access needs a `Python` token, so at most one thread is inside at a time: the module declares that it
+// needs the GIL (lib.rs), is not built for an interpreter without one (build.rs), and not imported there (_platform.py).
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {

@@ -335,9 +335,8 @@ pub(super) fn add_transport_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
                 PyCFunction: write_slot,
             },
             ml_flags: ffi::METH_O,
-            ml_doc:
-                c"Encrypts and sends data, as far as the socket takes it; the rest is buffered."
-                    .as_ptr(),
+            ml_doc: c"write($self, data, /)\n--\n\nEncrypts and sends data, as far as the socket takes it; the rest is buffered."
+                .as_ptr(),
         },
         ffi::PyMethodDef {
             ml_name: c"writelines".as_ptr(),
@@ -345,7 +344,7 @@ pub(super) fn add_transport_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
                 PyCFunction: writelines_slot,
             },
             ml_flags: ffi::METH_O,
-            ml_doc: c"Like write for each of several buffers; small ones share a TLS record."
+            ml_doc: c"writelines($self, list_of_data, /)\n--\n\nLike write for each of several buffers; small ones share a TLS record."
                 .as_ptr(),
         },
     ];

@@ -1,0 +1,126 @@
+"""Holds ringloop against the running asyncio, once, when ringloop is imported.
+
+ringloop's classes put methods of their own in the place of asyncio's, and asyncio calls them. A later asyncio may pass an argument that
+they don't take, and the first connection of a program would fail. So every method that hides one of asyncio's must take all that
+asyncio's takes. Where it doesn't:
+
+- a method that makes transports, or answers for them, is taken out, and asyncio's own is back: its transports work on ringloop's queue
+  and watches. A RuntimeWarning says so.
+- any other is an ImportError: the loop itself would not work.
+
+Names of parameters are compared, not what is done with them. tests/test_asyncio_sources.py tells a maintainer about that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from asyncio import selector_events, sslproto
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from . import _platform, _tls
+from ._datagrams import DatagramTransport
+from ._loop import EventLoop
+from ._transports import SocketTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_selector: Any = selector_events
+_ssl: Any = sslproto
+
+# These hand every argument that they don't know to asyncio's method of the same name.
+_FORWARDING = frozenset(
+    {
+        "connect_accepted_socket",
+        "create_connection",
+        "create_datagram_endpoint",
+        "create_task",
+        "create_unix_connection",
+    }
+)
+
+# What can be left to asyncio, and the loop's methods that are then asyncio's own.
+_TLS = "TLS connections"
+_STREAMS = "stream connections"
+_DATAGRAMS = "datagram endpoints"
+_HOOKS = {
+    _TLS: {"_make_ssl_transport", "start_tls"},
+    _STREAMS: {"_make_socket_transport", "_make_ssl_transport", "start_tls", "create_connection", "_sendfile_native"},
+    _DATAGRAMS: {"_make_datagram_transport"},
+    "subprocesses": {"_make_subprocess_transport"},
+    "name resolution": {"getaddrinfo", "getnameinfo"},
+}
+
+
+def check() -> None:
+    """Leaves to asyncio what ringloop can't do for it, with a RuntimeWarning; raises ImportError where that won't do."""
+    problems = []
+    left: dict[str, None] = {}
+    for part, problem in _mismatches():
+        if part is None:
+            raise _platform.unknown_asyncio(problem)
+        problems.append(problem)
+        left[part] = None
+    if not left:
+        return
+    for hook in {hook for part in left for hook in _HOOKS[part]}:
+        delattr(EventLoop, hook)
+    text = f"{_platform.does_not_know('; '.join(problems))} Until then it leaves {' and '.join(left)} to asyncio, which is slower."
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def _mismatches() -> Iterator[tuple[str | None, str]]:
+    """What doesn't fit, each with the part that must be left to asyncio; None for the loop itself."""
+    for name, problem in _unknown_parameters(EventLoop, asyncio.SelectorEventLoop):
+        yield next((part for part, hooks in _HOOKS.items() if name in hooks), None), problem
+    for part, ours, theirs in (
+        (_TLS, _tls.SSLProtocol, _ssl.SSLProtocol),
+        (_TLS, _tls.SSLProtocolTransport, _ssl._SSLProtocolTransport),
+        (_STREAMS, SocketTransport, _selector._SelectorSocketTransport),
+        (_DATAGRAMS, DatagramTransport, _selector._SelectorDatagramTransport),
+    ):
+        for _, problem in _unknown_parameters(ours, theirs):
+            yield part, problem
+    # Native transports don't inherit asyncio's interface, and must have all of it.
+    for part, ours, interface in (
+        (_STREAMS, SocketTransport, asyncio.Transport),
+        (_DATAGRAMS, DatagramTransport, asyncio.DatagramTransport),
+    ):
+        for base in interface.__mro__[:-1]:
+            for name in vars(base):
+                if not name.startswith("_") and not hasattr(ours, name):
+                    yield part, f"{base.__name__} has {name}()"
+
+
+def _unknown_parameters(ours: type, theirs: type) -> Iterator[tuple[str, str]]:
+    """The methods of `ours` that hide one of `theirs` and don't take all that it takes: their names, and what is wrong."""
+    for base in ours.__mro__:
+        if base in theirs.__mro__:
+            return
+        for name, own in vars(base).items():
+            if name.startswith("__"):
+                continue
+            hidden = getattr(theirs, name, None)
+            if type(hidden) is not FunctionType or hidden is own or name in _FORWARDING:
+                continue
+            asked = _parameters_of_code(hidden)
+            if len(asked) == 1:
+                continue
+            taken = _parameters_of_code(own) if type(own) is FunctionType else _parameters_of_text(own)
+            for parameter in asked:
+                if parameter not in taken:
+                    yield name, f"{hidden.__qualname__}() takes {parameter!r}"
+
+
+def _parameters_of_code(function: FunctionType) -> tuple[str, ...]:
+    """The names of the parameters, without what collects the rest."""
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _parameters_of_text(method: Any) -> list[str]:
+    """The same of a native method, by its text signature: "($self, callback, /, *args, context=None)"."""
+    names: list[str] = (method.__text_signature__ or "($self)")[2:-1].split(", ")
+    return [name.partition("=")[0] for name in names]

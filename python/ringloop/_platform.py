@@ -1,0 +1,65 @@
+"""Where ringloop runs: the system, the interpreter, and an extension module that was built for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+OLDEST = (3, 11)
+NEWEST_TESTED = (3, 15)
+
+IS_TESTED = sys.version_info[:2] <= NEWEST_TESTED
+"""Whether ringloop was tested on the running minor version. Where not, what asyncio does is not done by a copy of it."""
+
+_ADVICE = "Use asyncio's own event loop here."
+
+
+def require() -> None:
+    """Raises ImportError where ringloop cannot run, whatever is installed."""
+    version = "{}.{}".format(*sys.version_info)
+    if not sys.platform.startswith("linux"):
+        raise ImportError(f"ringloop needs Linux (io_uring or epoll); this is {sys.platform}. {_ADVICE}")
+    if sys.implementation.name != "cpython":
+        raise ImportError(f"ringloop needs CPython; this is {sys.implementation.name}. {_ADVICE}")
+    if sys.version_info[:2] < OLDEST:
+        raise ImportError("ringloop needs Python {}.{} or later; this is {}. {}".format(*OLDEST, version, _ADVICE))
+    if "t" in sys.abiflags:
+        # Also where PYTHON_GIL=1 has it on: objects have another layout.
+        raise ImportError(f"ringloop needs the GIL; this is a free-threaded Python {version}. {_ADVICE}")
+
+
+def does_not_know(problem: object) -> str:
+    """Says that the running asyncio has changed: it lacks something, or asks for something else."""
+    from ._core import __version__
+
+    python = "{}.{}.{}".format(*sys.version_info)
+    return f"ringloop {__version__} does not know the asyncio of Python {python}: {problem}. Install a newer ringloop."
+
+
+def unknown_asyncio(problem: object) -> ImportError:
+    """The error where ringloop's loop cannot stand on the running asyncio."""
+    return ImportError(f"{does_not_know(problem)} {_ADVICE}")
+
+
+def explain(error: ImportError) -> ImportError:
+    """Says why the extension module `ringloop._core` cannot be imported, in one line."""
+    if "subinterpreter" in str(error):
+        return ImportError("ringloop does not support subinterpreters; use asyncio's own event loop here")
+    if not (error.path or (isinstance(error, ModuleNotFoundError) and error.name == "ringloop._core")):
+        # Raised by the module itself, or by what it imports.
+        return error
+    import importlib.machinery
+
+    wanted = f"_core{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    folder = os.path.dirname(__file__)
+    found = sorted(name for name in os.listdir(folder) if name.startswith("_core.") and name.endswith(".so"))
+    advice = f"Install ringloop with this interpreter: {sys.executable} -m pip install --force-reinstall ringloop"
+    if not isinstance(error, ModuleNotFoundError):
+        problem = f"ringloop's extension module cannot be loaded: {error}"
+    elif found:
+        problem = (
+            f"ringloop was built for another interpreter: {folder} has {', '.join(found)}, this one needs {wanted}"
+        )
+    else:
+        problem = f"ringloop's extension module is missing: {folder} has no {wanted}"
+    return ImportError(f"{problem}. {advice}", name="ringloop._core")
