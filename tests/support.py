@@ -115,14 +115,20 @@ def capture_contexts(loop):
 def resource_warnings():
     """Record ResourceWarnings, also those of a final garbage collection, and yield the list of their texts.
 
-    In a cycle of garbage the socket may be finalised before its transport, and then has a warning of its own.
+    In a cycle of garbage the socket may be finalised before its transport, and then has a warning of its own. What is recorded is the
+    text alone: a whole record would keep alive what the warning is about.
     """
     texts = []
-    with warnings.catch_warnings(record=True) as caught:
+
+    def note(message, category, *_details):
+        if category is ResourceWarning:
+            texts.append(str(message))
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        warnings.showwarning = note
         yield texts
         gc.collect()
-    texts.extend(str(warning.message) for warning in caught if warning.category is ResourceWarning)
 
 
 def open_descriptors():
