@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import collections
 import errno
 import hashlib
 import re
@@ -518,6 +519,39 @@ def test_create_connection_with_a_unix_socket_pair(loop):
         assert protocol.error is None
 
     loop.run_until_complete(main())
+
+
+class ActsAsSocket:
+    """Has all that a socket has, but isn't one; counts the calls that a transport makes."""
+
+    def __init__(self, sock):
+        self.sock, self.calls = sock, collections.Counter()
+
+    def __getattr__(self, name):
+        if name in ("recv", "send"):
+            self.calls[name] += 1
+        return getattr(self.sock, name)
+
+
+def test_create_connection_with_what_only_acts_as_a_socket(loop):
+    """Its own methods are called."""
+    ours, peer = tcp_pair()
+    sock = ActsAsSocket(ours)
+
+    async def main():
+        transport, protocol = await loop.create_connection(Recorder, sock=sock)
+        with pytest.raises(RuntimeError, match="is used by transport"):
+            loop.add_reader(sock, print)
+        with peer:
+            peer.send(b"in")
+            await until(lambda: protocol.data == b"in")
+            transport.write(b"out")
+            assert await receive_exactly(loop, peer, 3) == b"out"
+        await until(lambda: protocol.lost)
+        assert ours.fileno() == -1
+
+    loop.run_until_complete(main())
+    assert sock.calls["recv"] and sock.calls["send"]
 
 
 def test_connect_accepted_socket(loop):
