@@ -392,6 +392,16 @@ TASK_PROGRAMS = st.recursive(
 )
 
 
+class InOrder(dict):
+    """For the set of a TaskGroup, which cancels its tasks in the order that their addresses happen to give."""
+
+    def add(self, task):
+        self[task] = None
+
+    def discard(self, task):
+        self.pop(task, None)
+
+
 def run_tasks(program, loop, journal):
     """Interpret a program of tasks that wait for each other, cancel each other and fail."""
     tasks = []
@@ -436,6 +446,7 @@ def run_tasks(program, loop, journal):
                 await asyncio.shield(spawn(loop.create_task, name, children))
             case ("group", children):
                 async with asyncio.TaskGroup() as group:
+                    group._tasks = InOrder()
                     spawn(group.create_task, f"{name}a", children)
                     spawn(group.create_task, f"{name}b", children[1:])
             case ("suppress", children):
