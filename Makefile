@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-sanitizers miri conformance bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-sanitizers miri conformance bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -38,16 +38,19 @@ asked_python := $(filter-out file default,$(origin PYTHON))
 
 help: ## explain the targets (this text)
 	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [ARGS="..."]'
+	@echo 'PYTHON is a CPython 3.11 to 3.15; tools/pythons.sh runs make where 3.14 and 3.15 are.'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
 		printf '  %-18s %s\n' "$$target" "$$text"; done
 
-build: prerequisites $(VENV)/.tools-installed $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a release build of ringloop importable in it, and ringlab
+build: extension $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a release build of ringloop importable in it, and ringlab
+	$(say) "building ringlab's load generator"
+	@cargo build --release --locked --quiet --package ringlab-load
+
+extension: prerequisites $(VENV)/.tools-installed ## the same without ringlab
 	$(say) "building the extension for $$($(python) -V)"
 	@env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath $(extension_target)) \
 		$(VENV)/bin/maturin develop --release --locked
-	$(say) "building ringlab's load generator"
-	@cargo build --release --locked --quiet --package ringlab-load
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
 test: test-rust test-python test-applications test-lab test-bench ## set everything up and run every test: Rust, Python on both backends, real applications, ringlab, the benchmarks in small
@@ -57,11 +60,11 @@ test-rust: prerequisites ## the Rust tests alone
 	$(say) 'Rust tests'
 	@cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast
 
-test-python: build ## the Python tests alone, on the interpreter of VENV
+test-python: extension ## the Python tests alone, on the interpreter of VENV
 	$(say) "Python tests on $$($(python) -V)"
 	@$(python) -m pytest $(by_test) $(ARGS)
 
-test-applications: build $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
+test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
 	$(say) "real applications on $$($(python) -V)"
 	@$(python) -m pytest tests/applications $(by_file) $(ARGS)
 
@@ -69,13 +72,11 @@ test-lab: build $(VENV)/.peers-installed ## the tests of ringlab alone, with eve
 	$(say) "ringlab on $$($(python) -V)"
 	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) $(addprefix --ignore ,$(measuring)) && $(python) -m pytest $(measuring))
 
-test-modes: build ## the Python tests in asyncio's debug mode, and in Python's development mode, on ringloop
-	$(say) "Python tests with PYTHONASYNCIODEBUG=1"
-	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-W error) tests $(ARGS)
-	$(say) "Python tests with -X dev"
-	@RINGLOOP_TEST_LOOPS=io_uring,epoll $(call pytest_under,-X dev -W error) tests $(ARGS)
+test-modes: extension ## the Python tests in Python's development mode and in asyncio's debug mode, on ringloop
+	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) tests $(ARGS)
 
-test-bench: build ## the benchmarks in small: a check that they run, not a measurement
+test-bench: extension ## the benchmarks in small: a check that they run, not a measurement
 	$(say) 'benchmarks in small'
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
 	@$(python) bench/native.py --quick --arms ringloop,ringloop-epoll,c-epoll --output $(CARGO_TARGET_DIR)/bench-native-quick.json
@@ -95,7 +96,7 @@ miri: prerequisites ## the Rust tests that need no kernel under Miri; where that
 	$(say) 'Miri'
 	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
 
-conformance: build ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
+conformance: extension ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
 
@@ -124,7 +125,7 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	$(say) rustdoc
 	@RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop
 
-lint-python: build
+lint-python: build $(VENV)/.lint-installed
 	$(say) ruff
 	@$(VENV)/bin/ruff check --quiet
 	@$(VENV)/bin/ruff format --quiet --diff
@@ -133,7 +134,7 @@ lint-python: build
 	$(say) stubtest
 	@$(VENV)/bin/stubtest ringloop
 
-format: $(VENV)/.tools-installed ## let rustfmt and ruff rewrite what lint would complain of
+format: $(VENV)/.lint-installed ## let rustfmt and ruff rewrite what lint would complain of
 	@cargo fmt --all
 	@$(VENV)/bin/ruff check --quiet --fix-only
 	@$(VENV)/bin/ruff format
@@ -150,13 +151,18 @@ $(VENV)/.tools-installed: pyproject.toml | prerequisites
 	$(say) 'setting up $(VENV)'
 	@test -x $(python) || $(PYTHON) -m venv $(VENV)
 	@$(pip) install --upgrade 'pip==26.3'
-	@$(pip) install --group build --group test --group lint
+	@$(pip) install --group build --group test
+	@touch $@
+
+$(VENV)/.lint-installed: $(VENV)/.tools-installed
+	$(say) 'installing the linters'
+	@$(pip) install --group lint
 	@touch $@
 
 # Editable, so that only a change of what it depends on is a reason to install it anew.
 $(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing ringlab'
-	@$(pip) install --editable lab
+	@$(pip) install --editable lab --group lab-test
 	@touch $@
 
 $(VENV)/.applications-installed: $(VENV)/.tools-installed
