@@ -1011,6 +1011,7 @@ def test_nothing_is_left_of_many_children(loop, watched_by):
     async def main():
         for number in range(8):
             await one(number)
+        await support.turns(3)
         gc.collect()
         descriptors, children = support.open_descriptors(), own_children()
         for number in range(cycles):
