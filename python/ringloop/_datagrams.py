@@ -10,7 +10,7 @@ from asyncio.log import logger
 from typing import TYPE_CHECKING, Any, cast
 
 from . import _core
-from ._transports import SocketTransport
+from ._transports import SocketTransport, named_as
 
 _Flow: Any = transports._FlowControlMixin
 _Asyncio: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ class DatagramTransport(_core.DatagramTransport):
     __repr__ = cast(Any, SocketTransport.__repr__)
     __del__ = cast(Any, SocketTransport.__del__)
     _fatal_error = cast(Any, SocketTransport._fatal_error)
-    _call_connection_lost = cast(Any, SocketTransport._call_connection_lost)
+    _call_connection_lost = named_as(_Asyncio._call_connection_lost)(SocketTransport._call_connection_lost)
 
     def pause_reading(self) -> None:
         """Stops delivering datagrams until `resume_reading`. Does nothing when paused or closing."""

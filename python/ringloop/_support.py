@@ -77,16 +77,32 @@ _FORMAT_SOURCE: Callable[..., str] = format_helpers._format_callback_source
 _SOURCE_PARAMETERS = format_helpers._format_callback_source.__code__.co_varnames
 
 
+_set_context: Any = BaseException.__dict__["__context__"].__set__
+
+
+def call_handling(exception: BaseException, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """Calls a function as the `except` block does that has caught the exception: `sys.exc_info()` has it, for one."""
+    context, traceback = exception.__context__, exception.__traceback__
+    try:
+        raise exception
+    except BaseException:
+        # It was raised elsewhere, and is to look so.
+        _set_context(exception, context)
+        BaseException.with_traceback(exception, traceback)
+        function(*arguments)
+
+
 def report_callback_error(handle: _Handle, exception: BaseException) -> None:
     """Tells the loop's exception handler about a callback that raised, as `asyncio.Handle._run` does."""
     source = _callback_source(handle, handle._callback)
-    handle._loop.call_exception_handler(
-        {
-            "message": f"Exception in callback {source}",
-            "exception": exception,
-            "handle": handle,
-        }
-    )
+    context: dict[str, Any] = {
+        "message": f"Exception in callback {source}",
+        "exception": exception,
+        "handle": handle,
+    }
+    if handle._source_traceback:
+        context["source_traceback"] = handle._source_traceback
+    call_handling(exception, handle._loop.call_exception_handler, (context,))
 
 
 _COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
@@ -204,21 +220,27 @@ def log_slow_transport(loop: EventLoop, transport: object, duration: float) -> N
         _log_slow(transport, duration)
 
 
-def report_transport_error(loop: EventLoop, transport: SocketTransport, exception: BaseException) -> None:
-    """Tells the loop's exception handler about an error in a transport's own step."""
-    loop.call_exception_handler(
-        {
-            "message": f"Exception in callback {transport!r}",
-            "exception": exception,
-            "transport": transport,
-            "protocol": transport._protocol,
-        }
-    )
+def report_transport_error(
+    loop: EventLoop,
+    transport: SocketTransport | DatagramTransport,
+    callback: str,
+    context: Context | None,
+    exception: BaseException,
+) -> None:
+    """Tells the loop's exception handler what left a transport's step, which under asyncio is a callback of this name."""
 
+    def method(name: str) -> Callable[..., object]:
+        # What sends stands in each instance, from Python 3.12 on; its class has it under this name.
+        own = transport.__class__
+        return types.MethodType(getattr(own, name if hasattr(own, name) else "_write_sendmsg"), transport)
 
-def report_datagram_error(loop: EventLoop, transport: object, callback: str, exception: BaseException) -> None:
-    """Tells the loop's exception handler what left a callback of this name, as `asyncio.Handle._run` does."""
-    report_callback_error(_Handle(getattr(transport, callback), (), loop, None), exception)
+    arguments = (transport._sock_fd, method("_read_ready")) if callback == "_add_reader" else ()
+    handle = _Handle(method(callback), arguments, loop, context)
+    reads, writes = transport._polling()
+    if not {"_read_ready": reads, "_add_reader": True}.get(callback, writes):
+        # Whoever ended the wait for it has cancelled it, also where it runs.
+        handle.cancel()
+    report_callback_error(handle, exception)
 
 
 def refuse_datagram(transport: DatagramTransport, data: object, address: object) -> None:

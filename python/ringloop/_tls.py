@@ -74,13 +74,6 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
                 self._ssl_shutdown_timeout, self._check_shutdown_timeout
             )
 
-    def _fatal_error_of(self, exception: Exception) -> None:
-        # Raised here, because asyncio logs what is being handled.
-        try:
-            raise exception
-        except Exception as error:
-            self._fatal_error(error, "Fatal error on SSL protocol")
-
 
 def _with_our_protocol(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """The running asyncio's method, which finds our `SSLProtocol` where it looks for asyncio's."""

@@ -7,13 +7,16 @@ import inspect
 import io
 import os
 import warnings
-from asyncio import base_events, constants, exceptions, transports, unix_events
+from asyncio import base_events, constants, exceptions, selector_events, unix_events
 from asyncio.log import logger
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._loop import EventLoop
 
 # Servers learned which transports they have in Python 3.13; before, they only counted.
@@ -23,6 +26,20 @@ _SERVER_TAKES_TRANSPORT = "transport" in inspect.signature(base_events.Server._a
 _POSITION_ARGUMENTS = (
     unix_events._UnixSelectorEventLoop._sock_sendfile_update_filepos.__code__.co_argcount - 1  # type: ignore[attr-defined]
 )
+
+
+_Asyncio: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+
+
+def named_as(original: FunctionType) -> Callable[[Any], Any]:
+    """Gives a copy of a function the name of asyncio's, which is what handles and reports of errors say."""
+
+    def rename(function: FunctionType) -> FunctionType:
+        copy = FunctionType(function.__code__, function.__globals__, function.__name__)
+        copy.__qualname__ = original.__qualname__
+        return copy
+
+    return rename
 
 
 class SocketTransport(_core.SocketTransport):
@@ -35,12 +52,11 @@ class SocketTransport(_core.SocketTransport):
     max_size = 256 * 1024
 
     if not TYPE_CHECKING:  # Of instances; stubtest would compare it with the class's own.
-        # asyncio's classes have a layout of their own, so that a native class can't also derive from them. This one is a
-        # Transport, and what `loop.sendfile` asks for.
-        __class__ = property(lambda self: transports._FlowControlMixin)
+        # asyncio's classes have a layout of their own, so that a native class can't also derive from them.
+        __class__ = property(lambda self: _Asyncio)
 
     def __repr__(self) -> str:
-        info = [type(self).__name__]
+        info = [self.__class__.__name__]
         if self._sock is None:
             info.append("closed")
         elif self._closing:
@@ -90,6 +106,7 @@ class SocketTransport(_core.SocketTransport):
             )
         self._force_close(exc)
 
+    @named_as(_Asyncio._call_connection_lost)
     def _call_connection_lost(self, exc: BaseException | None) -> None:
         try:
             if (protocol := self._protocol) is not None and self._protocol_connected:

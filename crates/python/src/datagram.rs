@@ -27,7 +27,7 @@ use crate::addresses::AddressCache;
 use crate::event_loop::{Loop, Ready};
 use crate::socket_object;
 use crate::support::{self, GilCell};
-use crate::transport::{CloneRefOption, copy_context, in_context};
+use crate::transport::{CloneRefOption, ask, copy_context, in_context, report};
 use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
 pub(crate) use self::batch::Batch;
@@ -186,7 +186,7 @@ impl DatagramTransport {
     fn _start_reading(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        if !this.state.get(py).is_reading() {
+        if !ask(slf.as_any(), intern!(py, "is_reading"))? {
             return Ok(());
         }
         this.event_loop(py)?.get().check_closed()?;
@@ -226,8 +226,9 @@ impl DatagramTransport {
     }
 
     /// True while datagrams are delivered to the protocol.
-    fn is_reading(&self, py: Python<'_>) -> bool {
-        self.state.get(py).is_reading()
+    fn is_reading(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        let py = slf.py();
+        Ok(!ask(slf.as_any(), intern!(py, "is_closing"))? && !slf.get().state.get(py).paused)
     }
 
     /// Stops or allows delivering; the caller starts it again.
@@ -677,6 +678,7 @@ fn queue_read(transport: &Bound<'_, DatagramTransport>) {
 /// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what
 /// ends the loop.
 pub(crate) fn on_ready(
+    event_loop: &Bound<'_, Loop>,
     transport: &Bound<'_, DatagramTransport>,
     readiness: Readiness,
 ) -> PyResult<()> {
@@ -710,7 +712,14 @@ pub(crate) fn on_ready(
         if again {
             queue_read(transport);
         }
-        report(transport, "_read_ready", result)?;
+        let context = Some(context);
+        report(
+            event_loop,
+            transport.as_any(),
+            "_read_ready",
+            context,
+            result,
+        )?;
     }
     let context = {
         let state = this.state.get(py);
@@ -721,35 +730,19 @@ pub(crate) fn on_ready(
     };
     if let Some(context) = context {
         let result = in_context(py, &context, || flush(transport));
-        report(transport, "_sendto_ready", result)?;
+        let context = Some(context);
+        report(
+            event_loop,
+            transport.as_any(),
+            "_sendto_ready",
+            context,
+            result,
+        )?;
     }
     Ok(())
 }
 
-/// Tells the exception handler, as asyncio does with what leaves the callback of this name.
-fn report(
-    transport: &Bound<'_, DatagramTransport>,
-    callback: &str,
-    result: PyResult<()>,
-) -> PyResult<()> {
-    let py = transport.py();
-    match result {
-        Err(error) if !support::ends_the_loop(py, &error) => {
-            let event_loop = transport.get().event_loop(py);
-            let Ok(event_loop) = event_loop else {
-                // It was closed meanwhile; the exception must not vanish all the same.
-                error.write_unraisable(py, Some(transport));
-                return Ok(());
-            };
-            support::python(py)?
-                .getattr(intern!(py, "report_datagram_error"))?
-                .call1((event_loop, transport, callback, error.into_value(py)))
-                .map(drop)
-        }
-        other => other,
-    }
-}
-
+/// Tells the protocol of an error, which is being handled meanwhile.
 #[cold]
 fn error_received(transport: &Bound<'_, DatagramTransport>, error: PyErr) -> PyResult<()> {
     let py = transport.py();
@@ -757,8 +750,6 @@ fn error_received(transport: &Bound<'_, DatagramTransport>, error: PyErr) -> PyR
     let Some(protocol) = protocol else {
         return Ok(());
     };
-    protocol
-        .bind(py)
-        .call_method1(intern!(py, "error_received"), (error.into_value(py),))
-        .map(drop)
+    let method = protocol.bind(py).getattr(intern!(py, "error_received"))?;
+    support::call_handling(error, &method, |error| (error,))
 }

@@ -14,9 +14,10 @@ use pyo3::exceptions::{
     PyValueError,
 };
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyString, PyType};
+use pyo3::types::{PyString, PyTuple, PyType};
 use ringloop_driver::Refused;
 
 /// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
@@ -137,6 +138,44 @@ pub(crate) fn check_interpreter(_py: Python<'_>) -> PyResult<()> {
     Err(PyImportError::new_err(
         "ringloop does not support subinterpreters; use asyncio's own event loop here",
     ))
+}
+
+/// Whether the running Python is 3.`minor` or later.
+#[inline]
+pub(crate) fn python_is_at_least(minor: u8) -> bool {
+    // SAFETY: a constant of the interpreter's, 0x03.. with the minor version in the next byte.
+    let version = unsafe { ffi::Py_Version };
+    (version >> 16) as u8 >= minor
+}
+
+/// An integer as C's `ssize_t`, with the interpreter's own error where it is too large.
+pub(crate) fn to_ssize(number: &Bound<'_, PyAny>) -> PyResult<isize> {
+    // SAFETY: the GIL is held and the object is alive.
+    let value = unsafe { ffi::PyLong_AsSsize_t(number.as_ptr()) };
+    match PyErr::take(number.py()) {
+        Some(error) => Err(error),
+        None => Ok(value),
+    }
+}
+
+/// Calls `function` as the `except` block does that has caught `error`, so that the user's code finds the exception in
+/// `sys.exc_info()`, can raise it again, and has it for the context of its own errors.
+#[cold]
+pub(crate) fn call_handling<'py, A>(
+    error: PyErr,
+    function: &Bound<'py, PyAny>,
+    arguments: impl FnOnce(Bound<'py, PyAny>) -> A,
+) -> PyResult<()>
+where
+    A: IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error = PyErr>,
+{
+    let py = function.py();
+    let error = error.into_value(py).into_bound(py).into_any();
+    let arguments = arguments(error.clone()).into_pyobject(py)?;
+    python(py)?
+        .getattr(intern!(py, "call_handling"))?
+        .call1((error, function, arguments))
+        .map(drop)
 }
 
 /// True for the exceptions that end the loop instead of going to its exception handler.

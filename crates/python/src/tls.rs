@@ -449,9 +449,9 @@ fn fatal_error(protocol: &Bound<'_, SSLProtocol>, error: PyErr) -> PyResult<()> 
     if !error.is_instance_of::<PyException>(py) {
         return Err(error);
     }
-    protocol
-        .call_method1(intern!(py, "_fatal_error_of"), (error.into_value(py),))
-        .map(drop)
+    let method = protocol.getattr(intern!(py, "_fatal_error"))?;
+    let message = "Fatal error on SSL protocol";
+    support::call_handling(error, &method, |error| (error, message))
 }
 
 /// Whether OpenSSL only asks for more: asyncio's `SSLAgainErrors`.

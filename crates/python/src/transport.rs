@@ -21,7 +21,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{IntoPyDict, PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
+use pyo3::types::{IntoPyDict, PyByteArray, PyBytes, PyDict, PyMemoryView, PyString, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
@@ -813,6 +813,11 @@ impl SocketTransport {
     }
 }
 
+/// `transport.name()`, true or false: by its name, because the user may have put another method in its place.
+pub(crate) fn ask(transport: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> PyResult<bool> {
+    transport.call_method0(name)?.is_truthy()
+}
+
 /// What asyncio records of an address that can't be had: None.
 fn or_none_if_os_error<'py>(
     result: PyResult<Bound<'py, PyAny>>,
@@ -891,13 +896,35 @@ pub(crate) fn take_read_context(transport: &Bound<'_, SocketTransport>) -> PyRes
     Ok(())
 }
 
+/// Begins to read, in the turn after that in which it was asked for. What fails goes to the loop's exception handler.
+pub(crate) fn on_start(
+    event_loop: &Bound<'_, Loop>,
+    transport: &Bound<'_, SocketTransport>,
+) -> PyResult<()> {
+    let result = start_reading(transport);
+    let context = {
+        let state = transport.get().state.get(transport.py());
+        state.read_context.clone_ref_opt(transport.py())
+    };
+    report(
+        event_loop,
+        transport.as_any(),
+        "_add_reader",
+        context,
+        result,
+    )
+}
+
 /// Begins to watch the socket, after `connection_made` (or earlier, when a write blocks before that).
-pub(crate) fn start_reading(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+fn start_reading(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
+    if !ask(transport.as_any(), intern!(py, "is_reading"))? {
+        return Ok(());
+    }
     {
         let mut state = this.state.get_mut(py);
-        if !state.is_reading() || state.event_loop.is_none() {
+        if state.event_loop.is_none() {
             return Ok(());
         }
         state.started = true;
@@ -982,8 +1009,10 @@ fn queue_ready(transport: &Bound<'_, SocketTransport>, event_loop: &Loop, readin
         .push_back(Ready::Transport(transport.clone().unbind(), readiness));
 }
 
-/// Serves what the socket reported.
+/// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what ends
+/// the loop.
 pub(crate) fn on_ready(
+    event_loop: &Bound<'_, Loop>,
     transport: &Bound<'_, SocketTransport>,
     readiness: Readiness,
 ) -> PyResult<()> {
@@ -1004,7 +1033,7 @@ pub(crate) fn on_ready(
     };
     if let Some(context) = context {
         let result = in_context(py, &context, || read_once(transport));
-        let (again, event_loop) = {
+        let (again, come_back) = {
             let mut state = this.state.get_mut(py);
             state.delivering = false;
             let reported = std::mem::take(&mut state.reported);
@@ -1014,14 +1043,22 @@ pub(crate) fn on_ready(
                 writable: reported || (readiness.writable && result.is_err()),
                 read_on: false,
             };
-            let come_back = again.readable || again.writable;
-            let event_loop = come_back.then(|| state.event_loop.clone_ref_opt(py));
-            (again, event_loop.flatten())
+            let come_back = (again.readable || again.writable) && state.event_loop.is_some();
+            (again, come_back)
         };
-        if let Some(event_loop) = event_loop {
+        if come_back {
             queue_ready(transport, event_loop.get(), again);
         }
-        result?;
+        if result.is_err() {
+            let context = Some(context);
+            return report(
+                event_loop,
+                transport.as_any(),
+                "_read_ready",
+                context,
+                result,
+            );
+        }
     }
     if readiness.writable {
         let (context, has_one_context) = {
@@ -1031,17 +1068,18 @@ pub(crate) fn on_ready(
             }
             if state.buffer.is_empty() {
                 drop(state);
-                return file_sending::step(transport);
+                let result = file_sending::step(transport);
+                return report(event_loop, transport.as_any(), "_write_ready", None, result);
             }
             let has_one_context = state.context.is_some();
             state.delivering |= has_one_context;
             (state.write_context.clone_ref_opt(py), has_one_context)
         };
-        let result = match context {
-            Some(context) => in_context(py, &context, || flush(transport)),
+        let result = match &context {
+            Some(context) => in_context(py, context, || flush(transport)),
             None => flush(transport),
         };
-        let (again, event_loop) = {
+        let (again, come_back) = {
             let mut state = this.state.get_mut(py);
             let reported = has_one_context && std::mem::take(&mut state.reported);
             state.delivering &= !has_one_context;
@@ -1051,18 +1089,39 @@ pub(crate) fn on_ready(
                 writable: reported || (result.is_err() && state.is_sending() && state.lost == 0),
                 read_on: false,
             };
-            let event_loop = again
-                .writable
-                .then(|| state.event_loop.clone_ref_opt(py))
-                .flatten();
-            (again, event_loop)
+            (again, again.writable && state.event_loop.is_some())
         };
-        if let Some(event_loop) = event_loop {
+        if come_back {
             queue_ready(transport, event_loop.get(), again);
         }
-        return result;
+        return report(
+            event_loop,
+            transport.as_any(),
+            "_write_ready",
+            context,
+            result,
+        );
     }
     Ok(())
+}
+
+/// Tells the loop's exception handler what left a transport's step, as asyncio does with what leaves the callback that
+/// has this name there, and ran in `context`.
+pub(crate) fn report(
+    event_loop: &Bound<'_, Loop>,
+    transport: &Bound<'_, PyAny>,
+    callback: &str,
+    context: Option<Py<PyAny>>,
+    result: PyResult<()>,
+) -> PyResult<()> {
+    let py = event_loop.py();
+    match result {
+        Err(error) if !support::ends_the_loop(py, &error) => support::python(py)?
+            .getattr(intern!(py, "report_transport_error"))?
+            .call1((event_loop, transport, callback, context, error.value(py)))
+            .map(drop),
+        other => other,
+    }
 }
 
 /// Runs `body` in a `contextvars.Context`.
@@ -1090,10 +1149,8 @@ fn fatal_error(
     error: PyErr,
     message: &str,
 ) -> PyResult<()> {
-    let py = transport.py();
-    transport
-        .call_method1(intern!(py, "_fatal_error"), (error.into_value(py), message))
-        .map(drop)
+    let method = transport.getattr(intern!(transport.py(), "_fatal_error"))?;
+    support::call_handling(error, &method, |error| (error, message))
 }
 
 /// `connection_lost` comes in the next turn; the socket is no longer watched.

@@ -13,7 +13,7 @@ use crate::datagram;
 use crate::event_loop::{Loop, Ready};
 use crate::metrics::Stopwatch;
 use crate::support;
-use crate::transport::{self, SocketTransport};
+use crate::transport;
 
 /// While callbacks are ready, turns that look at the kernel every time before the loop begins to look less often.
 /// Programs and tests that count on `sleep(0)` to let I/O in need a few turns, not many.
@@ -228,25 +228,22 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: &Ready) -> PyResult<()> {
         Ready::Transport(transport, readiness) => {
             let transport = transport.bind(py);
             let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
-            let result = transport::on_ready(transport, *readiness);
-            if let Some(begin_ns) = begin_ns {
-                log_slow(event_loop, transport.as_any(), begin_ns)?;
-            }
-            report(event_loop, transport, result)
-        }
-        Ready::Datagrams(transport, readiness) => {
-            let transport = transport.bind(py);
-            let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
-            let result = datagram::on_ready(transport, *readiness);
+            let result = transport::on_ready(event_loop, transport, *readiness);
             if let Some(begin_ns) = begin_ns {
                 log_slow(event_loop, transport.as_any(), begin_ns)?;
             }
             result
         }
-        Ready::StartReading(transport) => {
+        Ready::Datagrams(transport, readiness) => {
             let transport = transport.bind(py);
-            report(event_loop, transport, transport::start_reading(transport))
+            let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
+            let result = datagram::on_ready(event_loop, transport, *readiness);
+            if let Some(begin_ns) = begin_ns {
+                log_slow(event_loop, transport.as_any(), begin_ns)?;
+            }
+            result
         }
+        Ready::StartReading(transport) => transport::on_start(event_loop, transport.bind(py)),
     }
 }
 
@@ -263,22 +260,6 @@ fn log_slow(
         .getattr(intern!(py, "log_slow_transport"))?
         .call1((event_loop, transport, duration_s))
         .map(drop)
-}
-
-/// Hands a transport's error to the loop's exception handler, as asyncio does with that of any callback.
-fn report(
-    event_loop: &Bound<'_, Loop>,
-    transport: &Bound<'_, SocketTransport>,
-    result: PyResult<()>,
-) -> PyResult<()> {
-    let py = event_loop.py();
-    match result {
-        Err(error) if !support::ends_the_loop(py, &error) => support::python(py)?
-            .getattr(intern!(py, "report_transport_error"))?
-            .call1((event_loop, transport, error.into_value(py)))
-            .map(drop),
-        other => other,
-    }
 }
 
 /// Debug mode: runs a handle and logs it if it took too long.

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::batch::Batch;
-use super::{DatagramTransport, error_received, queue_read, report};
+use super::{DatagramTransport, error_received, queue_read};
 use crate::addresses::Address;
 use crate::event_loop::Loop;
 use crate::support;
@@ -204,7 +204,7 @@ fn goes_on(transport: &Bound<'_, DatagramTransport>, event_loop: &Loop) -> bool 
     state.is_reading() && state.lost == 0 && !event_loop.stopping.load(Relaxed)
 }
 
-/// Calls `datagram_received`. An error is one that ends the loop; others go to the exception handler.
+/// Calls `datagram_received`.
 fn deliver_one(
     transport: &Bound<'_, DatagramTransport>,
     data: &Bound<'_, PyAny>,
@@ -223,18 +223,14 @@ fn deliver_one(
         address.as_ptr(),
     ];
     // SAFETY: the GIL is held, the objects are alive, and the slot before the first argument is free for the callee.
-    let result = unsafe {
+    unsafe {
         let result = ffi::PyObject_VectorcallMethod(
             name.as_ptr(),
             stack.as_ptr().add(1),
             3 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             std::ptr::null_mut(),
         );
-        Bound::from_owned_ptr_or_err(py, result)
-    };
-    match result {
-        Ok(_) => Ok(()),
-        Err(error) => report(transport, "_read_ready", Err(error)),
+        Bound::from_owned_ptr_or_err(py, result).map(drop)
     }
 }
 

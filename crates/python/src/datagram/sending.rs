@@ -201,9 +201,8 @@ pub(super) fn on_send_error(
         return Err(error);
     }
     let message = "Fatal write error on datagram transport";
-    transport
-        .call_method1(intern!(py, "_fatal_error"), (error.into_value(py), message))
-        .map(drop)
+    let method = transport.getattr(intern!(py, "_fatal_error"))?;
+    support::call_handling(error, &method, |error| (error, message))
 }
 
 /// What asyncio's own `sendto` says to data or addresses that it doesn't take, and to a transport that is closed.

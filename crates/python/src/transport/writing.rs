@@ -176,15 +176,12 @@ fn call_flow_control(transport: &Bound<'_, SocketTransport>, method: &str) -> Py
         Err(error) => {
             let context = PyDict::new(py);
             context.set_item("message", format!("protocol.{method}() failed"))?;
-            context.set_item("exception", error.into_value(py))?;
+            context.set_item("exception", error.value(py))?;
             context.set_item("transport", transport)?;
             context.set_item("protocol", protocol)?;
-            transport
-                .get()
-                .event_loop(py)?
-                .bind(py)
-                .call_method1(intern!(py, "call_exception_handler"), (context,))
-                .map(drop)
+            let event_loop = transport.get().event_loop(py)?.into_bound(py);
+            let handler = event_loop.getattr(intern!(py, "call_exception_handler"))?;
+            support::call_handling(error, &handler, |_| (context,))
         }
     }
 }
