@@ -14,13 +14,8 @@ import support
 # Addresses of objects (also cut short by reprlib), ports, descriptors, numbers of tasks.
 NUMBERS = re.compile(r"(?<=x)[0-9a-f]{6,}|(?<=127\.0\.0\.1', )\d+|(?<=fd=)\d+|(?<=Task-)\d+|(?<=fd )\d+")
 # How a wrong number of arguments is told differs between native methods and Python's.
-# A transport within another text, which reprlib may have cut.
-TRANSPORT = re.compile(r"<(SocketTransp|_SelectorSoc)[^>]*>+")
 ARITY = re.compile(r"(missing \d+ required|takes .*) (positional )?arguments?\b.*")
-# The native transport and what it is in asyncio are the same to whoever looks at public names.
 TYPES = {
-    "SocketTransport": "stream transport",
-    "_SelectorSocketTransport": "stream transport",
     "EventLoop": "event loop",
     "_UnixSelectorEventLoop": "event loop",
 }
@@ -28,10 +23,10 @@ TYPES = {
 
 def neutral(text):
     """A text without what differs from run to run or by design: addresses, ports, descriptors, names of types."""
-    text = TRANSPORT.sub("<transport>", NUMBERS.sub("N", text))
+    text = NUMBERS.sub("N", text)
     for ours, common in TYPES.items():
         text = re.sub(rf"\b{ours}\b", common, text)
-    return text.replace("ringloop._loop.", "asyncio.unix_events.")
+    return text.replace("ringloop._loop.", "asyncio.unix_events.").replace("ringloop._core.", "")
 
 
 def described(value):
@@ -126,6 +121,10 @@ def journal_of(body, factory, collect=True):
     warned = [(w.category.__name__, neutral(str(w.message))) for w in caught]
     # A transport in a cycle of garbage warns, and its socket too if it happens to be finalised first.
     warned = [("warning", *words) for words in warned if not words[1].startswith("unclosed <socket.socket")]
+    # Whether the loop was closed by then shows in a transport's text.
+    warned = [
+        tuple(re.sub(r"(unclosed transport <\w+ fd=N)[^>]*>+", r"\1>", word) for word in words) for words in warned
+    ]
     return [*journal.entries, *sorted(warned)]
 
 

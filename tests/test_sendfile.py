@@ -329,6 +329,8 @@ def test_flow_control_is_not_asked(loop, large_file):
         {"count": -1},
         {"count": "10"},
         {"count": 1.5},
+        {"count": 1 << 63},
+        {"count": 1 << 70},
         {"offset": -1},
         {"offset": "10"},
         {"offset": 1.5},
@@ -339,7 +341,7 @@ def test_flow_control_is_not_asked(loop, large_file):
 def test_bad_numbers_get_asyncios_exception(loop_factory, file, over, options):
     def body(loop):
         async def send(sendfile, target):
-            with pytest.raises((ValueError, TypeError)) as refusal:
+            with pytest.raises((ValueError, TypeError, OverflowError)) as refusal:
                 await sendfile(target, file, **options)
             # It can be done right after all.
             assert await sendfile(target, file, 10, 100) == 100

@@ -1386,6 +1386,52 @@ def test_writing_nothing_is_nothing(loop):
     loop.run_until_complete(main())
 
 
+class Changing(bytearray):
+    """One that says something else each time it is asked for its content, and may do something meanwhile."""
+
+    def __init__(self, contents, action=lambda: None):
+        super().__init__(b"any")
+        self.contents, self.action = iter(contents), action
+
+    def __buffer__(self, flags):
+        self.action()
+        return memoryview(next(self.contents))
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="classes have __buffer__ from Python 3.12 on")
+@pytest.mark.parametrize("sizes", [(8 << 20, 10), (10, 8 << 20), (8 << 20, 0), (8 << 20,)])
+def test_data_that_changes_its_mind_is_asked_once(loop, sizes):
+    async def main():
+        protocol = Recorder()
+        transport, peer = await attach(loop, protocol)
+        with peer:
+            transport.write(Changing([bytes(size) for size in sizes]))
+            transport.write(Changing([b"end"]))
+            transport.close()
+            assert await receive_all(loop, peer) == bytes(sizes[0]) + b"end"
+            await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="classes have __buffer__ from Python 3.12 on")
+@pytest.mark.parametrize("action", ["close", "abort", "write_eof", "nested write"])
+def test_data_that_meddles_with_its_transport(loop, action):
+    async def main():
+        protocol = Recorder()
+        transport, peer = await attach(loop, protocol)
+        actions = {"nested write": lambda: transport.write(b"nested")}
+        with peer:
+            transport.write(Changing([b"data"], actions.get(action) or getattr(transport, action)))
+            transport.close()
+            assert await receive_all(loop, peer) in (b"data", b"", b"nesteddata")
+            await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+
+
 def test_writelines_takes_any_iterable_and_many_parts(loop):
     parts = [bytes([number % 256]) * (number % 5 + 1) for number in range(5000)]
 

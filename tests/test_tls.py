@@ -287,6 +287,12 @@ def test_a_reader_that_is_slow_holds_the_sender_up(loop):
     loop.run_until_complete(main())
 
 
+def released_view():
+    view = memoryview(b"released")
+    view.release()
+    return view
+
+
 @pytest.mark.parametrize(
     "kind", [bytes, bytearray, memoryview, lambda data: memoryview(bytearray(data))[::1], lambda data: bytearray(data)]
 )
@@ -308,7 +314,11 @@ def test_every_kind_of_bytes(loop, kind):
     loop.run_until_complete(main())
 
 
-@pytest.mark.parametrize("data", ["text", None, 1, [b"x"]])
+@pytest.mark.parametrize(
+    "data",
+    ["text", None, 1, [b"x"], memoryview(bytearray(10))[::2], memoryview(b"0123456789")[::-1], released_view()],
+    ids=["text", "None", "number", "list", "every other byte", "backwards", "released"],
+)
 def test_what_cannot_be_written(loop_factory, data):
     def body(loop):
         async def main():

@@ -7,6 +7,7 @@ import socket
 import sys
 from asyncio import futures, selector_events, transports, trsock
 from asyncio.log import logger
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from . import _core
@@ -20,6 +21,12 @@ _SENDS_EMPTY = sys.version_info >= (3, 13)
 _HEADER_SIZE = 8 if _SENDS_EMPTY else 0
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+
+
+def _default_marks() -> tuple[float, float]:
+    marks: Any = SimpleNamespace()
+    _Flow._set_write_buffer_limits(marks)
+    return marks._high_water, marks._low_water
 
 
 class DatagramTransport(_core.DatagramTransport):
@@ -64,7 +71,6 @@ class DatagramTransport(_core.DatagramTransport):
         extra: dict[str, Any] | None = None,
         lent: bool = False,
     ) -> None:
-        self._set_write_buffer_limits()
         self._enter()
         loop.call_soon(protocol.connection_made, self)
         # Only start reading, and wake up the waiter, when connection_made() has been called.
@@ -72,8 +78,17 @@ class DatagramTransport(_core.DatagramTransport):
         if waiter is not None:
             loop.call_soon(futures._set_result_unless_cancelled, waiter, None)  # type: ignore[attr-defined]
 
+    _server = None
+    # Of flow control, until something sets them.
+    _protocol_paused = False
+    _high_water, _low_water = _default_marks()
+
     # asyncio's own, which need no more than this class has.
     get_extra_info = transports.BaseTransport.get_extra_info
+    write = _Asyncio.write
+    writelines = _Asyncio.writelines
+    write_eof = _Asyncio.write_eof
+    can_write_eof = _Asyncio.can_write_eof
     abort = _Asyncio.abort
     get_write_buffer_limits = _Flow.get_write_buffer_limits
     set_write_buffer_limits = _Flow.set_write_buffer_limits

@@ -45,8 +45,6 @@ def named_as(original: FunctionType) -> Callable[[Any], Any]:
 class SocketTransport(_core.SocketTransport):
     """A stream connection; see `asyncio.Transport`, which `isinstance` says it is."""
 
-    __slots__ = ()
-
     _start_tls_compatible = True
     _sendfile_compatible = constants._SendfileMode.TRY_NATIVE
     max_size = 256 * 1024

@@ -155,20 +155,19 @@ enum Content {
 }
 
 impl Chunk {
-    /// What is left of `data` after its first `sent` bytes.
-    pub(crate) fn rest_of(data: &Bound<'_, PyAny>, sent: usize) -> PyResult<Self> {
-        if let Ok(bytes) = data.cast_exact::<PyBytes>() {
-            return Ok(Self {
-                content: Content::Bytes(bytes.clone().unbind()),
-                sent,
-            });
+    /// What is left of `bytes` after the first `sent` of them.
+    pub(crate) fn rest_of(bytes: &Bound<'_, PyBytes>, sent: usize) -> Self {
+        Self {
+            content: Content::Bytes(bytes.clone().unbind()),
+            sent,
         }
-        with_bytes(data, |bytes| {
-            Ok(Self {
-                content: Content::Copy(bytes[sent..].into()),
-                sent: 0,
-            })
-        })
+    }
+
+    pub(crate) fn copy_of(bytes: &[u8]) -> Self {
+        Self {
+            content: Content::Copy(bytes.into()),
+            sent: 0,
+        }
     }
 
     fn all(&self) -> &[u8] {
@@ -210,9 +209,13 @@ pub(crate) fn with_bytes<R>(
     body(view.bytes())
 }
 
-/// True if a bytes-like object has no content.
+/// Whether data counts as empty: a subclass may have an opinion of its own, and a view that was released has none.
+#[inline]
 pub(crate) fn is_empty(data: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(data.len()? == 0)
+    match data.cast_exact::<PyBytes>() {
+        Ok(bytes) => Ok(bytes.as_bytes().is_empty()),
+        Err(_) => Ok(!data.is_truthy()?),
+    }
 }
 
 /// An exported buffer, released when dropped.

@@ -73,7 +73,6 @@ struct State {
     closing: bool,
     /// Waiting for room to send.
     blocked: bool,
-    protocol_paused: bool,
     /// Above zero once `connection_lost` is scheduled; counts what is sent after that.
     lost: i64,
     buffer: VecDeque<Outgoing>,
@@ -81,8 +80,6 @@ struct State {
     /// What each datagram counts in the buffer besides its content.
     header_size: usize,
     sends_empty: bool,
-    high_water: i64,
-    low_water: i64,
     undelivered: VecDeque<Incoming>,
     /// A read is queued for the next turn.
     queued: bool,
@@ -150,14 +147,11 @@ impl DatagramTransport {
                 paused: false,
                 closing: false,
                 blocked: false,
-                protocol_paused: false,
                 lost: 0,
                 buffer: VecDeque::new(),
                 buffer_size: 0,
                 header_size,
                 sends_empty,
-                high_water: 0,
-                low_water: 0,
                 undelivered: VecDeque::new(),
                 queued: false,
                 delivering: false,
@@ -427,36 +421,6 @@ impl DatagramTransport {
     /// Bytes that wait to be sent; with their headers, where the running Python counts these.
     fn get_write_buffer_size(&self, py: Python<'_>) -> usize {
         self.state.get(py).buffer_size
-    }
-
-    #[getter(_protocol_paused)]
-    fn get_protocol_paused(&self, py: Python<'_>) -> bool {
-        self.state.get(py).protocol_paused
-    }
-
-    #[setter(_protocol_paused)]
-    fn set_protocol_paused(&self, py: Python<'_>, value: bool) {
-        self.state.get_mut(py).protocol_paused = value;
-    }
-
-    #[getter(_high_water)]
-    fn get_high_water(&self, py: Python<'_>) -> i64 {
-        self.state.get(py).high_water
-    }
-
-    #[setter(_high_water)]
-    fn set_high_water(&self, py: Python<'_>, value: i64) {
-        self.state.get_mut(py).high_water = value;
-    }
-
-    #[getter(_low_water)]
-    fn get_low_water(&self, py: Python<'_>) -> i64 {
-        self.state.get(py).low_water
-    }
-
-    #[setter(_low_water)]
-    fn set_low_water(&self, py: Python<'_>, value: i64) {
-        self.state.get_mut(py).low_water = value;
     }
 
     /// (reading, writing): what the transport waits for, for `repr`.

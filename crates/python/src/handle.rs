@@ -17,8 +17,9 @@ use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
 
@@ -296,6 +297,9 @@ impl HandleRef {
                     ffi::Py_XDECREF(result);
                     result = ptr::null_mut();
                 }
+            } else if ffi::PyContext_CheckExact(context) == 0 {
+                ffi::PyErr_Clear();
+                result = run_by(py, self);
             }
             let outcome = if result.is_null() {
                 report(py, self)
@@ -351,6 +355,21 @@ unsafe fn call(this: *mut Handle) -> *mut ffi::PyObject {
             ptr::null_mut(),
         )
     }
+}
+
+/// What the user gave for a context and is none is asked to run the callback, as asyncio does; the result is owned, null
+/// with an exception set.
+#[cold]
+fn run_by(py: Python<'_>, handle: HandleRef) -> *mut ffi::PyObject {
+    guard(|_| {
+        let handle = handle.to_object(py);
+        let arguments = handle.getattr(intern!(py, "_args"))?;
+        let arguments = arguments.cast::<PyTuple>()?.iter();
+        let all = std::iter::once(handle.getattr(intern!(py, "_callback"))?).chain(arguments);
+        let all = PyTuple::new(py, all.collect::<Vec<_>>())?;
+        let context = handle.getattr(intern!(py, "_context"))?;
+        context.getattr(intern!(py, "run"))?.call1(all)
+    })
 }
 
 /// Hands the exception that is set to the loop's exception handler.

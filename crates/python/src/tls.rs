@@ -26,7 +26,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::stream_reader::StreamFeed;
 use crate::support::{self, GilCell};
-use crate::transport::{CloneRefOption, SocketTransport};
+use crate::transport::CloneRefOption;
 
 use self::records::Records;
 use self::window::Window;
@@ -150,8 +150,6 @@ struct State {
     /// Bytes in the incoming memory BIO, where that is known without asking it.
     pending: Option<u64>,
     transport: Option<Py<PyAny>>,
-    /// `transport`, where it is ours.
-    socket_transport: Option<Py<SocketTransport>>,
     app_protocol: Option<Py<PyAny>>,
     /// `app_protocol`, where it is asyncio's own stream protocol.
     stream: Option<StreamFeed>,
@@ -187,7 +185,6 @@ impl SSLProtocol {
                 records: Records::new(),
                 pending: None,
                 transport: None,
-                socket_transport: None,
                 app_protocol: None,
                 stream: None,
                 app_protocol_is_buffer: false,
@@ -240,18 +237,8 @@ impl SSLProtocol {
     }
 
     #[setter(_transport)]
-    fn set_transport(&self, py: Python<'_>, transport: Option<Bound<'_, PyAny>>) {
-        let native = transport
-            .as_ref()
-            .and_then(|it| it.cast::<SocketTransport>().ok())
-            .map(|it| it.clone().unbind());
-        let previous = {
-            let mut state = self.state.get_mut(py);
-            (
-                std::mem::replace(&mut state.socket_transport, native),
-                std::mem::replace(&mut state.transport, transport.map(Bound::unbind)),
-            )
-        };
+    fn set_transport(&self, py: Python<'_>, transport: Option<Py<PyAny>>) {
+        let previous = std::mem::replace(&mut self.state.get_mut(py).transport, transport);
         drop(previous);
     }
 
@@ -382,7 +369,6 @@ impl SSLProtocol {
         };
         visit.call(&state.member)?;
         visit.call(&state.transport)?;
-        visit.call(&state.socket_transport)?;
         visit.call(&state.app_protocol)?;
         visit.call(&state.write_backlog)?;
         if let Some(stream) = &state.stream {
@@ -402,7 +388,6 @@ impl SSLProtocol {
                 state.member.take(),
                 state.engine.take(),
                 state.transport.take(),
-                state.socket_transport.take(),
                 state.app_protocol.take(),
                 state.stream.take(),
                 state.write_backlog.take(),

@@ -25,7 +25,7 @@ use pyo3::types::{IntoPyDict, PyByteArray, PyBytes, PyDict, PyMemoryView, PyStri
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
-use crate::buffers::{self, Chunk};
+use crate::buffers::{self, Chunk, View};
 use crate::event_loop::{Loop, Ready};
 use crate::socket_object;
 use crate::stream_reader::StreamFeed;
@@ -35,10 +35,16 @@ use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
 use self::file_sending::FileSending;
 use self::reading::read_once;
-use self::writing::{begin_blocked_write, count_lost_write, enqueue, flush, maybe_pause_protocol};
+use self::writing::{
+    begin_blocked_write, collect, count_lost_write, enqueue, fail, flush, maybe_pause_protocol,
+    refuse_data, send_directly,
+};
 
 /// asyncio's default high-water mark, in bytes.
 const HIGH_WATER_DEFAULT: usize = 64 * 1024;
+
+/// What asyncio says of a write that failed.
+const WRITE_ERROR: &str = "Fatal write error on socket transport";
 
 /// The socket, and the future that waits for an empty buffer.
 type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>);
@@ -279,20 +285,18 @@ impl SocketTransport {
     }
 
     /// True while data is delivered to the protocol.
-    fn is_reading(&self, py: Python<'_>) -> bool {
-        self.state.get(py).is_reading()
+    fn is_reading(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        let py = slf.py();
+        Ok(!ask(slf.as_any(), intern!(py, "is_closing"))? && !slf.get().state.get(py).paused)
     }
 
     /// Stops delivering data until `resume_reading`. Does nothing when paused or closing.
     fn pause_reading(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        {
-            let mut state = slf.get().state.get_mut(py);
-            if !state.is_reading() {
-                return Ok(());
-            }
-            state.paused = true;
+        if !ask(slf.as_any(), intern!(py, "is_reading"))? {
+            return Ok(());
         }
+        slf.get().state.get_mut(py).paused = true;
         update_hold(slf);
         log_if_debug(slf, "%r pauses reading")
     }
@@ -347,7 +351,7 @@ impl SocketTransport {
                 .call1((data,))
                 .map_or_else(|error| error, PyErr::from_value));
         }
-        let (direct, lost) = {
+        {
             let state = slf.get().state.get(py);
             if state.eof {
                 return Err(PyRuntimeError::new_err(
@@ -359,82 +363,76 @@ impl SocketTransport {
                     "unable to write; sendfile is in progress",
                 ));
             }
-            (state.buffer.is_empty(), state.lost > 0)
-        };
-        if lost {
-            if buffers::is_empty(data)? {
-                return Ok(());
-            }
+        }
+        if buffers::is_empty(data)? {
+            return Ok(());
+        }
+        if slf.get().state.get(py).lost > 0 {
             return count_lost_write(slf);
         }
-        let outcome = buffers::with_bytes(data, |bytes| {
-            if bytes.is_empty() {
-                return Ok(None);
-            }
-            let sent = if direct {
-                let fd = slf.get().state.get(py).descriptor(py);
-                buffers::send(fd, bytes).map_err(|error| support::os_error(py, &error))?
-            } else {
-                0
+        let outcome = if let Ok(bytes) = data.cast_exact::<PyBytes>() {
+            let left = send_directly(slf, bytes.as_bytes());
+            left.map(|left| left.map(|sent| Chunk::rest_of(bytes, sent)))
+        } else {
+            let view = match View::new(data, ffi::PyBUF_SIMPLE) {
+                Ok(view) => view,
+                Err(error) => return refuse_data(slf, data, error),
             };
-            Ok((sent < bytes.len()).then_some(sent))
-        });
+            let left = send_directly(slf, view.bytes());
+            left.map(|left| left.map(|sent| Chunk::copy_of(&view.bytes()[sent..])))
+        };
         match outcome {
             Ok(None) => Ok(()),
-            Ok(Some(sent)) => enqueue(slf, Chunk::rest_of(data, sent)?),
-            Err(error) if support::ends_the_loop(py, &error) => Err(error),
-            Err(error) => fatal_error(slf, error, "Fatal write error on socket transport"),
+            Ok(Some(rest)) => enqueue(slf, rest),
+            Err(error) => {
+                let error = support::os_error(py, &error);
+                fatal_error(slf, error, WRITE_ERROR)
+            }
         }
     }
 
     /// Like `write` for each of several buffers, in as few system calls as possible.
     fn writelines(slf: &Bound<'_, Self>, list_of_data: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
+        if !support::python_is_at_least(12) {
+            let all = PyBytes::new(py, b"").call_method1(intern!(py, "join"), (list_of_data,))?;
+            return slf.call_method1(intern!(py, "write"), (all,)).map(drop);
+        }
         {
-            // Before Python 3.12 asyncio's joins the pieces and calls `write`.
-            let name = || {
-                if py.version_info() >= (3, 12) {
-                    "writelines"
-                } else {
-                    "write"
-                }
-            };
             let state = slf.get().state.get(py);
             if state.eof {
-                return Err(PyRuntimeError::new_err(format!(
-                    "Cannot call {}() after write_eof()",
-                    name()
-                )));
+                return Err(PyRuntimeError::new_err(
+                    "Cannot call writelines() after write_eof()",
+                ));
             }
             if state.empty_waiter.is_some() {
-                return Err(PyRuntimeError::new_err(format!(
-                    "unable to {}; sendfile is in progress",
-                    name()
-                )));
+                return Err(PyRuntimeError::new_err(
+                    "unable to writelines; sendfile is in progress",
+                ));
             }
         }
-        let mut chunks = VecDeque::new();
-        let mut total = 0;
-        for data in list_of_data.try_iter()? {
-            let data = data?;
-            let chunk = Chunk::rest_of(&data, 0)?;
-            if chunk.len() > 0 {
-                total += chunk.len();
-                chunks.push_back(chunk);
-            }
-        }
-        if chunks.is_empty() {
+        if !list_of_data.is_truthy()? {
             return Ok(());
         }
+        if support::python_is_at_least(14) && slf.get().state.get(py).lost > 0 {
+            return count_lost_write(slf);
+        }
+        let chunks = match collect(list_of_data)? {
+            Ok(chunks) if chunks.is_empty() => return Ok(()),
+            chunks => chunks,
+        };
+        if slf.get().state.get(py).lost > 0 {
+            return count_lost_write(slf);
+        }
+        let mut chunks = match chunks {
+            Ok(chunks) => chunks,
+            Err(error) => return fail(slf, error),
+        };
         {
             let mut state = slf.get().state.get_mut(py);
-            if state.lost > 0 {
-                drop(state);
-                return count_lost_write(slf);
-            }
             let was_empty = state.buffer.is_empty();
+            state.buffer_len += chunks.iter().map(Chunk::len).sum::<usize>();
             state.buffer.append(&mut chunks);
-            state.buffer_len += total;
             if !was_empty {
                 drop(state);
                 return maybe_pause_protocol(slf);
@@ -487,7 +485,9 @@ impl SocketTransport {
 
     /// Closes the connection at once; what is buffered is dropped.
     fn abort(slf: &Bound<'_, Self>) -> PyResult<()> {
-        Self::_force_close(slf, None)
+        let py = slf.py();
+        slf.call_method1(intern!(py, "_force_close"), (py.None(),))
+            .map(drop)
     }
 
     #[pyo3(signature = (exc))]
@@ -567,8 +567,10 @@ impl SocketTransport {
         slf: &Bound<'_, Self>,
         file: RawFd,
         offset: i64,
-        count: Option<usize>,
+        count: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Py<PyAny>>> {
+        let count = count.map(support::to_ssize).transpose()?;
+        let count = count.map(|count| usize::try_from(count).unwrap_or(0));
         file_sending::start(slf, file, offset, count)
     }
 

@@ -123,17 +123,15 @@ pub(super) fn enqueue(
         Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromObject(data.as_ptr()))?
             .cast_into_unchecked::<PyBytes>()
     };
-    let is_too_much = {
+    {
         let mut state = transport.get().state.get_mut(py);
         state.buffer_size += data.as_bytes().len() + state.header_size;
         let target = target.map(|it| it.clone().unbind());
         state.buffer.push_back((data.unbind(), target));
-        !state.protocol_paused && state.buffer_size as i64 > state.high_water
-    };
-    if is_too_much {
-        transport.call_method0(intern!(py, "_maybe_pause_protocol"))?;
     }
-    Ok(())
+    transport
+        .call_method0(intern!(py, "_maybe_pause_protocol"))
+        .map(drop)
 }
 
 /// Sends what is buffered, as far as the socket takes it.
@@ -165,13 +163,7 @@ pub(super) fn flush(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
             Err(error) => return on_send_error(transport, error),
         }
     }
-    let is_enough = {
-        let state = this.state.get(py);
-        state.protocol_paused && state.buffer_size as i64 <= state.low_water
-    };
-    if is_enough {
-        transport.call_method0(intern!(py, "_maybe_resume_protocol"))?;
-    }
+    transport.call_method0(intern!(py, "_maybe_resume_protocol"))?;
     let finish = {
         let mut state = this.state.get_mut(py);
         if !state.buffer.is_empty() {

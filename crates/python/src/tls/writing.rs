@@ -15,8 +15,8 @@ use super::{
     is_again, pending,
 };
 use crate::buffers::View;
-use crate::support;
-use crate::transport::{CloneRefOption, SocketTransport};
+use crate::support::{self, call_method1};
+use crate::transport::CloneRefOption;
 
 /// The most that one record holds: less is written together.
 const RECORD_LEN_MAX: usize = 16 * 1024;
@@ -65,21 +65,9 @@ fn control_app_writing(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
 /// Hands records to the transport below.
 fn send(protocol: &Bound<'_, SSLProtocol>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = protocol.py();
-    let (native, transport) = {
-        let state = protocol.get().state.get(py);
-        (
-            state.socket_transport.clone_ref_opt(py),
-            state.transport.clone_ref_opt(py),
-        )
-    };
-    match native {
-        Some(native) => SocketTransport::write(native.bind(py), data),
-        None => transport
-            .unwrap_or_else(|| py.None())
-            .bind(py)
-            .call_method1(intern!(py, "write"), (data,))
-            .map(drop),
-    }
+    let transport = protocol.get().state.get(py).transport.clone_ref_opt(py);
+    let transport = transport.unwrap_or_else(|| py.None());
+    call_method1(transport.bind(py), intern!(py, "write"), data.as_ptr())
 }
 
 /// How far encrypting came: all of it, or as many bytes as before OpenSSL asked for more or failed.
@@ -151,8 +139,13 @@ fn write_one(
     let outcome = if let Ok(bytes) = data.cast_exact::<PyBytes>() {
         engine.encrypt(py, bytes.as_bytes())
     } else {
-        let view = View::new(data, ffi::PyBUF_SIMPLE)?;
-        engine.encrypt(py, view.bytes())
+        match View::new(data, ffi::PyBUF_SIMPLE) {
+            Ok(view) => engine.encrypt(py, view.bytes()),
+            Err(error) => {
+                keep(protocol, data)?;
+                return fatal_error(protocol, error);
+            }
+        }
     };
     let stopped = match outcome {
         Ok(()) => None,

@@ -1,15 +1,22 @@
 //! How a stream transport writes: what the socket doesn't take at once is buffered, and flow control told.
 
+use std::collections::VecDeque;
+
+use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyString};
 
-use super::{CloneRefOption, SocketTransport, State, context_for, fatal_error, list, update_hold};
-use crate::buffers::{self, Chunk};
+use super::{
+    CloneRefOption, SocketTransport, State, WRITE_ERROR, context_for, fatal_error, list,
+    update_hold,
+};
+use crate::buffers::{self, Chunk, View};
 use crate::support;
 
 /// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.
 const LOST_WRITES_BEFORE_WARNING: u32 = 5;
+
 impl State {
     /// Sends what is buffered until the socket is full: it reports room only when it was full before. Pieces that are
     /// sent go to `done`, to be dropped when nothing is borrowed.
@@ -48,22 +55,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let result = this.state.get_mut(py).send_buffered(py, &mut sent);
     drop(sent);
     if let Err(error) = result {
-        let (dropped, waiter) = {
-            let mut state = this.state.get_mut(py);
-            state.buffer_len = 0;
-            (
-                std::mem::take(&mut state.buffer),
-                state.empty_waiter.clone_ref_opt(py),
-            )
-        };
-        drop(dropped);
-        let error = support::os_error(py, &error);
-        let value = error.value(py).clone().into_any();
-        fatal_error(transport, error, "Fatal write error on socket transport")?;
-        if let Some(waiter) = waiter {
-            settle_waiter(waiter.bind(py), intern!(py, "set_exception"), value)?;
-        }
-        return Ok(());
+        return fail(transport, support::os_error(py, &error));
     }
     maybe_resume_protocol(transport)?;
     let (waiter, closing, eof) = {
@@ -94,6 +86,30 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     }
 }
 
+/// Ends the connection by an error of sending; what is buffered is dropped.
+#[cold]
+pub(super) fn fail(transport: &Bound<'_, SocketTransport>, error: PyErr) -> PyResult<()> {
+    let py = transport.py();
+    if support::ends_the_loop(py, &error) {
+        return Err(error);
+    }
+    let (dropped, waiter) = {
+        let mut state = transport.get().state.get_mut(py);
+        state.buffer_len = 0;
+        (
+            std::mem::take(&mut state.buffer),
+            state.empty_waiter.clone_ref_opt(py),
+        )
+    };
+    drop(dropped);
+    let value = error.value(py).clone().into_any();
+    fatal_error(transport, error, WRITE_ERROR)?;
+    match waiter {
+        Some(waiter) => settle_waiter(waiter.bind(py), intern!(py, "set_exception"), value),
+        None => Ok(()),
+    }
+}
+
 /// Ends the wait for an empty buffer, unless whoever waited has gone.
 pub(super) fn settle_waiter<'py>(
     waiter: &Bound<'py, PyAny>,
@@ -107,6 +123,79 @@ pub(super) fn settle_waiter<'py>(
         return Ok(());
     }
     waiter.call_method1(method, (value,)).map(drop)
+}
+
+/// Sends at once what the socket takes, unless something else waits to be sent: the number of bytes, if any are left.
+#[inline]
+pub(super) fn send_directly(
+    transport: &Bound<'_, SocketTransport>,
+    bytes: &[u8],
+) -> std::io::Result<Option<usize>> {
+    let (fd, direct, lost) = {
+        let py = transport.py();
+        let state = transport.get().state.get(py);
+        (
+            state.descriptor(py),
+            state.buffer.is_empty(),
+            state.lost > 0,
+        )
+    };
+    if lost {
+        // Getting at the bytes of the user's own type has run code of the user's, which ended the connection.
+        return Ok(None);
+    }
+    let sent = if direct { buffers::send(fd, bytes)? } else { 0 };
+    Ok((sent < bytes.len()).then_some(sent))
+}
+
+/// What asyncio makes of data whose bytes it can't have: a view that is not contiguous, for one.
+#[cold]
+pub(super) fn refuse_data(
+    transport: &Bound<'_, SocketTransport>,
+    data: &Bound<'_, PyAny>,
+    error: PyErr,
+) -> PyResult<()> {
+    let py = transport.py();
+    if support::ends_the_loop(py, &error) {
+        return Err(error);
+    }
+    let direct = transport.get().state.get(py).buffer.is_empty();
+    if !direct && !support::python_is_at_least(12) {
+        // It has a bytearray for a buffer, and this is what that says.
+        let buffer = PyByteArray::new(py, b"");
+        return buffer
+            .call_method1(intern!(py, "extend"), (data,))
+            .map(drop);
+    }
+    fatal_error(transport, error, WRITE_ERROR)
+}
+
+/// The pieces that `writelines` was given, without the empty ones. Inside, the first error of those whose bytes can't be
+/// had, which asyncio finds when it sends them; outside, those of what is no data at all.
+pub(super) fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>>> {
+    let mut chunks = VecDeque::new();
+    let mut refused = None;
+    for data in list_of_data.try_iter()? {
+        let data = data?;
+        let chunk = if let Ok(bytes) = data.cast_exact::<PyBytes>() {
+            Chunk::rest_of(bytes, 0)
+        } else if support::python_is_at_least(14) && !data.is_truthy()? {
+            continue;
+        } else {
+            let view = PyMemoryView::from(&data)?;
+            match View::new(&view, ffi::PyBUF_SIMPLE) {
+                Ok(view) => Chunk::copy_of(view.bytes()),
+                Err(error) => {
+                    refused.get_or_insert(error);
+                    continue;
+                }
+            }
+        };
+        if chunk.len() > 0 {
+            chunks.push_back(chunk);
+        }
+    }
+    Ok(refused.map_or(Ok(chunks), Err))
 }
 
 /// Buffers what the socket did not take.
@@ -142,9 +231,13 @@ pub(super) fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyR
 
 pub(super) fn maybe_pause_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
+    if transport.get().state.get(py).protocol_paused {
+        return Ok(());
+    }
+    let size = buffer_size(transport)?;
     {
         let mut state = transport.get().state.get_mut(py);
-        if state.buffer_len <= state.high_water || state.protocol_paused {
+        if size <= state.high_water || state.protocol_paused {
             return Ok(());
         }
         state.protocol_paused = true;
@@ -152,11 +245,21 @@ pub(super) fn maybe_pause_protocol(transport: &Bound<'_, SocketTransport>) -> Py
     call_flow_control(transport, "pause_writing")
 }
 
+/// Asked for by its name, because the user may have put another method in its place.
+fn buffer_size(transport: &Bound<'_, SocketTransport>) -> PyResult<usize> {
+    let name = intern!(transport.py(), "get_write_buffer_size");
+    transport.call_method0(name)?.extract()
+}
+
 fn maybe_resume_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
+    if !transport.get().state.get(py).protocol_paused {
+        return Ok(());
+    }
+    let size = buffer_size(transport)?;
     {
         let mut state = transport.get().state.get_mut(py);
-        if !state.protocol_paused || state.buffer_len > state.low_water {
+        if !state.protocol_paused || size > state.low_water {
             return Ok(());
         }
         state.protocol_paused = false;
