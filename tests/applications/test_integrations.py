@@ -94,6 +94,28 @@ def test_uvicorns_command_line(arm, folder, title):
         assert "Traceback" not in program.output()
 
 
+def test_gunicorn(arm, folder):
+    pytest.importorskip("uvicorn_worker", reason="make test-applications installs it")
+    (folder / "gunicorn_worker.py").write_text(SNIPPETS["gunicorn_worker.py"])
+    command = [*shlex.split(SNIPPETS["gunicorn"]), "--no-control-socket", "--worker-tmp-dir", str(folder)]
+    with serving(command, folder, arm) as (program, url):
+        assert get(url) == HELLO
+        assert program.stop() == 0
+        assert "Traceback" not in program.output()
+
+
+def test_twisteds_reactor(arm, folder):
+    pytest.importorskip("twisted", reason="make test-applications installs it")
+    assert run_snippet("program_twisted.py", folder, arm) == f"{ON_RINGLOOP}\n"
+
+
+def test_a_profile(arm, folder):
+    (folder / "program.py").write_text(SNIPPETS["program.py"])
+    command = shlex.split(SNIPPETS["cProfile"])
+    output = run([sys.executable, *command[1:]], folder, arm)
+    assert ON_RINGLOOP in output and "(main)" in output, output
+
+
 @pytest.mark.parametrize(
     "title", ["serve_uvicorn.py", "serve_uvicorn_any.py", "serve_hypercorn.py", "serve_aiohttp.py"]
 )
@@ -125,15 +147,28 @@ def test_anyio(arm, folder):
         ("anyio", "anyio.pytest_plugin", [], 1),
         # Until it is set, the plugin warns that its default will change.
         ("pytest-asyncio", "pytest_asyncio.plugin", ["-o", "asyncio_default_fixture_loop_scope=function"], 2),
+        (
+            "pytest-aiohttp",
+            "pytest_aiohttp.plugin",
+            [
+                "-p",
+                "pytest_asyncio.plugin",
+                "-o",
+                "asyncio_mode=auto",
+                "-o",
+                "asyncio_default_fixture_loop_scope=function",
+            ],
+            1,
+        ),
     ],
 )
 def test_pytest_plugins(arm, tmp_path, plugin, module, options, passed):
-    pytest.importorskip(module, reason="make test-applications installs it")
+    pytest.importorskip(module.split(".")[0], reason="make test-applications installs it")
     for name in ("conftest.py", "test_program.py"):
         (tmp_path / name).write_text(SNIPPETS[f"{plugin}: {name}"])
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     # Of the plugins that are installed here, only this one, as in a project that has no other.
-    command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-p", module, *options]
+    command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", *options, "-p", module]
     output = run(command, tmp_path, arm, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     assert f"{passed} passed" in output, output
 
