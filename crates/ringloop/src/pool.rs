@@ -286,8 +286,8 @@ impl Worker {
                     // Tasks that were sent before may still lie in the inbox.
                     yield_now().await;
                     let shared = Shared::current();
-                    if timeout(patience, shared.tasks_ended()).await.is_err() {
-                        trace::tasks_dropped(shared.tasks_live());
+                    if timeout(patience, shared.tasks.ended()).await.is_err() {
+                        trace::tasks_dropped(shared.tasks.live() as u64);
                     }
                 });
             })?;

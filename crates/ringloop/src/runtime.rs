@@ -1,7 +1,6 @@
 //! The runtime of one thread: it polls tasks, and waits for the kernel when none can go on.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -12,12 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ringloop_driver::{BackendKind, Event};
-use slab::Slab;
 
 use crate::inbox::{Inbox, Sender};
 use crate::metrics::{IoCounters, Metrics, Published};
 use crate::source::Sources;
-use crate::task::{self, JoinHandle, Runnable};
+use crate::task::{self, JoinHandle, Runnable, Tasks};
 use crate::timers::Timers;
 use crate::{Config, Reactor, clock, trace};
 
@@ -60,14 +58,22 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
+    pub(crate) fn new(sender: Sender<Message>) -> Self {
+        Self {
+            sender,
+            metrics: Published::new(),
+        }
+    }
+
     /// Queues a task, from any thread. Once the runtime is gone the task is over, and nothing happens.
     pub(crate) fn schedule(self: &Arc<Self>, task: Runnable) {
         let mut task = Some(task);
         let _ = CURRENT.try_with(|current| {
             if let Some(shared) = current.borrow().as_ref()
                 && Arc::ptr_eq(&shared.remote, self)
+                && let Some(task) = task.take()
             {
-                shared.queue.borrow_mut().extend(task.take());
+                shared.tasks.queue(task);
             }
         });
         if let Some(task) = task {
@@ -84,10 +90,7 @@ pub(crate) struct Shared {
     pub(crate) sources: Sources,
     /// Lent to reads in place; `None` while it is out.
     pub(crate) hot_buffer: Cell<Option<Box<[u8]>>>,
-    queue: RefCell<VecDeque<Runnable>>,
-    tasks: RefCell<Slab<Runnable>>,
-    /// Who waits for the last task to end.
-    tasks_ended: Cell<Option<Waker>>,
+    pub(crate) tasks: Tasks,
     remote: Arc<Remote>,
     budget: Cell<u32>,
     turns: Cell<u64>,
@@ -140,36 +143,8 @@ impl Shared {
     /// Makes a task of a future that brings its own span.
     pub(crate) fn spawn_watched<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
         let (task, handle) = task::new(future, Arc::clone(&self.remote));
-        self.adopt(task);
+        self.tasks.adopt(task);
         handle
-    }
-
-    fn adopt(&self, task: Runnable) {
-        let index = self.tasks.borrow_mut().insert(Arc::clone(&task));
-        task.adopt(index);
-        self.queue.borrow_mut().push_back(task);
-    }
-
-    fn forget(&self, index: usize) {
-        let task = self.tasks.borrow_mut().try_remove(index);
-        drop(task);
-        if self.tasks.borrow().is_empty()
-            && let Some(waiter) = self.tasks_ended.take()
-        {
-            waiter.wake();
-        }
-    }
-
-    /// Waits until no task is alive; the future that `block_on` runs is none.
-    pub(crate) async fn tasks_ended(&self) {
-        std::future::poll_fn(|context| {
-            if self.tasks.borrow().is_empty() {
-                return Poll::Ready(());
-            }
-            self.tasks_ended.set(Some(context.waker().clone()));
-            Poll::Pending
-        })
-        .await;
     }
 }
 
@@ -265,18 +240,13 @@ impl Runtime {
 
     pub(crate) fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> Self {
         let inbox = Inbox::new(reactor.waker());
-        let remote = Arc::new(Remote {
-            sender: inbox.sender(),
-            metrics: Published::new(),
-        });
+        let remote = Arc::new(Remote::new(inbox.sender()));
         let shared = Rc::new(Shared {
             reactor: RefCell::new(reactor),
             timers: RefCell::new(Timers::new()),
             sources: Sources::new(config.reactor.driver.slots),
             hot_buffer: Cell::new(Some(vec![0; config.hot_buffer_bytes].into_boxed_slice())),
-            queue: RefCell::new(VecDeque::new()),
-            tasks: RefCell::new(Slab::new()),
-            tasks_ended: Cell::new(None),
+            tasks: Tasks::default(),
             remote,
             budget: Cell::new(OPERATIONS_PER_POLL),
             turns: Cell::new(0),
@@ -372,15 +342,12 @@ impl Runtime {
     /// Polls tasks from the queue until it is empty, or until it is time to look at the kernel.
     fn run_tasks(&mut self) {
         for _ in 0..TASKS_PER_LOOK {
-            let Some(task) = self.shared.queue.borrow_mut().pop_front() else {
+            let Some(task) = self.shared.tasks.next() else {
                 break;
             };
             self.shared.budget.set(OPERATIONS_PER_POLL);
             self.shared.tasks_run.set(self.shared.tasks_run.get() + 1);
-            let index = task.index();
-            if task::run(task) {
-                self.shared.forget(index);
-            }
+            self.shared.tasks.run(task);
         }
     }
 
@@ -390,7 +357,7 @@ impl Runtime {
         self.shared.turns.set(self.shared.turns.get() + 1);
         let published = &self.shared.remote.metrics;
         published.publish(self.shared.counters());
-        let is_idle = self.shared.queue.borrow().is_empty() && !main.woken.load(Ordering::Acquire);
+        let is_idle = self.shared.tasks.is_idle() && !main.woken.load(Ordering::Acquire);
         let result = if is_idle && self.inbox.prepare_wait() {
             let deadline_ns = self.shared.timers.borrow_mut().next_deadline_ns();
             let mut reactor = self.shared.reactor.borrow_mut();
@@ -416,10 +383,10 @@ impl Runtime {
         self.inbox.receive(&mut self.messages);
         for message in self.messages.drain(..) {
             match message {
-                Message::Run(task) => self.shared.queue.borrow_mut().push_back(task),
+                Message::Run(task) => self.shared.tasks.queue(task),
                 Message::Adopt(mut orphan) => {
                     if let Some(task) = orphan.0.take() {
-                        self.shared.adopt(task);
+                        self.shared.tasks.adopt(task);
                     }
                 }
             }
@@ -442,17 +409,12 @@ impl Shared {
         }
     }
 
-    /// How many tasks are alive.
-    pub(crate) fn tasks_live(&self) -> u64 {
-        self.tasks.borrow().len() as u64
-    }
-
     /// All metrics but the times.
     fn counters(&self) -> Metrics {
         let mut metrics = Metrics {
             turns: self.turns.get(),
             tasks_run: self.tasks_run.get(),
-            tasks_live: self.tasks_live(),
+            tasks_live: self.tasks.live() as u64,
             timers: self.timers.borrow().len() as u64,
             sources: self.sources.len() as u64,
             reactor: self.reactor.borrow().counters(),
@@ -473,13 +435,8 @@ impl Drop for Runtime {
             .flatten();
         loop {
             self.shared.drop_returned();
-            let tasks: Vec<Runnable> = self.shared.tasks.borrow_mut().drain().collect();
-            let queue = std::mem::take(&mut *self.shared.queue.borrow_mut());
-            if tasks.is_empty() && queue.is_empty() {
+            if !self.shared.tasks.end() {
                 break;
-            }
-            for task in &tasks {
-                task::end(task);
             }
         }
         let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());

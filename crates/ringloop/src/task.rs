@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+mod live;
 mod state;
 
 use std::any::Any;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::runtime::Remote;
+pub(crate) use live::Tasks;
 use state::{Begin, State};
 
 /// A task of any kind, as the run queue has it.
@@ -29,7 +31,7 @@ pub(crate) type Runnable = Arc<dyn Run>;
 
 /// What a runtime does with its tasks.
 pub(crate) trait Run: Send + Sync {
-    /// Polls the task once, unless it is over. True if it is over now.
+    /// Polls the task once, unless it is over. True if that was its end: of all turns of a task, for one at most.
     ///
     /// # Safety
     /// Only in the thread of the task's runtime, and not while it runs already.
@@ -233,7 +235,7 @@ impl<F: Future + 'static> Run for Task<F> {
     unsafe fn run(self: Arc<Self>) -> bool {
         let task: *const Self = &raw const *self;
         match self.state.begin() {
-            Begin::Over => return true,
+            Begin::Over => return false,
             Begin::Abort => {
                 // SAFETY: the caller's.
                 unsafe { self.end() };
@@ -247,7 +249,7 @@ impl<F: Future + 'static> Run for Task<F> {
         let task = unsafe { &*task };
         // SAFETY: the caller is in the owner's thread, and a task that runs is not run again.
         let Stage::Live(future) = (unsafe { &mut *task.stage.get() }) else {
-            return true;
+            return false;
         };
         // SAFETY: the future lies in an allocation that does not move, and is dropped in place by `finish`.
         let future = unsafe { Pin::new_unchecked(future) };
@@ -444,11 +446,11 @@ pub(crate) fn new<F: Future + 'static>(
     (task, handle)
 }
 
-/// Polls a task that was taken from its runtime's queue. True if it is over.
+/// Polls a task that was taken from its runtime's queue. True if that was its end.
 ///
 /// Only a runtime's own queue gives out tasks, and a runtime does not leave its thread, which is what makes this safe:
 /// `Runnable`s reach other threads only as wakers and messages, which have no way to run them.
-pub(crate) fn run(task: Runnable) -> bool {
+fn run(task: Runnable) -> bool {
     // SAFETY: see above; and a runtime polls one task at a time.
     unsafe { task.run() }
 }

@@ -1,12 +1,13 @@
 //! What a pool promises, on both backends.
 
 use std::collections::HashSet;
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -165,6 +166,25 @@ fn a_shutdown_waits_for_tasks_and_drops_those_that_take_too_long() {
                 .unwrap_err()
                 .is_cancelled()
         );
+    });
+}
+
+/// A wake that comes in a task's last poll queues it once more: the task that has got its place by then is not over.
+#[test]
+fn a_shutdown_waits_for_a_task_in_the_place_of_one_that_was_woken_too_late() {
+    on_both(1, |pool| {
+        let task = pool.spawn_on(0, || async {
+            let ended = spawn(poll_fn(|context| {
+                context.waker().wake_by_ref();
+                Poll::Ready(())
+            }));
+            let spawning = spawn(async { spawn(sleep(Duration::from_millis(50))) });
+            ended.await.unwrap();
+            spawning.await.unwrap()
+        });
+        let task = wait(task).unwrap();
+        pool.shutdown(LONG);
+        wait(task).expect("it was cut off");
     });
 }
 

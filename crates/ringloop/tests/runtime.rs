@@ -3,7 +3,7 @@
 mod common;
 
 use std::cell::{Cell, RefCell};
-use std::future::{pending, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::io;
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use common::{LONG, on_both, pattern, tcp};
 use ringloop::driver::{BackendChoice, BackendKind};
 use ringloop::net::{TcpListener, TcpStream};
 use ringloop::time::{Elapsed, interval, sleep, sleep_until, timeout};
-use ringloop::{Handle, Runtime, RuntimeConfig, clock, spawn, yield_now};
+use ringloop::{Handle, JoinHandle, Runtime, RuntimeConfig, clock, spawn, yield_now};
 
 #[test]
 fn tasks_run_in_the_order_in_which_they_were_spawned() {
@@ -127,6 +127,50 @@ fn tasks_that_are_left_are_dropped_with_the_runtime_and_may_use_it_meanwhile() {
         drop(runtime);
         assert_eq!(count.get(), 11);
         assert!(handle.is_finished());
+    }
+}
+
+/// Spawns a task where one has just ended that was woken in its last poll, and so is queued once more.
+async fn spawn_behind_a_late_wake<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
+    let ended = spawn(poll_fn(|context| {
+        context.waker().wake_by_ref();
+        Poll::Ready(())
+    }));
+    // Between the end of that task and its second turn.
+    let spawning = spawn(async move { spawn(future) });
+    ended.await.unwrap();
+    let task = spawning.await.unwrap();
+    yield_now().await;
+    task
+}
+
+#[test]
+fn a_late_wake_of_a_task_that_has_ended_forgets_no_other_task() {
+    on_both(|runtime| {
+        let task = runtime.block_on(spawn_behind_a_late_wake(pending::<()>()));
+        assert_eq!(runtime.metrics().tasks_live, 1);
+        task.abort();
+        assert!(runtime.block_on(task).unwrap_err().is_cancelled());
+    });
+}
+
+#[test]
+fn a_task_behind_a_late_wake_is_dropped_with_its_runtime() {
+    for backend in [BackendChoice::Auto, BackendChoice::Epoll] {
+        let mut runtime = Runtime::new(&common::config(backend)).unwrap();
+        // A value that no other thread may drop; a waker that outlives the runtime must not keep it.
+        let (held, kept) = (Rc::new(()), Rc::new(RefCell::new(None)));
+        let (value, waker) = (Rc::clone(&held), Rc::clone(&kept));
+        drop(
+            runtime.block_on(spawn_behind_a_late_wake(poll_fn(move |context| {
+                let _held = &value;
+                *waker.borrow_mut() = Some(context.waker().clone());
+                Poll::<()>::Pending
+            }))),
+        );
+        drop(runtime);
+        assert_eq!(Rc::strong_count(&held), 1);
+        drop(kept.take().expect("the task has run"));
     }
 }
 

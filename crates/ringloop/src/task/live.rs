@@ -1,0 +1,161 @@
+//! The tasks of a runtime: those that are alive, and those that are to be polled.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use slab::Slab;
+
+use super::Runnable;
+
+/// Belongs to the runtime's thread.
+///
+/// The queue may still have a task that is over: one that was woken while it ran for the last time. Its index may be another
+/// task's by then, so that a task is taken off the list where it ends, and nowhere else.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    live: RefCell<Slab<Runnable>>,
+    queue: RefCell<VecDeque<Runnable>>,
+    /// Who waits for the last task to end.
+    ended: Cell<Option<Waker>>,
+}
+
+impl Tasks {
+    /// Takes in a new task, and queues it.
+    pub(crate) fn adopt(&self, task: Runnable) {
+        let index = self.live.borrow_mut().insert(Arc::clone(&task));
+        task.adopt(index);
+        self.queue(task);
+    }
+
+    /// Queues a task that was woken.
+    pub(crate) fn queue(&self, task: Runnable) {
+        self.queue.borrow_mut().push_back(task);
+    }
+
+    /// Whether no task is queued.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queue.borrow().is_empty()
+    }
+
+    /// How many are alive.
+    pub(crate) fn live(&self) -> usize {
+        self.live.borrow().len()
+    }
+
+    /// The next task of the queue, which is to be [`run`](Self::run).
+    pub(crate) fn next(&self) -> Option<Runnable> {
+        self.queue.borrow_mut().pop_front()
+    }
+
+    /// Gives a task its turn.
+    pub(crate) fn run(&self, task: Runnable) {
+        let index = task.index();
+        if super::run(task) {
+            self.forget(index);
+        }
+    }
+
+    /// Takes a task off the list that has ended just now.
+    fn forget(&self, index: usize) {
+        let task = self.live.borrow_mut().remove(index);
+        drop(task);
+        if self.live.borrow().is_empty()
+            && let Some(waiter) = self.ended.take()
+        {
+            waiter.wake();
+        }
+    }
+
+    /// Waits until no task is alive; the future that `block_on` runs is none.
+    pub(crate) async fn ended(&self) {
+        poll_fn(|context| {
+            if self.live.borrow().is_empty() {
+                return Poll::Ready(());
+            }
+            self.ended.set(Some(context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Ends all tasks where they stand. False if there was none: those that end may spawn others.
+    pub(crate) fn end(&self) -> bool {
+        let tasks: Vec<Runnable> = self.live.borrow_mut().drain().collect();
+        // Those that are queued are among them, or over.
+        drop(self.queue.take());
+        for task in &tasks {
+            super::end(task);
+        }
+        !tasks.is_empty()
+    }
+}
+
+#[cfg(all(test, ringloop_loom))]
+mod model {
+    use std::future::pending;
+    use std::rc::Rc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use loom::thread;
+
+    use super::*;
+    use crate::inbox::Inbox;
+    use crate::runtime::{Message, Remote};
+    use crate::{Config, Reactor, task};
+
+    /// A task is woken and aborted by another thread while it runs for the last time, and what follows is in its place of the
+    /// list: it stays there until it ends itself.
+    #[test]
+    fn a_task_is_taken_off_the_list_once_whenever_it_is_woken() {
+        let wake = Reactor::new(&Config::default()).unwrap().waker();
+        let late_turns = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&late_turns);
+        loom::model(move || {
+            let mut inbox = Inbox::new(wake.clone());
+            let remote = Arc::new(Remote::new(inbox.sender()));
+            let tasks = Tasks::default();
+            let waking = Rc::new(Cell::new(None));
+            let last_poll = {
+                let waking = Rc::clone(&waking);
+                poll_fn(move |context| {
+                    let waker = context.waker().clone();
+                    waking.set(Some(thread::spawn(move || waker.wake())));
+                    // Perhaps before the task is over.
+                    thread::yield_now();
+                    Poll::Ready(())
+                })
+            };
+            let (first, handle) = task::new(last_poll, Arc::clone(&remote));
+            tasks.adopt(first);
+            let aborting = thread::spawn(move || handle.abort());
+            tasks.run(tasks.next().unwrap());
+            assert_eq!(tasks.live(), 0);
+            let (second, _handle) = task::new(pending::<()>(), remote);
+            tasks.adopt(second);
+            aborting.join().unwrap();
+            if let Some(waking) = waking.take() {
+                waking.join().unwrap();
+            }
+            let mut messages = Vec::new();
+            inbox.receive(&mut messages);
+            assert!(messages.len() <= 1, "queued twice");
+            seen.fetch_add(messages.len(), Ordering::Relaxed);
+            for message in messages {
+                let Message::Run(task) = message else {
+                    panic!("nobody has sent a new task");
+                };
+                tasks.queue(task);
+            }
+            while let Some(task) = tasks.next() {
+                tasks.run(task);
+            }
+            assert_eq!(tasks.live(), 1, "it is still alive");
+            assert!(tasks.end());
+            assert!(!tasks.end());
+        });
+        assert!(late_turns.load(Ordering::Relaxed) > 0);
+    }
+}
