@@ -115,6 +115,8 @@ mod metrics;
 #[cfg(feature = "runtime")]
 pub mod net;
 #[cfg(feature = "runtime")]
+mod panics;
+#[cfg(feature = "runtime")]
 pub mod pool;
 pub mod reactor;
 #[cfg(feature = "runtime")]

@@ -10,7 +10,6 @@ use std::future::Future;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
 use std::ptr;
 use std::rc::Rc;
@@ -20,6 +19,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
 
+use crate::panics;
 use crate::runtime::Shared;
 use crate::sys;
 
@@ -229,8 +229,7 @@ impl Shared {
         }
         let returned = self.sources.returned.take();
         for bytes in returned {
-            // If a destructor of the user's panics nobody is left to be told: the panic hook has reported it.
-            drop(panic::catch_unwind(AssertUnwindSafe(|| drop(bytes))));
+            panics::discard(bytes);
         }
     }
 

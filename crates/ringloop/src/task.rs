@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
+use crate::panics;
 use crate::runtime::Remote;
 pub(crate) use live::Tasks;
 use state::{Begin, State};
@@ -79,7 +80,7 @@ enum Reason {
 impl Reason {
     fn panicked(payload: Box<dyn Any + Send>) -> Self {
         Self::Panicked {
-            message: panic_message(&*payload).map(str::to_owned),
+            message: panics::message(&*payload).map(str::to_owned),
             payload: Mutex::new(payload),
         }
     }
@@ -125,14 +126,6 @@ impl JoinError {
             Reason::Panicked { message, .. } => message.as_deref(),
         }
     }
-}
-
-/// What a panic says, if that is a text.
-pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Option<&str> {
-    payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
 impl fmt::Display for JoinError {
@@ -207,11 +200,19 @@ impl<F: Future> Task<F> {
         let stage = unsafe { &mut *self.stage.get() };
         // An assignment drops the pinned future where it lies, and is made even if that panics.
         let dropped = panic::catch_unwind(AssertUnwindSafe(|| *stage = Stage::Over));
-        let result = match dropped {
-            Ok(()) => result,
-            Err(payload) => Err(JoinError {
-                reason: Reason::panicked(payload),
-            }),
+        let result = match (result, dropped) {
+            (result, Ok(())) => result,
+            // The first panic is the cause.
+            (Err(error), Err(payload)) if error.is_panic() => {
+                panics::discard(payload);
+                Err(error)
+            }
+            (result, Err(payload)) => {
+                panics::discard(result);
+                Err(JoinError {
+                    reason: Reason::panicked(payload),
+                })
+            }
         };
         let mut outcome = self.outcome();
         let (waiter, unwanted) = match std::mem::replace(&mut *outcome, Outcome::Gone) {
@@ -225,9 +226,7 @@ impl<F: Future> Task<F> {
         if let Some(waiter) = waiter {
             waiter.wake();
         }
-        // The destructor of a result, or of what was panicked with, is the user's code. If it panics nobody is left to
-        // be told: the panic hook has reported it.
-        drop(panic::catch_unwind(AssertUnwindSafe(|| drop(unwanted))));
+        panics::discard(unwanted);
     }
 }
 

@@ -36,7 +36,7 @@ mod on {
     use ringloop_driver::BackendKind;
     use tracing::{Instrument, Span, debug, debug_span, error, info, info_span, warn};
 
-    use crate::task;
+    use crate::panics;
 
     pin_project! {
         /// Tells of a panic that passes by, inside of the span.
@@ -53,7 +53,7 @@ mod on {
             let future = self.project().future;
             panic::catch_unwind(AssertUnwindSafe(|| future.poll(context))).unwrap_or_else(
                 |payload| {
-                    error!(panic = task::panic_message(&*payload), "panicked");
+                    error!(panic = panics::message(&*payload), "panicked");
                     panic::resume_unwind(payload)
                 },
             )

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future, pending, poll_fn};
 use std::io;
 use std::net::Shutdown;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::task::Poll;
@@ -62,6 +62,51 @@ fn a_panic_reaches_the_handle_and_ends_nothing_else() {
             let payload = error.try_into_panic().unwrap();
             assert_eq!(payload.downcast_ref::<String>().unwrap(), "number 5");
             assert_eq!(other.await.unwrap(), 7);
+        });
+    });
+}
+
+#[test]
+fn the_first_panic_of_a_task_is_told_and_what_is_not_wanted_may_panic() {
+    /// Panics when it is dropped, with something that does so as well.
+    struct Bomb(u32);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            if self.0 > 0 {
+                panic_any(Bomb(self.0 - 1));
+            }
+        }
+    }
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let held = Bomb(1);
+            let told = spawn(poll_fn(move |_| -> Poll<()> {
+                let _held = &held;
+                panic!("first");
+            }));
+            assert_eq!(
+                told.await.unwrap_err().to_string(),
+                "the task panicked: first"
+            );
+            // A result is lost to a panic that comes after it.
+            let held = Bomb(1);
+            let task = spawn(poll_fn(move |_| {
+                let _held = &held;
+                Poll::Ready(Bomb(3))
+            }));
+            let error = task.await.map(drop).unwrap_err();
+            assert!(error.try_into_panic().unwrap().is::<Bomb>());
+            for times in 0..4 {
+                drop(spawn(async move { Bomb(times) }));
+                drop(spawn(async move { panic_any(Bomb(times)) }));
+                spawn(async move {
+                    let _held = Bomb(times);
+                    pending::<()>().await;
+                })
+                .abort();
+            }
+            yield_now().await;
+            assert_eq!(spawn(async { 1 }).await.unwrap(), 1);
         });
     });
 }

@@ -6,6 +6,7 @@ mod certificates;
 use std::future::Future;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::panic::panic_any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -307,6 +308,85 @@ fn a_panic_where_handlers_and_futures_are_made_closes_that_connection_only() {
             assert_eq!(server.connect().read(&mut [0; 8]).unwrap(), 0);
         }
         assert_eq!(server.wait_for(|counters| counters.live == 0).panics, 1);
+    });
+}
+
+/// Panics where it is told to.
+struct Fragile {
+    question: Vec<u8>,
+}
+
+/// What was panicked with panics itself when it is dropped.
+struct Bomb(u32);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            panic_any(Bomb(self.0 - 1));
+        }
+    }
+}
+
+impl Handler for Fragile {
+    fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+        self.question = bytes.to_vec();
+        match bytes {
+            b"a bomb" | b"a bomb, and when dropped" => panic_any(Bomb(3)),
+            b"when told of an error" => Err(io::Error::other("the client asked for it")),
+            b"when closed" | b"when dropped" => {
+                connection.close();
+                Ok(())
+            }
+            _ => connection.write(bytes),
+        }
+    }
+
+    fn error(&mut self, _: &io::Error) {
+        panic!("when told of an error");
+    }
+
+    fn closed(&mut self) {
+        assert_ne!(self.question, b"when closed");
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        if self.question.ends_with(b"when dropped") {
+            panic_any(Bomb(2));
+        }
+    }
+}
+
+#[test]
+fn panics_are_counted_once_wherever_they_are_and_end_no_worker() {
+    on_both(|case| {
+        let server = case
+            .with(|server| server.workers(1))
+            .start(|| Fragile { question: vec![] });
+        let mut other = server.connect();
+        ask(&mut other, b"before");
+        for (panics, question) in [
+            &b"a bomb"[..],
+            b"a bomb, and when dropped",
+            b"when told of an error",
+            b"when closed",
+            b"when dropped",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut victim = server.connect();
+            victim.write_all(question).unwrap();
+            // With or without TLS's word for the end.
+            let _ = victim.read(&mut [0; 8]);
+            let counters = server.wait_for(|counters| counters.live == 1);
+            assert_eq!(counters.panics, panics as u64 + 1, "{counters:?}");
+            assert_eq!(ask(&mut other, b"after"), b"after");
+        }
+        other.close();
+        // Fails with what a worker has panicked with.
+        server.running.shutdown(LONG);
     });
 }
 

@@ -213,6 +213,8 @@ pin_project! {
             #[pin]
             serving: F,
         },
+        /// What served has been dropped, while its panics are counted.
+        Over,
     }
 }
 
@@ -261,10 +263,30 @@ where
         let mut this = self.project();
         let counters = &this.ending.counters;
         let _guard = PanicCounter(counters);
+        let stage = this.stage.as_mut();
+        ready!(stage.poll(context, *this.idle_timeout, this.idle, counters));
+        this.stage.set(Stage::Over);
+        Poll::Ready(())
+    }
+}
+
+impl<W, N, F> Stage<W, N, F>
+where
+    W: Wire,
+    N: FnOnce(W) -> F,
+    F: Future<Output = io::Result<()>>,
+{
+    fn poll(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        idle_timeout: Option<Duration>,
+        idle: &mut Option<Box<Idle>>,
+        counters: &WorkerCounters,
+    ) -> Poll<()> {
         if let StageProjection::Handshake {
             beginning,
             handshake,
-        } = this.stage.as_mut().project()
+        } = self.as_mut().project()
         {
             let (wire, _) = beginning
                 .as_ref()
@@ -285,12 +307,12 @@ where
                 count(&counters.handshake_errors);
                 return Poll::Ready(());
             };
-            *this.idle = this.idle_timeout.map(|limit| Box::new(watch(&wire, limit)));
+            *idle = idle_timeout.map(|limit| Box::new(watch(&wire, limit)));
             let serving = begin(wire);
-            this.stage.set(Stage::Serving { serving });
+            self.set(Stage::Serving { serving });
         }
-        let StageProjection::Serving { serving } = this.stage.project() else {
-            unreachable!("the handshake is over");
+        let StageProjection::Serving { serving } = self.project() else {
+            unreachable!("the handshake is over, and the connection is not");
         };
         match serving.poll(context) {
             Poll::Ready(result) => {
@@ -300,7 +322,7 @@ where
                 }
             }
             Poll::Pending => {
-                let Some(idle) = this.idle else {
+                let Some(idle) = idle else {
                     return Poll::Pending;
                 };
                 ready!(idle.poll(context));
