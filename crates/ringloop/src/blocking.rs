@@ -14,6 +14,9 @@ use std::time::Duration;
 
 use ringloop_driver::affinity;
 
+use crate::panics;
+use crate::sys::PerProcess;
+
 const THREADS_MAX: usize = 64;
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
@@ -30,16 +33,21 @@ struct State {
     idle: usize,
 }
 
-static POOL: Pool = Pool {
-    state: Mutex::new(State {
-        calls: VecDeque::new(),
-        threads: 0,
-        idle: 0,
-    }),
-    work: Condvar::new(),
-};
+static POOL: PerProcess<Pool> = PerProcess::new();
 
 impl Pool {
+    fn new() -> Self {
+        let state = State {
+            calls: VecDeque::new(),
+            threads: 0,
+            idle: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,7 +83,8 @@ impl Pool {
         loop {
             if let Some(call) = state.calls.pop_front() {
                 drop(state);
-                call();
+                // The call's own panic is its caller's. The caller may be gone, and then its result is dropped here.
+                panics::contain(call);
                 state = self.lock();
                 continue;
             }
@@ -102,16 +111,28 @@ enum Outcome<T> {
 
 struct Waiting<T>(Arc<Mutex<Outcome<T>>>);
 
+/// Puts another outcome into the place of the one before, which is not dropped while the place is locked.
+fn replace<T>(place: &Mutex<Outcome<T>>, outcome: Outcome<T>) -> Outcome<T> {
+    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    std::mem::replace(&mut *place, outcome)
+}
+
 impl<T> Future for Waiting<T> {
     type Output = thread::Result<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut outcome = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Outcome::Ready(result) = std::mem::replace(&mut *outcome, Outcome::Taken) {
-            return Poll::Ready(result);
+        let waiting = Outcome::Pending(Some(context.waker().clone()));
+        match replace(&self.0, waiting) {
+            Outcome::Ready(result) => Poll::Ready(result),
+            _ => Poll::Pending,
         }
-        *outcome = Outcome::Pending(Some(context.waker().clone()));
-        Poll::Pending
+    }
+}
+
+impl<T> Drop for Waiting<T> {
+    /// A call that goes on keeps no waker of a future that is gone, and a result that has come is nobody's.
+    fn drop(&mut self) {
+        panics::discard(replace(&self.0, Outcome::Taken));
     }
 }
 
@@ -141,12 +162,9 @@ where
 {
     let outcome = Arc::new(Mutex::new(Outcome::Pending(None)));
     let shared = Arc::clone(&outcome);
-    POOL.submit(Box::new(move || {
+    POOL.get(Pool::new).submit(Box::new(move || {
         let result = panic::catch_unwind(AssertUnwindSafe(call));
-        let mut outcome = shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *outcome, Outcome::Ready(result));
-        drop(outcome);
-        if let Outcome::Pending(Some(waiter)) = before {
+        if let Outcome::Pending(Some(waiter)) = replace(&shared, Outcome::Ready(result)) {
             waiter.wake();
         }
     }))?;

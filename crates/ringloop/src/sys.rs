@@ -7,6 +7,10 @@ use std::io;
 use std::mem::MaybeUninit;
 #[cfg(feature = "runtime")]
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+#[cfg(feature = "runtime")]
+use std::ptr;
+#[cfg(feature = "runtime")]
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
 /// clock, but does not say what it shows.
@@ -98,8 +102,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> i
             room.as_mut_ptr(),
             room.len(),
             0,
-            std::ptr::null_mut::<libc::sockaddr>(),
-            std::ptr::null_mut::<libc::socklen_t>(),
+            ptr::null_mut::<libc::sockaddr>(),
+            ptr::null_mut::<libc::socklen_t>(),
         )
     };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
@@ -116,7 +120,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
             bytes.as_ptr(),
             bytes.len(),
             libc::MSG_NOSIGNAL,
-            std::ptr::null::<libc::sockaddr>(),
+            ptr::null::<libc::sockaddr>(),
             0,
         )
     };
@@ -143,4 +147,49 @@ pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// A value that each process makes for itself. A child after fork(2) has none of its parent's threads, and its parent's locks
+/// may be held for ever.
+#[cfg(feature = "runtime")]
+pub(crate) struct PerProcess<T: 'static> {
+    latest: AtomicPtr<OfProcess<T>>,
+}
+
+#[cfg(feature = "runtime")]
+struct OfProcess<T> {
+    process: u32,
+    value: T,
+}
+
+#[cfg(feature = "runtime")]
+impl<T: Send + Sync> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            latest: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// The value of this process; `make` makes it if there is none yet. It is never dropped.
+    pub(crate) fn get(&self, make: impl Fn() -> T) -> &'static T {
+        let process = std::process::id();
+        loop {
+            let latest = self.latest.load(Ordering::Acquire);
+            // SAFETY: null, or what was published below, which is never freed nor changed.
+            if let Some(latest) = unsafe { latest.as_ref() }
+                && latest.process == process
+            {
+                return &latest.value;
+            }
+            let value = make();
+            let new = Box::into_raw(Box::new(OfProcess { process, value }));
+            let published =
+                self.latest
+                    .compare_exchange(latest, new, Ordering::AcqRel, Ordering::Acquire);
+            if published.is_err() {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
 }
