@@ -3,6 +3,8 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::mem;
+use std::panic;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use ringloop_driver::affinity;
 use crate::runtime::{Shared, yield_now};
 use crate::task::JoinHandle;
 use crate::time::timeout;
-use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, trace};
+use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, panics, trace};
 
 /// How a [`Pool`] is set up.
 ///
@@ -87,7 +89,7 @@ pub struct Pool {
 struct Worker {
     handle: Handle,
     stop: channel::Sender<Duration>,
-    thread: Option<thread::JoinHandle<()>>,
+    thread: thread::JoinHandle<()>,
 }
 
 /// The number of workers that suits this machine: the CPUs that the calling thread may use.
@@ -206,6 +208,12 @@ impl Pool {
     ///
     /// Nobody tells the tasks: what should stop, such as an accept loop, is to be told or aborted before.
     ///
+    /// A task of the pool's own may call this. It waits for the other workers then, and its own one ends when the task
+    /// has returned or waits.
+    ///
+    /// # Panics
+    /// With what a worker has panicked with, when all have ended.
+    ///
     /// ```
     /// use ringloop::time::sleep;
     /// use ringloop::{Pool, PoolConfig};
@@ -226,18 +234,28 @@ impl Pool {
     }
 
     fn stop(&mut self, patience: Duration) {
-        trace::shutting_down(self.workers.len(), patience);
-        for worker in &self.workers {
-            // A worker that is gone needs no telling.
-            let _ = worker.stop.send_blocking(patience);
+        let workers = mem::take(&mut self.workers);
+        if workers.is_empty() {
+            return;
         }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take()
+        trace::shutting_down(workers.len(), patience);
+        for worker in &workers {
+            // A worker that is gone needs no telling.
+            let _ = worker.stop.try_send(patience);
+        }
+        let mut panicked = None;
+        for Worker { thread, .. } in workers {
+            // A task that ends its own worker cannot wait for it: the worker goes on when the task does.
+            if thread.thread().id() != thread::current().id()
                 && let Err(payload) = thread.join()
-                && !thread::panicking()
             {
-                std::panic::resume_unwind(payload);
+                panics::discard(panicked.replace(payload));
             }
+        }
+        if thread::panicking() {
+            panics::discard(panicked);
+        } else if let Some(payload) = panicked {
+            panic::resume_unwind(payload);
         }
     }
 }
@@ -297,7 +315,7 @@ impl Worker {
         Ok(Self {
             handle,
             stop,
-            thread: Some(thread),
+            thread,
         })
     }
 }

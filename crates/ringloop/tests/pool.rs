@@ -1,13 +1,15 @@
 //! What a pool promises, on both backends.
 
+use std::cell::Cell;
 use std::collections::HashSet;
-use std::future::{pending, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -178,13 +180,76 @@ fn a_shutdown_waits_for_a_task_in_the_place_of_one_that_was_woken_too_late() {
                 context.waker().wake_by_ref();
                 Poll::Ready(())
             }));
-            let spawning = spawn(async { spawn(sleep(Duration::from_millis(50))) });
+            let spawned = Rc::new(Cell::new(None));
+            let place = Rc::clone(&spawned);
+            drop(spawn(async move {
+                place.set(Some(spawn(sleep(Duration::from_millis(50)))));
+            }));
             ended.await.unwrap();
-            spawning.await.unwrap()
+            spawned.take()
         });
-        let task = wait(task).unwrap();
+        let task = wait(task).unwrap().expect("it was spawned before");
         pool.shutdown(LONG);
+        assert!(task.is_finished(), "it was forgotten");
         wait(task).expect("it was cut off");
+    });
+}
+
+#[test]
+fn a_task_may_end_its_own_pool() {
+    for is_shut_down in [true, false] {
+        on_both(2, |pool| {
+            // Each worker has a task that nobody ends: these tell that their workers have.
+            let (held, is_dropped) = mpsc::channel::<()>();
+            for task in pool.spawn_on_each(move |_| async move {
+                let _held = held;
+                pending::<()>().await;
+            }) {
+                drop(task);
+            }
+            let (send, receive) = channel::bounded(1);
+            let own = pool.spawn_on(0, move || async move {
+                let pool: Pool = receive.recv().await.unwrap();
+                if is_shut_down {
+                    pool.shutdown(Duration::from_millis(1));
+                } else {
+                    drop(pool);
+                }
+            });
+            send.send_blocking(pool).unwrap();
+            wait(own).unwrap();
+            let end = is_dropped.recv_timeout(LONG);
+            assert_eq!(end, Err(mpsc::RecvTimeoutError::Disconnected));
+        });
+    }
+}
+
+/// A worker that dies of a panic is told of when the others have ended.
+#[test]
+fn a_shutdown_waits_for_every_worker_whatever_becomes_of_one() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker of the user's");
+        }
+    }
+    on_both(2, |pool| {
+        // A timer is run by the worker itself.
+        drop(pool.spawn_on(0, || async {
+            let waker = Waker::from(Arc::new(Panics));
+            let mut context = Context::from_waker(&waker);
+            let mut soon = Box::pin(sleep(Duration::ZERO));
+            assert!(soon.as_mut().poll(&mut context).is_pending());
+            pending::<()>().await;
+        }));
+        let (send, receive) = mpsc::channel();
+        drop(pool.spawn_on(1, || async move {
+            sleep(Duration::from_millis(50)).await;
+            send.send("done").unwrap();
+        }));
+        let error = catch_unwind(AssertUnwindSafe(|| pool.shutdown(LONG))).unwrap_err();
+        assert_eq!(error.downcast_ref(), Some(&"a waker of the user's"));
+        assert_eq!(receive.try_recv(), Ok("done"));
     });
 }
 

@@ -181,12 +181,13 @@ async fn spawn_behind_a_late_wake<F: Future + 'static>(future: F) -> JoinHandle<
         context.waker().wake_by_ref();
         Poll::Ready(())
     }));
+    let spawned = Rc::new(Cell::new(None));
+    let place = Rc::clone(&spawned);
     // Between the end of that task and its second turn.
-    let spawning = spawn(async move { spawn(future) });
+    drop(spawn(async move { place.set(Some(spawn(future))) }));
     ended.await.unwrap();
-    let task = spawning.await.unwrap();
     yield_now().await;
-    task
+    spawned.take().expect("it was spawned")
 }
 
 #[test]
@@ -204,11 +205,11 @@ fn a_task_behind_a_late_wake_is_dropped_with_its_runtime() {
     for backend in [BackendChoice::Auto, BackendChoice::Epoll] {
         let mut runtime = Runtime::new(&common::config(backend)).unwrap();
         // A value that no other thread may drop; a waker that outlives the runtime must not keep it.
-        let (held, kept) = (Rc::new(()), Rc::new(RefCell::new(None)));
+        let (held, kept) = (Rc::new(7), Rc::new(RefCell::new(None)));
         let (value, waker) = (Rc::clone(&held), Rc::clone(&kept));
         drop(
             runtime.block_on(spawn_behind_a_late_wake(poll_fn(move |context| {
-                let _held = &value;
+                assert_eq!(*value, 7);
                 *waker.borrow_mut() = Some(context.waker().clone());
                 Poll::<()>::Pending
             }))),
