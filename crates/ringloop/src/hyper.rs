@@ -152,13 +152,18 @@ async fn until_drained<C: Future>(
     let mut draining = pin!(draining);
     let mut end = Some(end);
     poll_fn(|context| {
+        // Before it is ended, so that a request that has come is answered.
+        if let Poll::Ready(output) = connection.as_mut().poll(context) {
+            return Poll::Ready(output);
+        }
         if end.is_some()
             && draining.as_mut().poll(context).is_ready()
             && let Some(end) = end.take()
         {
             end(connection.as_mut());
+            return connection.as_mut().poll(context);
         }
-        connection.as_mut().poll(context)
+        Poll::Pending
     })
     .await
 }

@@ -50,14 +50,16 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 use socket2::Socket;
 
+use crate::net::stream::HasCore;
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
 use crate::runtime::Shared;
+use crate::source::Recheck;
 use crate::time::sleep;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
 use crate::{Pool, PoolConfig, channel, pool, trace};
 use conversation::{Conversation, Ending, Handshake, Served};
-use drain::Drain;
+use drain::{Drain, Listener};
 use wire::{Link, Wire};
 
 pub use drain::Draining;
@@ -216,10 +218,11 @@ impl Connection<'_> {
 /// server.shutdown(Duration::from_secs(5));
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Client {
     address: SocketAddr,
     drain: Rc<Drain>,
+    connection: Recheck,
 }
 
 impl Client {
@@ -228,15 +231,25 @@ impl Client {
         self.address
     }
 
-    /// Waits until the server begins to drain: who serves then finishes what he is at and ends the connection. Who is not
-    /// done by the server's deadline is cut off.
+    /// Waits until the server begins to drain, and what the peer had sent by then was read by whoever reads from the
+    /// connection: who serves it finishes what he is at and ends it. Who is not done by the server's deadline is cut off.
     pub fn draining(&self) -> Draining {
-        Draining::new(Rc::clone(&self.drain))
+        Draining::new(Rc::clone(&self.drain), self.connection.clone())
     }
 
     /// Whether it has begun.
     pub fn is_draining(&self) -> bool {
         self.drain.has_begun()
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Client")
+            .field("addr", &self.address)
+            .field("is_draining", &self.is_draining())
+            .finish_non_exhaustive()
     }
 }
 
@@ -482,7 +495,7 @@ impl<S: Transport> Server<S> {
                 let make_handler = Rc::clone(&make_handler);
                 let Worker { counters, drain } = worker.clone();
                 move |wire| {
-                    let draining = Draining::new(drain);
+                    let draining = Listener::new(drain);
                     Conversation::new(make_handler(), wire, peer, idle_timeout, draining, counters)
                 }
             }
@@ -535,7 +548,17 @@ impl<S: Transport> Server<S> {
             move |address| {
                 let serve = Rc::clone(&serve);
                 let drain = Rc::clone(&worker.drain);
-                move |stream| serve(stream, Client { address, drain })
+                move |stream: S| {
+                    let connection = stream.socket().core().recheck();
+                    serve(
+                        stream,
+                        Client {
+                            address,
+                            drain,
+                            connection,
+                        },
+                    )
+                }
             }
         })
     }

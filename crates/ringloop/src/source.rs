@@ -12,9 +12,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::ptr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
@@ -84,6 +84,8 @@ struct Watched {
     short_reads_leave: Cell<bool>,
     /// Bytes have moved since somebody asked.
     has_moved: Cell<bool>,
+    /// Somebody has asked for a read by a call, whatever is known, and none has brought anything since.
+    is_rechecked: Cell<bool>,
     reader: Waiters,
     writer: Waiters,
 }
@@ -277,6 +279,21 @@ impl Watched {
     }
 }
 
+impl Watched {
+    /// Pending, and the task is woken, until reading was tried since a read last brought something: what has come may not
+    /// have been reported yet. Who reads nothing waits for no more than a turn.
+    fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_rechecked.replace(true) {
+            return Poll::Ready(());
+        }
+        self.readable.set(true);
+        // Before the one that asks, who may be another one.
+        self.reader.wake();
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
 /// Puts a waker into the place of an operation's, unless it is there already.
 fn register(place: &Cell<Option<Waker>>, context: &Context<'_>) {
     let waker = match place.take() {
@@ -343,6 +360,11 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         Activity(Rc::clone(&self.watched))
     }
 
+    /// With which others have it read again.
+    pub(crate) fn recheck(&self) -> Recheck {
+        Recheck(Rc::downgrade(&self.watched))
+    }
+
     pub(crate) fn get(&self) -> &S {
         self.inner.as_ref().expect("it is there until the drop")
     }
@@ -357,6 +379,12 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.watched.writable.set(true);
     }
 
+    /// As [`Recheck::poll`].
+    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.shared.poll_budget(context));
+        self.watched.poll_rechecked(context)
+    }
+
     /// Makes a system call that reads or writes, without waiting.
     pub(crate) fn call<T>(&self, mut call: impl FnMut(&S) -> io::Result<T>) -> io::Result<T> {
         self.shared.io_counters.call(|| call(self.get()))
@@ -368,11 +396,12 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         context: &mut Context<'_>,
         mut read: impl FnMut(&S) -> io::Result<(T, bool)>,
     ) -> Poll<io::Result<T>> {
-        std::task::ready!(self.shared.poll_budget(context));
+        ready!(self.shared.poll_budget(context));
         if self.watched.readable.get() {
             match self.call(&mut read) {
                 Ok((result, drained)) => {
                     self.watched.has_moved.set(true);
+                    self.watched.is_rechecked.set(false);
                     if drained && !self.watched.short_reads_leave.get() {
                         self.watched.readable.set(false);
                     }
@@ -449,7 +478,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         context: &mut Context<'_>,
         mut write: impl FnMut(&S) -> io::Result<(T, bool)>,
     ) -> Poll<io::Result<T>> {
-        std::task::ready!(self.shared.poll_budget(context));
+        ready!(self.shared.poll_budget(context));
         if self.watched.writable.get() {
             match self.call(&mut write) {
                 Ok((result, has_room)) => {
@@ -535,6 +564,24 @@ impl Activity {
     /// Whether the source is gone.
     pub(crate) fn is_over(&self) -> bool {
         Rc::strong_count(&self.0) == 1
+    }
+}
+
+/// Has a source read again, from aside.
+#[derive(Clone)]
+pub(crate) struct Recheck(Weak<Watched>);
+
+impl Recheck {
+    /// Ready when nothing waits to be read that had come by now, as far as anybody reads; or when the source is gone.
+    /// A task that has had its share has not read on: it is put off.
+    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+        if let Some(shared) = Shared::try_current() {
+            ready!(shared.poll_budget(context));
+        }
+        match self.0.upgrade() {
+            Some(watched) => watched.poll_rechecked(context),
+            None => Poll::Ready(()),
+        }
     }
 }
 

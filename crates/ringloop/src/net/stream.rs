@@ -15,7 +15,7 @@ use bytes::{Buf, BufMut, Bytes};
 use ringloop_driver::{Interest, Op, SENT_BY_COPY};
 use socket2::{SockAddr, Socket};
 
-use crate::source::{Activity, Lent, Operation, Source};
+use crate::source::{Activity, Lent, Operation, Recheck, Source};
 use crate::sys;
 
 /// The most pieces that one vectored write takes, of the kernel's 1024.
@@ -187,6 +187,15 @@ impl Core {
 
     pub(crate) fn activity(&self) -> Activity {
         self.source.activity()
+    }
+
+    pub(crate) fn recheck(&self) -> Recheck {
+        self.source.recheck()
+    }
+
+    /// As [`Recheck::poll`].
+    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.source.poll_rechecked(context)
     }
 
     pub(crate) async fn write<B: Buf>(&self, mut buffer: B) -> (io::Result<usize>, B) {

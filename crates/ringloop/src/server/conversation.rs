@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_lock::SemaphoreGuardArc;
 use pin_project_lite::pin_project;
 
-use super::drain::{Drain, Draining};
+use super::drain::{Drain, Listener};
 use super::idle::Idle;
 use super::wire::Wire;
 use super::{Connection, Handler, WorkerCounters, count};
@@ -30,7 +30,7 @@ pub(super) struct Conversation<H, W: Wire> {
     is_closing: bool,
     /// The handler knows that the server drains.
     is_told: bool,
-    draining: Draining,
+    draining: Listener,
     idle: Option<Box<Idle>>,
     counters: Arc<WorkerCounters>,
 }
@@ -44,7 +44,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         wire: W,
         peer: SocketAddr,
         idle_timeout: Option<Duration>,
-        draining: Draining,
+        draining: Listener,
         counters: Arc<WorkerCounters>,
     ) -> Self {
         let idle = idle_timeout.map(|limit| Box::new(watch(&wire, limit)));
@@ -102,6 +102,8 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                 }
                 Poll::Pending => {
                     if self.draining.has_begun(context) && !self.is_told {
+                        // Nothing is known to wait, which is not all that does.
+                        ready!(self.wire.socket().core().poll_rechecked(context));
                         self.is_told = true;
                         self.call(Handler::draining)?;
                     } else {
@@ -189,14 +191,14 @@ impl Drop for Ending {
 /// What ends a handshake before its time: that it takes too long, and that the server drains.
 pub(super) struct Handshake {
     limit: Sleep,
-    draining: Draining,
+    draining: Listener,
 }
 
 impl Handshake {
     pub(super) fn new(limit: Duration, drain: Rc<Drain>) -> Self {
         Self {
             limit: sleep(limit),
-            draining: Draining::new(drain),
+            draining: Listener::new(drain),
         }
     }
 }

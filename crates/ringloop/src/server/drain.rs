@@ -1,12 +1,15 @@
 //! How connections hear that their server is about to end.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use slab::Slab;
+
+use crate::source::Recheck;
 
 /// Whether a worker's connections are asked to end, and who wants to know.
 #[derive(Debug, Default)]
@@ -35,15 +38,14 @@ impl Drain {
     }
 }
 
-/// Waits until the server begins to drain. Made by [`Client::draining`](super::Client::draining).
+/// A place among those who want to know.
 #[derive(Debug)]
-#[must_use = "a future does nothing unless it is awaited"]
-pub struct Draining {
+pub(super) struct Listener {
     drain: Rc<Drain>,
     place: Option<usize>,
 }
 
-impl Draining {
+impl Listener {
     pub(super) fn new(drain: Rc<Drain>) -> Self {
         Self { drain, place: None }
     }
@@ -56,12 +58,9 @@ impl Draining {
         }
         self.drain.has_begun()
     }
-}
 
-impl Future for Draining {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+    /// The same for a task that may come with another waker each time.
+    fn poll(&mut self, context: &Context<'_>) -> Poll<()> {
         if self.has_begun(context) {
             return Poll::Ready(());
         }
@@ -77,11 +76,48 @@ impl Future for Draining {
     }
 }
 
-impl Drop for Draining {
+impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(place) = self.place {
             let waker = self.drain.waiting.borrow_mut().remove(place);
             drop(waker);
         }
+    }
+}
+
+/// Waits until the server begins to drain. Made by [`Client::draining`](super::Client::draining).
+///
+/// It is over a little later than the draining begins: when whoever reads from the connection has seen what had come by
+/// then. So a `select` of a read and of this one, in this order, handles all of that first.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Draining {
+    listener: Listener,
+    connection: Recheck,
+}
+
+impl Draining {
+    pub(super) fn new(drain: Rc<Drain>, connection: Recheck) -> Self {
+        Self {
+            listener: Listener::new(drain),
+            connection,
+        }
+    }
+}
+
+impl Future for Draining {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.listener.poll(context));
+        self.connection.poll(context)
+    }
+}
+
+impl fmt::Debug for Draining {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Draining")
+            .field("has_begun", &self.listener.drain.has_begun())
+            .finish_non_exhaustive()
     }
 }
