@@ -92,7 +92,9 @@ use crate::{clock, spawn};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Http {
-    /// The settings of HTTP/1.1: hyper's own, and a [`Timer`].
+    /// The settings of HTTP/1.1: hyper's own, and a [`Timer`]. A client that closes its half of the connection, as it may
+    /// after its last request, gets its answers: `half_close` is on. So a service goes on when its client leaves without a
+    /// reset, until its answer cannot be written; with `half_close(false)` it is dropped, and such a client's last answer is lost.
     pub http1: http1::Builder,
     /// Those of HTTP/2.
     pub http2: http2::Builder<Executor>,
@@ -108,7 +110,7 @@ impl Http {
     /// Serves with hyper's settings.
     pub fn new() -> Self {
         let mut http1 = http1::Builder::new();
-        http1.timer(Timer);
+        http1.timer(Timer).half_close(true);
         let mut http2 = http2::Builder::new(Executor);
         http2.timer(Timer);
         Self { http1, http2 }

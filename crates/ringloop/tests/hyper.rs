@@ -6,6 +6,7 @@ mod common;
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::thread;
@@ -278,6 +279,41 @@ fn a_server_that_drains_finishes_requests_and_closes_what_rests() {
             assert!(two.send_request(request()).await.is_err());
             closing.join().unwrap();
         });
+    });
+}
+
+/// The last request of those that a client sends in a row is answered like the others, also if it says at once that nothing
+/// will follow.
+#[test]
+fn a_client_that_closes_its_half_gets_all_of_its_answers() {
+    on_each_server(|server| {
+        let (began, has_begun) = channel::unbounded();
+        let (opener, open) = channel::unbounded();
+        let gate = Gate { began, open };
+        let http = Http::new();
+        let server = server
+            .start_with(move |stream, client| {
+                let (http, gate) = (http.clone(), gate.clone());
+                let service = service_fn(move |request| gate.clone().answer(request));
+                async move { http.serve(stream, &client, service).await }
+            })
+            .unwrap();
+        let mut stream = std::net::TcpStream::connect(server.local_addr()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+            .write_all(&b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".repeat(3))
+            .unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        has_begun.recv_blocking().unwrap();
+        for _ in 0..3 {
+            // Meanwhile the end of the requests is seen.
+            thread::sleep(Duration::from_millis(20));
+            opener.send_blocking(()).unwrap();
+        }
+        let mut answers = String::new();
+        stream.read_to_string(&mut answers).unwrap();
+        assert_eq!(answers.matches("finished").count(), 3, "{answers}");
+        server.shutdown(LONG);
     });
 }
 
