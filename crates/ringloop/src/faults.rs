@@ -2,21 +2,20 @@
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream as Plain;
-use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
-use std::time::Duration;
 
 use bytes::Bytes;
-use ringloop_driver::{Driver, SENT_BY_COPY, SENT_WITHOUT_COPY, Script, Step};
+use ringloop_driver::{Driver, Readiness, SENT_BY_COPY, SENT_WITHOUT_COPY, Script, Step};
 
 use crate::fs::File;
 use crate::net::{TcpListener, TcpStream};
 use crate::reactor::Reactor;
 use crate::{Runtime, RuntimeConfig, yield_now};
 
-use Step::{Complete, Late, Overflow};
+use Step::{Complete, Late, Overflow, Ready};
 
 /// A runtime whose kernel plays a script, a turn of it in each of the runtime's. It panics when it would wait for ever.
 fn scripted() -> (Script, Runtime) {
@@ -47,17 +46,6 @@ fn null() -> (File, RawFd) {
     let file = std::fs::File::open("/dev/null").unwrap();
     let fd = file.as_raw_fd();
     (File::from(file), fd)
-}
-
-/// The ends of a connection; the second is as the kernel gives it to who accepts.
-fn connection() -> (Plain, RawFd) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = Plain::connect(listener.local_addr().unwrap()).unwrap();
-    near.set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
-    let (far, _) = listener.accept().unwrap();
-    far.set_nonblocking(true).unwrap();
-    (near, far.into_raw_fd())
 }
 
 fn is_closed(mut near: Plain) -> bool {
@@ -139,71 +127,79 @@ fn what_comes_late_is_nobody_elses() {
 }
 
 #[test]
-fn accepting_fails_is_ended_and_goes_on() {
+fn accepting_goes_on_whatever_is_told_of_the_listener() {
     let (script, mut runtime) = scripted();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
     let fd = listener.as_raw_fd();
-    let (nears, fars): (Vec<_>, Vec<_>) = (0..5).map(|_| connection()).unzip();
-    script
-        .turn([Complete(fd, -libc::EMFILE)])
-        .turn([Complete(fd, fars[0]), Complete(fd, fars[1])])
-        .turn([Overflow])
-        .turn([Late(fd), Complete(fd, fars[2])])
-        // As the kernel ends it, and not the program.
-        .turn([Complete(fd, -libc::ECANCELED)])
-        .turn([Complete(fd, -libc::ECONNABORTED)])
-        .turn([Complete(fd, fars[3]), Complete(fd, fars[4])]);
+    let accept = async || {
+        let near = Plain::connect(address).unwrap();
+        let (_, peer) = listener.accept().await.unwrap();
+        assert_eq!(peer, near.local_addr().unwrap());
+    };
+    let nothing = async || {
+        let mut accepting = pin!(listener.accept());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(accepting.as_mut().poll(&mut context).is_pending());
+    };
     runtime.block_on(async {
-        assert_eq!(errno(listener.accept().await), Some(libc::EMFILE));
-        for near in &nears[..3] {
-            let (_, peer) = listener.accept().await.unwrap();
-            assert_eq!(peer, near.local_addr().unwrap());
-        }
-        assert_eq!(errno(listener.accept().await), Some(libc::ECONNABORTED));
-        let (stream, peer) = listener.accept().await.unwrap();
-        assert_eq!(peer, nears[3].local_addr().unwrap());
-        drop(stream);
-        // With a connection that nobody took.
-        drop(listener);
+        // What is there before the first look is found without one.
+        accept().await;
+        nothing().await;
+        script
+            .turn([Overflow])
+            .turn([Late(fd), Ready(fd, Readiness::READABLE)]);
+        accept().await;
+        // An event that is nobody's, or of what another process has taken.
+        nothing().await;
+        script.turn([Ready(fd, Readiness::READABLE)]);
+        yield_now().await;
+        yield_now().await;
+        nothing().await;
+        script.turn([Ready(fd, Readiness::READABLE)]);
+        accept().await;
     });
+    drop(listener);
     check(&script, &mut runtime, 0);
-    assert!(nears.into_iter().all(is_closed));
 }
 
 #[test]
 fn a_connection_that_cannot_be_watched_is_closed_and_said_so() {
     let (script, mut runtime) = scripted();
     let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = plain.local_addr().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let fd = listener.as_raw_fd();
-    let (near, far) = connection();
-    let (other_near, other_far) = connection();
-    script
-        .refuse_watch(libc::ENOSPC)
-        .refuse_watch(libc::ENOMEM)
-        .turn([Complete(fd, far)])
-        .turn([Complete(fd, other_far)]);
+    let address = listener.local_addr().unwrap();
+    script.refuse_watch(libc::ENOSPC).refuse_watch(libc::EBUSY);
     runtime.block_on(async {
-        let connected = TcpStream::connect(address).await;
+        let connected = TcpStream::connect(plain.local_addr().unwrap()).await;
         assert_eq!(errno(connected), Some(libc::ENOSPC));
-        assert_eq!(errno(listener.accept().await), Some(libc::ENOMEM));
-        let (_, peer) = listener.accept().await.unwrap();
-        assert_eq!(peer, other_near.local_addr().unwrap());
-        drop(listener);
+        // Nor can the listener, for once.
+        assert_eq!(errno(listener.accept().await), Some(libc::EBUSY));
+        let mut accepting = pin!(listener.accept());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(accepting.as_mut().poll(&mut context).is_pending());
+        let near = Plain::connect(address).unwrap();
+        script
+            .refuse_watch(libc::ENOMEM)
+            .turn([Ready(listener.as_raw_fd(), Readiness::READABLE)]);
+        assert_eq!(errno(accepting.await), Some(libc::ENOMEM));
+        assert!(is_closed(near));
     });
+    drop(listener);
     check(&script, &mut runtime, 0);
-    assert!(is_closed(near));
     assert!(is_closed(plain.accept().unwrap().0));
 }
 
 /// A connection of the scripted runtime, and its other end.
-fn stream(script: &Script, runtime: &mut Runtime) -> (Plain, TcpStream, RawFd) {
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let (near, far) = connection();
-    script.turn([Complete(listener.as_raw_fd(), far)]);
-    let (stream, _) = runtime.block_on(listener.accept()).unwrap();
-    (near, stream, far)
+fn stream(runtime: &mut Runtime) -> (Plain, TcpStream, RawFd) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = Plain::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let stream = runtime
+        .block_on(async { TcpStream::try_from(far) })
+        .unwrap();
+    let fd = stream.as_raw_fd();
+    (near, stream, fd)
 }
 
 /// Bytes that tell whether they are still held by somebody.
@@ -221,7 +217,7 @@ fn body() -> (Arc<Vec<u8>>, Bytes) {
 #[test]
 fn sends_without_a_copy_are_short_and_their_bytes_are_held_until_the_end() {
     let (script, mut runtime) = scripted();
-    let (mut near, mut stream, fd) = stream(&script, &mut runtime);
+    let (mut near, mut stream, fd) = stream(&mut runtime);
     let (held, bytes) = body();
     script
         .turn([Complete(fd, 40_000)])
@@ -257,7 +253,7 @@ fn sends_without_a_copy_that_fail_give_the_rest_back() {
         (0, ErrorKind::WriteZero),
     ] {
         let (script, mut runtime) = scripted();
-        let (_near, mut stream, fd) = stream(&script, &mut runtime);
+        let (_near, mut stream, fd) = stream(&mut runtime);
         let (held, bytes) = body();
         script
             .turn([Complete(fd, 40_000)])
@@ -278,7 +274,7 @@ fn sends_without_a_copy_that_fail_give_the_rest_back() {
 #[test]
 fn a_send_without_a_copy_that_is_dropped_is_cancelled_and_its_bytes_are_let_go() {
     let (script, mut runtime) = scripted();
-    let (_near, mut stream, fd) = stream(&script, &mut runtime);
+    let (_near, mut stream, fd) = stream(&mut runtime);
     let (held, bytes) = body();
     script.turn([]).turn([Late(fd)]);
     runtime.block_on(async {

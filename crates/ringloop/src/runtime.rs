@@ -1,16 +1,17 @@
 //! The runtime of one thread: it polls tasks, and waits for the kernel when none can go on.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
+use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use ringloop_driver::{BackendKind, Event};
+use ringloop_driver::{BackendKind, Driver, Event};
 
 use crate::inbox::{Inbox, Sender};
 use crate::metrics::{IoCounters, Metrics, Published};
@@ -30,6 +31,18 @@ const OPERATIONS_PER_POLL: u32 = 128;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shared>>> = const { RefCell::new(None) };
+    /// Which one that is: what is asked at every read costs no borrow.
+    static CURRENT_ADDRESS: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+}
+
+/// Makes a runtime the one that runs in this thread, and returns the one before.
+fn set_current(shared: Option<Rc<Shared>>) -> Option<Rc<Shared>> {
+    // The address of one that runs is nobody else's.
+    CURRENT_ADDRESS.set(shared.as_ref().map_or(ptr::null(), Rc::as_ptr));
+    CURRENT
+        .try_with(|current| current.replace(shared))
+        .ok()
+        .flatten()
 }
 
 /// What reaches a runtime from other threads.
@@ -85,7 +98,8 @@ impl Remote {
 
 /// The part of a runtime that its tasks and I/O objects share.
 pub(crate) struct Shared {
-    pub(crate) reactor: RefCell<Reactor>,
+    /// `None` when the runtime has ended.
+    reactor: RefCell<Option<Reactor>>,
     pub(crate) timers: RefCell<Timers<Waker>>,
     pub(crate) sources: Sources,
     /// Lent to reads in place; `None` while it is out.
@@ -114,6 +128,24 @@ impl Shared {
             .try_with(|current| current.borrow().clone())
             .ok()
             .flatten()
+    }
+
+    /// Whether this is the runtime that runs in this thread.
+    pub(crate) fn is_current(&self) -> bool {
+        ptr::eq(CURRENT_ADDRESS.get(), self)
+    }
+
+    /// The reactor of a runtime that has not ended.
+    fn reactor(&self) -> RefMut<'_, Reactor> {
+        RefMut::map(self.reactor.borrow_mut(), |reactor| {
+            reactor.as_mut().expect("it lives as long as the runtime")
+        })
+    }
+
+    /// Calls the driver, unless the runtime has ended.
+    pub(crate) fn with_driver<T>(&self, call: impl FnOnce(&mut Driver) -> T) -> Option<T> {
+        let mut reactor = self.reactor.borrow_mut();
+        reactor.as_mut().map(|reactor| call(reactor.driver()))
     }
 
     /// Whether the runtime is inside of `block_on`, so that what is put off to the end of the turn will be done.
@@ -242,7 +274,7 @@ impl Runtime {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote::new(inbox.sender()));
         let shared = Rc::new(Shared {
-            reactor: RefCell::new(reactor),
+            reactor: RefCell::new(Some(reactor)),
             timers: RefCell::new(Timers::new()),
             sources: Sources::new(config.reactor.driver.slots),
             hot_buffer: Cell::new(Some(vec![0; config.hot_buffer_bytes].into_boxed_slice())),
@@ -283,7 +315,7 @@ impl Runtime {
         let entered = Entered::new(Rc::clone(&self.shared));
         let main = Arc::new(MainWaker {
             woken: AtomicBool::new(true),
-            waker: self.shared.reactor.borrow().waker(),
+            waker: self.shared.reactor().waker(),
         });
         let waker = Waker::from(Arc::clone(&main));
         let mut context = Context::from_waker(&waker);
@@ -324,12 +356,12 @@ impl Runtime {
 
     /// The interface to the kernel that is used.
     pub fn backend(&self) -> BackendKind {
-        self.shared.reactor.borrow().backend()
+        self.shared.reactor().backend()
     }
 
     /// Why that one, in words.
     pub fn backend_reason(&self) -> String {
-        self.shared.reactor.borrow().backend_reason().to_owned()
+        self.shared.reactor().backend_reason().to_owned()
     }
 
     /// What it has done so far.
@@ -360,14 +392,14 @@ impl Runtime {
         let is_idle = self.shared.tasks.is_idle() && !main.woken.load(Ordering::Acquire);
         let result = if is_idle && self.inbox.prepare_wait() {
             let deadline_ns = self.shared.timers.borrow_mut().next_deadline_ns();
-            let mut reactor = self.shared.reactor.borrow_mut();
+            let mut reactor = self.shared.reactor();
             let (start_ns, waited_ns) = (clock::now_ns(), reactor.waited_ns());
             let idle_ns = published.begin_wait(start_ns);
             let result = reactor.turn_from(start_ns, deadline_ns, &mut self.events);
             published.end_wait(idle_ns + (reactor.waited_ns() - waited_ns));
             result
         } else {
-            let mut reactor = self.shared.reactor.borrow_mut();
+            let mut reactor = self.shared.reactor();
             reactor.poll_now(&mut self.events)
         };
         match result {
@@ -417,7 +449,7 @@ impl Shared {
             tasks_live: self.tasks.live() as u64,
             timers: self.timers.borrow().len() as u64,
             sources: self.sources.len() as u64,
-            reactor: self.reactor.borrow().counters(),
+            reactor: self.reactor().counters(),
             ..Metrics::default()
         };
         self.io_counters.add_to(&mut metrics);
@@ -429,10 +461,7 @@ impl Drop for Runtime {
     /// Drops all tasks. What they spawn while they are dropped is dropped as well.
     fn drop(&mut self) {
         // A runtime that is dropped inside of another one's task leaves that one current.
-        let previous = CURRENT
-            .try_with(|current| current.replace(Some(Rc::clone(&self.shared))))
-            .ok()
-            .flatten();
+        let previous = set_current(Some(Rc::clone(&self.shared)));
         loop {
             self.shared.drop_returned();
             if !self.shared.tasks.end() {
@@ -442,7 +471,13 @@ impl Drop for Runtime {
         let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());
         drop(timers);
         self.shared.close_retired();
-        let _ = CURRENT.try_with(|current| current.replace(previous));
+        // I/O objects may live on, even where nobody will ever drop them. They keep nothing but their own descriptors.
+        let reactor = self.shared.reactor.take();
+        drop(reactor);
+        self.shared.drop_returned();
+        self.shared.sources.clear();
+        drop(self.shared.hot_buffer.take());
+        set_current(previous);
     }
 }
 
@@ -463,14 +498,11 @@ struct Entered {
 
 impl Entered {
     fn new(shared: Rc<Shared>) -> Self {
-        CURRENT.with(|current| {
-            let mut current = current.borrow_mut();
-            assert!(
-                current.is_none(),
-                "a ringloop runtime runs in this thread already: await the future, or spawn it, instead of blocking on it",
-            );
-            *current = Some(Rc::clone(&shared));
-        });
+        assert!(
+            Shared::try_current().is_none(),
+            "a ringloop runtime runs in this thread already: await the future, or spawn it, instead of blocking on it",
+        );
+        set_current(Some(Rc::clone(&shared)));
         shared.is_running.set(true);
         let published = &shared.remote.metrics;
         published.end_wait(published.idle_ns(clock::now_ns()));
@@ -485,7 +517,7 @@ impl Drop for Entered {
         let published = &self.shared.remote.metrics;
         published.publish(self.shared.counters());
         published.begin_wait(clock::now_ns());
-        CURRENT.with(|current| current.borrow_mut().take());
+        set_current(None);
     }
 }
 

@@ -736,7 +736,10 @@ async fn accept<S, G, N, F>(
                 let served = Served::new(wire, begin(peer), handshake, idle_timeout, ending);
                 drop(Shared::current().spawn_watched(trace::connection(peer, served)));
             }
-            Err(error) if is_of_one_connection(&error) => count(&counters.accept_errors),
+            // By a rule of the kernel's, for this connection.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                count(&counters.accept_errors);
+            }
             Err(error) => {
                 // No descriptor or no memory: it can only help to wait for connections to end.
                 count(&counters.accept_errors);
@@ -746,14 +749,6 @@ async fn accept<S, G, N, F>(
             }
         }
     }
-}
-
-/// Whether accepting failed for a connection that ended too early, and not for want of something.
-fn is_of_one_connection(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ECONNABORTED | libc::ENOTCONN | libc::EPROTO | libc::EPERM)
-    )
 }
 
 /// A signal that asks a process to end.

@@ -38,7 +38,7 @@ use std::task::{Context, Poll};
 use ringloop_driver::Interest;
 use signal_hook::SigId;
 
-use crate::source::Source;
+use crate::source::{Seat, Source};
 use crate::sys;
 
 /// Which signal.
@@ -212,12 +212,17 @@ impl Signal {
     /// # Errors
     /// None that are known; those of read(2) from an eventfd.
     pub async fn recv(&mut self) -> io::Result<()> {
-        poll_fn(|context| self.poll_recv(context)).await
+        let waiting = self.source.reading(Seat::alone());
+        poll_fn(|context| self.poll_arrivals(context, waiting.seat())).await
     }
 
     /// Whether the signal has come since this was last asked; wakes the task when it does.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.source.poll_read(context, |arrivals| {
+        self.poll_arrivals(context, &Seat::alone())
+    }
+
+    fn poll_arrivals(&self, context: &mut Context<'_>, seat: &Seat) -> Poll<io::Result<()>> {
+        self.source.poll_read(context, seat, |arrivals| {
             // Reading gives how many there were and begins anew.
             let count = (&arrivals.0).read(&mut [0; 8])?;
             debug_assert_eq!(count, 8);

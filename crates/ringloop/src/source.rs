@@ -2,14 +2,17 @@
 
 #![allow(unsafe_code)]
 
+mod waiters;
+
+use std::borrow::Borrow;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::ptr;
 use std::rc::{Rc, Weak};
@@ -17,18 +20,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
-use ringloop_driver::{BackendKind, Event, Interest, Mode, Op, Readiness, Token};
+use ringloop_driver::{BackendKind, Driver, Event, Interest, Mode, Op, Readiness, Token};
 
 use crate::panics;
 use crate::runtime::Shared;
 use crate::sys;
+use waiters::Waiters;
+pub(crate) use waiters::{Seat, Waiting};
 
 /// What a read in place uses while the thread's own buffer is lent.
 const NESTED_BUFFER_BYTES: usize = 16 * 1024;
-
-/// Connections that are accepted ahead of the program; beyond that they wait in the kernel's backlog, where they are refused
-/// in the end.
-const RESULTS_AHEAD_MAX: usize = 64;
 
 /// By the index of its token, whom an event concerns.
 pub(crate) struct Sources {
@@ -90,48 +91,6 @@ struct Watched {
     writer: Waiters,
 }
 
-/// Who waits for one direction.
-#[derive(Default)]
-struct Waiters {
-    last: Cell<Option<Waker>>,
-    /// Only of a source that tasks share.
-    #[expect(
-        clippy::box_collection,
-        reason = "a connection has none, and should be small"
-    )]
-    others: Cell<Option<Box<Vec<Waker>>>>,
-}
-
-impl Waiters {
-    /// Puts a task's waker into its place, unless it is there already.
-    fn register(&self, context: &Context<'_>, is_shared: bool) {
-        let known = self.last.take();
-        let waker = match known {
-            Some(waker) if waker.will_wake(context.waker()) => waker,
-            Some(other) if is_shared => {
-                let mut others = self.others.take().unwrap_or_default();
-                others.retain(|waker| !waker.will_wake(context.waker()));
-                others.push(other);
-                self.others.set(Some(others));
-                context.waker().clone()
-            }
-            _ => context.waker().clone(),
-        };
-        self.last.set(Some(waker));
-    }
-
-    fn wake(&self) {
-        if let Some(waker) = self.last.take() {
-            waker.wake();
-        }
-        if let Some(others) = self.others.take() {
-            for waker in *others {
-                waker.wake();
-            }
-        }
-    }
-}
-
 /// What an operation has come to.
 struct InFlight {
     results: RefCell<VecDeque<i32>>,
@@ -154,6 +113,14 @@ impl Sources {
 
     pub(crate) fn len(&self) -> usize {
         self.live.get()
+    }
+
+    /// Forgets all of them, where no event will come any more.
+    pub(crate) fn clear(&self) {
+        let entries = self.entries.take();
+        self.live.set(0);
+        // Wakers may be of the users' making, and come back here.
+        drop(entries);
     }
 
     fn insert(&self, token: Token, kind: Kind) {
@@ -199,13 +166,11 @@ impl Shared {
                 operation.results.borrow_mut().push_back(event.result);
                 if event.is_more() {
                     self.io_counters.completed();
-                    // Here, because whoever should take them may not look for long.
-                    if operation.results.borrow().len() > RESULTS_AHEAD_MAX {
-                        self.reactor.borrow_mut().driver().cancel(event.token);
-                    }
                 } else {
                     operation.is_over.set(true);
-                    let finished = self.reactor.borrow_mut().driver().take(event.token);
+                    let finished = self
+                        .with_driver(|driver| driver.take(event.token))
+                        .flatten();
                     match finished {
                         // Nobody wants the bytes back, whose way the last event tells of, or an error.
                         Some(Op::SendZeroCopy { .. }) if event.result >= 0 => {}
@@ -241,21 +206,21 @@ impl Shared {
             return;
         }
         // An error means that the kernel has no memory for it now; the next enter will do it.
-        drop(self.reactor.borrow_mut().driver().flush());
+        drop(self.with_driver(Driver::flush));
         self.sources.retired.borrow_mut().clear();
     }
 
     fn retire(&self, token: Token, descriptor: OwnedFd) {
         self.sources.remove(token);
-        let mut reactor = self.reactor.borrow_mut();
-        // Fails after fork only, where the parent's watches are none of ours.
-        drop(reactor.driver().unwatch(token));
-        if reactor.backend() == BackendKind::Epoll {
-            drop(reactor);
-            drop(descriptor);
+        let is_told = self.with_driver(|driver| {
+            // Fails after fork only, where the parent's watches are none of ours.
+            drop(driver.unwatch(token));
+            driver.backend() == BackendKind::Epoll
+        });
+        // With its runtime all its watches have ended.
+        if is_told.unwrap_or(true) {
             return;
         }
-        drop(reactor);
         self.sources.retired.borrow_mut().push(descriptor);
         if !self.is_running() {
             self.close_retired();
@@ -303,29 +268,23 @@ fn register(place: &Cell<Option<Waker>>, context: &Context<'_>) {
     place.set(Some(waker));
 }
 
-/// A descriptor that is watched for both directions while this lives.
+/// What makes futures of a source wait, in the runtime that it was made in.
 ///
-/// One task may wait for each direction, or any number if the source [is shared](Source::shared). The watch is edge-triggered: what was ready stays so in our books until a call
-/// says `WouldBlock` or moves less than it could have.
-pub(crate) struct Source<S: Into<OwnedFd>> {
+/// The watch is edge-triggered: what was ready stays so in our books until a call says `WouldBlock` or moves less than it could
+/// have. It ends with [`retire`](Self::retire), and not by itself.
+pub(crate) struct Watch {
     shared: Rc<Shared>,
     watched: Rc<Watched>,
     token: Token,
-    is_shared: Cell<bool>,
-    /// `None` only while it is dropped.
-    inner: Option<S>,
 }
 
-impl<S: AsFd + Into<OwnedFd>> Source<S> {
+impl Watch {
     /// Watches a descriptor, which must not block, in the runtime that runs in this thread.
-    pub(crate) fn new(inner: S, interest: Interest) -> io::Result<Self> {
+    pub(crate) fn new(descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Self> {
         let shared = Shared::current();
-        let descriptor = inner.as_fd().as_raw_fd();
         let token = shared
-            .reactor
-            .borrow_mut()
-            .driver()
-            .watch(descriptor, interest, Mode::Edge)?;
+            .with_driver(|driver| driver.watch(descriptor.as_raw_fd(), interest, Mode::Edge))
+            .ok_or_else(elsewhere)??;
         let watched = Rc::new(Watched::default());
         shared
             .sources
@@ -334,35 +293,136 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
             shared,
             watched,
             token,
-            is_shared: Cell::new(false),
+        })
+    }
+
+    /// Ends the watch, and closes the descriptor when the kernel has been told of that.
+    pub(crate) fn retire(&self, descriptor: OwnedFd) {
+        self.shared.retire(self.token, descriptor);
+    }
+
+    /// Assumes that there is something to read until a call says otherwise.
+    pub(crate) fn assume_readable(&self) {
+        self.watched.readable.set(true);
+    }
+
+    /// For a future that waits to read.
+    pub(crate) fn reading<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
+        Waiting::new(&self.watched.reader, seat)
+    }
+
+    /// For a future that waits to write.
+    fn writing<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
+        Waiting::new(&self.watched.writer, seat)
+    }
+
+    /// Reads by `read` as soon as there is something. `read` returns its result, and whether it left nothing behind.
+    pub(crate) fn poll_read<T>(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        read: impl FnMut() -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        let watched = &*self.watched;
+        ready!(self.poll_turn(context))?;
+        if watched.readable.get() {
+            match self.shared.io_counters.call(read) {
+                Ok((result, drained)) => {
+                    watched.has_moved.set(true);
+                    watched.is_rechecked.set(false);
+                    if drained && !watched.short_reads_leave.get() {
+                        watched.readable.set(false);
+                    }
+                    return Poll::Ready(Ok(result));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    watched.readable.set(false);
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        watched.reader.register(seat, context);
+        Poll::Pending
+    }
+
+    /// Writes by `write` as soon as there is room. `write` returns its result, and whether there may be more room.
+    fn poll_write<T>(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        write: impl FnMut() -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        let watched = &*self.watched;
+        ready!(self.poll_turn(context))?;
+        if watched.writable.get() {
+            match self.shared.io_counters.call(write) {
+                Ok((result, has_room)) => {
+                    watched.has_moved.set(true);
+                    watched.writable.set(has_room);
+                    return Poll::Ready(Ok(result));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    watched.writable.set(false);
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        watched.writer.register(seat, context);
+        Poll::Pending
+    }
+
+    /// Whether the task may go on: it has not had its share, and is one of the runtime that tells the source's events.
+    fn poll_turn(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check_here()?;
+        self.shared.poll_budget(context).map(Ok)
+    }
+
+    fn check_here(&self) -> io::Result<()> {
+        if self.shared.is_current() {
+            Ok(())
+        } else {
+            Err(elsewhere())
+        }
+    }
+}
+
+/// Says why something would be waited for in vain.
+fn elsewhere() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "this belongs to another runtime than the one that runs here: make it in the block_on, or in a task, that uses it",
+    )
+}
+
+/// A descriptor that is watched for both directions while this lives.
+pub(crate) struct Source<S: Into<OwnedFd>> {
+    watch: Watch,
+    /// `None` only while it is dropped.
+    inner: Option<S>,
+}
+
+impl<S: AsFd + Into<OwnedFd>> Source<S> {
+    /// As [`Watch::new`].
+    pub(crate) fn new(inner: S, interest: Interest) -> io::Result<Self> {
+        Ok(Self {
+            watch: Watch::new(inner.as_fd(), interest)?,
             inner: Some(inner),
         })
     }
 
-    /// Lets several tasks wait for one direction. Each event wakes them all.
-    pub(crate) fn shared(self) -> Self {
-        self.share();
-        self
-    }
-
-    /// As [`shared`](Self::shared), later on.
-    pub(crate) fn share(&self) {
-        self.is_shared.set(true);
-    }
-
     /// Says that bytes have moved by other ways than this one's.
     pub(crate) fn note_activity(&self) {
-        self.watched.has_moved.set(true);
+        self.watch.watched.has_moved.set(true);
     }
 
     /// With which others see whether it is in use.
     pub(crate) fn activity(&self) -> Activity {
-        Activity(Rc::clone(&self.watched))
+        Activity(Rc::clone(&self.watch.watched))
     }
 
     /// With which others have it read again.
     pub(crate) fn recheck(&self) -> Recheck {
-        Recheck(Rc::downgrade(&self.watched))
+        Recheck(Rc::downgrade(&self.watch.watched))
     }
 
     pub(crate) fn get(&self) -> &S {
@@ -371,50 +431,59 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
 
     /// Whether a write would be tried.
     pub(crate) fn is_writable(&self) -> bool {
-        self.watched.writable.get()
+        self.watch.watched.writable.get()
     }
 
     /// Assumes that writing will not block until it does: true of a new connection.
     pub(crate) fn assume_writable(&self) {
-        self.watched.writable.set(true);
+        self.watch.watched.writable.set(true);
+    }
+
+    /// Fails where waiting would.
+    #[cfg(feature = "tls")]
+    pub(crate) fn check_here(&self) -> io::Result<()> {
+        self.watch.check_here()
     }
 
     /// As [`Recheck::poll`].
     pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
-        ready!(self.shared.poll_budget(context));
-        self.watched.poll_rechecked(context)
+        ready!(self.watch.shared.poll_budget(context));
+        self.watch.watched.poll_rechecked(context)
     }
 
     /// Makes a system call that reads or writes, without waiting.
     pub(crate) fn call<T>(&self, mut call: impl FnMut(&S) -> io::Result<T>) -> io::Result<T> {
-        self.shared.io_counters.call(|| call(self.get()))
+        self.watch.shared.io_counters.call(|| call(self.get()))
     }
 
-    /// Reads by `read` as soon as there is something. `read` returns its result, and whether it left nothing behind.
+    /// For a future that waits to read.
+    pub(crate) fn reading<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
+        self.watch.reading(seat)
+    }
+
+    /// For a future that waits to write.
+    pub(crate) fn writing<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
+        self.watch.writing(seat)
+    }
+
+    /// As [`Watch::poll_read`].
     pub(crate) fn poll_read<T>(
         &self,
         context: &mut Context<'_>,
+        seat: &Seat,
         mut read: impl FnMut(&S) -> io::Result<(T, bool)>,
     ) -> Poll<io::Result<T>> {
-        ready!(self.shared.poll_budget(context));
-        if self.watched.readable.get() {
-            match self.call(&mut read) {
-                Ok((result, drained)) => {
-                    self.watched.has_moved.set(true);
-                    self.watched.is_rechecked.set(false);
-                    if drained && !self.watched.short_reads_leave.get() {
-                        self.watched.readable.set(false);
-                    }
-                    return Poll::Ready(Ok(result));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.watched.readable.set(false);
-                }
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-        self.watched.reader.register(context, self.is_shared.get());
-        Poll::Pending
+        self.watch.poll_read(context, seat, || read(self.get()))
+    }
+
+    /// As [`Watch::poll_write`].
+    pub(crate) fn poll_write<T>(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        mut write: impl FnMut(&S) -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        self.watch.poll_write(context, seat, || write(self.get()))
     }
 
     /// Reads into the thread's buffer as soon as there is something, and hands it on. `short_drains`: a read that does not
@@ -425,9 +494,9 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         short_drains: bool,
         use_bytes: impl FnOnce(&[u8]) -> T,
     ) -> Poll<io::Result<T>> {
-        let mut lent = HotBuffer::lend(&self.shared, 1, NESTED_BUFFER_BYTES);
+        let mut lent = HotBuffer::lend(&self.watch.shared, 1, NESTED_BUFFER_BYTES);
         let buffer = &mut lent.buffer[..];
-        let polled = self.poll_read(context, |inner| {
+        let polled = self.poll_read(context, &Seat::alone(), |inner| {
             let count = receive(inner, buffer)?;
             Ok((count, short_drains && count < buffer.len()))
         });
@@ -446,10 +515,14 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         use_bytes: impl FnOnce(&mut [u8], usize) -> T,
     ) -> Poll<io::Result<T>> {
         let room = limit.min(NESTED_BUFFER_BYTES);
-        let mut lent = HotBuffer::lend(&self.shared, before.len() + room, before.len() + limit);
+        let mut lent = HotBuffer::lend(
+            &self.watch.shared,
+            before.len() + room,
+            before.len() + limit,
+        );
         let end = lent.buffer.len().min(before.len() + limit);
         let buffer = &mut lent.buffer[..end];
-        let polled = self.poll_read(context, |inner| {
+        let polled = self.poll_read(context, &Seat::alone(), |inner| {
             let room = &mut buffer[before.len()..];
             let count = receive(inner, room)?;
             Ok((count, short_drains && count < room.len()))
@@ -461,39 +534,16 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     }
 
     /// Waits until there is room to write, or an error to be told of.
-    pub(crate) async fn writable(&self) {
-        std::future::poll_fn(|context| {
-            if self.watched.writable.get() {
-                return Poll::Ready(());
+    pub(crate) async fn writable(&self) -> io::Result<()> {
+        poll_fn(|context| {
+            if self.is_writable() {
+                return Poll::Ready(Ok(()));
             }
-            self.watched.writer.register(context, self.is_shared.get());
+            ready!(self.watch.poll_turn(context))?;
+            self.watch.watched.writer.register(&Seat::alone(), context);
             Poll::Pending
         })
-        .await;
-    }
-
-    /// Writes by `write` as soon as there is room. `write` returns its result, and whether there may be more room.
-    pub(crate) fn poll_write<T>(
-        &self,
-        context: &mut Context<'_>,
-        mut write: impl FnMut(&S) -> io::Result<(T, bool)>,
-    ) -> Poll<io::Result<T>> {
-        ready!(self.shared.poll_budget(context));
-        if self.watched.writable.get() {
-            match self.call(&mut write) {
-                Ok((result, has_room)) => {
-                    self.watched.has_moved.set(true);
-                    self.watched.writable.set(has_room);
-                    return Poll::Ready(Ok(result));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.watched.writable.set(false);
-                }
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-        self.watched.writer.register(context, self.is_shared.get());
-        Poll::Pending
+        .await
     }
 }
 
@@ -507,7 +557,7 @@ fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
 impl<S: Into<OwnedFd>> Drop for Source<S> {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.take() {
-            self.shared.retire(self.token, inner.into());
+            self.watch.retire(inner.into());
         }
     }
 }
@@ -598,8 +648,10 @@ impl Operation {
     /// Begins an operation in the runtime that runs in this thread.
     pub(crate) fn submit(op: Op) -> io::Result<Self> {
         let shared = Shared::current();
-        let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
-        let token = shared.reactor.borrow_mut().driver().submit(op)?;
+        let brings_descriptors = matches!(op, Op::OpenAt { .. });
+        let token = shared
+            .with_driver(|driver| driver.submit(op))
+            .ok_or_else(elsewhere)??;
         let mut operation = Self::submitted(shared, token);
         operation.brings_descriptors = brings_descriptors;
         Ok(operation)
@@ -609,10 +661,8 @@ impl Operation {
     pub(crate) fn submit_keeping(op: Op, file: Arc<File>) -> io::Result<Self> {
         let shared = Shared::current();
         let token = shared
-            .reactor
-            .borrow_mut()
-            .driver()
-            .submit_keeping(op, file)?;
+            .with_driver(|driver| driver.submit_keeping(op, file))
+            .ok_or_else(elsewhere)??;
         Ok(Self::submitted(shared, token))
     }
 
@@ -635,13 +685,16 @@ impl Operation {
         }
     }
 
-    /// The next result of a multishot operation; `None` after the last.
+    /// The next result of an operation that has several; `None` after the last.
     pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<io::Result<u32>>> {
         if let Some(result) = self.state.results.borrow_mut().pop_front() {
             return Poll::Ready(Some(result_of(result)));
         }
         if self.state.is_over.get() {
             return Poll::Ready(None);
+        }
+        if !self.shared.is_current() {
+            return Poll::Ready(Some(Err(elsewhere())));
         }
         register(&self.state.waiter, context);
         Poll::Pending
@@ -657,17 +710,7 @@ impl Operation {
         let shared = Rc::clone(&self.shared);
         drop(self);
         // An error means that the kernel has no memory for it now; the next enter will do it.
-        drop(shared.reactor.borrow_mut().driver().flush());
-    }
-
-    /// Ends the operation, and closes the descriptor that it worked on when the kernel has let go of it.
-    pub(crate) fn cancel_and_close(self, descriptor: OwnedFd) {
-        let shared = Rc::clone(&self.shared);
-        drop(self);
-        shared.sources.retired.borrow_mut().push(descriptor);
-        if !shared.is_running() {
-            shared.close_retired();
-        }
+        drop(shared.with_driver(Driver::flush));
     }
 }
 
@@ -680,6 +723,9 @@ impl Future for Operation {
             && let Some(result) = self.state.results.borrow_mut().pop_front()
         {
             return Poll::Ready((result_of(result), self.state.finished.take()));
+        }
+        if !self.shared.is_current() {
+            return Poll::Ready((Err(elsewhere()), None));
         }
         register(&self.state.waiter, context);
         Poll::Pending
@@ -697,8 +743,7 @@ impl Drop for Operation {
         }
         if !self.state.is_over.get() {
             self.shared.sources.remove(self.token);
-            let mut reactor = self.shared.reactor.borrow_mut();
-            reactor.driver().discard(self.token);
+            self.shared.with_driver(|driver| driver.discard(self.token));
         }
     }
 }

@@ -12,6 +12,9 @@ use std::ptr;
 #[cfg(feature = "runtime")]
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+#[cfg(feature = "runtime")]
+use socket2::{SockAddr, Socket};
+
 /// Nanoseconds of `CLOCK_MONOTONIC`, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
 /// clock, but does not say what it shows.
 #[inline]
@@ -125,6 +128,24 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
         )
     };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Takes a connection from a listener that does not block, see `accept4(2)`. It does not block either, and is closed on exec. The
+/// address of its peer is told also if the peer has gone since.
+#[cfg(feature = "runtime")]
+pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(Socket, SockAddr)> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the storage is valid for writes of the length that is told with it, and the kernel sets that to the address's.
+    unsafe {
+        SockAddr::try_init(|storage, length| {
+            let descriptor = libc::accept4(listener.as_raw_fd(), storage.cast(), length, flags);
+            if descriptor < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // A new descriptor, which nobody else has.
+            Ok(Socket::from_raw_fd(descriptor))
+        })
+    }
 }
 
 /// A counter that does not block, see `eventfd(2)`.

@@ -264,6 +264,23 @@ pub struct Interval {
     missed: MissedTickBehavior,
 }
 
+/// Waits for a time that may be waited for again: when this is dropped the timer goes with it.
+struct Armed<'s>(&'s mut Sleep);
+
+impl Future for Armed<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut *self.0).poll(context)
+    }
+}
+
+impl Drop for Armed<'_> {
+    fn drop(&mut self) {
+        self.0.disarm();
+    }
+}
+
 /// Ticks every `period`, for the first time one period from now. Ticks that were missed are left out, unless
 /// [`set_missed_tick_behavior`](Interval::set_missed_tick_behavior) says otherwise.
 ///
@@ -315,7 +332,7 @@ impl Interval {
     /// Waits for the next tick, and says when it was due, in nanoseconds of [`clock::now_ns`]. Dropping the future loses no
     /// tick.
     pub async fn tick(&mut self) -> u64 {
-        (&mut self.next).await;
+        Armed(&mut self.next).await;
         let due_ns = self.next.deadline_ns;
         let next_ns = self.after(due_ns, clock::now_ns());
         self.next.reset(next_ns);

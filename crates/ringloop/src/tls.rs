@@ -68,6 +68,7 @@ pub use rustls;
 
 use crate::net::TcpStream;
 use crate::net::stream::{Stream, poll_write_buffer};
+use crate::source::{Seat, Waiting};
 use crate::time::timeout;
 use session::{Session, WRITE_BYTES_MAX};
 
@@ -223,15 +224,28 @@ fn handshake_timed_out(limit: Duration) -> io::Error {
 pub struct TlsStream<S: Stream = TcpStream> {
     stream: S,
     session: Box<RefCell<Session>>,
+    /// Where whoever reads waits for room, to send what is unsent, beside whoever writes.
+    flushing: Seat,
 }
 
 impl<S: Stream> TlsStream<S> {
     fn new(stream: S, session: Session) -> Self {
-        stream.core().share();
         Self {
             stream,
             session: Box::new(RefCell::new(session)),
+            flushing: Seat::beside_others(),
         }
+    }
+
+    /// For a future that waits to write. There is one at a time.
+    fn writing(&self) -> Waiting<'_> {
+        self.stream.core().writing()
+    }
+
+    /// For a future that waits to read, and for room to send what is unsent. There is one at a time.
+    fn reading(&self) -> (Waiting<'_>, Waiting<'_, &Seat>) {
+        let core = self.stream.core();
+        (core.reading(), core.writing_in(&self.flushing))
     }
 
     /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
@@ -240,6 +254,7 @@ impl<S: Stream> TlsStream<S> {
     /// Those of recv(2); `UnexpectedEof` if the connection ends without a word; `InvalidData` with rustls' error for what is
     /// not TLS.
     pub async fn read<B: BufMut>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let _waiting = self.reading();
         let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
     }
@@ -263,6 +278,7 @@ impl<S: Stream> TlsStream<S> {
     /// # Errors
     /// Those of send(2); `BrokenPipe` after [`shutdown`](Self::shutdown).
     pub async fn write<B: Buf>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let _waiting = self.writing();
         let result = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
         (result, buffer)
     }
@@ -274,6 +290,7 @@ impl<S: Stream> TlsStream<S> {
 
     /// Waits until the kernel has all that was written.
     pub async fn flush(&mut self) -> io::Result<()> {
+        let _waiting = self.writing();
         poll_fn(|context| self.poll_flush(context)).await
     }
 
@@ -295,6 +312,7 @@ impl<S: Stream> TlsStream<S> {
     /// # Errors
     /// Those of send(2) and shutdown(2). A connection that is gone is none.
     pub async fn shutdown(&mut self) -> io::Result<()> {
+        let _waiting = self.writing();
         poll_fn(|context| self.poll_finish(context)).await
     }
 
@@ -349,6 +367,7 @@ impl<S: Stream> TlsStream<S> {
 
     async fn read_in_place<T>(&self, use_bytes: impl FnOnce(&[u8], &Self) -> T) -> io::Result<T> {
         let mut use_bytes = Some(use_bytes);
+        let _waiting = self.reading();
         poll_fn(|context| {
             self.poll_read_with(context, |bytes, stream| {
                 let use_bytes = use_bytes.take().expect("one read ends the future");
@@ -359,6 +378,7 @@ impl<S: Stream> TlsStream<S> {
     }
 
     async fn write_whole<B: Buf>(&self, mut buffer: B) -> (io::Result<()>, B) {
+        let _waiting = self.writing();
         while buffer.has_remaining() {
             let written = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
             if let Err(error) = written {
@@ -498,7 +518,7 @@ impl<S: Stream> TlsStream<S> {
             match polled {
                 Poll::Pending => {
                     // What is unsent must not wait for the next write. Its errors are the next write's.
-                    let _ = self.poll_flush(context);
+                    let _ = self.poll_flush_in(context, &self.flushing);
                     return Poll::Pending;
                 }
                 // Key updates are answered, and the peer is told what was wrong.
@@ -540,6 +560,8 @@ impl<S: Stream> TlsStream<S> {
     ) -> Poll<io::Result<usize>> {
         // Not taking more meanwhile is what slows down a writer whose peer does not read.
         ready!(self.poll_flush(context))?;
+        // A record that cannot be sent ends the connection.
+        self.stream.core().check_here()?;
         let mut session = self.session.borrow_mut();
         Poll::Ready(session.encrypt(bytes, |ciphertext| {
             match self.stream.core().poll_write(context, ciphertext) {
@@ -568,11 +590,16 @@ impl<S: Stream> TlsStream<S> {
     }
 
     pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush_in(context, &Seat::alone())
+    }
+
+    /// As [`poll_flush`](Self::poll_flush), for who waits in that seat.
+    fn poll_flush_in(&self, context: &mut Context<'_>, seat: &Seat) -> Poll<io::Result<()>> {
         let mut session = self.session.borrow_mut();
         while !session.outgoing.is_empty() {
             let core = self.stream.core();
-            let sent = ready!(core.poll_write(context, session.outgoing.rest()))?;
-            session.outgoing.advance(sent);
+            let count = ready!(core.poll_write_in(context, seat, session.outgoing.rest()))?;
+            session.outgoing.advance(count);
         }
         Poll::Ready(Ok(()))
     }
@@ -646,6 +673,7 @@ pub struct TlsWriteHalf<S: Stream = TcpStream> {
 impl<S: Stream> TlsReadHalf<S> {
     /// Reads, as [`TlsStream::read`].
     pub async fn read<B: BufMut>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let _waiting = self.stream.reading();
         let result = poll_fn(|context| self.stream.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
     }
@@ -667,6 +695,7 @@ impl<S: Stream> TlsReadHalf<S> {
 impl<S: Stream> TlsWriteHalf<S> {
     /// Writes part of a buffer, as [`TlsStream::write`].
     pub async fn write<B: Buf>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+        let _waiting = self.stream.writing();
         let result = poll_fn(|context| self.stream.poll_write_from(context, &mut buffer)).await;
         (result, buffer)
     }
@@ -678,11 +707,13 @@ impl<S: Stream> TlsWriteHalf<S> {
 
     /// Waits until the kernel has all that was written.
     pub async fn flush(&mut self) -> io::Result<()> {
+        let _waiting = self.stream.writing();
         poll_fn(|context| self.stream.poll_flush(context)).await
     }
 
     /// Says that nothing will follow, as [`TlsStream::shutdown`].
     pub async fn shutdown(&mut self) -> io::Result<()> {
+        let _waiting = self.stream.writing();
         poll_fn(|context| self.stream.poll_finish(context)).await
     }
 

@@ -1,79 +1,76 @@
 //! Listening sockets of every family.
 
-#![allow(unsafe_code)]
-
-use std::cell::RefCell;
+use std::cell::OnceCell;
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::task::{Context, Poll};
+use std::os::fd::AsFd;
 
-use ringloop_driver::Op;
-use socket2::Socket;
+use ringloop_driver::Interest;
+use socket2::{SockAddr, Socket};
 
-use crate::source::Operation;
+use crate::source::{Seat, Watch};
+use crate::sys;
 
-/// A listening socket, and the operation that accepts.
+/// A listening socket, which is watched from when somebody first waits for a connection.
+///
+/// Connections are taken one by one, when they are asked for: the others stay with the kernel, where another listener of the
+/// same socket, or of the same port, may get them.
 pub(crate) struct Acceptor {
-    socket: Socket,
-    accepting: RefCell<Option<Operation>>,
+    /// `None` only while it is dropped.
+    socket: Option<Socket>,
+    watch: OnceCell<Watch>,
 }
 
 impl Acceptor {
     pub(crate) fn new(socket: Socket) -> Self {
         Self {
-            socket,
-            accepting: RefCell::new(None),
+            socket: Some(socket),
+            watch: OnceCell::new(),
         }
     }
 
     pub(crate) fn socket(&self) -> &Socket {
-        &self.socket
+        self.socket.as_ref().expect("it is there until the drop")
     }
 
-    /// Waits for a connection, which does not block.
-    pub(crate) async fn accept(&self) -> io::Result<Socket> {
-        let descriptor = poll_fn(|context| self.poll_accept(context)).await?;
-        Ok(Socket::from(descriptor))
-    }
-
-    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<OwnedFd>> {
-        let mut accepting = self.accepting.borrow_mut();
+    /// Waits for a connection, which does not block, and whose peer may be gone.
+    pub(crate) async fn accept(&self) -> io::Result<(Socket, SockAddr)> {
+        let socket = self.socket().as_fd();
+        let watch = if let Some(watch) = self.watch.get() {
+            watch
+        } else {
+            let watch = Watch::new(socket, Interest::READ)?;
+            // Connections may have come before.
+            watch.assume_readable();
+            self.watch.get_or_init(|| watch)
+        };
+        let waiting = watch.reading(Seat::beside_others());
         loop {
-            let Some(operation) = accepting.as_ref() else {
-                *accepting = Some(Operation::submit(Op::Accept {
-                    fd: self.socket.as_raw_fd(),
-                    multishot: true,
-                })?);
-                continue;
-            };
-            let Some(result) = std::task::ready!(operation.poll_next(context)) else {
-                *accepting = None;
-                continue;
-            };
-            match result {
-                Ok(descriptor) => {
-                    // SAFETY: the driver hands over the descriptor of a new connection, which nobody else has.
-                    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
-                    return Poll::Ready(Ok(descriptor));
-                }
-                // Too many were accepted ahead; now they have been taken.
-                Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => {}
-                Err(error) => return Poll::Ready(Err(error)),
+            let accepted = poll_fn(|context| {
+                watch.poll_read(context, waiting.seat(), || {
+                    Ok((sys::accept(socket)?, false))
+                })
+            });
+            match accepted.await {
+                Err(error) if is_of_one_connection(&error) => {}
+                accepted => return accepted,
             }
         }
     }
 }
 
+/// Whether accepting has failed for a connection that ended before it was taken, see accept(2).
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ECONNABORTED | libc::EPROTO)
+    )
+}
+
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        let Some(operation) = self.accepting.get_mut().take() else {
-            return;
-        };
-        // The kernel's operation holds the socket open: another descriptor of it is closed when that is cancelled. If
-        // there is none to be had, the socket ends a turn later.
-        if let Ok(socket) = self.socket.try_clone() {
-            operation.cancel_and_close(socket.into());
+        if let (Some(watch), Some(socket)) = (self.watch.get(), self.socket.take()) {
+            watch.retire(socket.into());
         }
     }
 }

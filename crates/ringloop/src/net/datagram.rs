@@ -11,12 +11,12 @@ use bytes::{Buf, BufMut};
 use ringloop_driver::Interest;
 use socket2::{SockAddr, Socket};
 
-use crate::source::Source;
+use crate::source::{Seat, Source, Waiting};
 
 /// The most pieces that one datagram is put together from.
 const PIECES_MAX: usize = 64;
 
-/// A datagram socket, watched for both directions.
+/// A datagram socket, watched for both directions. Any number of futures may wait for each.
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     source: Source<Socket>,
@@ -25,7 +25,7 @@ pub(crate) struct Datagrams {
 impl Datagrams {
     /// Watches a socket, which must not block.
     pub(crate) fn new(socket: Socket) -> io::Result<Self> {
-        let source = Source::new(socket, Interest::READ | Interest::WRITE)?.shared();
+        let source = Source::new(socket, Interest::READ | Interest::WRITE)?;
         source.assume_writable();
         Ok(Self { source })
     }
@@ -40,9 +40,11 @@ impl Datagrams {
     }
 
     pub(crate) async fn recv<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+        let waiting = self.source.reading(Seat::beside_others());
         let result = poll_fn(|context| {
-            self.source
-                .poll_read(context, |socket| Ok((receive(socket, &mut buffer)?, false)))
+            self.source.poll_read(context, waiting.seat(), |socket| {
+                Ok((receive(socket, &mut buffer)?, false))
+            })
         })
         .await;
         (result, buffer)
@@ -52,8 +54,9 @@ impl Datagrams {
         &self,
         mut buffer: B,
     ) -> (io::Result<(usize, SockAddr)>, B) {
+        let waiting = self.source.reading(Seat::beside_others());
         let result = poll_fn(|context| {
-            self.source.poll_read(context, |socket| {
+            self.source.poll_read(context, waiting.seat(), |socket| {
                 Ok((receive_from(socket, &mut buffer)?, false))
             })
         })
@@ -66,8 +69,15 @@ impl Datagrams {
         mut buffer: B,
         to: Option<&SockAddr>,
     ) -> (io::Result<usize>, B) {
-        let result = poll_fn(|context| self.poll_send(context, &mut buffer, to)).await;
+        let waiting = self.sending();
+        let result =
+            poll_fn(|context| self.poll_send(context, waiting.seat(), &mut buffer, to)).await;
         (result, buffer)
+    }
+
+    /// For a future that waits to send.
+    pub(crate) fn sending(&self) -> Waiting<'_> {
+        self.source.writing(Seat::beside_others())
     }
 
     /// Whether sending would be tried, rather than waited with.
@@ -83,11 +93,12 @@ impl Datagrams {
     pub(crate) fn poll_send(
         &self,
         context: &mut Context<'_>,
+        seat: &Seat,
         buffer: &mut impl Buf,
         to: Option<&SockAddr>,
     ) -> Poll<io::Result<usize>> {
         // A datagram goes out whole or not at all, and there may be room for a shorter one.
-        let count = ready!(self.source.poll_write(context, |socket| {
+        let count = ready!(self.source.poll_write(context, seat, |socket| {
             Ok((send_buffer(socket, buffer, to)?, true))
         }))?;
         buffer.advance(count);

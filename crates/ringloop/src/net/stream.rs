@@ -15,7 +15,7 @@ use bytes::{Buf, BufMut, Bytes};
 use ringloop_driver::{Interest, Op, SENT_BY_COPY};
 use socket2::{SockAddr, Socket};
 
-use crate::source::{Activity, Lent, Operation, Recheck, Source};
+use crate::source::{Activity, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
 
 /// The most pieces that one vectored write takes, of the kernel's 1024.
@@ -110,7 +110,7 @@ impl Core {
         };
         let source = Source::new(socket, INTEREST)?;
         if !is_connected {
-            source.writable().await;
+            source.writable().await?;
             if let Some(error) = source.get().take_error()? {
                 return Err(error);
             }
@@ -124,6 +124,7 @@ impl Core {
     }
 
     pub(crate) async fn read<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+        let _waiting = self.reading();
         let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
     }
@@ -135,18 +136,21 @@ impl Core {
         if room == 0 {
             return Ok(0);
         }
+        let waiting = self.reading();
         poll_fn(|context| {
-            self.source.poll_read(context, |mut socket| {
-                let count = socket.read_vectored(buffers)?;
-                let drained = self.short_read == ShortRead::Drains && count < room;
-                Ok((count, drained))
-            })
+            self.source
+                .poll_read(context, waiting.seat(), |mut socket| {
+                    let count = socket.read_vectored(buffers)?;
+                    let drained = self.short_read == ShortRead::Drains && count < room;
+                    Ok((count, drained))
+                })
         })
         .await
     }
 
     pub(crate) async fn read_with<T>(&self, use_bytes: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
         let mut use_bytes = Some(use_bytes);
+        let _waiting = self.reading();
         poll_fn(|context| {
             self.poll_read_with(context, |bytes| {
                 let use_bytes = use_bytes.take().expect("one read ends the future");
@@ -179,10 +183,26 @@ impl Core {
             .poll_read_behind(context, drains, before, limit, use_bytes)
     }
 
-    /// Lets several tasks wait for one direction.
+    /// For a future that waits to read. There is one at a time.
+    pub(crate) fn reading(&self) -> Waiting<'_> {
+        self.source.reading(Seat::alone())
+    }
+
+    /// For a future that waits to write. There is one at a time.
+    pub(crate) fn writing(&self) -> Waiting<'_> {
+        self.source.writing(Seat::alone())
+    }
+
+    /// The same for who waits beside that one, in a seat of his own.
     #[cfg(feature = "tls")]
-    pub(crate) fn share(&self) {
-        self.source.share();
+    pub(crate) fn writing_in<'c>(&'c self, seat: &'c Seat) -> Waiting<'c, &'c Seat> {
+        self.source.writing(seat)
+    }
+
+    /// Fails where waiting would.
+    #[cfg(feature = "tls")]
+    pub(crate) fn check_here(&self) -> io::Result<()> {
+        self.source.check_here()
     }
 
     pub(crate) fn activity(&self) -> Activity {
@@ -199,11 +219,13 @@ impl Core {
     }
 
     pub(crate) async fn write<B: Buf>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+        let _waiting = self.writing();
         let result = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
         (result, buffer)
     }
 
     pub(crate) async fn write_all<B: Buf>(&self, mut buffer: B) -> (io::Result<()>, B) {
+        let _waiting = self.writing();
         while buffer.has_remaining() {
             match poll_fn(|context| self.poll_write_from(context, &mut buffer)).await {
                 Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
@@ -298,7 +320,7 @@ impl Core {
         if !buffer.has_remaining_mut() {
             return Poll::Ready(Ok(0));
         }
-        let count = ready!(self.source.poll_read(context, |socket| {
+        let count = ready!(self.source.poll_read(context, &Seat::alone(), |socket| {
             // SAFETY: the bytes are only written to: a socket reads nothing from them.
             let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
             let count = sys::receive(socket.as_fd(), room)?;
@@ -328,7 +350,17 @@ impl Core {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.source.poll_write(context, |socket| {
+        self.poll_write_in(context, &Seat::alone(), bytes)
+    }
+
+    /// Writes for who waits in a seat of his own, see [`writing_in`](Self::writing_in).
+    pub(crate) fn poll_write_in(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.source.poll_write(context, seat, |socket| {
             let count = sys::send(socket.as_fd(), bytes)?;
             Ok((count, count == bytes.len()))
         })
@@ -341,7 +373,7 @@ impl Core {
     ) -> Poll<io::Result<usize>> {
         let pieces = &pieces[..pieces.len().min(PIECES_MAX)];
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
-        self.source.poll_write(context, |socket| {
+        self.source.poll_write(context, &Seat::alone(), |socket| {
             let count = socket.send_vectored_with_flags(pieces, libc::MSG_NOSIGNAL)?;
             Ok((count, count == wanted))
         })

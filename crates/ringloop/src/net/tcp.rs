@@ -154,14 +154,14 @@ impl TcpListener {
 
     /// Waits for a connection.
     ///
-    /// Dropping the future loses no connection. One task at a time may wait.
+    /// Dropping the future loses no connection. Any number of tasks may wait. A connection whose peer has reset it since is
+    /// accepted like any other: reading from it tells.
     ///
     /// # Errors
     /// Those of accept(2): for want of descriptors (`EMFILE`) wait a little and try again.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let socket = self.acceptor.accept().await?;
-        let peer = ip(&socket.peer_addr()?)?;
-        Ok((TcpStream::from_socket(socket)?, peer))
+        let (socket, peer) = self.acceptor.accept().await?;
+        Ok((TcpStream::from_socket(socket)?, ip(&peer)?))
     }
 }
 

@@ -164,14 +164,13 @@ impl UnixListener {
 
     /// Waits for a connection.
     ///
-    /// Dropping the future loses no connection. One task at a time may wait.
+    /// Dropping the future loses no connection. Any number of tasks may wait.
     ///
     /// # Errors
     /// Those of accept(2): for want of descriptors (`EMFILE`) wait a little and try again.
     pub async fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
-        let socket = self.acceptor.accept().await?;
-        let peer = from_kernel(&socket.peer_addr()?)?;
-        Ok((UnixStream::from_socket(socket)?, peer))
+        let (socket, peer) = self.acceptor.accept().await?;
+        Ok((UnixStream::from_socket(socket)?, from_kernel(&peer)?))
     }
 }
 
@@ -518,11 +517,12 @@ impl UnixDatagram {
             Err(error) => return (Err(error), buffer),
         };
         let mut room = None;
+        let waiting = self.datagrams.sending();
         let result = poll_fn(|context| {
             loop {
-                let sent = self
-                    .datagrams
-                    .poll_send(context, &mut buffer, Some(&address));
+                let sent =
+                    self.datagrams
+                        .poll_send(context, waiting.seat(), &mut buffer, Some(&address));
                 // While it counts as writable, the task has only had its share and will be back.
                 if sent.is_ready() || self.datagrams.is_writable() {
                     return sent;
@@ -547,7 +547,7 @@ impl UnixDatagram {
         if sys::is_writable_now(probe.as_fd())? {
             sleep(ROOM_WAIT).await;
         } else {
-            Source::new(probe, Interest::WRITE)?.writable().await;
+            Source::new(probe, Interest::WRITE)?.writable().await?;
         }
         Ok(())
     }

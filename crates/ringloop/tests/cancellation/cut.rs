@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use ringloop::time::{sleep, timeout};
@@ -48,16 +48,42 @@ impl Cut {
         self.polls
     }
 
-    /// Polls a future as often as it is woken, but no more than was agreed, and drops it. `None` if it was not over.
+    /// Polls a future as often as it is woken, but no more than was agreed, and drops it. `None` if it was not over. No
+    /// waker of it may be left anywhere.
     pub(crate) async fn run<F: Future>(&self, future: F) -> Option<F::Output> {
+        let waiting = Arc::new(Waiting::default());
+        let output = self.poll_on(&waiting, future).await;
+        // Another thread may be about to use one. Nothing else happens meanwhile.
+        let start = Instant::now();
+        while Arc::strong_count(&waiting) > 1 {
+            assert!(
+                start.elapsed() < LONG,
+                "{} wakers are left after {} polls, {:?}",
+                Arc::strong_count(&waiting) - 1,
+                self.polls,
+                self.when
+            );
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        output
+    }
+
+    /// As [`run`](Self::run), for a future of a library's that keeps wakers.
+    pub(crate) async fn run_keeping_wakers<F: Future>(&self, future: F) -> Option<F::Output> {
+        self.poll_on(&Arc::default(), future).await
+    }
+
+    async fn poll_on<F: Future>(&self, waiting: &Arc<Waiting>, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
+        let waker = Waker::from(Arc::clone(waiting));
         let mut polls = 0;
         poll_fn(|context| {
             if polls == self.polls {
                 return Poll::Ready(None);
             }
             polls += 1;
-            match future.as_mut().poll(context) {
+            waiting.of(context);
+            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(output) => {
                     self.is_over.set(true);
                     Poll::Ready(Some(output))
@@ -69,6 +95,25 @@ impl Cut {
             }
         })
         .await
+    }
+}
+
+/// Wakes the task of a future, and counts who holds its wakers.
+#[derive(Default)]
+struct Waiting(Mutex<Option<Waker>>);
+
+impl Waiting {
+    fn of(&self, context: &Context<'_>) {
+        *self.0.lock().unwrap() = Some(context.waker().clone());
+    }
+}
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        let waker = self.0.lock().unwrap().clone();
+        // Not while it counts as one that is left.
+        drop(self);
+        waker.expect("it was polled").wake();
     }
 }
 

@@ -76,7 +76,7 @@ macro_rules! a_connection {
                     let result: hyper::Result<()> = ask!($handshake(near), answered).await;
                     (result, answered.get())
                 });
-                let is_over = cut.run($serve(far)).await.is_some();
+                let is_over = cut.run_keeping_wakers($serve(far)).await.is_some();
                 let (result, answered) = asking.await.unwrap();
                 // A connection may be cut off after its last answer.
                 assert!(answered == LENGTHS.len() || result.is_err() && !is_over);
@@ -89,7 +89,9 @@ macro_rules! a_connection {
                 let (near, far) = tcp().await;
                 let serving = spawn($serve(far));
                 let answered = Cell::new(0);
-                let result = cut.run(ask!($handshake(near), answered)).await;
+                let result = cut
+                    .run_keeping_wakers(ask!($handshake(near), answered))
+                    .await;
                 if let Some(result) = result {
                     let result: hyper::Result<()> = result;
                     result.unwrap();
@@ -136,7 +138,7 @@ macro_rules! a_server {
                                     let serving = http.serve(stream, &client, service_fn(echo));
                                     if is_first {
                                         let cut = Cut::new(polls, when);
-                                        cut.run(serving).await.unwrap_or(Ok(()))
+                                        cut.run_keeping_wakers(serving).await.unwrap_or(Ok(()))
                                     } else {
                                         serving.await
                                     }
