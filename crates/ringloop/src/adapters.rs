@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::BufMut;
+use crate::net::ReadBuffer;
 
 #[cfg(any(feature = "futures-io", feature = "tls", feature = "tokio"))]
 use crate::net::Stream;
@@ -24,7 +24,7 @@ trait Transfer {
     fn poll_read_into(
         &self,
         context: &mut Context<'_>,
-        buffer: &mut impl BufMut,
+        buffer: &mut impl ReadBuffer,
     ) -> Poll<io::Result<usize>>;
 
     fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
@@ -44,7 +44,7 @@ impl<T: HasCore> Transfer for T {
     fn poll_read_into(
         &self,
         context: &mut Context<'_>,
-        buffer: &mut impl BufMut,
+        buffer: &mut impl ReadBuffer,
     ) -> Poll<io::Result<usize>> {
         self.core().poll_read_into(context, buffer)
     }
@@ -77,7 +77,7 @@ macro_rules! transfer_by_tls {
             fn poll_read_into(
                 &self,
                 context: &mut Context<'_>,
-                buffer: &mut impl BufMut,
+                buffer: &mut impl ReadBuffer,
             ) -> Poll<io::Result<usize>> {
                 let $this = self;
                 TlsStream::poll_read_into($stream, context, buffer)

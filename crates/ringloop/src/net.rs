@@ -6,6 +6,7 @@
 
 mod accept;
 mod address;
+pub(crate) mod buffer;
 mod datagram;
 pub(crate) mod stream;
 mod tcp;
@@ -13,6 +14,7 @@ mod udp;
 mod unix;
 
 pub use address::{ToAddresses, resolve};
+pub use buffer::ReadBuffer;
 pub use stream::{OwnedReadHalf, OwnedWriteHalf, Stream};
 pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
 pub use udp::{UdpSocket, UdpSocketOptions};

@@ -60,13 +60,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut};
+use bytes::Buf;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
 
 pub use rustls;
 
 use crate::net::TcpStream;
+use crate::net::buffer::{ReadBuffer, spare};
 use crate::net::stream::{Stream, poll_write_buffer};
 use crate::source::{Seat, Waiting};
 use crate::time::timeout;
@@ -248,12 +249,13 @@ impl<S: Stream> TlsStream<S> {
         (core.reading(), core.writing_in(&self.flushing))
     }
 
-    /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
+    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
+    /// the stream, or a buffer without room.
     ///
     /// # Errors
     /// Those of recv(2); `UnexpectedEof` if the connection ends without a word; `InvalidData` with rustls' error for what is
     /// not TLS.
-    pub async fn read<B: BufMut>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+    pub async fn read<B: ReadBuffer>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.reading();
         let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
@@ -442,12 +444,12 @@ impl<S: Stream> TlsStream<S> {
     pub(crate) fn poll_read_into(
         &self,
         context: &mut Context<'_>,
-        buffer: &mut impl BufMut,
+        buffer: &mut impl ReadBuffer,
     ) -> Poll<io::Result<usize>> {
-        if !buffer.has_remaining_mut() {
+        let room = spare(buffer).len();
+        if room == 0 {
             return Poll::Ready(Ok(0));
         }
-        let room = buffer.chunk_mut().len();
         let mut filled = 0;
         let mut spare = Vec::new();
         let mut fill = |bytes: &[u8]| {
@@ -672,7 +674,7 @@ pub struct TlsWriteHalf<S: Stream = TcpStream> {
 
 impl<S: Stream> TlsReadHalf<S> {
     /// Reads, as [`TlsStream::read`].
-    pub async fn read<B: BufMut>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
+    pub async fn read<B: ReadBuffer>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.stream.reading();
         let result = poll_fn(|context| self.stream.poll_read_into(context, &mut buffer)).await;
         (result, buffer)

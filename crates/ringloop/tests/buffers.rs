@@ -13,7 +13,8 @@ use common::{LONG, on_both, pattern, tcp};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use ringloop::net::UnixStream;
+use ringloop::fs::File;
+use ringloop::net::{ReadBuffer, UdpSocket, UnixDatagram, UnixStream};
 use ringloop::time::timeout;
 use ringloop::{Runtime, spawn};
 use socket2::SockRef;
@@ -161,6 +162,13 @@ unsafe impl BufMut for Room {
                 UninitSlice::uninit(&mut spare[..room])
             }
         }
+    }
+}
+
+impl ReadBuffer for Room {
+    fn room(&self) -> usize {
+        let left = |index: usize| self.sizes[index] - self.pieces[index].len();
+        self.current().map_or(0, left)
     }
 }
 
@@ -317,6 +325,166 @@ fn buffers_of_every_shape_over_unix() {
             let (mut near, mut far) = UnixStream::pair().unwrap();
             SockRef::from(&near).set_send_buffer_size(8 << 10).unwrap();
             talk!(near, far, writes, reads);
+        });
+    });
+}
+
+/// Buffers without room, some of which could grow.
+macro_rules! with_each_full_buffer {
+    (|$buffer:ident| $read:expr) => {{
+        let full = || {
+            let mut bytes = Vec::with_capacity(8);
+            bytes.resize(bytes.capacity(), 7);
+            bytes
+        };
+        {
+            let $buffer = Vec::new();
+            let bytes: Vec<u8> = $read;
+            assert_eq!(bytes.capacity(), 0);
+        }
+        {
+            let mut given = full();
+            let capacity = given.capacity();
+            let $buffer = &mut given;
+            $read;
+            assert_eq!((given.len(), given.capacity()), (capacity, capacity));
+        }
+        {
+            let $buffer = Box::new(BytesMut::new());
+            let bytes: Box<BytesMut> = $read;
+            assert_eq!(bytes.capacity(), 0);
+        }
+        {
+            let mut given = BytesMut::with_capacity(8);
+            given.resize(given.capacity(), 7);
+            let capacity = given.capacity();
+            let $buffer = (&mut given).limit(100);
+            $read;
+            assert_eq!((given.len(), given.capacity()), (capacity, capacity));
+        }
+        {
+            let $buffer = &mut [0_u8; 0][..];
+            $read;
+        }
+        {
+            let $buffer = Vec::with_capacity(8).limit(0);
+            $read;
+        }
+        {
+            // The first piece could grow, and so is never done with.
+            let $buffer = full().chain_mut(Vec::with_capacity(8));
+            let (first, second) = $read.into_inner();
+            assert_eq!((first.len(), first.capacity()), (8, 8));
+            assert!(second.is_empty());
+        }
+        {
+            let $buffer = Room {
+                pieces: vec![Vec::new(); 2],
+                sizes: vec![0; 2],
+            };
+            $read;
+        }
+    }};
+}
+
+#[test]
+fn a_read_into_no_room_takes_nothing_and_makes_no_buffer_grow() {
+    macro_rules! check {
+        ($near:ident, $far:ident) => {{
+            // Whether something waits or not.
+            for round in 0..2 {
+                with_each_full_buffer!(|buffer| {
+                    let (count, buffer) = timeout(LONG, $far.read(buffer)).await.unwrap();
+                    assert_eq!(count.unwrap(), 0, "{round}");
+                    buffer
+                });
+                $near.write_all(&b"waits"[..]).await.0.unwrap();
+            }
+            // No further than there is room.
+            let mut bytes = Vec::with_capacity(9);
+            bytes.extend_from_slice(b"before");
+            let room = bytes.capacity() - 6;
+            let (count, bytes) = $far.read(bytes).await;
+            let count = count.unwrap();
+            assert!((1..=room).contains(&count));
+            assert_eq!(bytes, b"beforewaitswaits"[..6 + count]);
+            let mut first = [0; 1];
+            let pieces = (&mut first[..]).chain_mut(Vec::with_capacity(20));
+            let (count, pieces) = $far.read(pieces).await;
+            assert_eq!(count.unwrap(), 1);
+            let (count, pieces) = $far.read(pieces).await;
+            let expected = &b"waitswaits"[bytes.len() - 5..];
+            assert_eq!(count.unwrap(), expected.len());
+            assert_eq!(pieces.last_ref(), expected);
+        }};
+    }
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (mut near, mut far) = tcp().await;
+            check!(near, far);
+            let (mut near, far) = tcp().await;
+            let (mut far, _writer) = far.into_split();
+            check!(near, far);
+            let (mut near, mut far) = UnixStream::pair().unwrap();
+            check!(near, far);
+        });
+    });
+}
+
+#[test]
+fn a_datagram_is_received_into_the_room_that_there_is() {
+    macro_rules! check {
+        ($near:ident, $far:ident) => {{
+            with_each_full_buffer!(|buffer| {
+                $near.send(&b"lost"[..]).await.0.unwrap();
+                let (count, buffer) = timeout(LONG, $far.recv(buffer)).await.unwrap();
+                assert_eq!(count.unwrap(), 0);
+                buffer
+            });
+            with_each_full_buffer!(|buffer| {
+                $near.send(&b"lost"[..]).await.0.unwrap();
+                let (result, buffer) = timeout(LONG, $far.recv_from(buffer)).await.unwrap();
+                assert_eq!(result.unwrap().0, 0);
+                buffer
+            });
+            $near.send(&b"one"[..]).await.0.unwrap();
+            let mut bytes = Vec::with_capacity(9);
+            bytes.extend_from_slice(b"before a");
+            let room = bytes.capacity() - bytes.len();
+            let (count, bytes) = $far.recv(bytes).await;
+            assert_eq!(count.unwrap(), room.min(3));
+            assert_eq!(bytes, b"before aone"[..8 + room.min(3)]);
+        }};
+    }
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let near = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            let far = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            near.connect(far.local_addr().unwrap()).await.unwrap();
+            check!(near, far);
+            let (near, far) = UnixDatagram::pair().unwrap();
+            check!(near, far);
+        });
+    });
+}
+
+#[test]
+fn a_file_is_read_into_the_room_that_there_is() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let mut file = File::open("/etc/passwd").await.unwrap();
+            let full = vec![7; 4];
+            for bytes in [Vec::new(), full] {
+                let (capacity, length) = (bytes.capacity(), bytes.len());
+                let (count, bytes) = file.read(bytes).await;
+                assert_eq!(count.unwrap(), 0);
+                let (count, bytes) = file.read_at(bytes, 1).await;
+                assert_eq!(count.unwrap(), 0);
+                assert_eq!((bytes.capacity(), bytes.len()), (capacity, length));
+            }
+            // Nothing was taken.
+            let (count, bytes) = file.read(Vec::with_capacity(4)).await;
+            assert_eq!((count.unwrap(), &bytes[..]), (4, &b"root"[..]));
         });
     });
 }

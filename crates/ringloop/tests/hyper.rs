@@ -407,7 +407,7 @@ fn clients_that_vanish_or_talk_nonsense_disturb_nobody() {
                 .await
                 .0
                 .unwrap();
-            let mut answer = Vec::new();
+            let mut answer = Vec::with_capacity(1024);
             loop {
                 let (count, filled) = near.read(answer).await;
                 answer = filled;

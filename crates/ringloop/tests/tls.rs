@@ -765,3 +765,33 @@ fn early_data_is_not_accepted() {
         });
     });
 }
+
+#[test]
+fn a_read_takes_what_there_is_room_for_and_makes_no_buffer_grow() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (mut near, mut far) = pair().await;
+            for bytes in [Vec::new(), vec![7; 4]] {
+                let (capacity, length) = (bytes.capacity(), bytes.len());
+                // Whether something waits or not.
+                let (count, bytes) = timeout(LONG, far.read(bytes)).await.unwrap();
+                assert_eq!(count.unwrap(), 0);
+                near.write_all(&b"waits"[..]).await.0.unwrap();
+                let (count, bytes) = timeout(LONG, far.read(bytes)).await.unwrap();
+                assert_eq!(count.unwrap(), 0);
+                assert_eq!((bytes.capacity(), bytes.len()), (capacity, length));
+            }
+            let mut received = Vec::new();
+            while received.len() < 10 {
+                // Less than a record has: the rest is kept.
+                let mut bytes = Vec::with_capacity(3);
+                bytes.push(7);
+                let room = bytes.capacity() - 1;
+                let (count, bytes) = timeout(LONG, far.read(bytes)).await.unwrap();
+                assert!((1..=room).contains(&count.unwrap()));
+                received.extend_from_slice(&bytes[1..]);
+            }
+            assert_eq!(received, b"waitswaits");
+        });
+    });
+}

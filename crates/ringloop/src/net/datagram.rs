@@ -7,10 +7,11 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BufMut};
+use bytes::Buf;
 use ringloop_driver::Interest;
 use socket2::{SockAddr, Socket};
 
+use super::buffer::{ReadBuffer, spare};
 use crate::source::{Seat, Source, Waiting};
 
 /// The most pieces that one datagram is put together from.
@@ -39,7 +40,7 @@ impl Datagrams {
         self.source.call(call)
     }
 
-    pub(crate) async fn recv<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+    pub(crate) async fn recv<B: ReadBuffer>(&self, mut buffer: B) -> (io::Result<usize>, B) {
         let waiting = self.source.reading(Seat::beside_others());
         let result = poll_fn(|context| {
             self.source.poll_read(context, waiting.seat(), |socket| {
@@ -50,7 +51,7 @@ impl Datagrams {
         (result, buffer)
     }
 
-    pub(crate) async fn recv_from<B: BufMut>(
+    pub(crate) async fn recv_from<B: ReadBuffer>(
         &self,
         mut buffer: B,
     ) -> (io::Result<(usize, SockAddr)>, B) {
@@ -112,12 +113,12 @@ impl AsFd for Datagrams {
     }
 }
 
-/// Receives a datagram now, into the first chunk of a buffer.
-pub(crate) fn receive(socket: &Socket, buffer: &mut impl BufMut) -> io::Result<usize> {
+/// Receives a datagram now, into the next piece of a buffer.
+pub(crate) fn receive(socket: &Socket, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
     // SAFETY: the bytes are only written to: a socket reads nothing from them.
-    let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
+    let room = unsafe { spare(buffer).as_uninit_slice_mut() };
     let count = socket.recv(room)?;
-    // SAFETY: recv(2) has filled that many bytes of the chunk.
+    // SAFETY: recv(2) has filled that many bytes of the piece.
     unsafe { buffer.advance_mut(count) };
     Ok(count)
 }
@@ -125,12 +126,12 @@ pub(crate) fn receive(socket: &Socket, buffer: &mut impl BufMut) -> io::Result<u
 /// Receives a datagram now, and who sent it.
 pub(crate) fn receive_from(
     socket: &Socket,
-    buffer: &mut impl BufMut,
+    buffer: &mut impl ReadBuffer,
 ) -> io::Result<(usize, SockAddr)> {
     // SAFETY: the bytes are only written to: a socket reads nothing from them.
-    let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
+    let room = unsafe { spare(buffer).as_uninit_slice_mut() };
     let (count, address) = socket.recv_from(room)?;
-    // SAFETY: recvfrom(2) has filled that many bytes of the chunk.
+    // SAFETY: recvfrom(2) has filled that many bytes of the piece.
     unsafe { buffer.advance_mut(count) };
     Ok((count, address))
 }

@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, Bytes};
 use ringloop_driver::{Interest, Op, SENT_BY_COPY};
 use socket2::{SockAddr, Socket};
 
+use super::buffer::{ReadBuffer, spare};
 use crate::source::{Activity, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
 
@@ -123,7 +124,7 @@ impl Core {
         self.source.get()
     }
 
-    pub(crate) async fn read<B: BufMut>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+    pub(crate) async fn read<B: ReadBuffer>(&self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.reading();
         let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
@@ -315,19 +316,19 @@ impl Core {
     pub(crate) fn poll_read_into(
         &self,
         context: &mut Context<'_>,
-        buffer: &mut impl BufMut,
+        buffer: &mut impl ReadBuffer,
     ) -> Poll<io::Result<usize>> {
-        if !buffer.has_remaining_mut() {
+        if buffer.room() == 0 {
             return Poll::Ready(Ok(0));
         }
         let count = ready!(self.source.poll_read(context, &Seat::alone(), |socket| {
             // SAFETY: the bytes are only written to: a socket reads nothing from them.
-            let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
+            let room = unsafe { spare(buffer).as_uninit_slice_mut() };
             let count = sys::receive(socket.as_fd(), room)?;
             let drained = self.short_read == ShortRead::Drains && count < room.len();
             Ok((count, drained))
         }))?;
-        // SAFETY: recv(2) has filled that many bytes of the chunk.
+        // SAFETY: recv(2) has filled that many bytes of the piece.
         unsafe { buffer.advance_mut(count) };
         Poll::Ready(Ok(count))
     }
@@ -466,8 +467,9 @@ pub(crate) fn split<S: Stream>(stream: S) -> (OwnedReadHalf<S>, OwnedWriteHalf<S
 }
 
 impl<S: Stream> OwnedReadHalf<S> {
-    /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
-    pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
+    /// the stream, or a buffer without room.
+    pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.stream.core().read(buffer).await
     }
 

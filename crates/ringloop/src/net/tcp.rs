@@ -6,11 +6,12 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::task::{Context, Poll};
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, Bytes};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::accept::Acceptor;
 use super::address::ToAddresses;
+use super::buffer::ReadBuffer;
 use super::stream::{Core, HasCore, OwnedReadHalf, OwnedWriteHalf, ShortRead, Stream, split};
 
 /// How a [`TcpListener`] is set up.
@@ -206,7 +207,7 @@ impl fmt::Debug for TcpListener {
 
 /// A TCP connection.
 ///
-/// Buffers may be owned or borrowed: whatever is a [`BufMut`] can be read into (`Vec<u8>`, `BytesMut`, `&mut [u8]`), and
+/// Buffers may be owned or borrowed: whatever is a [`ReadBuffer`] can be read into (`Vec<u8>`, `BytesMut`, `&mut [u8]`), and
 /// whatever is a [`Buf`] can be written (`Bytes`, `&[u8]`, a chain of both). They come back with the result.
 ///
 /// ```
@@ -278,7 +279,8 @@ impl TcpStream {
         Ok(Self { core })
     }
 
-    /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
+    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
+    /// the stream, or a buffer without room.
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};
@@ -304,7 +306,7 @@ impl TcpStream {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+    pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.core.read(buffer).await
     }
 

@@ -5,10 +5,11 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
-use bytes::{Buf, BufMut};
+use bytes::Buf;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::address::ToAddresses;
+use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::tcp::{ip, no_address};
 
@@ -163,16 +164,20 @@ impl UdpSocket {
         self.datagrams.send(buffer, Some(&SockAddr::from(to))).await
     }
 
-    /// Receives a datagram. What does not fit into the buffer's first chunk, all of it for a `Vec` or a slice, is lost.
+    /// Receives a datagram into the room that the buffer has, behind what is in it; of a buffer in pieces into the next one.
+    /// What does not fit is lost: all of it, if there is no room.
     ///
     /// # Errors
     /// Those of recv(2). `ConnectionRefused` says that a datagram that was sent found no receiver.
-    pub async fn recv<B: BufMut>(&self, buffer: B) -> (io::Result<usize>, B) {
+    pub async fn recv<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
         self.datagrams.recv(buffer).await
     }
 
     /// Receives a datagram, as [`recv`](Self::recv) does, and who sent it.
-    pub async fn recv_from<B: BufMut>(&self, buffer: B) -> (io::Result<(usize, SocketAddr)>, B) {
+    pub async fn recv_from<B: ReadBuffer>(
+        &self,
+        buffer: B,
+    ) -> (io::Result<(usize, SocketAddr)>, B) {
         let (result, buffer) = self.datagrams.recv_from(buffer).await;
         let result = result.and_then(|(count, address)| Ok((count, ip(&address)?)));
         (result, buffer)
@@ -200,7 +205,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// `WouldBlock` if there is none.
-    pub fn try_recv(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
+    pub fn try_recv(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
         self.datagrams
             .call(|socket| datagram::receive(socket, buffer))
     }
@@ -224,7 +229,7 @@ impl UdpSocket {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn try_recv_from(&self, buffer: &mut impl BufMut) -> io::Result<(usize, SocketAddr)> {
+    pub fn try_recv_from(&self, buffer: &mut impl ReadBuffer) -> io::Result<(usize, SocketAddr)> {
         let (count, address) = self
             .datagrams
             .call(|socket| datagram::receive_from(socket, buffer))?;

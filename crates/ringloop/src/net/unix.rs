@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::task::ready;
 use std::time::Duration;
 
-use bytes::{Buf, BufMut};
+use bytes::Buf;
 use ringloop_driver::Interest;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::accept::Acceptor;
+use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::stream::{Core, HasCore, OwnedReadHalf, OwnedWriteHalf, ShortRead, Stream, split};
 use crate::source::Source;
@@ -274,8 +275,9 @@ impl UnixStream {
         Ok(Self { core })
     }
 
-    /// Reads what is there, once, to the end of the buffer. 0 is the end of the stream, or a buffer without room.
-    pub async fn read<B: BufMut>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
+    /// the stream, or a buffer without room.
+    pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.core.read(buffer).await
     }
 
@@ -552,16 +554,20 @@ impl UnixDatagram {
         Ok(())
     }
 
-    /// Receives a datagram. What does not fit into the buffer's first chunk, all of it for a `Vec` or a slice, is lost.
+    /// Receives a datagram into the room that the buffer has, behind what is in it; of a buffer in pieces into the next one.
+    /// What does not fit is lost: all of it, if there is no room.
     ///
     /// # Errors
     /// Those of recv(2).
-    pub async fn recv<B: BufMut>(&self, buffer: B) -> (io::Result<usize>, B) {
+    pub async fn recv<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
         self.datagrams.recv(buffer).await
     }
 
     /// Receives a datagram, as [`recv`](Self::recv) does, and who sent it.
-    pub async fn recv_from<B: BufMut>(&self, buffer: B) -> (io::Result<(usize, SocketAddr)>, B) {
+    pub async fn recv_from<B: ReadBuffer>(
+        &self,
+        buffer: B,
+    ) -> (io::Result<(usize, SocketAddr)>, B) {
         let (result, buffer) = self.datagrams.recv_from(buffer).await;
         let result = result.and_then(|(count, address)| Ok((count, from_kernel(&address)?)));
         (result, buffer)
@@ -590,7 +596,7 @@ impl UnixDatagram {
     ///
     /// # Errors
     /// `WouldBlock` if there is none.
-    pub fn try_recv(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
+    pub fn try_recv(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
         self.datagrams
             .call(|socket| datagram::receive(socket, buffer))
     }
@@ -599,7 +605,7 @@ impl UnixDatagram {
     ///
     /// # Errors
     /// `WouldBlock` if there is none.
-    pub fn try_recv_from(&self, buffer: &mut impl BufMut) -> io::Result<(usize, SocketAddr)> {
+    pub fn try_recv_from(&self, buffer: &mut impl ReadBuffer) -> io::Result<(usize, SocketAddr)> {
         let (count, address) = self
             .datagrams
             .call(|socket| datagram::receive_from(socket, buffer))?;
