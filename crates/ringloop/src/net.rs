@@ -7,6 +7,7 @@
 mod accept;
 mod address;
 pub(crate) mod buffer;
+mod connect;
 mod datagram;
 pub(crate) mod stream;
 mod tcp;
@@ -15,6 +16,7 @@ mod unix;
 
 pub use address::{ToAddresses, resolve};
 pub use buffer::ReadBuffer;
+pub use connect::TcpConnectOptions;
 pub use stream::{OwnedReadHalf, OwnedWriteHalf, Stream};
 pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
 pub use udp::{UdpSocket, UdpSocketOptions};

@@ -4,6 +4,7 @@ use std::future::{Future, ready};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
+use super::connect::interleave;
 use crate::blocking;
 
 /// What sockets can be bound and connected to: addresses as they are, names after asking the resolver.
@@ -95,7 +96,8 @@ impl<T: ToAddresses + ?Sized> ToAddresses for &T {
     }
 }
 
-/// Asks the system's resolver for a host's addresses, in a thread of its own; an address literal is answered at once.
+/// Asks the system's resolver for a host's addresses, in a thread of its own; an address literal is answered at once. IPv4 and
+/// IPv6 take turns, beginning with what the resolver prefers: the order in which RFC 8305 tries them.
 ///
 /// # Errors
 /// Those of getaddrinfo(3).
@@ -119,5 +121,6 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
     let host = host.to_owned();
-    blocking::run(move || Ok((host.as_str(), port).to_socket_addrs()?.collect())).await?
+    let addresses = blocking::run(move || (host.as_str(), port).to_socket_addrs());
+    Ok(interleave(addresses.await??.collect()))
 }

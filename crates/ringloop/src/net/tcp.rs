@@ -12,6 +12,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use super::accept::Acceptor;
 use super::address::ToAddresses;
 use super::buffer::ReadBuffer;
+use super::connect::{TcpConnectOptions, connect_to_first};
 use super::stream::{Core, HasCore, OwnedReadHalf, OwnedWriteHalf, ShortRead, Stream, split};
 
 /// How a [`TcpListener`] is set up.
@@ -236,10 +237,12 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    /// Connects, to the first address that can be reached.
+    /// Connects to the first address that answers. They are tried in their order: the next one as soon as one has failed, and
+    /// beside one that has not answered for a quarter of a second (RFC 8305, "Happy Eyeballs"). An attempt is given up after
+    /// 20 seconds; [`connect_with`](Self::connect_with) takes other times.
     ///
     /// # Errors
-    /// Those of the resolver and of connect(2), from the address that was tried last.
+    /// Those of the resolver and of connect(2), from the address that failed last; `TimedOut`.
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};
@@ -254,14 +257,19 @@ impl TcpStream {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn connect(address: impl ToAddresses) -> io::Result<Self> {
-        let mut last_error = None;
-        for address in address.to_addresses().await? {
-            match Self::connect_to(address).await {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last_error = Some(error),
-            }
-        }
-        Err(last_error.unwrap_or_else(no_address))
+        Self::connect_with(address, &TcpConnectOptions::default()).await
+    }
+
+    /// Connects as [`connect`](Self::connect) does, with other times.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub async fn connect_with(
+        address: impl ToAddresses,
+        options: &TcpConnectOptions,
+    ) -> io::Result<Self> {
+        let addresses = address.to_addresses().await?;
+        connect_to_first(&addresses, options, Self::connect_to).await
     }
 
     async fn connect_to(address: SocketAddr) -> io::Result<Self> {

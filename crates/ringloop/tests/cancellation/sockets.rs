@@ -8,7 +8,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
-use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream};
+use ringloop::net::{
+    TcpConnectOptions, TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream,
+};
 use ringloop::spawn;
 use ringloop::time::{sleep, timeout};
 use socket2::SockRef;
@@ -555,23 +557,40 @@ fn connecting_by_name() {
     });
 }
 
+/// A listener whose backlog is full: it does not answer.
+async fn full() -> (socket2::Socket, std::net::SocketAddr, TcpStream) {
+    let plain = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let any: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+    plain.bind(&any.into()).unwrap();
+    plain.listen(0).unwrap();
+    let address = plain.local_addr().unwrap().as_socket().unwrap();
+    let filler = TcpStream::connect(address).await.unwrap();
+    (plain, address, filler)
+}
+
+/// Two addresses do not answer, and one refuses, before the one that does.
+#[test]
+fn connecting_to_a_host_of_several_addresses() {
+    at_every_poll(async |cut| {
+        let holes = [full().await, full().await];
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let good = listener.local_addr().unwrap();
+        let refusing: std::net::SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let addresses = [holes[0].1, refusing, holes[1].1, good];
+        let mut options = TcpConnectOptions::default();
+        options.attempt_delay = Duration::from_micros(100);
+        let connecting = TcpStream::connect_with(&addresses[..], &options);
+        if let Some(stream) = cut.run(connecting).await {
+            assert_eq!(stream.unwrap().peer_addr().unwrap(), good);
+        }
+    });
+}
+
 /// A connection that has to wait: the listener's backlog is full, and the kernel tries again after a second.
 #[test]
 fn connecting_to_a_backlog_that_is_full() {
     at_every_poll(async |cut| {
-        let plain =
-            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        plain
-            .bind(
-                &"127.0.0.1:0"
-                    .parse::<std::net::SocketAddr>()
-                    .unwrap()
-                    .into(),
-            )
-            .unwrap();
-        plain.listen(0).unwrap();
-        let address = plain.local_addr().unwrap().as_socket().unwrap();
-        let filler = TcpStream::connect(address).await.unwrap();
+        let (plain, address, filler) = full().await;
         let room = spawn(async move {
             a_turn().await;
             let accepted = plain.accept().unwrap();

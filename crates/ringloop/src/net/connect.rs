@@ -1,0 +1,156 @@
+//! Connecting to a host that has several addresses, some of which may not answer (RFC 8305, "Happy Eyeballs").
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::tcp::no_address;
+use crate::time::{sleep, timeout};
+
+/// How [`TcpStream::connect_with`](super::TcpStream::connect_with) goes through a host's addresses.
+///
+/// ```
+/// use ringloop::net::{TcpConnectOptions, TcpListener, TcpStream};
+/// use std::time::Duration;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let listener = TcpListener::bind("127.0.0.1:0").await?;
+/// let mut options = TcpConnectOptions::default();
+/// options.attempt_timeout = Duration::from_secs(3);
+/// let stream = TcpStream::connect_with(listener.local_addr()?, &options).await?;
+/// assert_eq!(stream.peer_addr()?, listener.local_addr()?);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TcpConnectOptions {
+    /// How long to wait for an answer before the next address is tried as well. 250 ms by default, as RFC 8305 recommends;
+    /// it allows 10 ms to 2 s.
+    pub attempt_delay: Duration,
+    /// After how long an attempt is given up. 20 s by default: by then the kernel has asked five times, with pauses of 1, 2, 4
+    /// and 8 s. It gives up by itself after two minutes.
+    pub attempt_timeout: Duration,
+}
+
+impl Default for TcpConnectOptions {
+    fn default() -> Self {
+        Self {
+            attempt_delay: Duration::from_millis(250),
+            attempt_timeout: Duration::from_secs(20),
+        }
+    }
+}
+
+/// Connects by `connect` to the first of the addresses that answers. The next one is tried when one has failed, or has not
+/// answered for a while; those that are under way then go on.
+pub(crate) async fn connect_to_first<T, F: Future<Output = io::Result<T>>>(
+    addresses: &[SocketAddr],
+    options: &TcpConnectOptions,
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<T> {
+    let (connect, limit) = (&connect, options.attempt_timeout);
+    let attempt = |address| async move {
+        let connected = timeout(limit, connect(address)).await;
+        connected.unwrap_or_else(|_| Err(timed_out(address, limit)))
+    };
+    let [first, others @ ..] = addresses else {
+        return Err(no_address());
+    };
+    if others.is_empty() {
+        return attempt(*first).await;
+    }
+    let mut others = others.iter();
+    let mut attempts = vec![Box::pin(attempt(*first))];
+    let mut pause = sleep(options.attempt_delay);
+    poll_fn(|context| {
+        loop {
+            let mut failure = None;
+            let mut index = 0;
+            while let Some(attempt) = attempts.get_mut(index) {
+                match attempt.as_mut().poll(context) {
+                    Poll::Ready(Ok(connected)) => return Poll::Ready(Ok(connected)),
+                    Poll::Ready(Err(error)) => {
+                        drop(attempts.remove(index));
+                        failure = Some(error);
+                    }
+                    Poll::Pending => index += 1,
+                }
+            }
+            let Some(address) = others.as_slice().first() else {
+                return match failure {
+                    Some(error) if attempts.is_empty() => Poll::Ready(Err(error)),
+                    _ => Poll::Pending,
+                };
+            };
+            if failure.is_none() && Pin::new(&mut pause).poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            others.next();
+            attempts.push(Box::pin(attempt(*address)));
+            pause = sleep(options.attempt_delay);
+        }
+    })
+    .await
+}
+
+fn timed_out(address: SocketAddr, limit: Duration) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        format!("{address} has not answered within {limit:?}"),
+    )
+}
+
+/// Puts addresses into the order in which they are to be tried: families take turns, from the first one's on, so that a
+/// family that does not work costs one attempt (RFC 8305, section 4).
+pub(crate) fn interleave(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let Some(is_first_v4) = addresses.first().map(SocketAddr::is_ipv4) else {
+        return addresses;
+    };
+    let count = addresses.len();
+    let (first, other): (Vec<_>, Vec<_>) = addresses
+        .into_iter()
+        .partition(|address| address.is_ipv4() == is_first_v4);
+    let (mut first, mut other) = (first.into_iter(), other.into_iter());
+    let mut ordered = Vec::with_capacity(count);
+    while ordered.len() < count {
+        ordered.extend(first.next());
+        ordered.extend(other.next());
+    }
+    ordered
+}
+
+#[cfg(all(test, not(ringloop_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_take_turns_and_keep_their_order() {
+        for (given, expected) in [
+            ("", ""),
+            ("a", "a"),
+            ("1", "1"),
+            ("ab12", "a1b2"),
+            ("12ab", "1a2b"),
+            ("abc1", "a1bc"),
+            ("1abc", "1abc"),
+            ("a1b", "a1b"),
+            ("a123b", "a1b23"),
+        ] {
+            let address = |name: char| -> SocketAddr {
+                let text = match name {
+                    '1'..='9' => format!("10.0.0.{name}:80"),
+                    _ => format!("[fd00::{name}]:80"),
+                };
+                text.parse().unwrap()
+            };
+            let ordered = interleave(given.chars().map(address).collect());
+            let expected: Vec<_> = expected.chars().map(address).collect();
+            assert_eq!(ordered, expected, "{given}");
+        }
+    }
+}

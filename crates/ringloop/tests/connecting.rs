@@ -1,0 +1,172 @@
+//! Connecting to hosts of which not every address answers, on both backends.
+
+mod common;
+
+use std::cell::RefCell;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener as Plain};
+use std::time::Duration;
+
+use common::{LONG, on_both};
+use ringloop::net::{TcpConnectOptions, TcpStream};
+use ringloop::time::timeout;
+use ringloop::{spawn, yield_now};
+use socket2::{Domain, Socket, Type};
+
+/// An address that does not answer: the backlog of its listener is full, and the kernel drops what else comes.
+struct Hole {
+    socket: Socket,
+    address: SocketAddr,
+    fillers: Vec<Socket>,
+}
+
+impl Hole {
+    fn new() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        socket.bind(&any.into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let fillers = (0..3)
+            .map(|_| {
+                let filler = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).unwrap();
+                let _ = filler.connect(&address.into());
+                filler
+            })
+            .collect();
+        Self {
+            socket,
+            address,
+            fillers,
+        }
+    }
+
+    /// Makes room. The kernel finds out when it asks the next time, a second after the first one.
+    fn answer(&mut self) -> Vec<Socket> {
+        self.fillers.clear();
+        self.socket.set_nonblocking(true).unwrap();
+        std::iter::from_fn(|| Some(self.socket.accept().ok()?.0)).collect()
+    }
+}
+
+fn good() -> (Plain, SocketAddr) {
+    let listener = Plain::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// An address that is taken, and that nobody listens at.
+fn refusing() -> SocketAddr {
+    thread_local!(static TAKEN: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) });
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    socket.bind(&any.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    TAKEN.with_borrow_mut(|taken| taken.push(socket));
+    address
+}
+
+/// Longer than any test takes.
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn options(attempt_delay: Duration, attempt_timeout: Duration) -> TcpConnectOptions {
+    let mut options = TcpConnectOptions::default();
+    options.attempt_delay = attempt_delay;
+    options.attempt_timeout = attempt_timeout;
+    options
+}
+
+/// The kernel waits for two minutes, for each address that does not answer.
+#[test]
+fn addresses_that_do_not_answer_hold_up_no_other() {
+    on_both(|runtime| {
+        let holes = [Hole::new(), Hole::new()];
+        let (_listener, good) = good();
+        let addresses = [holes[0].address, holes[1].address, good];
+        runtime.block_on(async {
+            let connecting = timeout(LONG, TcpStream::connect(&addresses[..]));
+            let stream = connecting.await.unwrap().unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), good);
+        });
+    });
+}
+
+#[test]
+fn an_address_that_fails_makes_room_for_the_next_at_once() {
+    on_both(|runtime| {
+        let (_listener, good) = good();
+        let addresses = [refusing(), refusing(), good];
+        let options = options(NEVER, NEVER);
+        runtime.block_on(async {
+            let connecting = timeout(LONG, TcpStream::connect_with(&addresses[..], &options));
+            let stream = connecting.await.unwrap().unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), good);
+        });
+    });
+}
+
+/// What is under way goes on beside what is tried next.
+#[test]
+fn an_address_that_answers_late_is_still_connected_to() {
+    on_both(|runtime| {
+        let mut holes = [Hole::new(), Hole::new(), Hole::new()];
+        let addresses = [0, 1, 2].map(|index: usize| holes[index].address);
+        let options = options(Duration::from_millis(10), NEVER);
+        runtime.block_on(async {
+            let connecting =
+                spawn(async move { TcpStream::connect_with(&addresses[..], &options).await });
+            // All of them are asked by now, most likely.
+            ringloop::time::sleep(Duration::from_millis(100)).await;
+            let _accepted = holes[1].answer();
+            let connected = timeout(LONG, connecting).await.unwrap().unwrap();
+            let stream = connected.unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), holes[1].address);
+        });
+    });
+}
+
+#[test]
+fn an_attempt_is_given_up_after_its_time() {
+    on_both(|runtime| {
+        let holes = [Hole::new(), Hole::new()];
+        let limited = options(Duration::from_millis(1), Duration::from_millis(30));
+        runtime.block_on(async {
+            for addresses in [
+                &[holes[0].address][..],
+                &[refusing(), holes[0].address],
+                &[holes[1].address, refusing(), holes[0].address],
+            ] {
+                let connecting = TcpStream::connect_with(addresses, &limited);
+                let error = timeout(LONG, connecting).await.unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::TimedOut);
+                let text = error.to_string();
+                assert!(text.ends_with("has not answered within 30ms"), "{text}");
+            }
+            // Which makes room for the next one.
+            let (_listener, good) = good();
+            let addresses = [holes[0].address, good];
+            let limited = options(NEVER, Duration::from_millis(30));
+            let connecting = TcpStream::connect_with(&addresses[..], &limited);
+            let stream = timeout(LONG, connecting).await.unwrap().unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), good);
+        });
+    });
+}
+
+#[test]
+fn a_host_without_a_good_address_says_what_was_wrong() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let error = TcpStream::connect(&[][..] as &[SocketAddr])
+                .await
+                .unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFound);
+            for count in 1..4 {
+                let addresses: Vec<_> = (0..count).map(|_| refusing()).collect();
+                let error = TcpStream::connect(&addresses[..]).await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+            }
+            yield_now().await;
+        });
+    });
+}
