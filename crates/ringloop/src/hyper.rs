@@ -45,11 +45,12 @@
 
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::error::Error;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::thread::{self, ThreadId};
@@ -63,7 +64,7 @@ use hyper::{Request, Response};
 
 use crate::server::{Client, Draining};
 use crate::time::{Sleep, sleep};
-use crate::{clock, spawn};
+use crate::{Handle, clock, spawn};
 
 /// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 where TLS's ALPN has chosen `h2`, HTTP/1.1
 /// elsewhere.
@@ -259,7 +260,8 @@ impl Future for BoundSleep {
 impl hyper::rt::Sleep for BoundSleep {}
 
 /// A connection that counts as `Send`, for interfaces that want it, such as hyper's upgrades: but used in another thread
-/// than its own it panics, and dropped there it is never closed.
+/// than its own it panics; dropped there it is sent home, and closed when its runtime turns. Only where that has ended is it
+/// never closed.
 ///
 /// ```
 /// use ringloop::hyper::Io;
@@ -279,7 +281,7 @@ impl hyper::rt::Sleep for BoundSleep {}
 /// })
 /// # }
 /// ```
-pub struct Io<T>(Bound<T>);
+pub struct Io<T: 'static>(Bound<T>);
 
 impl<T> Io<T> {
     /// Binds a connection to this thread.
@@ -351,13 +353,16 @@ impl<T> fmt::Debug for Io<T> {
 }
 
 /// A value that any thread may hold, but only its own may touch.
-struct Bound<T> {
+struct Bound<T: 'static> {
     owner: ThreadId,
+    /// The runtime that drops it for another thread.
+    home: Option<Handle>,
     value: ManuallyDrop<T>,
 }
 
 // SAFETY: the value is reached through `get`, `get_mut`, `into_inner` and `drop` alone, and each makes sure that it runs in
-// the thread that the value was made in; other threads touch nothing but `owner`.
+// the thread that the value was made in; other threads touch nothing but `owner` and `home`, and `drop` moves it there as a
+// `Stray`.
 unsafe impl<T> Send for Bound<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Bound<T> {}
@@ -366,6 +371,7 @@ impl<T> Bound<T> {
     fn new(value: T) -> Self {
         Self {
             owner: thread::current().id(),
+            home: Handle::try_current(),
             value: ManuallyDrop::new(value),
         }
     }
@@ -394,6 +400,7 @@ impl<T> Bound<T> {
     fn into_inner(self) -> T {
         self.check();
         let mut this = ManuallyDrop::new(self);
+        drop(this.home.take());
         // SAFETY: `this` is not dropped, so that the value is taken once.
         unsafe { ManuallyDrop::take(&mut this.value) }
     }
@@ -401,9 +408,26 @@ impl<T> Bound<T> {
 
 impl<T> Drop for Bound<T> {
     fn drop(&mut self) {
+        // SAFETY: this is the only drop, and `into_inner` avoids it.
+        let value = Stray(unsafe { ManuallyDrop::take(&mut self.value) });
         if self.is_here() {
-            // SAFETY: this is the only drop, and `into_inner` avoids it.
-            unsafe { ManuallyDrop::drop(&mut self.value) };
+            return drop(value);
+        }
+        let value: Box<dyn Any + Send> = Box::new(value);
+        let left = match self.home.take() {
+            Some(home) => home.drop_there(value),
+            None => Err(value),
+        };
+        if let Err(value) = left {
+            // Nobody is there to drop it.
+            mem::forget(value);
         }
     }
 }
+
+/// A value on its way to its own thread.
+struct Stray<T>(T);
+
+// SAFETY: made by the drop of a `Bound`, which drops it in the value's own thread, sends it to a runtime that was current in
+// that thread when the value was bound, and so is in it for good, or leaks it. On the way nobody touches it.
+unsafe impl<T> Send for Stray<T> {}

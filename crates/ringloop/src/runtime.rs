@@ -1,5 +1,7 @@
 //! The runtime of one thread: it polls tasks, and waits for the kernel when none can go on.
 
+#[cfg(feature = "hyper")]
+use std::any::Any;
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::future::Future;
@@ -13,8 +15,12 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use ringloop_driver::{BackendKind, Driver, Event};
 
+#[cfg(feature = "hyper")]
+use crate::inbox::SendError;
 use crate::inbox::{Inbox, Sender};
 use crate::metrics::{IoCounters, Metrics, Published};
+#[cfg(feature = "hyper")]
+use crate::panics;
 use crate::source::Sources;
 use crate::task::{self, JoinHandle, Runnable, Tasks};
 use crate::timers::Timers;
@@ -51,6 +57,9 @@ pub(crate) enum Message {
     Run(Runnable),
     /// A task that another thread has made.
     Adopt(Orphan),
+    /// What another thread had, and only this one may drop.
+    #[cfg(feature = "hyper")]
+    Drop(Box<dyn Any + Send>),
 }
 
 /// A task that no runtime has adopted. Where it is dropped as such its runtime is gone, and its handle is told.
@@ -421,6 +430,8 @@ impl Runtime {
                         self.shared.tasks.adopt(task);
                     }
                 }
+                #[cfg(feature = "hyper")]
+                Message::Drop(value) => panics::discard(value),
             }
         }
         self.shared.expire_timers();
@@ -571,6 +582,23 @@ impl Handle {
         Self {
             remote: Arc::clone(&Shared::current().remote),
         }
+    }
+
+    /// The same, if there is one.
+    #[cfg(feature = "hyper")]
+    pub(crate) fn try_current() -> Option<Self> {
+        let remote = Arc::clone(&Shared::try_current()?.remote);
+        Some(Self { remote })
+    }
+
+    /// Has a value dropped in the runtime's thread. If the runtime is gone it comes back.
+    #[cfg(feature = "hyper")]
+    pub(crate) fn drop_there(&self, value: Box<dyn Any + Send>) -> Result<(), Box<dyn Any + Send>> {
+        let sent = self.remote.sender.send(Message::Drop(value));
+        sent.map_err(|SendError(message)| match message {
+            Message::Drop(value) => value,
+            _ => unreachable!("it was sent above"),
+        })
     }
 
     /// Makes a task in the runtime's thread, of the future that `make` returns there: the future itself need not be

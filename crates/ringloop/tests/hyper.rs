@@ -554,8 +554,8 @@ fn a_connection_can_be_upgraded() {
 
 #[test]
 fn what_is_bound_to_a_thread_works_in_no_other() {
-    let dropped = Rc::new(());
-    let io = Io::new(Rc::clone(&dropped));
+    let held = Rc::new(());
+    let io = Io::new(Rc::clone(&held));
     let io = thread::spawn(move || {
         let error = catch_unwind(AssertUnwindSafe(|| drop(Rc::clone(io.get_ref())))).unwrap_err();
         let text = error.downcast_ref::<&str>().unwrap();
@@ -564,20 +564,58 @@ fn what_is_bound_to_a_thread_works_in_no_other() {
     })
     .join()
     .unwrap();
-    assert_eq!(Rc::strong_count(&dropped), 2);
+    assert_eq!(Rc::strong_count(&held), 2);
     drop(io);
-    assert_eq!(Rc::strong_count(&dropped), 1);
-    let io = Io::new(Rc::clone(&dropped));
-    thread::spawn(move || drop(io)).join().unwrap();
-    assert_eq!(
-        Rc::strong_count(&dropped),
-        2,
-        "what is dropped elsewhere stays"
-    );
-    assert!(Rc::ptr_eq(
-        &Io::new(Rc::clone(&dropped)).into_inner(),
-        &dropped
-    ));
+    assert_eq!(Rc::strong_count(&held), 1);
+    assert!(Rc::ptr_eq(&Io::new(Rc::clone(&held)).into_inner(), &held));
+}
+
+#[test]
+fn what_is_dropped_in_another_thread_goes_home() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let held = Rc::new(());
+            let (near, mut far) = UnixStream::pair().unwrap();
+            let io = Io::new((Rc::clone(&held), near));
+            let timer = hyper::rt::Timer::sleep(&Timer, LONG);
+            thread::spawn(move || drop((io, timer))).join().unwrap();
+            let (count, _) = timeout(LONG, far.read(Vec::with_capacity(1)))
+                .await
+                .unwrap();
+            assert_eq!(count.unwrap(), 0);
+            assert_eq!(Rc::strong_count(&held), 1);
+            // A destructor that panics there harms nobody.
+            struct Bomb;
+            impl Drop for Bomb {
+                fn drop(&mut self) {
+                    panic!("in its own thread");
+                }
+            }
+            let bomb = Io::new(Bomb);
+            thread::spawn(move || drop(bomb)).join().unwrap();
+            yield_now().await;
+            yield_now().await;
+        });
+        // What comes when nobody looks any more is dropped with the runtime; later it stays.
+        let held = Rc::new(());
+        let [first, second] =
+            runtime.block_on(async { [Io::new(Rc::clone(&held)), Io::new(Rc::clone(&held))] });
+        let config = common::config_on(runtime.backend());
+        let ended = std::mem::replace(runtime, Runtime::new(&config).unwrap());
+        thread::spawn(move || drop(first)).join().unwrap();
+        assert_eq!(Rc::strong_count(&held), 3);
+        drop(ended);
+        assert_eq!(Rc::strong_count(&held), 2);
+        thread::spawn(move || drop(second)).join().unwrap();
+        assert_eq!(Rc::strong_count(&held), 2);
+        let outside = Io::new(Rc::clone(&held));
+        thread::spawn(move || drop(outside)).join().unwrap();
+        assert_eq!(
+            Rc::strong_count(&held),
+            3,
+            "no runtime ran where it was made"
+        );
+    });
 }
 
 #[test]
