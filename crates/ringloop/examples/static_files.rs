@@ -26,7 +26,7 @@ use headers::{
     IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified,
 };
 use http_body_util::{Either, Full, StreamBody};
-use http_range_header::{EndPosition, StartPosition, parse_range_header};
+use http_range_header::{EndPosition, RangeUnsatisfiableError, StartPosition, parse_range_header};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{HeaderValue, LOCATION, RANGE, X_CONTENT_TYPE_OPTIONS};
 use hyper::service::service_fn;
@@ -253,6 +253,8 @@ fn file_answer(
     };
     let (status, range) = match conditions.check() {
         Err(status) => (status, 0..0),
+        // GET alone has ranges (RFC 9110, section 14.2).
+        Ok(()) if request.method() != Method::GET => (StatusCode::OK, 0..length),
         Ok(()) => match conditions.range(length) {
             Asked::All => (StatusCode::OK, 0..length),
             Asked::Part(range) => (StatusCode::PARTIAL_CONTENT, range),
@@ -356,14 +358,21 @@ impl Conditions<'_> {
             .headers
             .get(RANGE)
             .and_then(|range| range.to_str().ok());
-        let Some(Ok(parsed)) = text.map(parse_range_header) else {
-            return Asked::All;
+        let parsed = match text.map(parse_range_header) {
+            Some(Ok(parsed)) => parsed,
+            // The last no bytes are a range that no file has (RFC 9110, section 14.1.2).
+            Some(Err(RangeUnsatisfiableError::ZeroSuffix)) if text == Some("bytes=-0") => {
+                return Asked::Nothing;
+            }
+            _ => return Asked::All,
         };
         let [range] = parsed.ranges[..] else {
             return Asked::All;
         };
         let start = match range.start {
             StartPosition::Index(start) => start,
+            // The last bytes of a file that has none are all of it.
+            StartPosition::FromLast(_) if length == 0 => return Asked::All,
             StartPosition::FromLast(count) => length.saturating_sub(count),
         };
         match range.end {

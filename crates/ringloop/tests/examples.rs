@@ -551,7 +551,12 @@ fn static_files_serves_files_and_parts_of_them() {
             let content_range = format!("bytes {}-{}/3000000", range.start, range.end - 1);
             assert_eq!(answer.header("content-range"), Some(&*content_range));
         }
-        for (path, asked) in [("/big.bin", "3000000-"), ("/empty.css", "0-")] {
+        for (path, asked) in [
+            ("/big.bin", "3000000-"),
+            ("/big.bin", "-0"),
+            ("/empty.css", "0-"),
+            ("/empty.css", "-0"),
+        ] {
             let answer = get(path, &format!("Range: bytes={asked}\r\n"));
             assert_eq!(answer.status, 416);
             let length = if path == "/big.bin" { 3_000_000 } else { 0 };
@@ -566,9 +571,19 @@ fn static_files_serves_files_and_parts_of_them() {
             "bytes=x",
             "lines=1-2",
             "bytes=",
+            "bytes=0-1,-0",
+            "bytes=-0,0-1",
         ] {
             let answer = get("/big.bin", &format!("Range: {asked}\r\n"));
             assert_eq!((answer.status, answer.body.len()), (200, 3_000_000));
+        }
+        let answer = get("/empty.css", "Range: bytes=-5\r\n");
+        assert_eq!((answer.status, answer.body.len()), (200, 0));
+        // Nor do other methods have ranges.
+        for asked in ["bytes=0-1", "bytes=3000000-"] {
+            let head = ask(program, "HEAD", "/big.bin", &format!("Range: {asked}\r\n"));
+            assert_eq!(head.status, 200);
+            assert_eq!(head.header("content-length"), Some("3000000"));
         }
     });
 }
