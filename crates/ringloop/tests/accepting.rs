@@ -137,3 +137,30 @@ fn what_nobody_has_accepted_is_left_to_whoever_listens_next() {
         });
     });
 }
+
+#[test]
+fn who_accepts_many_lets_the_others_run() {
+    const CLIENTS: usize = 600;
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let name = name();
+            let listener = UnixListener::bind(&name).unwrap();
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|_| PlainUnix::connect_addr(&name).unwrap())
+                .collect();
+            let accepted = Rc::new(RefCell::new(0));
+            let counting = Rc::clone(&accepted);
+            let accepting = spawn(async move {
+                while *counting.borrow() < CLIENTS {
+                    listener.accept().await.unwrap();
+                    *counting.borrow_mut() += 1;
+                }
+            });
+            let seen = spawn(async move { *accepted.borrow() });
+            let before = seen.await.unwrap();
+            assert!((1..CLIENTS).contains(&before), "{before} in one go");
+            timeout(LONG, accepting).await.unwrap().unwrap();
+            drop(clients);
+        });
+    });
+}

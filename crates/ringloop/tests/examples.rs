@@ -957,3 +957,25 @@ fn an_error_is_one_line_and_code_1() {
     assert!(said.contains("unknown backend \"kqueue\""), "{said}");
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[test]
+fn each_program_explains_itself() {
+    for (example, about) in [
+        ("echo", "Sends back what it receives"),
+        ("chat", "A chat room"),
+        ("proxy", "Passes TCP connections on"),
+        ("http_hello", "Hello, World!"),
+        ("http_raw", "every HTTP request"),
+        ("axum_hello", "Says hello"),
+        ("tls_echo", "over TLS"),
+        ("static_files", "the files of a directory"),
+    ] {
+        let output = command(example).arg("--help").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{example}");
+        assert!(said.contains(about), "{example}: {said}");
+        for option in ["--port", "--workers", "--backend"] {
+            assert!(said.contains(option), "{example}: {said}");
+        }
+    }
+}

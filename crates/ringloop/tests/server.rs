@@ -432,6 +432,29 @@ fn further_connections_wait_until_one_ends() {
     });
 }
 
+#[test]
+fn a_connection_in_its_handshake_counts_as_one() {
+    on_both(|case| {
+        if !case.is_secure {
+            return;
+        }
+        let server = case.with(|server| server.max_connections(1)).start(|| Echo);
+        let silent = server.connect_plain();
+        server.wait_for(|counters| counters.accepted == 1);
+        let waiting = server.connect_plain();
+        waiting
+            .set_read_timeout(Some(Duration::from_millis(30)))
+            .unwrap();
+        let shaking = certificates::connect_blocking(certificates::client(), waiting);
+        let kind = shaking.unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        assert_eq!(server.running.counters().accepted, 1);
+        drop(silent);
+        // The one that has given up had its turn, perhaps.
+        assert_eq!(ask(&mut server.connect(), b"hello"), b"hello");
+    });
+}
+
 /// How long a connection may be idle beside one that is not.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
