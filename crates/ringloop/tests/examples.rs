@@ -8,6 +8,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 use common::{LONG, config, pattern};
 use ringloop::Runtime;
 use ringloop::driver::BackendChoice;
+use rustls::crypto::ring;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 /// A command for an example, which cargo builds beside the tests.
 fn command(example: &str) -> Command {
@@ -198,6 +201,49 @@ fn connections_that_do_not_end_are_waited_for_and_then_closed() {
     let said = program.end(libc::SIGINT);
     assert_eq!(said, "SIGINT: waiting up to 1 s for 1 connections\nended\n");
     assert_eq!(rest(&mut stream), b"");
+}
+
+#[test]
+fn tls_echo_sends_each_byte_back_to_who_trusts_it() {
+    let made = rcgen::generate_simple_self_signed(["ringloop.test".to_owned()]).unwrap();
+    let folder = Folder::new();
+    let (certificate, key) = (folder.0.join("certificate.pem"), folder.0.join("key.pem"));
+    fs::write(&certificate, made.cert.pem()).unwrap();
+    fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let config = Arc::new(config);
+    let arguments = [
+        "--certificate",
+        certificate.to_str().unwrap(),
+        "--key",
+        key.to_str().unwrap(),
+    ];
+    with_each("tls_echo", &arguments, |program| {
+        let name = "ringloop.test".try_into().unwrap();
+        let connection = ClientConnection::new(Arc::clone(&config), name).unwrap();
+        let mut stream = StreamOwned::new(connection, program.connect());
+        let bytes = pattern(100_000);
+        for piece in bytes.chunks(30_000) {
+            stream.write_all(piece).unwrap();
+            let mut answer = vec![0; piece.len()];
+            stream.read_exact(&mut answer).unwrap();
+            assert!(answer == piece);
+        }
+    });
+    // Without a certificate it makes one that nobody trusts.
+    with_each("tls_echo", &[], |program| {
+        let name = "localhost".try_into().unwrap();
+        let connection = ClientConnection::new(Arc::clone(&config), name).unwrap();
+        let mut stream = StreamOwned::new(connection, program.connect());
+        let error = stream.write_all(b"hello").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+    });
 }
 
 #[test]
@@ -910,6 +956,7 @@ fn an_error_is_one_line_and_code_1() {
         ("chat", &[]),
         ("static_files", &[]),
         ("proxy", to),
+        ("tls_echo", &[]),
     ] {
         for workers in ["1", "2"] {
             let mut arguments = vec!["--port", &port, "--workers", workers];
