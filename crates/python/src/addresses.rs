@@ -27,6 +27,12 @@ pub(crate) struct Address {
     length: libc::socklen_t,
 }
 
+/// An address that is kept for long: 16 bytes for IPv4, and for others no more than they have.
+pub(crate) enum CompactAddress {
+    Inet(libc::sockaddr_in),
+    Other(Box<[u8]>),
+}
+
 // Of the C library; the libc crate doesn't declare it.
 unsafe extern "C" {
     fn inet_ntop(
@@ -220,6 +226,68 @@ impl Address {
             storage,
             length: length as libc::socklen_t,
         })
+    }
+}
+
+impl CompactAddress {
+    /// The address that a socket is bound to; None if the kernel doesn't say.
+    pub(crate) fn of_socket(fd: RawFd) -> Option<Self> {
+        Self::ask(fd, libc::getsockname)
+    }
+
+    /// The address that a socket is connected to; None if it isn't.
+    pub(crate) fn of_peer(fd: RawFd) -> Option<Self> {
+        Self::ask(fd, libc::getpeername)
+    }
+
+    fn ask(
+        fd: RawFd,
+        call: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int,
+    ) -> Option<Self> {
+        // SAFETY: all-zero is a valid address storage.
+        let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+        let mut length = size_of_val(&storage) as libc::socklen_t;
+        metrics::count_system_call();
+        // SAFETY: the storage and its length are valid for writing.
+        let result = unsafe { call(fd, (&raw mut storage).cast(), &raw mut length) };
+        (result == 0).then(|| Self::from(&Address::from_kernel(&storage, length)))
+    }
+
+    pub(crate) fn expand(&self) -> Address {
+        // SAFETY: all-zero is a valid address storage.
+        let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+        let length = match self {
+            Self::Inet(inet) => {
+                // SAFETY: the storage is large enough for, and aligned as, each family's type.
+                unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(*inet) };
+                size_of_val(inet)
+            }
+            Self::Other(bytes) => {
+                // SAFETY: the bytes were an `Address`'s, whose storage is as large.
+                unsafe {
+                    (&raw mut storage)
+                        .cast::<u8>()
+                        .copy_from(bytes.as_ptr(), bytes.len())
+                };
+                bytes.len()
+            }
+        };
+        Address {
+            storage,
+            length: length as libc::socklen_t,
+        }
+    }
+}
+
+impl From<&Address> for CompactAddress {
+    fn from(address: &Address) -> Self {
+        let is_inet = c_int::from(address.storage.ss_family) == libc::AF_INET;
+        if is_inet && address.length as usize == size_of::<libc::sockaddr_in>() {
+            // SAFETY: the storage is large enough for, and aligned as, each family's type.
+            Self::Inet(unsafe { *(&raw const address.storage).cast::<libc::sockaddr_in>() })
+        } else {
+            Self::Other(address.bytes().into())
+        }
     }
 }
 

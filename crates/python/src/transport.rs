@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+mod extra_info;
 mod file_sending;
 mod reading;
 mod writing;
@@ -16,7 +17,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use pyo3::call::PyCallArgs;
-use pyo3::exceptions::{PyOSError, PyRuntimeError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -33,6 +34,7 @@ use crate::support::{self, GilCell};
 use crate::tls::SSLProtocol;
 use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
+use self::extra_info::ExtraInfo;
 use self::file_sending::FileSending;
 use self::reading::read_once;
 use self::writing::{
@@ -75,7 +77,7 @@ struct State {
     receiver: Receiver,
     protocol_connected: bool,
     server: Option<Py<PyAny>>,
-    extra: Py<PyDict>,
+    extra: ExtraInfo,
     /// The loop knows that this transport has the descriptor.
     entered: Option<Entered>,
     watch: Option<Watch>,
@@ -136,11 +138,7 @@ impl SocketTransport {
         context: Option<Py<PyAny>>,
         lent: bool,
     ) -> PyResult<Self> {
-        let py = event_loop.py();
-        let extra = match extra {
-            Some(extra) => extra.copy()?,
-            None => PyDict::new(py),
-        };
+        let extra = ExtraInfo::new(sock, extra)?;
         Ok(Self {
             state: GilCell::new(State {
                 event_loop: Some(event_loop.clone().unbind()),
@@ -151,7 +149,7 @@ impl SocketTransport {
                 protocol: Some(protocol.clone().unbind()),
                 protocol_connected: true,
                 server: None,
-                extra: extra.unbind(),
+                extra,
                 entered: None,
                 watch: None,
                 was_held: false,
@@ -186,7 +184,7 @@ impl SocketTransport {
     fn _begin(slf: &Bound<'_, Self>, waiter: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (event_loop, sock, protocol, extra) = {
+        let (event_loop, sock, protocol) = {
             let state = this.state.get(py);
             let (Some(event_loop), Some(sock), Some(protocol)) =
                 (&state.event_loop, &state.sock, &state.protocol)
@@ -197,22 +195,8 @@ impl SocketTransport {
                 event_loop.clone_ref(py).into_bound(py),
                 sock.clone_ref(py).into_bound(py),
                 protocol.clone_ref(py).into_bound(py),
-                state.extra.clone_ref(py).into_bound(py),
             )
         };
-        static TRANSPORT_SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        let wrapper = support::class(py, &TRANSPORT_SOCKET, "asyncio.trsock", "TransportSocket")?;
-        extra.set_item(intern!(py, "socket"), wrapper.call1((&sock,))?)?;
-        extra.set_item(
-            intern!(py, "sockname"),
-            or_none_if_os_error(sock.call_method0(intern!(py, "getsockname")), py)?,
-        )?;
-        if !extra.contains(intern!(py, "peername"))? {
-            extra.set_item(
-                intern!(py, "peername"),
-                or_none_if_os_error(sock.call_method0(intern!(py, "getpeername")), py)?,
-            )?;
-        }
         let (fd, current) = {
             let state = this.state.get(py);
             (state.fd, state.descriptor(py))
@@ -254,8 +238,7 @@ impl SocketTransport {
         name: &Bound<'_, PyAny>,
         default: Option<Py<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let extra = self.state.get(py).extra.clone_ref(py);
-        let found = extra.bind(py).get_item(name)?;
+        let found = extra_info::item(self, name)?;
         Ok(found.map_or_else(|| default.unwrap_or_else(|| py.None()), Bound::unbind))
     }
 
@@ -596,7 +579,11 @@ impl SocketTransport {
                 state.write_context.take(),
                 std::mem::take(&mut state.buffer),
             );
-            let result = (state.sock.take(), state.empty_waiter.clone_ref_opt(py));
+            let sock = state.sock.take();
+            if let Some(sock) = &sock {
+                state.extra.keep_closed(sock.clone_ref(py));
+            }
+            let result = (sock, state.empty_waiter.clone_ref_opt(py));
             (dropped, result)
         };
         drop(dropped);
@@ -654,8 +641,8 @@ impl SocketTransport {
     }
 
     #[getter(_extra)]
-    fn get_extra(&self, py: Python<'_>) -> Py<PyDict> {
-        self.state.get(py).extra.clone_ref(py)
+    fn get_extra(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
+        extra_info::dictionary(self, py)
     }
 
     #[getter(_closing)]
@@ -695,7 +682,7 @@ impl SocketTransport {
         visit.call(&state.sock)?;
         visit.call(&state.protocol)?;
         visit.call(&state.server)?;
-        visit.call(&state.extra)?;
+        state.extra.traverse(&visit)?;
         visit.call(&state.context)?;
         visit.call(&state.read_context)?;
         visit.call(&state.write_context)?;
@@ -818,17 +805,6 @@ impl SocketTransport {
 /// `transport.name()`, true or false: by its name, because the user may have put another method in its place.
 pub(crate) fn ask(transport: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> PyResult<bool> {
     transport.call_method0(name)?.is_truthy()
-}
-
-/// What asyncio records of an address that can't be had: None.
-fn or_none_if_os_error<'py>(
-    result: PyResult<Bound<'py, PyAny>>,
-    py: Python<'py>,
-) -> PyResult<Bound<'py, PyAny>> {
-    match result {
-        Err(error) if error.is_instance_of::<PyOSError>(py) => Ok(py.None().into_bound(py)),
-        other => other,
-    }
 }
 
 /// `Option<Py<T>>::clone_ref`, which the borrow of the state makes wordy.
