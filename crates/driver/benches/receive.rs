@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendChoice, Config, Driver, Event, Interest, Mode, Op, Token};
+use ringloop_driver::{BackendChoice, Config, Driver, Event, Interest, Mode, Op, SharedFd, Token};
 
 const CONNECTIONS: usize = 50;
 const HOT_BUFFER: usize = 256 * 1024;
@@ -297,8 +297,10 @@ fn serve_by_watch(choice: BackendChoice, streams: Vec<TcpStream>) {
 fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
     let mut driver = Driver::new(&Config::with_backend(choice)).unwrap();
     let mut connections: HashMap<RawFd, Connection> = HashMap::new();
-    let receive = |fd, mut buffer: Vec<u8>| {
+    let receive = |fd: RawFd, mut buffer: Vec<u8>| {
         buffer.clear();
+        // SAFETY: the connections are closed when all operations on them are over.
+        let fd = unsafe { SharedFd::borrow_raw(fd) };
         Op::Recv {
             fd,
             buffer,
@@ -337,8 +339,8 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
                 open -= 1;
                 continue;
             }
-            connections.get_mut(&fd).unwrap().echo(&buffer);
-            driver.submit(receive(fd, buffer)).unwrap();
+            connections.get_mut(&fd.as_raw_fd()).unwrap().echo(&buffer);
+            driver.submit(receive(fd.as_raw_fd(), buffer)).unwrap();
         }
     }
 }

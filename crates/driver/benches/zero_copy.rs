@@ -27,7 +27,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use ringloop_driver::{BackendChoice, Bytes, Config, Driver, Op};
+use ringloop_driver::{BackendChoice, Bytes, Config, Driver, Op, SharedFd};
 
 const ROUNDS: usize = 9;
 
@@ -106,7 +106,8 @@ fn send_copying(fd: RawFd, body: &Body) {
 fn send_zero_copy(driver: &mut Driver, fd: RawFd, body: Body) {
     let size = body.range.len();
     let op = Op::SendZeroCopy {
-        fd,
+        // SAFETY: the socket is closed after the driver is dropped.
+        fd: unsafe { SharedFd::borrow_raw(fd) },
         bytes: Bytes::new(body),
         flags: libc::MSG_WAITALL,
     };

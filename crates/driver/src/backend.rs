@@ -1,9 +1,7 @@
 //! Which backend a driver runs on: the choice, and the way from one call to the chosen one.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{BackendChoice, BackendKind, Config, Refused};
@@ -103,10 +101,6 @@ impl Backend {
     #[inline]
     pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
         each!(self, backend => backend.submit(op))
-    }
-
-    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
-        each!(self, backend => backend.keep(token, file));
     }
 
     #[inline]

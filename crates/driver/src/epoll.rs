@@ -9,17 +9,16 @@
 //! - The registry's watches are in the same set, told apart by what the kernel gives back.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
 use crate::registry::{self, Registry};
-use crate::sys::{self, FileKind, Waiting};
-use crate::table::{Phase, Table, Watch};
+use crate::shared_fd::SharedFd;
+use crate::sys::{self, Waiting};
+use crate::table::{Course, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::Workers;
@@ -229,10 +228,6 @@ impl Epoll {
         Ok(token)
     }
 
-    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
-        self.table.keep(token, file);
-    }
-
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         self.table.take(token)
     }
@@ -266,6 +261,17 @@ impl Epoll {
     pub(crate) fn discard(&mut self, token: Token) {
         self.cancel(token);
         self.table.discard(token);
+        // What is over is freed at once, and its file with it. A worker that has begun holds both until it is done.
+        for _ in 0..self.completions.len() {
+            match self.completions.pop_front() {
+                Some(completion) if completion.token == token => {
+                    let Completion { result, more, .. } = completion;
+                    self.table
+                        .report_completion(token, result, more, &mut Vec::new());
+                }
+                other => self.completions.extend(other),
+            }
+        }
     }
 
     /// Queues the last result of an operation that waits.
@@ -324,11 +330,15 @@ impl Epoll {
             let Some(token) = self.pending.pop_front() else {
                 return;
             };
-            let fd = match self.table.operation(token) {
-                Some(submitted) if submitted.phase == Phase::InFlight => submitted.fd,
+            let (fd, never_waits) = match self.table.operation(token) {
+                Some(submitted) if submitted.phase == Phase::InFlight => {
+                    let parked = submitted.parked.as_mut();
+                    let op = parked.map(|parked| &parked.get_mut().op);
+                    (submitted.fd, op.is_some_and(Op::never_waits))
+                }
                 _ => continue,
             };
-            if fd.is_some_and(|fd| self.is_behind(token, fd)) {
+            if !never_waits && fd.is_some_and(|fd| self.is_behind(token, fd)) {
                 continue;
             }
             if self.attempt(token)
@@ -359,7 +369,7 @@ impl Epoll {
             let Some(submitted) = self.table.operation(token) else {
                 return false;
             };
-            let multishot = submitted.multishot;
+            let multishot = submitted.course == Course::Multishot;
             let Some(parked) = submitted.parked.as_mut() else {
                 return false;
             };
@@ -616,11 +626,14 @@ impl Drop for Epoll {
 
 /// Tries an operation without blocking the thread. Results that come before the last one go to `earlier`.
 fn try_now(operation: &mut Operation, multishot: bool, earlier: &mut Vec<i32>) -> Attempt {
+    if operation.op.is_misplaced() {
+        return Attempt::Done(-libc::ESPIPE);
+    }
     let result = match &mut operation.op {
-        Op::Accept { fd, .. } => return accept(*fd, multishot, earlier),
+        Op::Accept { fd, .. } => return accept(fd.as_raw_fd(), multishot, earlier),
         Op::Connect { .. } => return connect(operation),
         Op::Recv { fd, buffer, flags } => {
-            sys::receive(*fd, spare(buffer), *flags | libc::MSG_DONTWAIT)
+            sys::receive(fd.as_raw_fd(), spare(buffer), *flags | libc::MSG_DONTWAIT)
         }
         Op::Send {
             fd,
@@ -628,12 +641,12 @@ fn try_now(operation: &mut Operation, multishot: bool, earlier: &mut Vec<i32>) -
             start,
             flags,
         } => sys::send(
-            *fd,
+            fd.as_raw_fd(),
             &buffer[*start..],
             *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
         ),
         Op::SendZeroCopy { fd, bytes, flags } => sys::send(
-            *fd,
+            fd.as_raw_fd(),
             bytes.as_slice(),
             *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
         )
@@ -642,34 +655,26 @@ fn try_now(operation: &mut Operation, multishot: bool, earlier: &mut Vec<i32>) -
             SENT_BY_COPY as usize
         }),
         Op::RecvMsg { .. } | Op::SendMsg { .. } => operation.transfer_message(),
-        Op::Read { fd, buffer, offset } => {
-            let fd = *fd;
-            match sys::file_kind(fd) {
-                Ok(FileKind::Storage) => return Attempt::Offload,
-                Ok(_) => read(fd, buffer, *offset),
-                Err(error) => Err(error),
-            }
+        Op::Read { fd, .. } | Op::Write { fd, .. } if fd.nature().is_storage => {
+            return Attempt::Offload;
         }
+        Op::Read { fd, buffer, offset } => read(fd.as_raw_fd(), buffer, *offset),
         Op::Write {
             fd,
             buffer,
             start,
             offset,
-        } => {
-            let fd = *fd;
-            match sys::file_kind(fd) {
-                Ok(FileKind::Storage) => return Attempt::Offload,
-                Ok(_) => write(fd, &buffer[*start..], *offset),
-                Err(error) => Err(error),
-            }
+        } => write(fd.as_raw_fd(), &buffer[*start..], *offset),
+        Op::Fsync { .. } | Op::OpenAt { .. } | Op::Statx { .. } | Op::Close { .. } => {
+            return Attempt::Offload;
         }
-        Op::Fsync { .. } | Op::OpenAt { .. } | Op::Statx { .. } => return Attempt::Offload,
-        Op::Shutdown { fd, how } => sys::shutdown(*fd, *how).map(|()| 0),
-        Op::Close { fd } => sys::close(*fd).map(|()| 0),
+        Op::Shutdown { fd, how } => sys::shutdown(fd.as_raw_fd(), *how).map(|()| 0),
     };
     match result {
         Ok(count) => Attempt::Done(count as i32),
-        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Attempt::Blocked,
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && !operation.op.never_waits() => {
+            Attempt::Blocked
+        }
         Err(error) => Attempt::Done(failure(&error)),
     }
 }
@@ -699,9 +704,10 @@ fn accept(fd: RawFd, multishot: bool, accepted: &mut Vec<i32>) -> Attempt {
 }
 
 fn connect(operation: &mut Operation) -> Attempt {
-    let Op::Connect { fd, .. } = operation.op else {
+    let Op::Connect { fd, .. } = &operation.op else {
         return Attempt::Done(-libc::EINVAL);
     };
+    let fd = fd.as_raw_fd();
     if operation.started {
         return match sys::socket_error(fd) {
             Ok(0) => match sys::poll_now(fd, libc::POLLOUT) {
@@ -763,33 +769,51 @@ fn write(fd: RawFd, buffer: &[u8], offset: Option<u64>) -> io::Result<usize> {
 /// Does an operation for as long as it takes; a worker's part.
 pub(crate) fn perform(parked: &mut Parked) -> i32 {
     let result = match &mut parked.get_mut().op {
-        Op::Read { fd, buffer, offset } => sys::read(*fd, spare(buffer), *offset, Waiting::Allowed),
+        Op::Read { fd, buffer, offset } => {
+            sys::read(fd.as_raw_fd(), spare(buffer), *offset, Waiting::Allowed)
+        }
         Op::Write {
             fd,
             buffer,
             start,
             offset,
-        } => sys::write(*fd, &buffer[*start..], *offset, Waiting::Allowed),
-        Op::Fsync { fd, data_only } => sys::fsync(*fd, *data_only).map(|()| 0),
+        } => sys::write(fd.as_raw_fd(), &buffer[*start..], *offset, Waiting::Allowed),
+        Op::Fsync { fd, data_only } => sys::fsync(fd.as_raw_fd(), *data_only).map(|()| 0),
         Op::OpenAt {
             directory,
             path,
             flags,
             mode,
-        } => sys::open_at(*directory, path, *flags | libc::O_CLOEXEC, *mode).map(|fd| fd as usize),
+        } => {
+            let flags = *flags | libc::O_CLOEXEC;
+            sys::open_at(place(directory.as_ref()), path, flags, *mode).map(|fd| fd as usize)
+        }
         Op::Statx {
             directory,
             path,
             flags,
             mask,
             status,
-        } => sys::statx(*directory, path, *flags, *mask, &mut status.0).map(|()| 0),
+        } => sys::statx(
+            place(directory.as_ref()),
+            path,
+            *flags,
+            *mask,
+            &mut status.0,
+        )
+        .map(|()| 0),
+        Op::Close { fd } => fd.take().map_or(Ok(()), sys::close).map(|()| 0),
         _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
     };
     match result {
         Ok(count) => i32::try_from(count).unwrap_or(i32::MAX),
         Err(error) => failure(&error),
     }
+}
+
+/// Where relative paths begin.
+fn place(directory: Option<&SharedFd>) -> RawFd {
+    directory.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd)
 }
 
 #[cfg(test)]
@@ -801,7 +825,7 @@ mod tests {
         let mut epoll = Epoll::new(Waker::new().unwrap(), 0).unwrap();
         let token = epoll
             .submit(Op::Statx {
-                directory: libc::AT_FDCWD,
+                directory: None,
                 path: c"/".to_owned(),
                 flags: 0,
                 mask: libc::STATX_BASIC_STATS,

@@ -6,8 +6,8 @@
 //!
 //! - A **watch** says when a descriptor is ready ([`Driver::watch`]), [at each arrival](Mode::Edge),
 //!   [as long as it is](Mode::Level) or [once](Mode::OneShot). A descriptor has one watch at a time.
-//! - An **operation** ([`Op`]) does something and reports its result. Its buffers and addresses belong to the driver
-//!   until its last event, and go back through [`Driver::take`].
+//! - An **operation** ([`Op`]) does something and reports its result. Its buffers, addresses and its hold on the file
+//!   belong to the driver until its last event, and go back through [`Driver::take`].
 //!
 //! Each request gets a [`Token`]; tokens of what is gone are harmless. [`Driver::poll`] is the only call that blocks.
 //!
@@ -15,13 +15,17 @@
 //!
 //! - `unwatch`, `cancel` and their like take effect at once as far as events go: a watch that was dropped never
 //!   reports again. An operation that was cancelled still ends with one last event, either `ECANCELED` or what it
-//!   came to before; [`Driver::discard`] is for those who do not want to hear of it.
-//! - Before a descriptor that is watched or worked on is closed: [`Driver::unwatch`] or [`Driver::cancel_fd`], then
-//!   [`Driver::flush`], then close(2). After that the kernel holds nothing, and a peer sees the end at once.
+//!   came to before; [`Driver::discard`] is for those who do not want to hear of it. What was neither flushed nor polled
+//!   before its cancel never begins.
+//! - An operation holds its file open ([`SharedFd`]): none ever meets another file that has got the same number.
+//! - Before a descriptor that is watched is closed: [`Driver::unwatch`], then [`Driver::flush`], then close(2). An operation
+//!   that was [discarded](Driver::discard) holds its file until it is over; a socket no longer than until the next flush or
+//!   poll. After that nobody holds it, and a peer sees the end at once.
 //! - Where others may close a descriptor without telling the driver, a [`Registry`] watches it.
 //! - A bad descriptor is refused by `watch` with `EBADF`, a file that cannot be waited for with `EPERM`, a second
 //!   watch with `EEXIST`. An operation's errors are its result.
-//! - `EAGAIN`, `EBUSY` and `ETIME` are the driver's business and never the user's; `EINTR` is the user's.
+//! - `EAGAIN`, `EBUSY` and `ETIME` are the driver's business and never the user's, but for `EAGAIN` if `MSG_DONTWAIT` asks for
+//!   it; `EINTR` is the user's.
 //! - A driver may move between threads; it works in the thread that polls it. With operations in flight on `io_uring`
 //!   it cannot, and says so; there the files of its watches are held a moment longer, by the ring that stays behind.
 //! - In a child after fork(2) the driver does nothing and says so: the kernel objects are the parent's.
@@ -61,6 +65,7 @@ mod event;
 mod op;
 mod registry;
 mod scripted;
+mod shared_fd;
 mod sys;
 mod table;
 mod token;
@@ -69,10 +74,8 @@ mod waker;
 mod workers;
 
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 pub use config::{
@@ -83,6 +86,7 @@ pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
 pub use registry::{Registration, Registry};
 pub use scripted::{Script, Step};
+pub use shared_fd::SharedFd;
 pub use token::Token;
 pub use waker::Waker;
 
@@ -251,15 +255,6 @@ impl Driver {
         self.backend.submit(op)
     }
 
-    /// As [`submit`](Driver::submit), for an operation on `file`, which stays open until the kernel, or the thread that
-    /// stands in for it, is done: so the caller may let go of it at any time, and no operation meets another file that
-    /// has got the same descriptor.
-    pub fn submit_keeping(&mut self, op: Op, file: Arc<File>) -> io::Result<Token> {
-        let token = self.submit(op)?;
-        self.backend.keep(token, file);
-        Ok(token)
-    }
-
     /// Gives back what a finished operation was made of, its buffers filled. `None` before its last event, and after
     /// the poll that follows, which frees what nobody took.
     pub fn take(&mut self, token: Token) -> Option<Op> {
@@ -271,7 +266,7 @@ impl Driver {
     }
 
     /// Asks an operation to end. Its last event comes in any case: with `ECANCELED`, or with what it came to before.
-    /// A stale token is no error.
+    /// A close goes on. A stale token is no error.
     pub fn cancel(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.cancel(token);
@@ -285,8 +280,8 @@ impl Driver {
         }
     }
 
-    /// Cancels an operation and reports nothing more of it. Its memory lives until the kernel lets go, and a
-    /// descriptor that it may still bring is closed.
+    /// Cancels an operation and reports nothing more of it. Its memory and its file live until the kernel lets go, its socket
+    /// until the next [`flush`](Driver::flush) or [`poll`](Driver::poll), and a descriptor that it may still bring is closed.
     pub fn discard(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.discard(token);
@@ -295,6 +290,9 @@ impl Driver {
 
     /// Hands all that is queued to the kernel and lets it act, but collects no events. To be called between dropping
     /// a watch or cancelling an operation and closing its descriptor.
+    ///
+    /// Fails with [`io::ErrorKind::ResourceBusy`] if the kernel takes no more for want of memory or room: the rest stays queued
+    /// for the next flush or poll, and descriptors that were lent to operations must stay open until then.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.is_inherited() {
             Ok(())
@@ -330,6 +328,14 @@ impl Driver {
 fn inherited() -> io::Error {
     io::Error::other(
         "this loop was inherited over fork: it belongs to the parent process; make a new one in the child",
+    )
+}
+
+/// What a flush says that could not hand everything over.
+fn refused() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "the kernel takes no more requests at the moment: what is queued goes along with a later flush or poll",
     )
 }
 

@@ -8,19 +8,23 @@
 
 use std::ffi::CString;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::Arc;
 
+use crate::shared_fd::SharedFd;
 use crate::sys;
 
 /// Something for the kernel to do. Its [`Event`](crate::Event) carries the result.
 ///
 /// Buffers to be filled are appended to: into the vector's spare capacity, and its length grows by the result.
+///
+/// Flags of sockets are passed on to the kernel, but for `MSG_ZEROCOPY`, which is refused: that is what
+/// [`SendZeroCopy`](Op::SendZeroCopy) is for. With `MSG_DONTWAIT` an operation that would wait is `EAGAIN`. With `MSG_TRUNC`
+/// the result of receiving counts all that came, also what there was no room for; the buffer grows by no more than its room,
+/// and a TCP socket, which throws the bytes away, leaves zeroes in it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Op {
@@ -28,7 +32,7 @@ pub enum Op {
     /// descriptor, which does not block and is closed on exec; it is the user's.
     Accept {
         /// The listening socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// Whether to go on after the first connection; all events but the last then have
         /// [`is_more`](crate::Event::is_more).
         multishot: bool,
@@ -36,14 +40,14 @@ pub enum Op {
     /// Connects a socket. The result is 0.
     Connect {
         /// The socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// The peer.
         addr: SocketAddress,
     },
     /// Receives from a socket into spare capacity. The result counts bytes; 0 is the end of a stream.
     Recv {
         /// The socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// Where the bytes are appended. Must have spare capacity.
         buffer: Vec<u8>,
         /// `MSG_*` as for recv(2).
@@ -53,7 +57,7 @@ pub enum Op {
     /// larger `start`. A peer that is gone is `EPIPE`, without a signal.
     Send {
         /// The socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// What to send.
         buffer: Vec<u8>,
         /// Where in the buffer to begin, in bytes.
@@ -71,7 +75,7 @@ pub enum Op {
     /// `RLIMIT_MEMLOCK` allows no more memory to be held, and where data is delivered on the same machine.
     SendZeroCopy {
         /// The socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// What to send. It must not change: the kernel may read it again to send it again.
         bytes: Bytes,
         /// `MSG_*` as for send(2).
@@ -80,7 +84,7 @@ pub enum Op {
     /// Receives a datagram, or bytes with descriptors. The result counts bytes.
     RecvMsg {
         /// The socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// Where all of it goes.
         message: Message,
         /// `MSG_*` as for recvmsg(2).
@@ -90,7 +94,7 @@ pub enum Op {
     /// without a signal.
     SendMsg {
         /// The socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// What to send, and where to.
         message: Message,
         /// `MSG_*` as for sendmsg(2).
@@ -99,34 +103,37 @@ pub enum Op {
     /// Reads from a file, a pipe or a device into spare capacity. The result counts bytes; 0 is the end.
     Read {
         /// The file.
-        fd: RawFd,
+        fd: SharedFd,
         /// Where the bytes are appended. Must have spare capacity.
         buffer: Vec<u8>,
-        /// Where in the file, in bytes; `None` for pipes and for the current position.
+        /// Where in the file, in bytes, up to `i64::MAX`; `ESPIPE` for what has no such places (pipes, sockets, terminals).
+        ///
+        /// `None` is for those, and for the position that the kernel keeps. Do not go by that of a
+        /// [file with a position](SharedFd::has_position): `io_uring` leaves it where it was if a transfer is cut short.
         offset: Option<u64>,
     },
     /// Writes `buffer[start..]` to a file, a pipe or a device. The result counts bytes, which may be fewer.
     Write {
         /// The file.
-        fd: RawFd,
+        fd: SharedFd,
         /// What to write.
         buffer: Vec<u8>,
         /// Where in the buffer to begin, in bytes.
         start: usize,
-        /// Where in the file, in bytes; `None` for pipes and for the current position.
+        /// Where in the file, as for [`Read`](Op::Read).
         offset: Option<u64>,
     },
     /// Flushes a file to storage. The result is 0.
     Fsync {
         /// The file.
-        fd: RawFd,
+        fd: SharedFd,
         /// Whether metadata that reading does not need may stay behind (fdatasync(2)).
         data_only: bool,
     },
     /// Opens a file. The result is its descriptor, which is the user's.
     OpenAt {
-        /// Where relative paths begin: a directory, or `libc::AT_FDCWD`.
-        directory: RawFd,
+        /// Where relative paths begin: a directory; `None` is the working directory.
+        directory: Option<SharedFd>,
         /// The path.
         path: CString,
         /// `O_*` as for openat(2); `O_CLOEXEC` is added.
@@ -136,9 +143,9 @@ pub enum Op {
     },
     /// Asks for a file's metadata. The result is 0.
     Statx {
-        /// Where relative paths begin: a directory, or `libc::AT_FDCWD`.
-        directory: RawFd,
-        /// The path; empty with `AT_EMPTY_PATH` for `directory` itself.
+        /// Where relative paths begin: a directory; `None` is the working directory.
+        directory: Option<SharedFd>,
+        /// The path; empty with `AT_EMPTY_PATH` for `directory` itself, which may then be any file.
         path: CString,
         /// `AT_*` as for statx(2).
         flags: i32,
@@ -150,15 +157,15 @@ pub enum Op {
     /// Shuts down one or both directions of a socket. The result is 0.
     Shutdown {
         /// The socket.
-        fd: RawFd,
+        fd: SharedFd,
         /// `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
         how: i32,
     },
-    /// Closes a descriptor, which the user hands over. The result is 0. It is closed in any case: also if the operation is
-    /// cancelled or discarded, or the driver dropped.
+    /// Closes a descriptor, and waits for what that takes. The result is 0. It is closed in any case: also if the operation
+    /// fails, is cancelled or discarded, or the driver is dropped.
     Close {
-        /// The descriptor; nobody else may close it.
-        fd: RawFd,
+        /// The descriptor; `None` in an operation that is given back.
+        fd: Option<OwnedFd>,
     },
 }
 
@@ -177,8 +184,8 @@ impl Op {
             | Op::Read { fd, .. }
             | Op::Write { fd, .. }
             | Op::Fsync { fd, .. }
-            | Op::Shutdown { fd, .. }
-            | Op::Close { fd } => Some(*fd),
+            | Op::Shutdown { fd, .. } => Some(fd.as_raw_fd()),
+            Op::Close { fd } => fd.as_ref().map(AsRawFd::as_raw_fd),
             Op::OpenAt { .. } | Op::Statx { .. } => None,
         }
     }
@@ -196,14 +203,101 @@ impl Op {
             {
                 "the start lies beyond the end of the buffer"
             }
+            Op::Read { offset, .. } | Op::Write { offset, .. }
+                if offset.is_some_and(|offset| i64::try_from(offset).is_err()) =>
+            {
+                "the offset lies beyond the largest that a file can have, 2^63 - 1"
+            }
             Op::SendMsg { message, .. } if message.descriptors.len() > DESCRIPTORS_MAX => {
                 "a message carries at most 253 descriptors (SCM_MAX_FD)"
             }
+            Op::Send { flags, .. }
+            | Op::SendZeroCopy { flags, .. }
+            | Op::SendMsg { flags, .. }
+            | Op::Recv { flags, .. }
+            | Op::RecvMsg { flags, .. }
+                if flags & FLAGS_REFUSED != 0 =>
+            {
+                "MSG_ZEROCOPY and MSG_CMSG_COMPAT cannot be used here"
+            }
+            Op::Close { fd: None } => "there is no descriptor to close",
             _ => return Ok(()),
         };
         Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
     }
+
+    /// The file that the operation works on, which is looked up when the kernel takes the request. Directories are looked up
+    /// when their paths are.
+    fn file_mut(&mut self) -> Option<&mut SharedFd> {
+        match self {
+            Op::Accept { fd, .. }
+            | Op::Connect { fd, .. }
+            | Op::Recv { fd, .. }
+            | Op::Send { fd, .. }
+            | Op::SendZeroCopy { fd, .. }
+            | Op::RecvMsg { fd, .. }
+            | Op::SendMsg { fd, .. }
+            | Op::Read { fd, .. }
+            | Op::Write { fd, .. }
+            | Op::Fsync { fd, .. }
+            | Op::Shutdown { fd, .. } => Some(fd),
+            Op::OpenAt { .. } | Op::Statx { .. } | Op::Close { .. } => None,
+        }
+    }
+
+    /// Whether it works on a socket, whose peer waits to hear that it is closed.
+    fn is_on_socket(&self) -> bool {
+        matches!(
+            self,
+            Op::Accept { .. }
+                | Op::Connect { .. }
+                | Op::Recv { .. }
+                | Op::Send { .. }
+                | Op::SendZeroCopy { .. }
+                | Op::RecvMsg { .. }
+                | Op::SendMsg { .. }
+                | Op::Shutdown { .. }
+        )
+    }
+
+    /// Gives the room to receive into a content where the kernel may count bytes that it has not stored.
+    fn initialise(&mut self) {
+        let buffer = match self {
+            Op::Recv { buffer, flags, .. } if *flags & libc::MSG_TRUNC != 0 => buffer,
+            Op::RecvMsg { message, flags, .. } if *flags & libc::MSG_TRUNC != 0 => {
+                &mut message.buffer
+            }
+            _ => return,
+        };
+        buffer.spare_capacity_mut().fill(MaybeUninit::new(0));
+    }
+
+    /// Whether it fails with `EAGAIN` rather than wait.
+    pub(crate) fn never_waits(&self) -> bool {
+        match self {
+            Op::Recv { flags, .. }
+            | Op::Send { flags, .. }
+            | Op::SendZeroCopy { flags, .. }
+            | Op::RecvMsg { flags, .. }
+            | Op::SendMsg { flags, .. } => flags & libc::MSG_DONTWAIT != 0,
+            _ => false,
+        }
+    }
+
+    /// Whether it reads or writes at an offset that its file cannot have.
+    pub(crate) fn is_misplaced(&self) -> bool {
+        match self {
+            Op::Read { fd, offset, .. } | Op::Write { fd, offset, .. } => {
+                offset.is_some() && !fd.nature().takes_offsets
+            }
+            _ => false,
+        }
+    }
 }
+
+/// With the first the kernel would read the bytes after the operation's end, when they have been given back. With the second,
+/// which `io_uring` takes from programs of any kind, control messages have the layout of 32-bit programs.
+const FLAGS_REFUSED: i32 = libc::MSG_ZEROCOPY | 0x8000_0000_u32 as i32;
 
 /// The last result of an [`Op::SendZeroCopy`] whose bytes were sent from where they lay.
 pub const SENT_WITHOUT_COPY: i32 = 0;
@@ -264,7 +358,17 @@ impl fmt::Debug for FileStatus {
 }
 
 /// What `RecvMsg` fills and `SendMsg` sends.
+///
+/// ```
+/// use ringloop_driver::Message;
+///
+/// let mut message = Message::from(b"datagram".to_vec());
+/// message.addr = Some(std::net::SocketAddr::from(([127, 0, 0, 1], 53)).into());
+/// let room = Message::from(Vec::with_capacity(1500));
+/// assert!(room.buffer.is_empty() && room.descriptors_max == 0);
+/// ```
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct Message {
     /// The bytes: appended to when receiving.
     pub buffer: Vec<u8>,
@@ -276,6 +380,16 @@ pub struct Message {
     pub descriptors_max: usize,
     /// `MSG_TRUNC`, `MSG_CTRUNC` and the like, as received.
     pub flags: i32,
+}
+
+impl From<Vec<u8>> for Message {
+    /// A message of these bytes, or with room for some; without an address and descriptors.
+    fn from(buffer: Vec<u8>) -> Message {
+        Message {
+            buffer,
+            ..Message::default()
+        }
+    }
 }
 
 /// A socket's address of any family.
@@ -445,17 +559,14 @@ pub(crate) struct Operation {
 unsafe impl Send for Operation {}
 
 /// An operation on the heap, which does not move and whose memory nobody in Rust claims to know.
-pub(crate) struct Parked {
-    operation: ptr::NonNull<Operation>,
-    /// What must stay open until the operation is over.
-    file: Option<Arc<File>>,
-}
+pub(crate) struct Parked(ptr::NonNull<Operation>);
 
 // SAFETY: a Parked owns its Operation, which is Send.
 unsafe impl Send for Parked {}
 
 impl Parked {
-    pub(crate) fn new(op: Op) -> Parked {
+    pub(crate) fn new(mut op: Op) -> Parked {
+        op.initialise();
         let operation = Operation {
             op,
             started: false,
@@ -469,11 +580,8 @@ impl Parked {
             addr: SocketAddress::empty(),
             control: Vec::new(),
         };
-        Parked {
-            // SAFETY: a Box's pointer is never null.
-            operation: unsafe { ptr::NonNull::new_unchecked(Box::into_raw(Box::new(operation))) },
-            file: None,
-        }
+        // SAFETY: a Box's pointer is never null.
+        Parked(unsafe { ptr::NonNull::new_unchecked(Box::into_raw(Box::new(operation))) })
     }
 
     /// The operation. Must not be called while the kernel may write to it.
@@ -481,24 +589,40 @@ impl Parked {
         // SAFETY: the pointer came from a Box that this Parked owns. The backends call this only before the operation
         // is submitted and after its last completion (or in between for a multishot accept, which has no memory, and a
         // zero-copy send, whose bytes the kernel only reads).
-        unsafe { self.operation.as_mut() }
+        unsafe { self.0.as_mut() }
     }
 
-    /// Keeps a file open as long as this lives.
-    pub(crate) fn keep(&mut self, file: Arc<File>) {
-        self.file = Some(file);
+    /// The user's part, to let go of its file.
+    fn op_in_flight(&mut self) -> &mut Op {
+        // SAFETY: as above; also while the kernel may write, because it writes to what `op` points to and to its neighbours,
+        // but not to `op` itself.
+        unsafe { &mut (*self.0.as_ptr()).op }
     }
 
-    pub(crate) fn into_op(mut self) -> Op {
-        drop(self.file.take());
+    /// Closes the socket that the operation works on, unless others have it, too. Only once the kernel has looked it up, and
+    /// if the operation is given back to nobody.
+    pub(crate) fn release_socket(&mut self) {
+        let op = self.op_in_flight();
+        if op.is_on_socket()
+            && let Some(fd) = op.file_mut()
+        {
+            fd.release();
+        }
+    }
+
+    pub(crate) fn into_op(self) -> Op {
         // SAFETY: the pointer came from Box::into_raw, and `self` is forgotten, so that it is freed once.
-        let operation = unsafe { Box::from_raw(self.operation.as_ptr()) };
+        let operation = unsafe { Box::from_raw(self.0.as_ptr()) };
         mem::forget(self);
         operation.op
     }
 
-    /// Gives the memory up for good, because the kernel may still write to it.
-    pub(crate) fn leak(self) {
+    /// Gives the memory up for good, because the kernel may still write to it. It has the file itself, or will never look
+    /// it up.
+    pub(crate) fn leak(mut self) {
+        if let Some(fd) = self.op_in_flight().file_mut() {
+            fd.release();
+        }
         mem::forget(self);
     }
 }
@@ -506,7 +630,7 @@ impl Parked {
 impl Drop for Parked {
     fn drop(&mut self) {
         // SAFETY: the pointer came from Box::into_raw and nobody else frees it.
-        drop(unsafe { Box::from_raw(self.operation.as_ptr()) });
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
@@ -589,15 +713,17 @@ impl Operation {
         let header = self.message_header();
         // SAFETY: the header has just been made and leads to memory of this operation's.
         unsafe {
-            match self.op {
+            match &self.op {
                 Op::RecvMsg { fd, flags, .. } => sys::receive_message(
-                    fd,
+                    fd.as_raw_fd(),
                     header,
                     flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
                 ),
-                Op::SendMsg { fd, flags, .. } => {
-                    sys::send_message(fd, header, flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
-                }
+                Op::SendMsg { fd, flags, .. } => sys::send_message(
+                    fd.as_raw_fd(),
+                    header,
+                    flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                ),
                 _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
             }
         }
@@ -609,29 +735,44 @@ impl Operation {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
         // SAFETY: the address lives in the operation and is as long as it says.
-        unsafe { sys::connect(*fd, addr.as_ptr(), addr.length()) }
+        unsafe { sys::connect(fd.as_raw_fd(), addr.as_ptr(), addr.length()) }
     }
 
-    /// Does the kernel's part for a script: gives what is received or read a content.
-    pub(crate) fn fill_with_zeros(&mut self, result: i32) {
-        if let Op::Recv { buffer, .. } | Op::Read { buffer, .. } = &mut self.op {
-            let filled = buffer.len();
-            buffer.resize(filled + usize::try_from(result).unwrap_or(0), 0);
-            buffer.truncate(filled);
+    /// Gives the descriptor that is to be closed away, to be closed by its number. Only for `Close`, once.
+    pub(crate) fn hand_over(&mut self) -> Option<RawFd> {
+        match &mut self.op {
+            Op::Close { fd } => fd.take().map(IntoRawFd::into_raw_fd),
+            _ => None,
+        }
+    }
+
+    /// Does the kernel's part for a script: gives what is received or read a content, and closes what is to be closed.
+    pub(crate) fn play(&mut self) {
+        match &mut self.op {
+            Op::Recv { buffer, .. }
+            | Op::Read { buffer, .. }
+            | Op::RecvMsg {
+                message: Message { buffer, .. },
+                ..
+            } => buffer.spare_capacity_mut().fill(MaybeUninit::new(0)),
+            Op::Close { fd } => drop(fd.take()),
+            _ => {}
         }
     }
 
     /// Gives the user's part what the kernel has written, after the last completion.
     pub(crate) fn settle(&mut self, result: i32) {
+        if let Op::Close { fd } = &mut self.op {
+            // If it was cancelled before anybody closed it.
+            drop(fd.take());
+        }
         let Ok(count) = usize::try_from(result) else {
             return;
         };
         match &mut self.op {
             Op::Recv { buffer, .. } | Op::Read { buffer, .. } => grow(buffer, count),
             Op::RecvMsg { message, .. } => {
-                // With MSG_TRUNC the result is the datagram's length, which may be more than was stored.
-                let stored = count.min(self.vector.iov_len);
-                grow(&mut message.buffer, stored);
+                grow(&mut message.buffer, count);
                 message.flags = self.header.msg_flags;
                 let length = self
                     .header
@@ -646,14 +787,12 @@ impl Operation {
     }
 }
 
-/// Counts `count` more bytes of the buffer as filled.
+/// Counts `count` more bytes of the buffer as filled, or all of it: with `MSG_TRUNC` the count is of what came, which may be
+/// more than there was room for.
 fn grow(buffer: &mut Vec<u8>, count: usize) {
-    let length = buffer.len() + count;
-    assert!(
-        length <= buffer.capacity(),
-        "the kernel was given the spare capacity and no more"
-    );
-    // SAFETY: the kernel has filled this many bytes of the spare capacity, which was just checked to hold them.
+    let length = buffer.len().saturating_add(count).min(buffer.capacity());
+    // SAFETY: the capacity holds them. The kernel has filled what it counts; but with MSG_TRUNC it may not have, and then
+    // they were zeroed by `Op::initialise`.
     unsafe { buffer.set_len(length) };
 }
 
@@ -662,20 +801,27 @@ pub(crate) fn spare(buffer: &mut Vec<u8>) -> &mut [MaybeUninit<u8>] {
     buffer.spare_capacity_mut()
 }
 
+/// A control message that consists of a descriptor for the sending process, for sockets with `SO_PASSPIDFD` (Linux 6.5).
+const SCM_PIDFD: i32 = 4;
+
 /// Takes over the descriptors that a received message carries.
 fn receive_descriptors(header: &libc::msghdr, descriptors: &mut Vec<OwnedFd>) {
     // SAFETY: the kernel has filled the control memory that the header names, and says in msg_controllen how much of
-    // it; the CMSG macros stay within that. Each descriptor is new and nobody else's.
+    // it; the CMSG macros stay within that, and the kernel's lengths do. Each descriptor is new and nobody else's.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(header);
         while !control.is_null() {
-            if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS
+            let kind = (*control).cmsg_type;
+            if (*control).cmsg_level == libc::SOL_SOCKET
+                && (kind == libc::SCM_RIGHTS || kind == SCM_PIDFD)
             {
                 let data = libc::CMSG_DATA(control).cast::<[u8; size_of::<RawFd>()]>();
                 let payload = (*control).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
                 for index in 0..payload / size_of::<RawFd>() {
                     let fd = RawFd::from_ne_bytes(data.add(index).read());
-                    descriptors.push(OwnedFd::from_raw_fd(fd));
+                    let descriptor = (fd >= 0).then(|| OwnedFd::from_raw_fd(fd));
+                    // A process was not asked for: its descriptor is closed.
+                    descriptors.extend(descriptor.filter(|_| kind == libc::SCM_RIGHTS));
                 }
             }
             control = libc::CMSG_NXTHDR(header, control);
@@ -719,8 +865,10 @@ mod tests {
 
     #[test]
     fn an_empty_buffer_is_a_mistake() {
+        let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = SharedFd::new(fd);
         let error = Op::Recv {
-            fd: 0,
+            fd: fd.clone(),
             buffer: Vec::new(),
             flags: 0,
         }
@@ -729,7 +877,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         assert!(
             Op::Recv {
-                fd: 0,
+                fd: fd.clone(),
                 buffer: Vec::with_capacity(1),
                 flags: 0
             }
@@ -738,7 +886,7 @@ mod tests {
         );
         assert!(
             Op::Send {
-                fd: 0,
+                fd,
                 buffer: vec![0],
                 start: 2,
                 flags: 0

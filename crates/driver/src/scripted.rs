@@ -5,7 +5,6 @@
 //! does not pass: a poll takes one turn of the script and notes for how long it would have waited.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +13,10 @@ use std::time::Duration;
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::Op;
 use crate::registry::Registry;
-use crate::table::{Owner, Phase, Table};
+use crate::table::{Course, Owner, Phase, Table};
 use crate::token::Token;
 use crate::waker::Waker;
-use crate::{Counters, Peek};
+use crate::{Counters, Peek, refused};
 
 /// Something that the scripted kernel does.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -54,6 +53,7 @@ pub struct Script {
 struct Shared {
     turns: VecDeque<Vec<Step>>,
     watch_refusals: VecDeque<i32>,
+    flush_refusals: usize,
     timeouts: Vec<Option<Duration>>,
 }
 
@@ -76,6 +76,12 @@ impl Script {
     /// Makes the next `watch` or `rewatch` that has no refusal yet fail with an errno.
     pub fn refuse_watch(&self, errno: i32) -> &Script {
         self.lock().watch_refusals.push_back(errno);
+        self
+    }
+
+    /// Makes the next `flush` that is not refused yet fail: the kernel takes nothing.
+    pub fn refuse_flush(&self) -> &Script {
+        self.lock().flush_refusals += 1;
         self
     }
 
@@ -111,6 +117,8 @@ pub(crate) struct Scripted {
     early: Vec<Step>,
     /// Operations that were cancelled.
     cancelled: Vec<Token>,
+    /// Those of them that were discarded, whose sockets are let go of when the kernel has heard of all.
+    discarded: Vec<Token>,
 }
 
 impl Scripted {
@@ -125,6 +133,7 @@ impl Scripted {
             rearm: Vec::new(),
             early: Vec::new(),
             cancelled: Vec::new(),
+            discarded: Vec::new(),
         }
     }
 
@@ -196,16 +205,13 @@ impl Scripted {
         Ok(token)
     }
 
-    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
-        self.table.keep(token, file);
-    }
-
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         self.table.take(token)
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {
-        if self.table.operation(token).is_some() {
+        let submitted = self.table.operation(token);
+        if submitted.is_some_and(|submitted| submitted.course != Course::Close) {
             self.cancelled.push(token);
         }
     }
@@ -219,12 +225,38 @@ impl Scripted {
     pub(crate) fn discard(&mut self, token: Token) {
         self.cancel(token);
         self.table.discard(token);
+        if self.table.operation(token).is_none() {
+            return;
+        }
+        let user_data = self.table.user_data(token);
+        if self.is_accepted(user_data) {
+            self.discarded.push(token);
+        } else {
+            self.disarm(user_data);
+            self.table
+                .report_completion(token, -libc::ECANCELED, false, &mut Vec::new());
+        }
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "the backends have one interface")]
     pub(crate) fn flush(&mut self) -> io::Result<()> {
+        let mut script = self.script.lock();
+        if let Some(left) = script.flush_refusals.checked_sub(1) {
+            script.flush_refusals = left;
+            return Err(refused());
+        }
+        drop(script);
         self.accepted.extend(self.queued.drain(..));
+        self.release_discarded();
         Ok(())
+    }
+
+    /// Lets go of the sockets of discarded operations, if the kernel has everything.
+    fn release_discarded(&mut self) {
+        if self.queued.is_empty() {
+            for token in std::mem::take(&mut self.discarded) {
+                self.table.release_socket(token);
+            }
+        }
     }
 
     pub(crate) fn peek(&self) -> Peek {
@@ -264,6 +296,7 @@ impl Scripted {
             self.table.counters.short_submits += 1;
         }
         self.accepted.extend(self.queued.drain(..count));
+        self.release_discarded();
 
         let before = events.len();
         for token in std::mem::take(&mut self.cancelled) {
@@ -349,13 +382,17 @@ impl Scripted {
             .operation(token)
             .and_then(|submitted| submitted.parked.as_mut())
         {
-            parked.get_mut().fill_with_zeros(result);
+            parked.get_mut().play();
         }
-        let submitted = self.table.operation(token);
-        let phase = submitted.as_ref().map(|submitted| submitted.phase);
-        let multishot = submitted.is_some_and(|submitted| submitted.multishot);
-        let more = result >= 0
-            && (multishot || self.table.is_zero_copy(token) && phase == Some(Phase::InFlight));
+        let goes_on = self
+            .table
+            .operation(token)
+            .is_some_and(|submitted| match submitted.course {
+                Course::Multishot => true,
+                Course::ZeroCopy => submitted.phase == Phase::InFlight,
+                Course::Once | Course::Close => false,
+            });
+        let more = result >= 0 && goes_on;
         if !more {
             self.accepted
                 .retain(|request| request.user_data != user_data);
@@ -379,7 +416,7 @@ impl Scripted {
                 self.table
                     .report_readiness(token, Readiness::READABLE, events);
             }
-            Some((token, Owner::Operation)) => {
+            Some((token, Owner::Operation(_))) => {
                 self.table.report_completion(token, 0, false, events);
             }
         }
@@ -390,11 +427,11 @@ impl Scripted {
         for request in std::mem::take(&mut self.accepted) {
             let ended = match self.table.by_user_data(request.user_data) {
                 Some((token, Owner::Watch(watch))) if watch.mode == Mode::Edge => Some(token),
-                Some((token, Owner::Operation)) => {
+                Some((token, Owner::Operation(_))) => {
                     let multishot = self
                         .table
                         .operation(token)
-                        .is_some_and(|submitted| submitted.multishot);
+                        .is_some_and(|submitted| submitted.course == Course::Multishot);
                     multishot.then_some(token)
                 }
                 _ => None,

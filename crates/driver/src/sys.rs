@@ -5,7 +5,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem::{self, MaybeUninit};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,6 +121,13 @@ pub(crate) fn file_kind(fd: RawFd) -> io::Result<FileKind> {
     })
 }
 
+/// Whether a descriptor has places to read and write; one that is not open is said to have.
+pub(crate) fn is_seekable(fd: RawFd) -> bool {
+    // SAFETY: no pointers are involved, and the position stays.
+    let position = check_size(unsafe { libc::lseek64(fd, 0, libc::SEEK_CUR) as libc::ssize_t });
+    !matches!(position, Err(error) if error.raw_os_error() == Some(libc::ESPIPE))
+}
+
 /// Whether the number is an open descriptor: `EBADF` if not.
 pub(crate) fn check_open(fd: RawFd) -> io::Result<()> {
     // SAFETY: F_GETFD takes no argument and changes nothing.
@@ -147,17 +154,17 @@ pub(crate) fn set_nonblocking(fd: RawFd, nonblocking: bool) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
 }
 
-/// Closes a descriptor that nobody has any more: one that an event carried, or that was to be closed. An error says that it is closed all the same
-/// (close(2)), so there is nothing to do about it.
+/// Closes a descriptor that an event carried to nobody. An error says that it is closed all the same (close(2)), so there is
+/// nothing to do about it.
 pub(crate) fn close_orphan(fd: RawFd) {
-    // SAFETY: the caller holds the only copy of a descriptor that the kernel has just made, or that a user has handed over.
+    // SAFETY: the caller holds the only copy of a descriptor that the kernel has just made.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
 /// close(2), with its error.
-pub(crate) fn close(fd: RawFd) -> io::Result<()> {
-    // SAFETY: the user asked for this descriptor to be closed, and promised that nobody else owns it.
-    check(unsafe { libc::close(fd) }).map(drop)
+pub(crate) fn close(descriptor: OwnedFd) -> io::Result<()> {
+    // SAFETY: nobody else owns it, and from here on nobody does.
+    check(unsafe { libc::close(descriptor.into_raw_fd()) }).map(drop)
 }
 
 /// Asks poll(2), without waiting, which of `events` a descriptor is ready for.

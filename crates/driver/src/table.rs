@@ -1,10 +1,8 @@
 //! What a driver knows of its watches, its operations and the descriptors that they work on: the part of the
 //! bookkeeping that is the same on every backend.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
 use crate::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
@@ -29,7 +27,7 @@ pub(crate) struct Submitted {
     /// `None` while a worker thread has it.
     pub(crate) parked: Option<Parked>,
     pub(crate) fd: Option<RawFd>,
-    pub(crate) multishot: bool,
+    pub(crate) course: Course,
     pub(crate) phase: Phase,
     /// The `io_uring` backend's: whether a cancel was asked for, so that no request is queued anew.
     pub(crate) cancelled: bool,
@@ -39,13 +37,41 @@ pub(crate) struct Submitted {
     discarded: bool,
 }
 
+/// How an operation goes on after its beginning.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Course {
+    /// It has one result.
+    Once,
+    /// It has results until it fails.
+    Multishot,
+    /// It has a count, and then its memory back.
+    ZeroCopy,
+    /// It has one result, and cannot be called back: nobody could tell whether the descriptor was closed.
+    Close,
+}
+
+impl Course {
+    fn of(op: &Op) -> Course {
+        match op {
+            Op::Accept {
+                multishot: true, ..
+            } => Course::Multishot,
+            Op::SendZeroCopy { .. } => Course::ZeroCopy,
+            Op::Close { .. } => Course::Close,
+            _ => Course::Once,
+        }
+    }
+}
+
 /// How far an operation has come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Phase {
+    /// The `io_uring` backend's: the kernel has not heard of it, or not again.
+    Queued,
     InFlight,
     /// A zero-copy send's: the count has been reported, and only the memory is still with the kernel.
     Answered,
-    /// The epoll backend's: the last result is known, but not reported.
+    /// The last result is known, but not reported.
     Ended,
     /// The last event has been reported.
     Finished,
@@ -238,17 +264,10 @@ impl Table {
         op.check()?;
         // A bad descriptor is the operation's result, as it is a system call's, not a refusal to try.
         let fd = op.fd().filter(|fd| self.admit(*fd).is_ok());
-        let multishot = matches!(
-            op,
-            Op::Accept {
-                multishot: true,
-                ..
-            }
-        );
         let submitted = Submitted {
+            course: Course::of(&op),
             parked: Some(Parked::new(op)),
             fd,
-            multishot,
             phase: Phase::InFlight,
             cancelled: false,
             error: 0,
@@ -260,16 +279,6 @@ impl Table {
         }
         self.counters.operations += 1;
         Ok(token)
-    }
-
-    /// Keeps a file open until the kernel is done with an operation that has just been inserted.
-    pub(crate) fn keep(&mut self, token: Token, file: Arc<File>) {
-        if let Some(parked) = self
-            .operation(token)
-            .and_then(|submitted| submitted.parked.as_mut())
-        {
-            parked.keep(file);
-        }
     }
 
     /// An operation that has not finished.
@@ -293,6 +302,28 @@ impl Table {
         let mut tokens = self.slots.tokens();
         tokens.retain(|token| self.operation(*token).is_some());
         tokens
+    }
+
+    /// Whether the kernel has an operation that is not over.
+    pub(crate) fn has_in_flight(&self) -> bool {
+        self.in_flight().next().is_some()
+    }
+
+    /// Whether the kernel has a close that is not over.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.in_flight()
+            .any(|submitted| submitted.course == Course::Close)
+    }
+
+    fn in_flight(&self) -> impl Iterator<Item = &Submitted> {
+        self.slots.values().filter_map(|entry| match entry {
+            Entry::Operation(submitted)
+                if matches!(submitted.phase, Phase::InFlight | Phase::Answered) =>
+            {
+                Some(submitted)
+            }
+            _ => None,
+        })
     }
 
     /// From now on the operation's events are dropped, and what they carry with them.
@@ -324,15 +355,7 @@ impl Table {
         if discarded && carries_descriptor && real && result >= 0 {
             sys::close_orphan(result);
         }
-        if result == -libc::ECANCELED
-            && real
-            && let Some(Op::Close { fd }) =
-                submitted.parked.as_mut().map(|parked| &parked.get_mut().op)
-        {
-            // Nobody else will.
-            sys::close_orphan(*fd);
-        }
-        if more && !submitted.multishot {
+        if more && submitted.course == Course::ZeroCopy {
             submitted.phase = Phase::Answered;
         }
         if !more {
@@ -402,11 +425,16 @@ impl Table {
         }
     }
 
-    /// Whether an operation is a zero-copy send.
-    pub(crate) fn is_zero_copy(&mut self, token: Token) -> bool {
-        self.operation(token)
-            .and_then(|submitted| submitted.parked.as_mut())
-            .is_some_and(|parked| matches!(parked.get_mut().op, Op::SendZeroCopy { .. }))
+    /// Lets go of the socket of an operation that was discarded, and that the kernel has taken.
+    pub(crate) fn release_socket(&mut self, token: Token) {
+        if let Some(Submitted {
+            parked: Some(parked),
+            discarded: true,
+            ..
+        }) = self.operation(token)
+        {
+            parked.release_socket();
+        }
     }
 
     // ---- what the kernel is told
@@ -421,13 +449,30 @@ impl Table {
         self.slots.user_data(token)
     }
 
+    /// Hands a queued request to the kernel: after this it goes its way there. False if nobody wants it any more.
+    pub(crate) fn hand_over(&mut self, user_data: u64) -> bool {
+        match self.slots.by_user_data(user_data) {
+            Some((_, Entry::Operation(submitted))) if submitted.phase == Phase::Queued => {
+                submitted.phase = Phase::InFlight;
+                if submitted.course == Course::Close
+                    && let Some(parked) = submitted.parked.as_mut()
+                {
+                    parked.get_mut().hand_over();
+                }
+                true
+            }
+            Some((_, Entry::Watch(_))) => true,
+            _ => false,
+        }
+    }
+
     /// Whose arming the kernel speaks of, and whether it is a watch's; `None` if that arming is over.
     pub(crate) fn by_user_data(&mut self, user_data: u64) -> Option<(Token, Owner)> {
         let (token, entry) = self.slots.by_user_data(user_data)?;
         match entry {
             Entry::Watch(watch) => Some((token, Owner::Watch(*watch))),
             Entry::Operation(submitted) if submitted.phase != Phase::Finished => {
-                Some((token, Owner::Operation))
+                Some((token, Owner::Operation(submitted.course)))
             }
             Entry::Operation(_) => None,
         }
@@ -438,5 +483,5 @@ impl Table {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Owner {
     Watch(Watch),
-    Operation,
+    Operation(Course),
 }

@@ -134,6 +134,11 @@ impl<T> Slots<T> {
         slot.value.as_mut().map(|value| (token, value))
     }
 
+    /// What all live tokens name.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
+    }
+
     /// All live tokens, in the order of their slots.
     pub(crate) fn tokens(&self) -> Vec<Token> {
         (0..self.slots.len() as u32)

@@ -297,3 +297,54 @@ fn a_send_without_a_copy_that_is_dropped_is_cancelled_and_its_bytes_are_let_go()
     drop(stream);
     check(&script, &mut runtime, 0);
 }
+
+#[test]
+fn a_socket_stays_open_until_the_kernel_has_heard_of_its_end() {
+    for is_running in [false, true] {
+        let (script, mut runtime) = scripted();
+        let (near, stream, _) = stream(&mut runtime);
+        script.refuse_flush();
+        if is_running {
+            script.refuse_flush();
+            runtime.block_on(async {
+                drop(stream);
+                yield_now().await;
+            });
+        } else {
+            drop(stream);
+        }
+        near.set_nonblocking(true).unwrap();
+        let error = (&near).read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        near.set_nonblocking(false).unwrap();
+        check(&script, &mut runtime, 0);
+        assert!(is_closed(near));
+    }
+}
+
+/// It might begin behind what is written next.
+#[test]
+fn a_send_without_a_copy_that_cannot_be_called_back_is_the_last() {
+    let (script, mut runtime) = scripted();
+    let (near, mut stream, _) = stream(&mut runtime);
+    let (held, bytes) = body();
+    runtime.block_on(async {
+        {
+            let mut sending = pin!(stream.write_all_zero_copy(bytes));
+            let polled = sending
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+            script.turn([]);
+            yield_now().await;
+            script.refuse_flush();
+        }
+        let (written, _) = stream.write_all(&b"behind it"[..]).await;
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+    check(&script, &mut runtime, 1);
+    assert_eq!(Arc::strong_count(&held), 1);
+    assert!(is_closed(near));
+    drop(stream);
+    check(&script, &mut runtime, 0);
+}

@@ -29,14 +29,14 @@
 use std::ffi::CString;
 use std::fmt;
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ringloop_driver::{FileStatus, Op};
+use ringloop_driver::{FileStatus, Op, SharedFd};
 
 use crate::source::Operation;
 
@@ -131,7 +131,7 @@ pub async fn write(path: impl AsRef<Path>, contents: impl Into<Vec<u8>>) -> io::
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub async fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
-    status(libc::AT_FDCWD, to_c(path.as_ref())?, 0, None).await
+    status(None, to_c(path.as_ref())?, 0).await
 }
 
 /// What is known of a file, or of a link itself.
@@ -154,7 +154,7 @@ pub async fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
 /// ```
 pub async fn symlink_metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
     let flags = libc::AT_SYMLINK_NOFOLLOW;
-    status(libc::AT_FDCWD, to_c(path.as_ref())?, flags, None).await
+    status(None, to_c(path.as_ref())?, flags).await
 }
 
 fn to_c(path: &Path) -> io::Result<CString> {
@@ -166,12 +166,7 @@ fn to_c(path: &Path) -> io::Result<CString> {
     })
 }
 
-async fn status(
-    directory: RawFd,
-    path: CString,
-    flags: i32,
-    file: Option<&Arc<std::fs::File>>,
-) -> io::Result<Metadata> {
+async fn status(directory: Option<SharedFd>, path: CString, flags: i32) -> io::Result<Metadata> {
     let op = Op::Statx {
         directory,
         path,
@@ -179,22 +174,29 @@ async fn status(
         mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
         status: Box::default(),
     };
-    match perform(op, file).await? {
+    match perform(op).await {
         (result, Some(Op::Statx { status, .. })) => result.map(|_| Metadata { status }),
         (result, _) => Err(result.err().unwrap_or_else(lost)),
     }
 }
 
-/// Does an operation, on a file that it keeps open.
-async fn perform(
-    op: Op,
-    file: Option<&Arc<std::fs::File>>,
-) -> io::Result<(io::Result<u32>, Option<Op>)> {
-    let operation = match file {
-        Some(file) => Operation::submit_keeping(op, Arc::clone(file))?,
-        None => Operation::submit(op)?,
-    };
-    Ok(operation.await)
+/// Does an operation, and gives back what it was made of.
+async fn perform(op: Op) -> (io::Result<u32>, Option<Op>) {
+    match Operation::submit(op) {
+        Ok(operation) => operation.await,
+        Err(error) => (Err(error), None),
+    }
+}
+
+/// Refuses an offset that no file can have. The driver would, too, but not give the buffer back.
+fn check(offset: u64) -> io::Result<()> {
+    match i64::try_from(offset) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the offset lies beyond the largest that a file can have, 2^63 - 1",
+        )),
+    }
 }
 
 /// An operation that is over comes back with what it was made of.
@@ -334,12 +336,12 @@ impl OpenOptions {
         let (path, flags) = (to_c(path.as_ref())?, self.to_flags()?);
         loop {
             let op = Op::OpenAt {
-                directory: libc::AT_FDCWD,
+                directory: None,
                 path: path.clone(),
                 flags,
                 mode: self.mode,
             };
-            let (result, _) = perform(op, None).await?;
+            let (result, _) = perform(op).await;
             if !is_interrupted(&result) {
                 return result.map(File::from_descriptor);
             }
@@ -403,7 +405,7 @@ impl OpenOptions {
 /// # }
 /// ```
 pub struct File {
-    file: Arc<std::fs::File>,
+    fd: SharedFd,
 }
 
 impl File {
@@ -457,14 +459,23 @@ impl File {
     fn from_descriptor(descriptor: u32) -> Self {
         // SAFETY: the result of an open that succeeded: a new descriptor, which nobody else has.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) };
-        Self::from(std::fs::File::from(descriptor))
+        Self {
+            fd: SharedFd::new(descriptor),
+        }
+    }
+
+    /// The standard library's view of it.
+    fn with_std<T>(&self, call: impl FnOnce(&std::fs::File) -> T) -> T {
+        // SAFETY: it is open as long as this is, and not closed here.
+        let file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(self.as_raw_fd()) });
+        call(&file)
     }
 
     /// Reads once, from a place in the file, into the room that the buffer has. 0 is the end of the file, or a buffer
     /// without room.
     ///
     /// # Errors
-    /// Those of pread(2).
+    /// Those of pread(2): `InvalidInput` for an offset beyond `i64::MAX`, `ESPIPE` for what has no places, such as a pipe.
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -485,6 +496,9 @@ impl File {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn read_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
         self.read_once(buffer, Some(offset)).await
     }
 
@@ -545,6 +559,9 @@ impl File {
         buffer: Vec<u8>,
         offset: u64,
     ) -> (io::Result<usize>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
         self.read_all(buffer, Some(offset)).await
     }
 
@@ -574,6 +591,9 @@ impl File {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn write_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
         self.write_once(buffer, 0, Some(offset)).await
     }
 
@@ -606,13 +626,41 @@ impl File {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn write_all_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<()>, Vec<u8>) {
-        self.write_whole(buffer, Some(offset)).await
+    pub async fn write_all_at(
+        &self,
+        mut buffer: Vec<u8>,
+        offset: u64,
+    ) -> (io::Result<()>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
+        let mut written = 0;
+        while written < buffer.len() {
+            let offset = Some(offset.saturating_add(written as u64));
+            let result;
+            (result, buffer) = self.write_once(buffer, written, offset).await;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
+                Ok(count) => written += count,
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
     }
 
     /// Writes all of a buffer, where the last read or write ended.
-    pub async fn write_all(&mut self, buffer: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
-        self.write_whole(buffer, None).await
+    pub async fn write_all(&mut self, mut buffer: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
+        let mut written = 0;
+        while written < buffer.len() {
+            let result;
+            (result, buffer) = self.write_once(buffer, written, None).await;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
+                Ok(count) => written += count,
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
     }
 
     async fn read_once(
@@ -622,15 +670,14 @@ impl File {
     ) -> (io::Result<usize>, Vec<u8>) {
         while buffer.capacity() > buffer.len() {
             let op = Op::Read {
-                fd: self.file.as_raw_fd(),
+                fd: self.fd.clone(),
                 buffer,
                 offset,
             };
             let result;
-            (result, buffer) = match perform(op, Some(&self.file)).await {
-                Ok((result, Some(Op::Read { buffer, .. }))) => (result, buffer),
-                Ok((result, _)) => (result.and(Err(lost())), Vec::new()),
-                Err(error) => (Err(error), Vec::new()),
+            (result, buffer) = match perform(op).await {
+                (result, Some(Op::Read { buffer, .. })) => (result, buffer),
+                (result, _) => (result.and(Err(lost())), Vec::new()),
             };
             if !is_interrupted(&result) {
                 return (result.map(|count| count as usize), buffer);
@@ -646,7 +693,7 @@ impl File {
     ) -> (io::Result<usize>, Vec<u8>) {
         let before = buffer.len();
         let size = self.metadata().await.map_or(0, |metadata| metadata.len());
-        let start = offset.or_else(|| (&*self.file).stream_position().ok());
+        let start = offset.or_else(|| self.with_std(|mut file| file.stream_position()).ok());
         // One more than there should be, so that the read that finds the end needs no more room.
         let mut wanted = match size.saturating_sub(start.unwrap_or(0)) {
             0 => GROWTH_MIN,
@@ -683,40 +730,20 @@ impl File {
     ) -> (io::Result<usize>, Vec<u8>) {
         loop {
             let op = Op::Write {
-                fd: self.file.as_raw_fd(),
+                fd: self.fd.clone(),
                 buffer,
                 start,
                 offset,
             };
             let result;
-            (result, buffer) = match perform(op, Some(&self.file)).await {
-                Ok((result, Some(Op::Write { buffer, .. }))) => (result, buffer),
-                Ok((result, _)) => (result.and(Err(lost())), Vec::new()),
-                Err(error) => (Err(error), Vec::new()),
+            (result, buffer) = match perform(op).await {
+                (result, Some(Op::Write { buffer, .. })) => (result, buffer),
+                (result, _) => (result.and(Err(lost())), Vec::new()),
             };
             if !is_interrupted(&result) {
                 return (result.map(|count| count as usize), buffer);
             }
         }
-    }
-
-    async fn write_whole(
-        &self,
-        mut buffer: Vec<u8>,
-        offset: Option<u64>,
-    ) -> (io::Result<()>, Vec<u8>) {
-        let mut written = 0;
-        while written < buffer.len() {
-            let offset = offset.map(|offset| offset.saturating_add(written as u64));
-            let result;
-            (result, buffer) = self.write_once(buffer, written, offset).await;
-            match result {
-                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
-                Ok(count) => written += count,
-                Err(error) => return (Err(error), buffer),
-            }
-        }
-        (Ok(()), buffer)
     }
 
     /// Waits until all that was written is on the storage, and the metadata too (fsync(2)).
@@ -745,8 +772,8 @@ impl File {
 
     async fn sync(&self, data_only: bool) -> io::Result<()> {
         loop {
-            let fd = self.file.as_raw_fd();
-            let (result, _) = perform(Op::Fsync { fd, data_only }, Some(&self.file)).await?;
+            let fd = self.fd.clone();
+            let (result, _) = perform(Op::Fsync { fd, data_only }).await;
             if !is_interrupted(&result) {
                 return result.map(drop);
             }
@@ -759,8 +786,7 @@ impl File {
     /// Those of fstat(2).
     pub async fn metadata(&self) -> io::Result<Metadata> {
         let flags = libc::AT_EMPTY_PATH;
-        let fd = self.file.as_raw_fd();
-        status(fd, CString::default(), flags, Some(&self.file)).await
+        status(Some(self.fd.clone()), CString::default(), flags).await
     }
 
     /// Moves the place where the next read or write begins, and gives it. Does not wait.
@@ -782,12 +808,12 @@ impl File {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        (&*self.file).seek(to)
+        self.with_std(|mut file| file.seek(to))
     }
 
     /// Cuts the file off, or fills it up with zeroes. May wait for the disk.
     pub fn set_len(&self, length: u64) -> io::Result<()> {
-        self.file.set_len(length)
+        self.with_std(|file| file.set_len(length))
     }
 
     /// Closes the file, and says if that fails: some file systems, such as NFS, report only here that something could not be
@@ -812,18 +838,13 @@ impl File {
     /// Those of close(2); the file is closed all the same. `ResourceBusy` while operations that were dropped are not over: it is
     /// closed when they are.
     pub async fn close(self) -> io::Result<()> {
-        let file = self.try_into_std().map_err(|_| {
+        let fd = self.fd.try_unwrap().map_err(|_| {
             io::Error::new(
                 io::ErrorKind::ResourceBusy,
                 "operations on the file that were dropped are not over: it is closed when they are",
             )
         })?;
-        let operation = Operation::submit(Op::Close {
-            fd: file.as_raw_fd(),
-        })?;
-        // The driver has it now.
-        let _ = file.into_raw_fd();
-        operation.await.0.map(drop)
+        perform(Op::Close { fd: Some(fd) }).await.0.map(drop)
     }
 
     /// The file as the standard library has it, or this one again while operations that were dropped are not over.
@@ -843,28 +864,31 @@ impl File {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn try_into_std(self) -> Result<std::fs::File, Self> {
-        Arc::try_unwrap(self.file).map_err(|file| Self { file })
+        self.fd
+            .try_unwrap()
+            .map(std::fs::File::from)
+            .map_err(|fd| Self { fd })
     }
 }
 
 impl From<std::fs::File> for File {
     fn from(file: std::fs::File) -> Self {
-        Self {
-            file: Arc::new(file),
-        }
+        Self::from(OwnedFd::from(file))
     }
 }
 
 impl From<OwnedFd> for File {
     /// Takes over a descriptor of any kind that can be read or written.
     fn from(descriptor: OwnedFd) -> Self {
-        Self::from(std::fs::File::from(descriptor))
+        Self {
+            fd: SharedFd::new(descriptor),
+        }
     }
 }
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.fd.as_fd()
     }
 }
 
@@ -876,7 +900,7 @@ impl AsRawFd for File {
 
 impl fmt::Debug for File {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.file.fmt(formatter)
+        self.with_std(|file| file.fmt(formatter))
     }
 }
 

@@ -481,7 +481,7 @@ impl Drop for Runtime {
         }
         let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());
         drop(timers);
-        self.shared.close_retired();
+        self.shared.let_go();
         // I/O objects may live on, even where nobody will ever drop them. They keep nothing but their own descriptors.
         let reactor = self.shared.reactor.take();
         drop(reactor);
@@ -523,7 +523,7 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.shared.close_retired();
+        self.shared.let_go();
         self.shared.is_running.set(false);
         let published = &self.shared.remote.metrics;
         published.publish(self.shared.counters());

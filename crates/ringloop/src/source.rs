@@ -8,7 +8,6 @@ use std::borrow::Borrow;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
-use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,7 +15,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::ptr;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
@@ -202,12 +200,18 @@ impl Shared {
 
     /// Tells the kernel of dropped watches, and closes their descriptors.
     pub(crate) fn close_retired(&self) {
-        if self.sources.retired.borrow().is_empty() {
-            return;
+        if !self.sources.retired.borrow().is_empty() {
+            self.let_go();
         }
-        // An error means that the kernel has no memory for it now; the next enter will do it.
-        drop(self.with_driver(Driver::flush));
-        self.sources.retired.borrow_mut().clear();
+    }
+
+    /// Tells the kernel of all that was dropped, so that its sockets are closed: where no turn follows.
+    pub(crate) fn let_go(&self) {
+        let flushed = self.with_driver(Driver::flush).unwrap_or(Ok(()));
+        // Where the kernel takes nothing more for the moment, it may still look the descriptors up: they stay until it has.
+        if flushed.is_ok() {
+            self.sources.retired.borrow_mut().clear();
+        }
     }
 
     fn retire(&self, token: Token, descriptor: OwnedFd) {
@@ -215,6 +219,8 @@ impl Shared {
         let is_told = self.with_driver(|driver| {
             // Fails after fork only, where the parent's watches are none of ours.
             drop(driver.unwatch(token));
+            // Of a future that was not dropped but forgotten.
+            driver.cancel_fd(descriptor.as_raw_fd());
             driver.backend() == BackendKind::Epoll
         });
         // With its runtime all its watches have ended.
@@ -223,7 +229,7 @@ impl Shared {
         }
         self.sources.retired.borrow_mut().push(descriptor);
         if !self.is_running() {
-            self.close_retired();
+            self.let_go();
         }
     }
 }
@@ -648,25 +654,10 @@ impl Operation {
     /// Begins an operation in the runtime that runs in this thread.
     pub(crate) fn submit(op: Op) -> io::Result<Self> {
         let shared = Shared::current();
-        let brings_descriptors = matches!(op, Op::OpenAt { .. });
+        let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
         let token = shared
             .with_driver(|driver| driver.submit(op))
             .ok_or_else(elsewhere)??;
-        let mut operation = Self::submitted(shared, token);
-        operation.brings_descriptors = brings_descriptors;
-        Ok(operation)
-    }
-
-    /// Begins an operation on a file, which stays open until the kernel is done.
-    pub(crate) fn submit_keeping(op: Op, file: Arc<File>) -> io::Result<Self> {
-        let shared = Shared::current();
-        let token = shared
-            .with_driver(|driver| driver.submit_keeping(op, file))
-            .ok_or_else(elsewhere)??;
-        Ok(Self::submitted(shared, token))
-    }
-
-    fn submitted(shared: Rc<Shared>, token: Token) -> Self {
         shared.io_counters.submitted();
         let state = Rc::new(InFlight {
             results: RefCell::new(VecDeque::new()),
@@ -677,12 +668,12 @@ impl Operation {
         shared
             .sources
             .insert(token, Kind::Operation(Rc::clone(&state)));
-        Self {
+        Ok(Self {
             shared,
             state,
             token,
-            brings_descriptors: false,
-        }
+            brings_descriptors,
+        })
     }
 
     /// The next result of an operation that has several; `None` after the last.
@@ -705,12 +696,12 @@ impl Operation {
         self.state.results.borrow_mut().pop_front().map(result_of)
     }
 
-    /// Ends the operation before anything else is done with what it works on.
-    pub(crate) fn cancel_now(self) {
+    /// Ends the operation before anything else is done with what it works on. Fails if the kernel takes no cancel for the
+    /// moment, so that it may go on.
+    pub(crate) fn cancel_now(self) -> io::Result<()> {
         let shared = Rc::clone(&self.shared);
         drop(self);
-        // An error means that the kernel has no memory for it now; the next enter will do it.
-        drop(shared.with_driver(Driver::flush));
+        shared.with_driver(Driver::flush).unwrap_or(Ok(()))
     }
 }
 
@@ -744,6 +735,9 @@ impl Drop for Operation {
         if !self.state.is_over.get() {
             self.shared.sources.remove(self.token);
             self.shared.with_driver(|driver| driver.discard(self.token));
+            if !self.shared.is_running() {
+                self.shared.let_go();
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use ringloop::driver::{Driver, Event, Message, Op};
+use ringloop::driver::{Driver, Event, Message, Op, SharedFd};
 use ringloop::net::{ToUnixAddress, UnixDatagram, UnixListener, UnixStream};
 use ringloop::time::{sleep, timeout};
 use ringloop::{spawn, yield_now};
@@ -189,18 +189,15 @@ fn data_behind_descriptors_is_read_too() {
             let (near, mut far) = UnixStream::pair().unwrap();
             let mut driver = Driver::new(&ringloop::driver::Config::default()).unwrap();
             let mut send = |text: &[u8], with_descriptor: bool| {
-                let mut message = Message {
-                    buffer: text.to_vec(),
-                    ..Message::default()
-                };
+                let mut message = Message::from(text.to_vec());
                 if with_descriptor {
                     let copy = near.as_fd().try_clone_to_owned().unwrap();
                     message.descriptors.push(copy);
                 }
-                let fd = std::os::fd::AsRawFd::as_raw_fd(&near.as_fd());
+                let fd = near.as_fd().try_clone_to_owned().unwrap();
                 driver
                     .submit(Op::SendMsg {
-                        fd,
+                        fd: SharedFd::new(fd),
                         message,
                         flags: 0,
                     })

@@ -2,6 +2,7 @@
 //!
 //! Where `io_uring` is refused, its half says SKIPPED with the reason instead of failing.
 
+mod bounds;
 mod lifecycle;
 mod load;
 mod operations;

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use ringloop_driver::{
     BackendKind, Bytes, Driver, FileStatus, Interest, Message, Mode, Op, SENT_BY_COPY,
-    SENT_WITHOUT_COPY, SocketAddress,
+    SENT_WITHOUT_COPY, SharedFd, SocketAddress,
 };
 
 use crate::support::{
     PATIENCE, QUIET, accept, accepted, all_events, descriptor_flags, errno, event_of, fill, finish,
-    listener, on_both_backends, own, pair, pipe, poll, raw, receive, status_flags,
+    lend, listener, on_both_backends, own, pair, pipe, poll, raw, receive, status_flags,
 };
 
 on_both_backends!(
@@ -36,7 +36,6 @@ on_both_backends!(
     a_peer_that_is_gone_is_a_broken_pipe,
     pipes_are_read_and_written,
     files_are_opened_written_read_and_described,
-    a_file_that_is_kept_stays_open_until_the_operation_is_over,
     bad_descriptors_are_results,
     mistakes_are_refused,
     cancelling_ends_an_operation,
@@ -51,6 +50,7 @@ on_both_backends!(
     a_direction_is_shut_down,
     a_dropped_driver_lets_go_of_everything,
     a_close_that_is_cancelled_closes_all_the_same,
+    a_file_that_does_not_block_is_waited_for,
     bytes_are_sent_from_where_they_lie,
     a_zero_copy_send_of_much_arrives_whole,
     a_zero_copy_send_that_fails_says_so_once,
@@ -66,10 +66,19 @@ fn is_nonblocking_and_cloexec(fd: RawFd) -> bool {
 
 fn send(fd: RawFd, bytes: &[u8]) -> Op {
     Op::Send {
-        fd,
+        fd: lend(fd),
         buffer: bytes.to_vec(),
         start: 0,
         flags: 0,
+    }
+}
+
+/// What an operation that is over has received or read.
+fn bytes_of(op: Op) -> Vec<u8> {
+    match op {
+        Op::Recv { buffer, .. } | Op::Read { buffer, .. } => buffer,
+        Op::RecvMsg { message, .. } => message.buffer,
+        other => panic!("{other:?} receives nothing"),
     }
 }
 
@@ -77,7 +86,7 @@ fn one_connection_is_accepted(mut driver: Driver) {
     let (listener, address) = listener();
     let token = driver
         .submit(Op::Accept {
-            fd: raw(&listener),
+            fd: lend(raw(&listener)),
             multishot: false,
         })
         .unwrap();
@@ -122,7 +131,7 @@ fn a_connection_is_made_or_refused(mut driver: Driver) {
     let (result, op) = finish(
         &mut driver,
         Op::Connect {
-            fd: raw(&socket),
+            fd: lend(raw(&socket)),
             addr: address.into(),
         },
     );
@@ -135,7 +144,7 @@ fn a_connection_is_made_or_refused(mut driver: Driver) {
     let (result, _) = finish(
         &mut driver,
         Op::Connect {
-            fd: raw(&socket),
+            fd: lend(raw(&socket)),
             addr: address.into(),
         },
     );
@@ -153,7 +162,7 @@ fn a_unix_socket_is_connected(mut driver: Driver) {
     let (result, _) = finish(
         &mut driver,
         Op::Connect {
-            fd: raw(&socket()),
+            fd: lend(raw(&socket())),
             addr: address,
         },
     );
@@ -167,7 +176,7 @@ fn a_unix_socket_is_connected(mut driver: Driver) {
     let (result, _) = finish(
         &mut driver,
         Op::Connect {
-            fd: raw(&socket()),
+            fd: lend(raw(&socket())),
             addr: address,
         },
     );
@@ -179,7 +188,7 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
     let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
     let reading = driver
         .submit(Op::Read {
-            fd: raw(&here),
+            fd: lend(raw(&here)),
             buffer: Vec::with_capacity(8),
             offset: None,
         })
@@ -200,7 +209,7 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
     let socket = stream_socket(libc::AF_INET, 0);
     let connecting = driver
         .submit(Op::Connect {
-            fd: raw(&socket),
+            fd: lend(raw(&socket)),
             addr: address.into(),
         })
         .unwrap();
@@ -239,7 +248,7 @@ fn bytes_are_received_and_sent(mut driver: Driver) {
     let (result, op) = finish(
         &mut driver,
         Op::Recv {
-            fd: raw(&here),
+            fd: lend(raw(&here)),
             buffer,
             flags: 0,
         },
@@ -249,7 +258,7 @@ fn bytes_are_received_and_sent(mut driver: Driver) {
     let (result, op) = finish(
         &mut driver,
         Op::Send {
-            fd: raw(&here),
+            fd: lend(raw(&here)),
             buffer: b"--echo".to_vec(),
             start: 2,
             flags: 0,
@@ -273,7 +282,7 @@ fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
     while start < large.len() {
         let token = driver
             .submit(Op::Send {
-                fd: raw(&here),
+                fd: lend(raw(&here)),
                 buffer,
                 start,
                 flags: 0,
@@ -332,26 +341,20 @@ fn datagrams_carry_addresses(mut driver: Driver) {
     let here = UdpSocket::bind("127.0.0.1:0").unwrap();
     let there = UdpSocket::bind("127.0.0.1:0").unwrap();
     here.set_nonblocking(true).unwrap();
-    let message = Message {
-        buffer: Vec::with_capacity(100),
-        ..Message::default()
-    };
+    let message = Message::from(Vec::with_capacity(100));
     let token = driver
         .submit(Op::RecvMsg {
-            fd: raw(&here),
+            fd: lend(raw(&here)),
             message,
             flags: 0,
         })
         .unwrap();
     assert_eq!(all_events(&mut driver), []);
-    let message = Message {
-        buffer: b"datagram".to_vec(),
-        addr: Some(here.local_addr().unwrap().into()),
-        ..Message::default()
-    };
+    let mut message = Message::from(b"datagram".to_vec());
+    message.addr = Some(here.local_addr().unwrap().into());
     let sending = driver
         .submit(Op::SendMsg {
-            fd: raw(&there),
+            fd: lend(raw(&there)),
             message,
             flags: 0,
         })
@@ -384,30 +387,23 @@ fn datagrams_carry_addresses(mut driver: Driver) {
 fn messages_carry_descriptors(mut driver: Driver) {
     let (here, there) = pair();
     let (file, mut other_end) = pipe();
-    let descriptors = vec![OwnedFd::from(file)];
-    let message = Message {
-        buffer: b"take this".to_vec(),
-        descriptors,
-        ..Message::default()
-    };
+    let mut message = Message::from(b"take this".to_vec());
+    message.descriptors = vec![OwnedFd::from(file)];
     let (result, _) = finish(
         &mut driver,
         Op::SendMsg {
-            fd: raw(&here),
+            fd: lend(raw(&here)),
             message,
             flags: 0,
         },
     );
     assert_eq!(result, 9);
-    let message = Message {
-        buffer: Vec::with_capacity(32),
-        descriptors_max: 4,
-        ..Message::default()
-    };
+    let mut message = Message::from(Vec::with_capacity(32));
+    message.descriptors_max = 4;
     let (result, op) = finish(
         &mut driver,
         Op::RecvMsg {
-            fd: raw(&there),
+            fd: lend(raw(&there)),
             message,
             flags: 0,
         },
@@ -432,15 +428,12 @@ fn messages_carry_descriptors(mut driver: Driver) {
 fn a_truncated_datagram_says_so(mut driver: Driver) {
     let (here, there) = UnixDatagram::pair().unwrap();
     there.send(b"longer than the buffer").unwrap();
-    let message = Message {
-        buffer: Vec::with_capacity(6),
-        ..Message::default()
-    };
+    let message = Message::from(Vec::with_capacity(6));
     let room = message.buffer.capacity();
     let (result, op) = finish(
         &mut driver,
         Op::RecvMsg {
-            fd: raw(&here),
+            fd: lend(raw(&here)),
             message,
             flags: libc::MSG_TRUNC,
         },
@@ -457,15 +450,12 @@ fn a_peer_that_is_gone_is_a_broken_pipe(mut driver: Driver) {
     let (here, there) = pair();
     drop(there);
     assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, -libc::EPIPE);
-    let message = Message {
-        buffer: b"x".to_vec(),
-        ..Message::default()
-    };
+    let message = Message::from(b"x".to_vec());
     assert_eq!(
         finish(
             &mut driver,
             Op::SendMsg {
-                fd: raw(&here),
+                fd: lend(raw(&here)),
                 message,
                 flags: 0
             }
@@ -485,14 +475,14 @@ fn pipes_are_read_and_written(mut driver: Driver) {
             }
         }
         let read = || Op::Read {
-            fd: raw(&reader),
+            fd: lend(raw(&reader)),
             buffer: Vec::with_capacity(16),
             offset: None,
         };
         let token = driver.submit(read()).unwrap();
         assert_eq!(all_events(&mut driver), []);
         let write = Op::Write {
-            fd: raw(&writer),
+            fd: lend(raw(&writer)),
             buffer: b"..abc".to_vec(),
             start: 2,
             offset: None,
@@ -528,7 +518,7 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     ));
     let name = CString::new(path.to_str().unwrap()).unwrap();
     let open = |flags| Op::OpenAt {
-        directory: libc::AT_FDCWD,
+        directory: None,
         path: name.clone(),
         flags,
         mode: 0o600,
@@ -539,17 +529,16 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         &mut driver,
         open(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL),
     );
-    let file = own(result);
-    let fd = raw(&file);
+    let file = SharedFd::new(own(result));
     let write = Op::Write {
-        fd,
+        fd: file.clone(),
         buffer: b"0123456789".to_vec(),
         start: 0,
         offset: Some(5),
     };
     assert_eq!(finish(&mut driver, write).0, 10);
     let write = Op::Write {
-        fd,
+        fd: file.clone(),
         buffer: b"head".to_vec(),
         start: 0,
         offset: None,
@@ -559,7 +548,7 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         finish(
             &mut driver,
             Op::Fsync {
-                fd,
+                fd: file.clone(),
                 data_only: true
             }
         )
@@ -570,7 +559,7 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         finish(
             &mut driver,
             Op::Fsync {
-                fd,
+                fd: file.clone(),
                 data_only: false
             }
         )
@@ -578,23 +567,21 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         0
     );
     let read = |offset| Op::Read {
-        fd,
+        fd: file.clone(),
         buffer: Vec::with_capacity(64),
         offset,
     };
     let (result, op) = finish(&mut driver, read(Some(7)));
-    assert_eq!(result, 8);
-    assert!(matches!(op, Op::Read { buffer, .. } if buffer == b"23456789"));
+    assert_eq!((result, &bytes_of(op)[..]), (8, &b"23456789"[..]));
     let (result, op) = finish(&mut driver, read(None));
-    assert_eq!(result, 11);
-    assert!(matches!(op, Op::Read { buffer, .. } if buffer == b"\x000123456789"));
+    assert_eq!((result, &bytes_of(op)[..]), (11, &b"\x000123456789"[..]));
     assert_eq!(finish(&mut driver, read(Some(100))).0, 0);
     let status = Box::<FileStatus>::default();
     let (path_of, mask) = (name.clone(), libc::STATX_SIZE);
     let (result, op) = finish(
         &mut driver,
         Op::Statx {
-            directory: libc::AT_FDCWD,
+            directory: None,
             path: path_of,
             flags: 0,
             mask,
@@ -603,68 +590,19 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     );
     assert_eq!(result, 0);
     assert!(matches!(op, Op::Statx { status, .. } if status.0.stx_size == 15));
-    assert_eq!(
-        finish(
-            &mut driver,
-            Op::Close {
-                fd: std::os::fd::IntoRawFd::into_raw_fd(file)
-            }
-        )
-        .0,
-        0
-    );
+    let fd = file.try_unwrap().expect("nobody else has it");
+    let number = raw(&fd);
+    let (result, op) = finish(&mut driver, Op::Close { fd: Some(fd) });
+    assert_eq!(result, 0);
+    assert!(matches!(op, Op::Close { fd: None }));
     // Another test may have opened something under the same number.
-    let left = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    let left = std::fs::read_link(format!("/proc/self/fd/{number}"));
     assert_ne!(
         left.ok(),
         Some(path.canonicalize().unwrap()),
         "the file is still open"
     );
     std::fs::remove_file(path).unwrap();
-}
-
-fn a_file_that_is_kept_stays_open_until_the_operation_is_over(mut driver: Driver) {
-    let path = |name| {
-        std::env::temp_dir().join(format!(
-            "ringloop-driver-{}-{}-{name}",
-            std::process::id(),
-            driver.backend()
-        ))
-    };
-    let (first, second) = (path("first"), path("second"));
-    let file = Arc::new(File::create(&first).unwrap());
-    let weak = Arc::downgrade(&file);
-    let write = Op::Write {
-        fd: file.as_raw_fd(),
-        buffer: b"where it belongs".to_vec(),
-        start: 0,
-        offset: Some(0),
-    };
-    let token = driver.submit_keeping(write, file).unwrap();
-    // Would get the same descriptor, if it were free.
-    let other = File::create(&second).unwrap();
-    assert_eq!(event_of(&mut driver, token).result, 16);
-    assert!(driver.take(token).is_some());
-    assert!(weak.upgrade().is_none(), "the file is kept too long");
-    drop(other);
-    assert_eq!(std::fs::read(&first).unwrap(), b"where it belongs");
-    assert_eq!(std::fs::read(&second).unwrap(), b"");
-    let file = Arc::new(File::open(&first).unwrap());
-    let weak = Arc::downgrade(&file);
-    let read = Op::Read {
-        fd: file.as_raw_fd(),
-        buffer: Vec::with_capacity(8),
-        offset: Some(0),
-    };
-    let token = driver.submit_keeping(read, file).unwrap();
-    driver.discard(token);
-    let start = std::time::Instant::now();
-    while weak.upgrade().is_some() {
-        assert!(start.elapsed() < PATIENCE, "a discarded operation keeps it");
-        poll(&mut driver, Some(QUIET / 30), &mut Vec::new());
-    }
-    std::fs::remove_file(first).unwrap();
-    std::fs::remove_file(second).unwrap();
 }
 
 fn bad_descriptors_are_results(mut driver: Driver) {
@@ -676,7 +614,7 @@ fn bad_descriptors_are_results(mut driver: Driver) {
             finish(
                 &mut driver,
                 Op::Read {
-                    fd,
+                    fd: lend(fd),
                     buffer: Vec::with_capacity(1),
                     offset: None
                 }
@@ -694,7 +632,7 @@ fn bad_descriptors_are_results(mut driver: Driver) {
         finish(
             &mut driver,
             Op::Accept {
-                fd: raw(&here),
+                fd: lend(raw(&here)),
                 multishot: false
             }
         )
@@ -911,7 +849,7 @@ fn a_direction_is_shut_down(mut driver: Driver) {
         finish(
             &mut driver,
             Op::Shutdown {
-                fd: raw(&here),
+                fd: lend(raw(&here)),
                 how: libc::SHUT_WR
             }
         )
@@ -923,7 +861,7 @@ fn a_direction_is_shut_down(mut driver: Driver) {
     let result = finish(
         &mut driver,
         Op::Shutdown {
-            fd: unconnected.as_raw_fd(),
+            fd: lend(raw(&unconnected)),
             how: 77,
         },
     )
@@ -961,7 +899,7 @@ fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
     let mut submit = |driver: &mut Driver| {
         let (reader, writer) = pipe();
         readers.push(reader);
-        let fd = writer.into_raw_fd();
+        let fd = Some(OwnedFd::from(writer));
         driver.submit(Op::Close { fd }).unwrap()
     };
     let cancelled = submit(&mut driver);
@@ -983,6 +921,60 @@ fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
             std::thread::yield_now();
         }
     }
+}
+
+/// What has no way to be read without waiting is not read before there is something, `O_NONBLOCK` or not.
+fn a_file_that_does_not_block_is_waited_for(mut driver: Driver) {
+    let folder = std::env::temp_dir().join(format!(
+        "ringloop-driver-{}-{}-watched",
+        std::process::id(),
+        driver.backend()
+    ));
+    std::fs::create_dir_all(&folder).unwrap();
+    let name = CString::new(folder.to_str().unwrap()).unwrap();
+    for flags in [0, libc::O_NONBLOCK] {
+        // SAFETY: the path is a terminated string, which outlives its call; the others take no memory of ours.
+        let (counter, notifier, terminal) = unsafe {
+            let notifier = libc::inotify_init1(flags);
+            libc::inotify_add_watch(notifier, name.as_ptr(), libc::IN_CREATE);
+            (
+                own(libc::eventfd(0, flags)),
+                own(notifier),
+                own(libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | flags)),
+            )
+        };
+        let (counter, notifier) = (SharedFd::new(counter), SharedFd::new(notifier));
+        let mut path = [0; 64];
+        // SAFETY: the kernel writes a terminated string of no more than `path` has room for.
+        let other_end = unsafe {
+            assert_eq!(libc::unlockpt(raw(&terminal)), 0);
+            assert_eq!(libc::ptsname_r(raw(&terminal), path.as_mut_ptr(), 64), 0);
+            own(libc::open(path.as_ptr(), libc::O_RDWR | libc::O_NOCTTY))
+        };
+        let mut other_end = File::from(other_end);
+        let terminal = SharedFd::new(terminal);
+        let read = |fd: &SharedFd| Op::Read {
+            fd: fd.clone(),
+            buffer: Vec::with_capacity(256),
+            offset: None,
+        };
+        let tokens = [&counter, &notifier, &terminal].map(|fd| driver.submit(read(fd)).unwrap());
+        assert_eq!(all_events(&mut driver), []);
+        // SAFETY: the kernel reads eight bytes of `one`.
+        unsafe { libc::write(raw(&counter), (&raw const ONE).cast(), 8) };
+        static ONE: u64 = 1;
+        std::fs::write(folder.join(format!("{flags}")), "").unwrap();
+        other_end.write_all(b"typed").unwrap();
+        let mut events = Vec::new();
+        while events.len() < tokens.len() {
+            poll(&mut driver, Some(PATIENCE), &mut events);
+        }
+        for (token, count) in tokens.into_iter().zip([8, 32, 5]) {
+            let event = events.iter().find(|event| event.token == token);
+            assert_eq!(event.unwrap().result, count, "flags {flags}");
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// Bytes that tell when they are freed, and are spoiled then.
@@ -1022,7 +1014,7 @@ fn pattern(length: usize) -> Vec<u8> {
 
 fn send_zero_copy(fd: RawFd, bytes: impl AsRef<[u8]> + Send + 'static) -> Op {
     Op::SendZeroCopy {
-        fd,
+        fd: lend(fd),
         bytes: Bytes::new(bytes),
         flags: libc::MSG_WAITALL,
     }

@@ -8,7 +8,7 @@ use ringloop_driver::{
     Script, Step,
 };
 
-use crate::support::{accept, receive};
+use crate::support::{accept, lend, receive};
 
 /// Descriptors of the script: only numbers.
 const ONE: i32 = 10;
@@ -193,7 +193,7 @@ fn a_zero_copy_send_has_a_count_and_then_its_memory() {
     ]);
     let send = driver
         .submit(Op::SendZeroCopy {
-            fd: ONE,
+            fd: lend(ONE),
             bytes: Bytes::new("abc"),
             flags: 0,
         })

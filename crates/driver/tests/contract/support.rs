@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, Token};
+use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, SharedFd, Token};
 
 /// Longer than anything here takes; only a test that fails waits that long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -180,6 +180,13 @@ pub(crate) fn raise_descriptor_limit() -> RawFd {
     limit.rlim_cur.min(WANTED) as RawFd
 }
 
+/// Lends a descriptor to an operation.
+pub(crate) fn lend(fd: RawFd) -> SharedFd {
+    // SAFETY: the tests keep a file open until the operation on it is over, or flush what they have cancelled. Those that
+    // want to see a descriptor used again hand it over instead.
+    unsafe { SharedFd::borrow_raw(fd) }
+}
+
 /// The raw descriptor of anything that has one.
 pub(crate) fn raw(from: &impl AsRawFd) -> RawFd {
     from.as_raw_fd()
@@ -193,7 +200,7 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
 /// Receives into a buffer with so much room.
 pub(crate) fn receive(fd: RawFd, room: usize) -> Op {
     Op::Recv {
-        fd,
+        fd: lend(fd),
         buffer: Vec::with_capacity(room),
         flags: 0,
     }
@@ -202,7 +209,7 @@ pub(crate) fn receive(fd: RawFd, room: usize) -> Op {
 /// Accepts connections until it is cancelled.
 pub(crate) fn accept(fd: RawFd) -> Op {
     Op::Accept {
-        fd,
+        fd: lend(fd),
         multishot: true,
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ringloop_driver::{Driver, Interest, Mode, Op};
 
 use crate::support::{
-    accept, all_events, event_of, in_child, listener, on_both_backends, pair, raw, receive,
+    accept, all_events, event_of, in_child, lend, listener, on_both_backends, pair, raw, receive,
 };
 
 on_both_backends!(
@@ -49,7 +49,7 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
         refused(
             driver
                 .submit(Op::Fsync {
-                    fd: number,
+                    fd: lend(number),
                     data_only: true,
                 })
                 .map(drop),
@@ -123,7 +123,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
         for multishot in [true, false] {
             let token = driver
                 .submit(Op::Accept {
-                    fd: raw(&listener),
+                    fd: lend(raw(&listener)),
                     multishot,
                 })
                 .unwrap();

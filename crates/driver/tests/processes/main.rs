@@ -3,6 +3,7 @@
 //! Apart from the other tests, whose sockets a child would inherit and keep open.
 
 mod children;
+mod numbers;
 mod refusal;
 #[path = "../contract/support.rs"]
 #[allow(

@@ -1,14 +1,22 @@
 //! `io_uring` refused, in a process of its own each time.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
-use ringloop_driver::{BackendChoice, BackendKind, Bytes, Config, Driver, Interest, Mode, Op};
+use ringloop_driver::{
+    BackendChoice, BackendKind, Bytes, Config, Driver, Interest, Mode, Op, SharedFd,
+};
 
-use crate::support::{driver, event_of, in_child, pair, poll, raw};
+use crate::support::{driver, event_of, in_child, lend, pair, poll, raw};
 
 /// Makes `io_uring_setup(2)` fail with `errno` in this process from here on.
 fn refuse_io_uring(errno: i32) {
+    refuse(libc::SYS_io_uring_setup, errno);
+}
+
+/// Makes a system call fail with `errno` in this process from here on.
+fn refuse(call: libc::c_long, errno: i32) {
     // The number of a system call is the first word of seccomp_data (seccomp(2)).
     let statement = |code: u32, jump_true, jump_false, k| libc::sock_filter {
         code: code as u16,
@@ -22,7 +30,7 @@ fn refuse_io_uring(errno: i32) {
             libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
             0,
             1,
-            libc::SYS_io_uring_setup as u32,
+            call as u32,
         ),
         statement(
             libc::BPF_RET | libc::BPF_K,
@@ -132,6 +140,48 @@ fn io_uring_says_what_was_granted() {
     }
 }
 
+/// Whoever flushes in order to close what was lent to an operation has to know that the kernel may still look it up.
+#[test]
+fn a_flush_that_the_kernel_refuses_says_so_and_the_socket_stays_open() {
+    for errno in [libc::EAGAIN, libc::EBUSY] {
+        in_child(|| {
+            let Some(mut driver) = driver(BackendChoice::IoUring) else {
+                return Ok(());
+            };
+            let is_busy = |driver: &mut Driver| match driver.flush() {
+                Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => Ok(()),
+                other => Err(format!("{other:?}, where nothing could be flushed")),
+            };
+            let (near, mut far) = pair();
+            let near = SharedFd::new(near);
+            poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+            driver.flush().map_err(|error| error.to_string())?;
+            refuse(libc::SYS_io_uring_enter, errno);
+            driver.flush().map_err(|error| error.to_string())?;
+            let token = driver.submit(Op::Recv {
+                fd: near,
+                buffer: Vec::with_capacity(8),
+                flags: 0,
+            });
+            let token = token.map_err(|error| error.to_string())?;
+            is_busy(&mut driver)?;
+            driver.discard(token);
+            is_busy(&mut driver)?;
+            poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+            // Open: there is nothing to read, and no end.
+            match far.read(&mut [0]) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                other => return Err(format!("{other:?}, where the kernel may still look it up")),
+            }
+            drop(driver);
+            match far.read(&mut [0]) {
+                Ok(0) => Ok(()),
+                other => Err(format!("{other:?}, where nobody has it any more")),
+            }
+        });
+    }
+}
+
 /// What is sent without a copy counts against RLIMIT_MEMLOCK, for users without privileges.
 #[test]
 fn a_zero_copy_send_beyond_the_limit_of_locked_memory_copies() {
@@ -157,7 +207,7 @@ fn a_zero_copy_send_beyond_the_limit_of_locked_memory_copies() {
         let near = TcpStream::connect(address).map_err(|error| error.to_string())?;
         let token = driver
             .submit(Op::SendZeroCopy {
-                fd: raw(&near),
+                fd: lend(raw(&near)),
                 bytes: Bytes::new(vec![7; BYTES]),
                 flags: 0,
             })

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use ringloop_driver::{Interest, Op, SENT_BY_COPY};
+use ringloop_driver::{Interest, Op, SENT_BY_COPY, SharedFd};
 use socket2::{SockAddr, Socket};
 
 use super::buffer::{ReadBuffer, spare};
@@ -62,12 +62,18 @@ enum ZeroCopy {
 }
 
 /// A zero-copy send whose count has not come. While one that is dropped goes on, nothing else may be written.
-struct Unanswered(Option<Operation>);
+struct Unanswered<'c> {
+    operation: Option<Operation>,
+    core: &'c Core,
+}
 
-impl Drop for Unanswered {
+impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        if let Some(operation) = self.0.take() {
-            operation.cancel_now();
+        if let Some(operation) = self.operation.take()
+            && operation.cancel_now().is_err()
+        {
+            // It cannot be called back now, and may still begin: then nothing else is sent any more.
+            drop(self.core.shutdown(Shutdown::Both));
         }
     }
 }
@@ -253,20 +259,26 @@ impl Core {
     /// Sends without a copy, and waits for the count; the memory is the driver's until the kernel is done.
     async fn send_zero_copy(&self, bytes: Bytes) -> io::Result<usize> {
         let operation = Operation::submit(Op::SendZeroCopy {
-            fd: self.socket().as_raw_fd(),
+            // SAFETY: the source closes the socket, and before that cancels what works on it and sees to it that the kernel
+            // has heard of that (`Shared::retire`).
+            fd: unsafe { SharedFd::borrow_raw(self.socket().as_raw_fd()) },
             bytes: ringloop_driver::Bytes::new(Lent::new(bytes)),
             // Not MSG_WAITALL: as long as a slow peer takes anything at all, the connection is not idle.
             flags: 0,
         })?;
-        let mut unanswered = Unanswered(Some(operation));
+        let mut unanswered = Unanswered {
+            operation: Some(operation),
+            core: self,
+        };
         let count = poll_fn(|context| {
-            let operation = unanswered.0.as_ref().expect("it is taken below");
+            let operation = unanswered.operation.as_ref();
+            let operation = operation.expect("it is taken below");
             operation.poll_next(context)
         })
         .await;
         let count = count.unwrap_or_else(|| Err(io::ErrorKind::WriteZero.into()))?;
         self.source.note_activity();
-        let asked = unanswered.0.take().map(Box::new);
+        let asked = unanswered.operation.take().map(Box::new);
         self.zero_copy
             .set(asked.map_or_else(ZeroCopy::default, ZeroCopy::Asked));
         Ok(count as usize)

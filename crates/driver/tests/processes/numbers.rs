@@ -1,0 +1,352 @@
+//! Files that are closed while operations on them are under way, and whose numbers are used again on purpose. In a process of
+//! its own: nobody else may get the numbers.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ringloop_driver::{Bytes, Driver, Message, Op, SharedFd, Token};
+
+use crate::support::{
+    PATIENCE, driver, fill, in_child, listener, on_both_backends, pair, pipe, raw,
+};
+
+on_both_backends!(
+    no_operation_meets_another_file_under_its_number,
+    a_close_that_is_cancelled_closes_no_other_file,
+);
+
+/// Operations that take something from a file, or put something into one.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    AcceptOne,
+    AcceptMany,
+    Recv,
+    RecvMsg,
+    Send,
+    SendMsg,
+    SendZeroCopy,
+    ReadPipe,
+    WritePipe,
+    WriteFile,
+    Shutdown,
+}
+
+use Kind::{
+    AcceptMany, AcceptOne, ReadPipe, Recv, RecvMsg, Send, SendMsg, SendZeroCopy, Shutdown,
+    WriteFile, WritePipe,
+};
+
+const KINDS: [Kind; 11] = [
+    AcceptOne,
+    AcceptMany,
+    Recv,
+    RecvMsg,
+    Send,
+    SendMsg,
+    SendZeroCopy,
+    ReadPipe,
+    WritePipe,
+    WriteFile,
+    Shutdown,
+];
+
+/// When an operation is let go of.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    Submitted,
+    Flushed,
+    Polled,
+}
+
+/// How it is let go of. Its file is, in each case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum How {
+    Cancelled,
+    Discarded,
+    /// It goes on, and holds its file.
+    Forgotten,
+}
+
+const BYTES: &[u8] = b"for somebody else";
+
+/// An operation on a file that nobody else holds. All but the last two wait. Also gives the other ends.
+fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
+    let (near, far) = pair();
+    let (reader, writer) = pipe();
+    if matches!(kind, Send | SendMsg | SendZeroCopy) {
+        fill(raw(&near));
+    }
+    if matches!(kind, WritePipe) {
+        // SAFETY: no pointers are involved.
+        let room = unsafe { libc::fcntl(raw(&writer), libc::F_GETPIPE_SZ) };
+        (&writer).write_all(&vec![1; room as usize]).unwrap();
+    }
+    let mut others = [
+        OwnedFd::from(far),
+        OwnedFd::from(File::open("/dev/null").unwrap()),
+    ];
+    let (buffer, flags) = (Vec::with_capacity(64), 0);
+    let op = match kind {
+        AcceptOne | AcceptMany => Op::Accept {
+            fd: SharedFd::new(listener().0),
+            multishot: matches!(kind, AcceptMany),
+        },
+        Recv => Op::Recv {
+            fd: SharedFd::new(near),
+            buffer,
+            flags,
+        },
+        RecvMsg => Op::RecvMsg {
+            fd: SharedFd::new(near),
+            message: Message::from(buffer),
+            flags,
+        },
+        Send => Op::Send {
+            fd: SharedFd::new(near),
+            buffer: BYTES.to_vec(),
+            start: 0,
+            flags,
+        },
+        SendMsg => Op::SendMsg {
+            fd: SharedFd::new(near),
+            message: Message::from(BYTES.to_vec()),
+            flags,
+        },
+        SendZeroCopy => Op::SendZeroCopy {
+            fd: SharedFd::new(near),
+            bytes: Bytes::new(BYTES),
+            flags,
+        },
+        ReadPipe => {
+            others[1] = writer.into();
+            Op::Read {
+                fd: SharedFd::new(reader),
+                buffer,
+                offset: None,
+            }
+        }
+        WritePipe => {
+            others[1] = reader.into();
+            Op::Write {
+                fd: SharedFd::new(writer),
+                buffer: BYTES.to_vec(),
+                start: 0,
+                offset: None,
+            }
+        }
+        WriteFile => Op::Write {
+            fd: SharedFd::new(File::create(path).unwrap()),
+            buffer: BYTES.to_vec(),
+            start: 0,
+            offset: Some(0),
+        },
+        Shutdown => Op::Shutdown {
+            fd: SharedFd::new(near),
+            how: libc::SHUT_RDWR,
+        },
+    };
+    (op, others)
+}
+
+/// Files of all kinds, each with something to take from it and room to put something into it.
+struct Decoys {
+    listener: TcpListener,
+    _client: TcpStream,
+    sockets: (UnixStream, UnixStream),
+    reader: File,
+    _writer: File,
+    file: File,
+}
+
+impl Decoys {
+    /// One that the operation could do harm to is opened first, and so gets the lowest number that is free.
+    fn new(kind: Kind, path: &Path) -> Decoys {
+        let path = path.with_extension("decoy");
+        std::fs::write(&path, "data").unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let (mut first_listener, mut first_pair, mut first_pipe, mut first_file) =
+            (None, None, None, None);
+        match kind {
+            AcceptOne | AcceptMany => first_listener = Some(listener()),
+            ReadPipe | WritePipe => first_pipe = Some(pipe()),
+            WriteFile => first_file = Some(open()),
+            _ => first_pair = Some(pair()),
+        }
+        let (listener, address) = first_listener.unwrap_or_else(listener);
+        let client = TcpStream::connect(address).unwrap();
+        let sockets = first_pair.unwrap_or_else(pair);
+        (&sockets.0).write_all(b"data").unwrap();
+        (&sockets.1).write_all(b"data").unwrap();
+        let (reader, writer) = first_pipe.unwrap_or_else(pipe);
+        (&writer).write_all(b"data").unwrap();
+        Decoys {
+            listener,
+            _client: client,
+            sockets,
+            reader,
+            _writer: writer,
+            file: first_file.unwrap_or_else(open),
+        }
+    }
+
+    /// Looks that everything is as it was.
+    fn check(mut self) -> Result<(), String> {
+        let accepted = self.listener.accept();
+        accepted.map_err(|error| format!("another listener's connection: {error}"))?;
+        let mut buffer = [0; 64];
+        let (near, far) = &mut self.sockets;
+        for end in [near as &mut dyn Read, far, &mut self.reader] {
+            let count = end.read(&mut buffer).unwrap();
+            if &buffer[..count] != b"data" {
+                return Err(format!("another file had {:?}", &buffer[..count]));
+            }
+        }
+        // Not shut down, either.
+        let error = self.sockets.0.read(&mut buffer).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        let count = self.file.read_at(&mut buffer, 0).unwrap();
+        if &buffer[..count] != b"data" {
+            return Err(format!("another file has {:?}", &buffer[..count]));
+        }
+        Ok(())
+    }
+}
+
+/// Polls, and takes what is over. Returns whether nothing is under way any more.
+fn turn(driver: &mut Driver, token: Token) -> bool {
+    let mut events = Vec::new();
+    match driver.poll(Some(Duration::ZERO), &mut events) {
+        Err(error) if error.kind() == ErrorKind::Interrupted => {}
+        result => result.unwrap(),
+    }
+    if !events.is_empty() {
+        drop(driver.take(token));
+    }
+    driver.counters().operations == 0
+}
+
+/// Which file has a number.
+fn identity(number: RawFd) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{number}")).ok()
+}
+
+fn meet(driver: &mut Driver, path: &Path, kind: Kind, when: When, how: How) -> Result<(), String> {
+    let (op, _others) = operation(kind, path);
+    let number = op.fd().unwrap();
+    let file = identity(number);
+    assert!(file.is_some());
+    let token = driver.submit(op).unwrap();
+    match when {
+        When::Submitted => {}
+        When::Flushed => driver.flush().unwrap(),
+        When::Polled => {
+            turn(driver, token);
+        }
+    }
+    match how {
+        How::Cancelled => driver.cancel(token),
+        How::Discarded => driver.discard(token),
+        How::Forgotten => {}
+    }
+    // They get the number if it is free now, or else when it has become free.
+    let mut decoys = vec![Decoys::new(kind, path)];
+    let start = Instant::now();
+    let mut is_over = turn(driver, token);
+    decoys.push(Decoys::new(kind, path));
+    while how != How::Forgotten && !is_over {
+        is_over = turn(driver, token);
+        if start.elapsed() > PATIENCE {
+            return Err("it does not end".to_owned());
+        }
+    }
+    decoys.push(Decoys::new(kind, path));
+    turn(driver, token);
+    if how == How::Forgotten && driver.counters().operations > 0 {
+        if identity(number) != file {
+            return Err("its file was closed under it".to_owned());
+        }
+        driver.discard(token);
+        while !turn(driver, token) {}
+    }
+    if identity(number) == file {
+        return Err("its file stays open".to_owned());
+    }
+    decoys.into_iter().try_for_each(Decoys::check)
+}
+
+fn no_operation_meets_another_file_under_its_number(driver_of: Driver) {
+    let choice = driver_of.backend().name().parse().unwrap();
+    drop(driver_of);
+    in_child(|| {
+        let mut driver = driver(choice).ok_or("no driver in the child")?;
+        let path = std::env::temp_dir().join(format!("ringloop-numbers-{}", std::process::id()));
+        for kind in KINDS {
+            for when in [When::Submitted, When::Flushed, When::Polled] {
+                for how in [How::Cancelled, How::Discarded, How::Forgotten] {
+                    meet(&mut driver, &path, kind, when, how)
+                        .map_err(|error| format!("{kind:?} {when:?} {how:?}: {error}"))?;
+                }
+            }
+        }
+        drop(std::fs::remove_file(path.with_extension("decoy")));
+        drop(std::fs::remove_file(path));
+        Ok(())
+    });
+}
+
+fn a_close_that_is_cancelled_closes_no_other_file(driver_of: Driver) {
+    let choice = driver_of.backend().name().parse().unwrap();
+    drop(driver_of);
+    in_child(|| {
+        for when in [When::Submitted, When::Flushed, When::Polled] {
+            for how in [How::Cancelled, How::Discarded, How::Forgotten] {
+                for is_dropped in [false, true] {
+                    let mut driver = driver(choice).ok_or("no driver in the child")?;
+                    let (reader, writer) = pipe();
+                    let (number, file) = (raw(&writer), identity(raw(&writer)));
+                    let fd = Some(writer.into());
+                    let token = driver.submit(Op::Close { fd }).unwrap();
+                    match when {
+                        When::Submitted => {}
+                        When::Flushed => driver.flush().unwrap(),
+                        When::Polled => {
+                            turn(&mut driver, token);
+                        }
+                    }
+                    match how {
+                        How::Cancelled => driver.cancel(token),
+                        How::Discarded => driver.discard(token),
+                        How::Forgotten => {}
+                    }
+                    let first = pipe();
+                    if !is_dropped {
+                        while !turn(&mut driver, token) {}
+                    }
+                    drop(driver);
+                    let start = Instant::now();
+                    // A thread of the driver's may still be at it.
+                    while identity(number) == file {
+                        assert!(start.elapsed() < PATIENCE, "it is never closed");
+                    }
+                    let second = pipe();
+                    for (reader, writer) in [&first, &second] {
+                        (&*writer)
+                            .write_all(b"x")
+                            .map_err(|error| format!("{when:?} {how:?}: {error}"))?;
+                        (&*reader)
+                            .read_exact(&mut [0])
+                            .map_err(|error| format!("{when:?} {how:?}: {error}"))?;
+                    }
+                    drop(reader);
+                }
+            }
+        }
+        Ok(())
+    });
+}

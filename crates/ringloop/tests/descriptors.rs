@@ -1,0 +1,158 @@
+//! Sockets that are dropped while operations on them are under way: whom they hold open, and what gets their numbers next.
+
+mod common;
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener as Plain, TcpStream as PlainStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use ringloop::net::{TcpListener, UnixListener};
+use ringloop::yield_now;
+use socket2::SockRef;
+
+use common::{LONG, on_both, poll_times, tcp};
+
+/// Numbers are the whole process's: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whose connection a plain listener accepts. It is an error if there is none.
+fn accepted(listener: &Plain) -> SocketAddr {
+    // accept(2) heeds it, too.
+    SockRef::from(listener)
+        .set_read_timeout(Some(LONG))
+        .unwrap();
+    listener.accept().expect("the connection was lost").1
+}
+
+/// One that has begun to accept, and was dropped in the same turn: the number is the next listener's before the kernel has
+/// heard of either.
+#[test]
+fn a_listener_that_is_dropped_takes_no_connection_of_the_next_one() {
+    let _alone = alone();
+    on_both(|runtime| {
+        runtime.block_on(async {
+            for polls in 1..4 {
+                let next = Plain::bind("127.0.0.1:0").unwrap();
+                let client = PlainStream::connect(next.local_addr().unwrap()).unwrap();
+                let dropped = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                assert!(poll_times(polls, dropped.accept()).await.is_none());
+                drop(dropped);
+                let path = std::env::temp_dir().join(format!("ringloop-{}", std::process::id()));
+                let unix = UnixListener::bind(&path).unwrap();
+                assert!(poll_times(polls, unix.accept()).await.is_none());
+                drop(unix);
+                std::fs::remove_file(path).unwrap();
+                // The lowest number that is free.
+                let same = next.try_clone().unwrap();
+                for _ in 0..3 {
+                    yield_now().await;
+                }
+                assert_eq!(accepted(&same), client.local_addr().unwrap());
+            }
+        });
+    });
+}
+
+#[test]
+fn a_listener_that_is_dropped_leaves_its_port_at_once() {
+    let _alone = alone();
+    on_both(|runtime| {
+        let is_refused = |address| {
+            let error = PlainStream::connect(address).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        };
+        let accepting = async |polls| {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            assert!(poll_times(polls, listener.accept()).await.is_none());
+            let address = listener.local_addr().unwrap();
+            (listener, address)
+        };
+        for polls in 0..3 {
+            // In a turn, in the last one, and where there is none.
+            runtime.block_on(async {
+                let (listener, address) = accepting(polls).await;
+                drop(listener);
+                yield_now().await;
+                yield_now().await;
+                is_refused(address);
+            });
+            is_refused(runtime.block_on(async { accepting(polls).await.1 }));
+            let (listener, address) = runtime.block_on(accepting(polls));
+            drop(listener);
+            is_refused(address);
+        }
+    });
+}
+
+/// Never drops something, and lets it be found by who looks for leaks.
+fn forget<T>(value: T) {
+    static FORGOTTEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    let address = ptr::from_mut(Box::leak(Box::new(value))).expose_provenance();
+    FORGOTTEN.lock().unwrap().push(address);
+}
+
+/// A future that is forgotten is never dropped, and so does not end its operation.
+#[test]
+fn a_send_that_is_forgotten_writes_to_no_other_connection() {
+    let _alone = alone();
+    on_both(|runtime| {
+        for polls in 1..4 {
+            runtime.block_on(async {
+                let (mut near, _never_reads) = tcp().await;
+                while near.try_write(&[7; 64 * 1024]).is_ok() {}
+                let number = near.as_fd().as_raw_fd();
+                let bytes = Bytes::from(vec![7; 64 * 1024]);
+                let mut sending = Box::pin(near.write_all_zero_copy(bytes));
+                assert!(poll_times(polls, sending.as_mut()).await.is_none());
+                forget(sending);
+                drop(near);
+                // Closed in the next turn, so that the number is free.
+                yield_now().await;
+                yield_now().await;
+                let (one, other) = tcp().await;
+                let has_number = [&one, &other]
+                    .iter()
+                    .any(|stream| stream.as_fd().as_raw_fd() == number);
+                assert!(has_number, "{number} was not used again");
+                for stream in &mut [one, other] {
+                    let reading = stream.read(Vec::with_capacity(8));
+                    assert!(poll_times(3, reading).await.is_none());
+                }
+            });
+        }
+    });
+}
+
+/// As a plain listener in another thread, which knows nothing of the runtime, sees it.
+#[test]
+fn listeners_of_another_thread_lose_nothing_to_those_that_are_dropped() {
+    let _alone = alone();
+    on_both(|runtime| {
+        let other = std::thread::spawn(|| {
+            for _ in 0..300 {
+                let listener = Plain::bind("127.0.0.1:0").unwrap();
+                let client = PlainStream::connect(listener.local_addr().unwrap()).unwrap();
+                std::thread::yield_now();
+                assert_eq!(accepted(&listener), client.local_addr().unwrap());
+            }
+        });
+        runtime
+            .block_on(ringloop::time::timeout(LONG, async {
+                while !other.is_finished() {
+                    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                    assert!(poll_times(1, listener.accept()).await.is_none());
+                    drop(listener);
+                    std::thread::yield_now();
+                    yield_now().await;
+                }
+            }))
+            .unwrap();
+        other.join().unwrap();
+    });
+}
