@@ -27,6 +27,8 @@ pub enum Step {
     /// The oldest operation on a descriptor comes to this result; a negative one is `-errno`. A multishot operation
     /// goes on unless the result is negative. What is received or read is zeroes.
     Complete(RawFd, i32),
+    /// The same for the oldest operation on a path: opening a file, or asking for its metadata, which is all zeroes.
+    CompletePath(i32),
     /// A completion comes for the latest arming that a descriptor's watch or operation no longer has.
     Late(RawFd),
     /// The completion queue overflows: every multishot request in the kernel ends, and is to be queued anew.
@@ -316,7 +318,8 @@ impl Scripted {
         for step in early.into_iter().chain(turn) {
             match step {
                 Step::Ready(fd, readiness) => self.ready(fd, readiness, events),
-                Step::Complete(fd, result) => self.complete(fd, result, events),
+                Step::Complete(fd, result) => self.complete(Some(fd), result, events),
+                Step::CompletePath(result) => self.complete(None, result, events),
                 Step::Late(fd) => self.late(fd, events),
                 Step::Overflow => self.overflow(),
                 Step::Wake => self.waker.wake(),
@@ -368,13 +371,21 @@ impl Scripted {
         self.table.report_readiness(token, readiness, events);
     }
 
-    fn complete(&mut self, fd: RawFd, result: i32, events: &mut Vec<Event>) {
-        let Some(token) = self.table.operations_of(fd).first().copied() else {
+    /// Ends the oldest operation on a descriptor, or on a path.
+    fn complete(&mut self, fd: Option<RawFd>, result: i32, events: &mut Vec<Event>) {
+        let oldest = match fd {
+            Some(fd) => self.table.operations_of(fd).first().copied(),
+            None => self.oldest_on_path(),
+        };
+        let Some(token) = oldest else {
             return;
         };
         let user_data = self.table.user_data(token);
         if !self.is_accepted(user_data) {
-            self.early.push(Step::Complete(fd, result));
+            self.early.push(match fd {
+                Some(fd) => Step::Complete(fd, result),
+                None => Step::CompletePath(result),
+            });
             return;
         }
         if let Some(parked) = self
@@ -398,6 +409,16 @@ impl Scripted {
                 .retain(|request| request.user_data != user_data);
         }
         self.table.report_completion(token, result, more, events);
+    }
+
+    fn oldest_on_path(&mut self) -> Option<Token> {
+        let requests = self.accepted.iter().chain(&self.queued);
+        let mut on_paths = requests.filter(|request| request.fd.is_none());
+        on_paths.find_map(|request| {
+            self.table
+                .by_user_data(request.user_data)
+                .map(|(token, _)| token)
+        })
     }
 
     fn late(&mut self, fd: RawFd, events: &mut Vec<Event>) {

@@ -513,17 +513,16 @@ impl Uring {
         let Some(submitted) = self.table.operation(token) else {
             return;
         };
-        match (submitted.phase, submitted.course) {
-            (Phase::Queued, _) => self.end(token, -libc::ECANCELED),
+        match submitted.phase {
+            Phase::Queued => self.end(token, -libc::ECANCELED),
             // Of a close nobody could tell whether ECANCELED comes from the cancel or from the file.
-            (Phase::InFlight, Course::Close) => {}
-            (Phase::InFlight, _) => {
+            Phase::InFlight if submitted.course != Course::Close => {
                 submitted.cancelled = true;
                 self.queued
                     .push_back(cancel_request(self.table.user_data(token)));
             }
             // A zero-copy send that has been answered is over but for its memory, which nobody can call back.
-            (Phase::Answered | Phase::Ended | Phase::Finished, _) => {}
+            _ => {}
         }
     }
 
@@ -1257,11 +1256,8 @@ fn request(operation: &mut Operation) -> squeue::Entry {
                 .build()
         }
         Op::Fsync { fd, data_only } => {
-            let flags = if *data_only {
-                FsyncFlags::DATASYNC
-            } else {
-                FsyncFlags::empty()
-            };
+            let flags = data_only.then_some(FsyncFlags::DATASYNC);
+            let flags = flags.unwrap_or(FsyncFlags::empty());
             opcode::Fsync::new(number(fd)).flags(flags).build()
         }
         Op::OpenAt {
@@ -1289,8 +1285,7 @@ fn request(operation: &mut Operation) -> squeue::Entry {
         .build(),
         Op::Shutdown { fd, how } => opcode::Shutdown::new(number(fd), *how).build(),
         Op::Close { fd } => {
-            let fd = fd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-            opcode::Close::new(Fd(fd)).build()
+            opcode::Close::new(Fd(fd.as_ref().map_or(-1, AsRawFd::as_raw_fd))).build()
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The runtime on a kernel that does what a test says: results that fail, are short, come late or not at all.
 
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::net::TcpStream as Plain;
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::pin;
@@ -15,7 +15,7 @@ use crate::net::{TcpListener, TcpStream};
 use crate::reactor::Reactor;
 use crate::{Runtime, RuntimeConfig, yield_now};
 
-use Step::{Complete, Late, Overflow, Ready};
+use Step::{Complete, CompletePath, Late, Overflow, Ready};
 
 /// A runtime whose kernel plays a script, a turn of it in each of the runtime's. It panics when it would wait for ever.
 fn scripted() -> (Script, Runtime) {
@@ -346,5 +346,68 @@ fn a_send_without_a_copy_that_cannot_be_called_back_is_the_last() {
     assert_eq!(Arc::strong_count(&held), 1);
     assert!(is_closed(near));
     drop(stream);
+    check(&script, &mut runtime, 0);
+}
+
+/// The kernel's own position is where a transfer leaves it that was cut short: nobody may go by that.
+#[test]
+fn the_position_of_a_file_follows_what_was_reported() {
+    let (script, mut runtime) = scripted();
+    let path = std::env::temp_dir().join(format!("ringloop-position-{}", std::process::id()));
+    let mut plain = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
+    std::fs::remove_file(path).unwrap();
+    let mut file = File::from(plain.try_clone().unwrap());
+    let fd = file.as_raw_fd();
+    plain.seek(SeekFrom::Start(100)).unwrap();
+    script
+        .turn([Complete(fd, 5)])
+        .turn([Complete(fd, -libc::EIO)])
+        .turn([Complete(fd, 3)])
+        .turn([Complete(fd, -libc::ENOSPC)])
+        .turn([Complete(fd, 4)])
+        .turn([Complete(fd, -libc::EINTR)])
+        .turn([Complete(fd, 4)])
+        .turn([Complete(fd, -libc::EIO)])
+        .turn([CompletePath(0)])
+        .turn([Complete(fd, 6)])
+        .turn([Complete(fd, -libc::EIO)])
+        .turn([]);
+    let mut is_at = |expected| assert_eq!(plain.stream_position().unwrap(), expected);
+    runtime.block_on(async {
+        let (count, bytes) = file.read(Vec::with_capacity(8)).await;
+        assert_eq!((count.unwrap(), bytes.len()), (5, 5));
+        is_at(105);
+        let (count, bytes) = file.read(bytes).await;
+        assert_eq!((errno(count), bytes.len()), (Some(libc::EIO), 5));
+        is_at(105);
+        let (count, _) = file.write(vec![1; 8]).await;
+        assert_eq!(count.unwrap(), 3);
+        is_at(108);
+        let (count, _) = file.write(vec![1; 8]).await;
+        assert_eq!(errno(count), Some(libc::ENOSPC));
+        is_at(108);
+        let (result, buffer) = file.write_all(vec![1; 10]).await;
+        assert_eq!((errno(result), buffer.len()), (Some(libc::EIO), 10));
+        is_at(116);
+        // Asks how long the file is, reads, and fails.
+        let (count, bytes) = file.read_to_end(Vec::new()).await;
+        assert_eq!((errno(count), bytes.len()), (Some(libc::EIO), 6));
+        is_at(122);
+        {
+            let mut reading = pin!(file.read(Vec::with_capacity(8)));
+            let polled = reading
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+            yield_now().await;
+        }
+        is_at(122);
+    });
     check(&script, &mut runtime, 0);
 }

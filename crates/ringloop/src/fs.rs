@@ -39,6 +39,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ringloop_driver::{FileStatus, Op, SharedFd};
 
 use crate::source::Operation;
+use crate::sys;
 
 /// By how much a buffer grows at least, when nobody knows how much is to be read.
 const GROWTH_MIN: usize = 8 * 1024;
@@ -61,7 +62,9 @@ const GROWTH_MIN: usize = 8 * 1024;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub async fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
-    let (result, bytes) = File::open(path).await?.read_to_end(Vec::new()).await;
+    let file = File::open(path).await?;
+    let start = file.fd.has_position().then_some(0);
+    let (result, bytes) = file.read_all(Vec::new(), start).await;
     result.map(|_| bytes)
 }
 
@@ -108,7 +111,12 @@ pub async fn read_to_string(path: impl AsRef<Path>) -> io::Result<String> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub async fn write(path: impl AsRef<Path>, contents: impl Into<Vec<u8>>) -> io::Result<()> {
-    File::create(path).await?.write_all(contents.into()).await.0
+    let mut file = File::create(path).await?;
+    if file.fd.has_position() {
+        file.write_all_at(contents.into(), 0).await.0
+    } else {
+        file.write_all(contents.into()).await.0
+    }
 }
 
 /// What is known of a file, or of what a link leads to.
@@ -343,7 +351,7 @@ impl OpenOptions {
             };
             let (result, _) = perform(op).await;
             if !is_interrupted(&result) {
-                return result.map(File::from_descriptor);
+                return result.map(|descriptor| File::from_descriptor(descriptor, flags));
             }
         }
     }
@@ -406,6 +414,8 @@ impl OpenOptions {
 /// ```
 pub struct File {
     fd: SharedFd,
+    /// Whether all writes go to its end.
+    appends: bool,
 }
 
 impl File {
@@ -456,11 +466,12 @@ impl File {
         options.open(path).await
     }
 
-    fn from_descriptor(descriptor: u32) -> Self {
+    fn from_descriptor(descriptor: u32, flags: i32) -> Self {
         // SAFETY: the result of an open that succeeded: a new descriptor, which nobody else has.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) };
         Self {
             fd: SharedFd::new(descriptor),
+            appends: flags & libc::O_APPEND != 0,
         }
     }
 
@@ -469,6 +480,23 @@ impl File {
         // SAFETY: it is open as long as this is, and not closed here.
         let file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(self.as_raw_fd()) });
         call(&file)
+    }
+
+    /// Where the next read or write begins; `None` for what has no places to read from and write to.
+    ///
+    /// The kernel keeps the position, so that it is shared with other descriptors of the same open file. But it does not move
+    /// it reliably: `io_uring` leaves it where it was if a transfer is cut short by an error. So every transfer is at a place,
+    /// and the position is set afterwards.
+    fn position(&self) -> io::Result<Option<u64>> {
+        if !self.fd.has_position() {
+            return Ok(None);
+        }
+        self.with_std(|mut file| file.stream_position()).map(Some)
+    }
+
+    fn set_position(&self, position: u64) -> io::Result<()> {
+        self.with_std(|mut file| file.seek(SeekFrom::Start(position)))
+            .map(drop)
     }
 
     /// Reads once, from a place in the file, into the room that the buffer has. 0 is the end of the file, or a buffer
@@ -505,8 +533,7 @@ impl File {
     /// Reads once, from where the last read or write ended, as [`read_at`](Self::read_at) does. The way to read pipes and
     /// devices.
     ///
-    /// If the future is dropped, how far the file's position has moved is not known, and it may still move a moment later:
-    /// go on with [`read_at`](Self::read_at).
+    /// If the future is dropped, the file's position stays where it was. What a pipe or a device has given by then is lost.
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -533,7 +560,16 @@ impl File {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn read(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        self.read_once(buffer, None).await
+        let start = match self.position() {
+            Ok(start) => start,
+            Err(error) => return (Err(error), buffer),
+        };
+        let (result, buffer) = self.read_once(buffer, start).await;
+        let result = result.and_then(|count| {
+            start.map_or(Ok(()), |start| self.set_position(start + count as u64))?;
+            Ok(count)
+        });
+        (result, buffer)
     }
 
     /// Reads all that comes after a place in the file.
@@ -565,9 +601,20 @@ impl File {
         self.read_all(buffer, Some(offset)).await
     }
 
-    /// Reads all from where the last read or write ended.
+    /// Reads all from where the last read or write ended. After an error the position is behind what was read before it.
     pub async fn read_to_end(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        self.read_all(buffer, None).await
+        let start = match self.position() {
+            Ok(start) => start,
+            Err(error) => return (Err(error), buffer),
+        };
+        let before = buffer.len();
+        let (mut result, buffer) = self.read_all(buffer, start).await;
+        if let Some(start) = start
+            && let Err(error) = self.set_position(start + (buffer.len() - before) as u64)
+        {
+            result = result.and(Err(error));
+        }
+        (result, buffer)
     }
 
     /// Writes once, to a place in the file: part of the buffer, or all of it.
@@ -598,8 +645,11 @@ impl File {
     }
 
     /// Writes once, where the last read or write ended: part of the buffer, or all of it.
+    ///
+    /// If the future is dropped, the file's position stays where it was. Whether something was written is not known then, and
+    /// it may still be a moment later, over what is written there next.
     pub async fn write(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        self.write_once(buffer, 0, None).await
+        self.write_onwards(buffer, 0).await
     }
 
     /// Writes all of a buffer, to a place in the file.
@@ -648,12 +698,13 @@ impl File {
         (Ok(()), buffer)
     }
 
-    /// Writes all of a buffer, where the last read or write ended.
+    /// Writes all of a buffer, where the last read or write ended. The position moves with each part that is written, so that
+    /// after an error, or if the future is dropped, it is behind what is known to be there.
     pub async fn write_all(&mut self, mut buffer: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
         let mut written = 0;
         while written < buffer.len() {
             let result;
-            (result, buffer) = self.write_once(buffer, written, None).await;
+            (result, buffer) = self.write_onwards(buffer, written).await;
             match result {
                 Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
                 Ok(count) => written += count,
@@ -661,6 +712,36 @@ impl File {
             }
         }
         (Ok(()), buffer)
+    }
+
+    /// Writes `buffer[from..]` once, at the file's position, and moves that.
+    async fn write_onwards(
+        &mut self,
+        buffer: Vec<u8>,
+        from: usize,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        // What is appended goes to the end, and the kernel's position with it: only the kernel knows where that was.
+        let start = if self.appends {
+            None
+        } else {
+            match self.position() {
+                Ok(start) => start,
+                Err(error) => return (Err(error), buffer),
+            }
+        };
+        let wanted = buffer.len() - from;
+        let (result, buffer) = self.write_once(buffer, from, start).await;
+        let result = result.and_then(|count| {
+            match start {
+                Some(start) => self.set_position(start + count as u64)?,
+                None if self.appends && count < wanted && self.fd.has_position() => {
+                    self.with_std(|mut file| file.seek(SeekFrom::End(0)))?;
+                }
+                None => {}
+            }
+            Ok(count)
+        });
+        (result, buffer)
     }
 
     async fn read_once(
@@ -693,9 +774,8 @@ impl File {
     ) -> (io::Result<usize>, Vec<u8>) {
         let before = buffer.len();
         let size = self.metadata().await.map_or(0, |metadata| metadata.len());
-        let start = offset.or_else(|| self.with_std(|mut file| file.stream_position()).ok());
         // One more than there should be, so that the read that finds the end needs no more room.
-        let mut wanted = match size.saturating_sub(start.unwrap_or(0)) {
+        let mut wanted = match size.saturating_sub(offset.unwrap_or(0)) {
             0 => GROWTH_MIN,
             left => usize::try_from(left).map_or(usize::MAX, |left| left.saturating_add(1)),
         };
@@ -864,10 +944,11 @@ impl File {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn try_into_std(self) -> Result<std::fs::File, Self> {
+        let appends = self.appends;
         self.fd
             .try_unwrap()
             .map(std::fs::File::from)
-            .map_err(|fd| Self { fd })
+            .map_err(|fd| Self { fd, appends })
     }
 }
 
@@ -881,6 +962,7 @@ impl From<OwnedFd> for File {
     /// Takes over a descriptor of any kind that can be read or written.
     fn from(descriptor: OwnedFd) -> Self {
         Self {
+            appends: sys::appends(descriptor.as_fd()),
             fd: SharedFd::new(descriptor),
         }
     }

@@ -160,6 +160,14 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
+/// Whether all writes to an open file go to its end (`O_APPEND`), see `fcntl(2)`.
+#[cfg(feature = "runtime")]
+pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
+    // SAFETY: F_GETFL takes no memory of ours, and changes nothing.
+    let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_APPEND != 0
+}
+
 /// Gives a signal its default effect, see `signal(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn restore_default(signal: i32) -> io::Result<()> {

@@ -105,7 +105,7 @@ fn a_send_that_is_forgotten_writes_to_no_other_connection() {
         for polls in 1..4 {
             runtime.block_on(async {
                 let (mut near, _never_reads) = tcp().await;
-                while near.try_write(&[7; 64 * 1024]).is_ok() {}
+                while near.try_write(&[7; 4096]).is_ok() {}
                 let number = near.as_fd().as_raw_fd();
                 let bytes = Bytes::from(vec![7; 64 * 1024]);
                 let mut sending = Box::pin(near.write_all_zero_copy(bytes));

@@ -130,6 +130,105 @@ fn a_file_has_a_position_and_writes_at_a_place_leave_it() {
     });
 }
 
+/// Reading a process's memory ends in the middle where nothing is mapped: at a place in the file, and not at its end.
+#[test]
+fn a_read_that_fails_in_the_middle_leaves_the_position_behind_what_was_read() {
+    const PAGE: usize = 4096;
+    const HOLE: usize = 64 << 20;
+    // SAFETY: memory of its own, which nobody else looks at, and of which all but the first page is given back at once.
+    let start = unsafe {
+        let (access, kind) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        let start = libc::mmap(std::ptr::null_mut(), PAGE + HOLE, access, kind, -1, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        start.cast::<u8>().write_bytes(7, PAGE);
+        // Whatever another thread maps in the hole does not begin where the page ends.
+        assert_eq!(libc::munmap(start.byte_add(PAGE), HOLE), 0);
+        start
+    };
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let mut file = File::open("/proc/self/mem").await.unwrap();
+            let place = start.expose_provenance() as u64 + 96;
+            file.seek(SeekFrom::Start(place)).unwrap();
+            let (result, bytes) = file.read_to_end(Vec::with_capacity(2 * PAGE)).await;
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+            assert_eq!(bytes, [7; 4000]);
+            assert_eq!(file.seek(SeekFrom::Current(0)).unwrap(), place + 4000);
+            let (result, bytes) = file.read(bytes).await;
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+            assert_eq!(bytes.len(), 4000);
+            assert_eq!(file.seek(SeekFrom::Current(0)).unwrap(), place + 4000);
+        });
+    });
+    // SAFETY: nobody has a reference to it.
+    unsafe { libc::munmap(start, PAGE) };
+}
+
+#[test]
+fn offsets_beyond_the_largest_are_refused_and_the_buffer_comes_back() {
+    let folder = Folder::new("offsets");
+    on_both(|runtime| {
+        let path = folder.file("file");
+        runtime.block_on(async {
+            fs::write(&path, "contents").await.unwrap();
+            let options = OpenOptions::new().read(true).write(true);
+            let mut file = options.open(&path).await.unwrap();
+            for offset in [u64::MAX, u64::MAX - 1, i64::MAX as u64 + 1] {
+                let results = [
+                    file.read_at(Vec::with_capacity(77), offset).await,
+                    file.read_to_end_at(Vec::with_capacity(77), offset).await,
+                    file.write_at(Vec::with_capacity(77), offset).await,
+                ];
+                for (result, buffer) in results {
+                    assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+                    assert_eq!(buffer.capacity(), 77);
+                }
+                let (result, buffer) = file.write_all_at(b"x".to_vec(), offset).await;
+                assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+                assert_eq!(buffer, b"x");
+            }
+            assert_eq!(file.seek(SeekFrom::Current(0)).unwrap(), 0);
+            assert_eq!(fs::read(&path).await.unwrap(), b"contents");
+        });
+    });
+}
+
+#[test]
+fn a_pipe_is_read_and_written_without_an_offset_and_refuses_one() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (reader, writer) = io::pipe().unwrap();
+            let mut reader = File::from(OwnedFd::from(reader));
+            let mut writer = File::from(OwnedFd::from(writer));
+            writer.write_all(b"through".to_vec()).await.0.unwrap();
+            for offset in [0, 3] {
+                let (result, buffer) = reader.read_at(Vec::with_capacity(77), offset).await;
+                assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ESPIPE));
+                assert_eq!(buffer.capacity(), 77);
+                let (result, buffer) = writer.write_at(b"x".to_vec(), offset).await;
+                assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ESPIPE));
+                assert_eq!(buffer, b"x");
+            }
+            let error = reader.seek(SeekFrom::Start(0)).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ESPIPE));
+            let (count, bytes) = reader.read(Vec::with_capacity(4)).await;
+            assert_eq!((count.unwrap(), &bytes[..]), (4, &b"thro"[..]));
+            drop(writer);
+            let (count, bytes) = reader.read_to_end(bytes).await;
+            assert_eq!((count.unwrap(), &bytes[..]), (3, &b"through"[..]));
+            // What has no position is no file, either.
+            fs::write("/dev/null", "gone").await.unwrap();
+            assert_eq!(fs::read("/dev/null").await.unwrap(), b"");
+            let mut zeroes = File::open("/dev/zero").await.unwrap();
+            let (count, bytes) = zeroes.read(Vec::with_capacity(16)).await;
+            assert_eq!((count.unwrap(), &bytes[..]), (16, &[0; 16][..]));
+        });
+    });
+}
+
 #[test]
 fn options_open_as_those_of_the_standard_library() {
     let folder = Folder::new("options");
