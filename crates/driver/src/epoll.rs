@@ -2,7 +2,7 @@
 //!
 //! - An operation is tried at the next poll or flush. If it would block, its descriptor is registered for what it
 //!   waits for, and it is tried again when that comes. Operations in one direction of one descriptor keep their order.
-//! - What cannot be waited for (files, opening, metadata) goes to a few worker threads, which get the operation
+//! - What cannot be waited for (files, opening, closing, metadata) goes to worker threads, which get the operation
 //!   with its buffers and give it back.
 //! - A descriptor has one registration, which serves its watch and its operations together. One that has fired as a
 //!   one-shot stays in the epoll set, disabled, and is left to close(2).
@@ -768,7 +768,18 @@ fn write(fd: RawFd, buffer: &[u8], offset: Option<u64>) -> io::Result<usize> {
 
 /// Does an operation for as long as it takes; a worker's part.
 pub(crate) fn perform(parked: &mut Parked) -> i32 {
-    let result = match &mut parked.get_mut().op {
+    let operation = parked.get_mut();
+    loop {
+        let result = attempt(operation);
+        if !operation.opens_again(result) {
+            return result;
+        }
+    }
+}
+
+fn attempt(operation: &mut Operation) -> i32 {
+    let open_flags = operation.open_flags();
+    let result = match &mut operation.op {
         Op::Read { fd, buffer, offset } => {
             sys::read(fd.as_raw_fd(), spare(buffer), *offset, Waiting::Allowed)
         }
@@ -782,12 +793,9 @@ pub(crate) fn perform(parked: &mut Parked) -> i32 {
         Op::OpenAt {
             directory,
             path,
-            flags,
             mode,
-        } => {
-            let flags = *flags | libc::O_CLOEXEC;
-            sys::open_at(place(directory.as_ref()), path, flags, *mode).map(|fd| fd as usize)
-        }
+            ..
+        } => sys::open_at(place(directory.as_ref()), path, open_flags, *mode).map(|fd| fd as usize),
         Op::Statx {
             directory,
             path,

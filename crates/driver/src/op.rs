@@ -131,6 +131,9 @@ pub enum Op {
         data_only: bool,
     },
     /// Opens a file. The result is its descriptor, which is the user's.
+    ///
+    /// Does not wait for the other end of a FIFO: as with `O_NONBLOCK`, reading begins at once, and writing is `ENXIO` without a
+    /// reader (fifo(7)).
     OpenAt {
         /// Where relative paths begin: a directory; `None` is the working directory.
         directory: Option<SharedFd>,
@@ -548,6 +551,8 @@ pub(crate) struct Operation {
     pub(crate) started: bool,
     /// The `io_uring` backend's: whether a send without a copy is to be an ordinary one.
     pub(crate) copies: bool,
+    /// Whether opening may wait after all, for somebody to give up a lease.
+    pub(crate) waits_to_open: bool,
     header: libc::msghdr,
     vector: libc::iovec,
     addr: SocketAddress,
@@ -571,6 +576,7 @@ impl Parked {
             op,
             started: false,
             copies: false,
+            waits_to_open: false,
             // SAFETY: a msghdr consists of integers and pointers, for which all zeroes are valid.
             header: unsafe { mem::zeroed() },
             vector: libc::iovec {
@@ -736,6 +742,39 @@ impl Operation {
         };
         // SAFETY: the address lives in the operation and is as long as it says.
         unsafe { sys::connect(fd.as_raw_fd(), addr.as_ptr(), addr.length()) }
+    }
+
+    /// The flags to open with. Only for `OpenAt`.
+    pub(crate) fn open_flags(&self) -> i32 {
+        let Op::OpenAt { flags, .. } = self.op else {
+            return 0;
+        };
+        let patience = if self.waits_to_open {
+            0
+        } else {
+            libc::O_NONBLOCK
+        };
+        flags | libc::O_CLOEXEC | patience
+    }
+
+    /// Whether opening failed because it would have to wait, for somebody to give up a lease (fcntl(2)), and is to be tried
+    /// again so that it does.
+    pub(crate) fn opens_again(&mut self, result: i32) -> bool {
+        let again = matches!(self.op, Op::OpenAt { flags, .. } if flags & libc::O_NONBLOCK == 0)
+            && result == -libc::EAGAIN
+            && !self.waits_to_open;
+        self.waits_to_open |= again;
+        again
+    }
+
+    /// Gives a file that was opened the flags that were asked for.
+    pub(crate) fn finish_opening(&self, result: i32) {
+        if let Op::OpenAt { flags, .. } = self.op
+            && result >= 0
+            && flags & (libc::O_NONBLOCK | libc::O_PATH) == 0
+        {
+            sys::set_status_flags(result, flags);
+        }
     }
 
     /// Gives the descriptor that is to be closed away, to be closed by its number. Only for `Close`, once.

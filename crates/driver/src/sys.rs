@@ -154,6 +154,12 @@ pub(crate) fn set_nonblocking(fd: RawFd, nonblocking: bool) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
 }
 
+/// Sets those flags of an open file that can be changed, such as `O_NONBLOCK`, to what they are in `flags`.
+pub(crate) fn set_status_flags(fd: RawFd, flags: libc::c_int) {
+    // SAFETY: F_SETFL takes an int. It cannot fail: the file has been opened with all of these flags that it has now.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, flags) };
+}
+
 /// Closes a descriptor that an event carried to nobody. An error says that it is closed all the same (close(2)), so there is
 /// nothing to do about it.
 pub(crate) fn close_orphan(fd: RawFd) {

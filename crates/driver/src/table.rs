@@ -364,6 +364,9 @@ impl Table {
             submitted.phase = Phase::Finished;
             if let Some(parked) = &mut submitted.parked {
                 parked.get_mut().settle(result);
+                if real && !discarded {
+                    parked.get_mut().finish_opening(result);
+                }
             }
             if let Some(descriptor) = fd.and_then(|fd| self.descriptor(fd)) {
                 descriptor
@@ -423,6 +426,15 @@ impl Table {
         {
             parked.leak();
         }
+    }
+
+    /// Whether an operation has failed to open a file without waiting, and is to be tried again.
+    pub(crate) fn opens_again(&mut self, token: Token, result: i32) -> bool {
+        result == -libc::EAGAIN
+            && self
+                .operation(token)
+                .and_then(|submitted| submitted.parked.as_mut())
+                .is_some_and(|parked| parked.get_mut().opens_again(result))
     }
 
     /// Lets go of the socket of an operation that was discarded, and that the kernel has taken.

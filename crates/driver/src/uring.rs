@@ -34,6 +34,7 @@ use crate::sys::{self, FileKind};
 use crate::table::{Course, Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
+use crate::workers::THREADS_MAX;
 use crate::{Counters, Peek, refused};
 
 /// The slot index that no watch or operation has: user data with it is the driver's own.
@@ -156,6 +157,9 @@ fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
             match builder.build(entries) {
                 Ok(ring) => {
                     let sends_zero_copy = check_features(&ring)?;
+                    // Four for each CPU unless told (Linux 5.15). An error leaves it at that.
+                    let mut threads = [THREADS_MAX as u32, 0];
+                    drop(ring.submitter().register_iowq_max_workers(&mut threads));
                     return Ok(Granted {
                         description: describe(setup, &ring),
                         ring,
@@ -844,6 +848,9 @@ impl Uring {
                         restart.push(token);
                     }
                 }
+                Some((token, Owner::Operation(_))) if self.table.opens_again(token, result) => {
+                    restart.push(token);
+                }
                 Some((token, Owner::Operation(course))) => {
                     let multishot = course == Course::Multishot;
                     // The kernel may end a multishot request after any completion, for instance when the completion
@@ -1189,19 +1196,9 @@ enum Ended {
 /// The kernel's form of an operation. The pointers in it lead into the operation, which the table keeps unmoved.
 fn request(operation: &mut Operation) -> squeue::Entry {
     let header = operation.message_header();
+    let open_flags = operation.open_flags();
     match &mut operation.op {
-        Op::Accept {
-            fd,
-            multishot: true,
-        } => opcode::AcceptMulti::new(number(fd))
-            .flags(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)
-            .build(),
-        Op::Accept {
-            fd,
-            multishot: false,
-        } => opcode::Accept::new(number(fd), std::ptr::null_mut(), std::ptr::null_mut())
-            .flags(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)
-            .build(),
+        Op::Accept { fd, multishot } => accept_request(number(fd), *multishot),
         Op::Connect { fd, addr } => {
             opcode::Connect::new(number(fd), addr.as_ptr(), addr.length()).build()
         }
@@ -1263,10 +1260,10 @@ fn request(operation: &mut Operation) -> squeue::Entry {
         Op::OpenAt {
             directory,
             path,
-            flags,
             mode,
+            ..
         } => opcode::OpenAt::new(place(directory.as_ref()), path.as_ptr())
-            .flags(*flags | libc::O_CLOEXEC)
+            .flags(open_flags)
             .mode(*mode)
             .build(),
         Op::Statx {
@@ -1287,6 +1284,19 @@ fn request(operation: &mut Operation) -> squeue::Entry {
         Op::Close { fd } => {
             opcode::Close::new(Fd(fd.as_ref().map_or(-1, AsRawFd::as_raw_fd))).build()
         }
+    }
+}
+
+/// The kernel's form of an accept.
+fn accept_request(fd: Fd, multishot: bool) -> squeue::Entry {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    if multishot {
+        opcode::AcceptMulti::new(fd).flags(flags).build()
+    } else {
+        let nowhere = std::ptr::null_mut();
+        opcode::Accept::new(fd, nowhere, nowhere.cast())
+            .flags(flags)
+            .build()
     }
 }
 

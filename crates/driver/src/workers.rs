@@ -1,4 +1,4 @@
-//! A few threads for what cannot be waited for: the epoll backend's files.
+//! Threads for what cannot be waited for: the epoll backend's files.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,9 @@ use crate::op::Parked;
 use crate::token::Token;
 use crate::waker::Waker;
 
-/// How many threads a driver keeps at most: enough to overlap waits for a disk.
-const THREADS_MAX: usize = 4;
+/// How many threads work on a driver's files at most, its own or the kernel's: a file that is stuck, such as one of a server
+/// that does not answer, holds up one of them.
+pub(crate) const THREADS_MAX: usize = 64;
 
 /// How long a thread stays without work.
 const IDLE_MAX: Duration = Duration::from_secs(10);

@@ -322,6 +322,9 @@ impl OpenOptions {
 
     /// Opens a file.
     ///
+    /// The other end of a FIFO is not waited for: while nobody has it open for writing, reading is at the end at once, and
+    /// to open it for writing while nobody reads is `ENXIO` (fifo(7)). Open it for both to do without another end.
+    ///
     /// # Errors
     /// Those of open(2); `InvalidInput` for options that contradict one another.
     ///

@@ -5,6 +5,7 @@
 mod children;
 mod numbers;
 mod refusal;
+mod stuck;
 #[path = "../contract/support.rs"]
 #[allow(
     dead_code,

@@ -1,0 +1,181 @@
+//! Files that are stuck do not hold up others. A lease is what makes them stuck, whose signal concerns the whole process.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use ringloop_driver::{Driver, Event, Op, SharedFd, Token};
+
+use crate::support::{
+    PATIENCE, driver, event_of, finish, in_child, on_both_backends, own, poll, raw, status_flags,
+};
+
+on_both_backends!(
+    an_open_that_must_wait_for_a_lease_does,
+    files_that_are_stuck_hold_up_no_others,
+    reads_that_are_stuck_hold_up_no_others,
+    a_fifo_is_opened_without_waiting,
+);
+
+fn open(path: &Path, flags: i32) -> Op {
+    Op::OpenAt {
+        directory: None,
+        path: CString::new(path.to_str().unwrap()).unwrap(),
+        flags,
+        mode: 0o600,
+    }
+}
+
+/// Takes out or gives up a lease: until that is given up, or for 45 s, nobody can open the file for writing.
+fn lease(file: &File, kind: i32) -> Result<(), String> {
+    // SAFETY: SIG_IGN is no function of ours, and F_SETLEASE takes an int.
+    let result = unsafe {
+        libc::signal(libc::SIGIO, libc::SIG_IGN);
+        libc::fcntl(raw(file), libc::F_SETLEASE, kind)
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(format!("no lease: {}", std::io::Error::last_os_error())),
+    }
+}
+
+/// Runs with a driver and a file that is leased, in a process of its own.
+fn with_lease(
+    driver_of: Driver,
+    body: impl FnOnce(&mut Driver, &Path, &File) -> Result<(), String>,
+) {
+    let choice = driver_of.backend().name().parse().unwrap();
+    drop(driver_of);
+    in_child(|| {
+        let mut driver = driver(choice).ok_or("no driver in the child")?;
+        let path = std::env::temp_dir().join(format!("ringloop-lease-{}", std::process::id()));
+        std::fs::write(&path, "leased").map_err(|error| error.to_string())?;
+        let file = File::open(&path).map_err(|error| error.to_string())?;
+        lease(&file, libc::F_RDLCK)?;
+        let result = body(&mut driver, &path, &file);
+        drop(std::fs::remove_file(&path));
+        result
+    });
+}
+
+fn an_open_that_must_wait_for_a_lease_does(driver_of: Driver) {
+    with_lease(driver_of, |driver, path, file| {
+        let refused = finish(driver, open(path, libc::O_WRONLY | libc::O_NONBLOCK)).0;
+        assert_eq!(refused, -libc::EAGAIN);
+        // The refusal has begun to break the lease: another one.
+        lease(file, libc::F_UNLCK)?;
+        lease(file, libc::F_RDLCK)?;
+        let token = driver.submit(open(path, libc::O_WRONLY)).unwrap();
+        let mut events = Vec::new();
+        for _ in 0..20 {
+            poll(driver, Some(Duration::from_millis(1)), &mut events);
+        }
+        assert_eq!(events, []);
+        lease(file, libc::F_UNLCK)?;
+        let event = event_of(driver, token);
+        let opened = own(event.result);
+        assert_eq!(status_flags(raw(&opened)) & libc::O_NONBLOCK, 0);
+        Ok(())
+    });
+}
+
+fn files_that_are_stuck_hold_up_no_others(driver_of: Driver) {
+    with_lease(driver_of, |driver, path, file| {
+        let mut stuck: Vec<Token> = (0..STUCK)
+            .map(|_| driver.submit(open(path, libc::O_WRONLY)).unwrap())
+            .collect();
+        driver.flush().unwrap();
+        let free = finish(
+            driver,
+            open(Path::new("/dev/null"), libc::O_WRONLY | libc::O_CREAT),
+        )
+        .0;
+        drop(own(free));
+        let read = Op::Read {
+            fd: SharedFd::new(File::open(path).unwrap()),
+            buffer: Vec::with_capacity(8),
+            offset: Some(0),
+        };
+        assert_eq!(finish(driver, read).0, 6);
+        assert_eq!(driver.counters().operations, STUCK as u64);
+        lease(file, libc::F_UNLCK)?;
+        let mut events: Vec<Event> = Vec::new();
+        while !stuck.is_empty() {
+            events.clear();
+            poll(driver, Some(PATIENCE), &mut events);
+            for event in &events {
+                drop(own(event.result));
+                stuck.retain(|token| *token != event.token);
+            }
+        }
+        Ok(())
+    });
+}
+
+/// More than the kernel gives a ring threads for regular files on its own, four for each CPU of most machines.
+const STUCK: usize = 48;
+
+fn reads_that_are_stuck_hold_up_no_others(driver_of: Driver) {
+    let choice = driver_of.backend().name().parse().unwrap();
+    drop(driver_of);
+    in_child(|| {
+        // A regular file, by its kind, whose reads wait for the kernel to say something.
+        let Ok(log) = File::open("/proc/kmsg") else {
+            eprintln!("SKIPPED: /proc/kmsg is for those with privileges");
+            return Ok(());
+        };
+        let mut driver = driver(choice).ok_or("no driver in the child")?;
+        let log = SharedFd::new(log);
+        let mut events = Vec::new();
+        while driver.counters().operations < STUCK as u64 || !events.is_empty() {
+            let read = Op::Read {
+                fd: log.clone(),
+                buffer: Vec::with_capacity(1 << 16),
+                offset: None,
+            };
+            drop(driver.submit(read));
+            events.clear();
+            poll(&mut driver, Some(Duration::ZERO), &mut events);
+        }
+        let opened = open(Path::new("/dev/null"), libc::O_WRONLY | libc::O_CREAT);
+        drop(own(finish(&mut driver, opened).0));
+        let file = SharedFd::new(File::open("/").map_err(|error| error.to_string())?);
+        let sync = Op::Fsync {
+            fd: file,
+            data_only: false,
+        };
+        assert_eq!(finish(&mut driver, sync).0, 0);
+        Ok(())
+    });
+}
+
+fn a_fifo_is_opened_without_waiting(mut driver: Driver) {
+    let path = std::env::temp_dir().join(format!(
+        "ringloop-fifo-{}-{}",
+        std::process::id(),
+        driver.backend()
+    ));
+    let name = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the path is a terminated string, which outlives the call.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    // With the path at hand in the kernel, and where it must look or may make it.
+    for creation in [0, libc::O_CREAT] {
+        let without_reader = finish(&mut driver, open(&path, libc::O_WRONLY | creation)).0;
+        assert_eq!(without_reader, -libc::ENXIO);
+        let reader = own(finish(&mut driver, open(&path, libc::O_RDONLY | creation)).0);
+        let writer = own(finish(&mut driver, open(&path, libc::O_WRONLY | creation)).0);
+        for end in [&reader, &writer] {
+            assert_eq!(status_flags(raw(end)) & libc::O_NONBLOCK, 0);
+        }
+        let (mut reader, mut writer) = (File::from(reader), File::from(writer));
+        writer.write_all(b"through").unwrap();
+        let mut bytes = [0; 7];
+        reader.read_exact(&mut bytes).unwrap();
+        let flags = libc::O_RDONLY | libc::O_NONBLOCK | creation;
+        let nonblocking = own(finish(&mut driver, open(&path, flags)).0);
+        assert_ne!(status_flags(raw(&nonblocking)) & libc::O_NONBLOCK, 0);
+    }
+    std::fs::remove_file(path).unwrap();
+}
