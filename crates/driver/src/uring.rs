@@ -113,6 +113,9 @@ const SETUPS_SQ_POLL: &[Setup] = &[Setup {
 /// How often entries are offered that the kernel will not take, before others have their turn.
 const REFUSALS_MAX: u32 = 100;
 
+/// How long a flush waits for the kernel's submission thread, which takes what is queued within microseconds if it gets to run.
+const PATIENCE_FOR_THREAD: Duration = Duration::from_secs(1);
+
 /// How long the kernel's submission thread spins before it sleeps.
 const SQ_POLL_IDLE_MS: u32 = 10;
 
@@ -271,6 +274,8 @@ pub(crate) struct Uring {
     owner: u64,
     /// Entries that are not in the kernel's queue yet.
     queued: VecDeque<squeue::Entry>,
+    /// Whether the kernel's submission thread was woken for all that its queue holds. It may not have got round to run.
+    thread_is_woken: bool,
     /// Level watches that have fired and are armed again at the next poll.
     rearm: Vec<Token>,
     /// Results that are known without the kernel, to be reported.
@@ -308,6 +313,7 @@ impl Uring {
             sends_zero_copy,
             owner: 0,
             queued: VecDeque::new(),
+            thread_is_woken: false,
             rearm: Vec::new(),
             ended: Vec::new(),
             discarded: Vec::new(),
@@ -592,6 +598,7 @@ impl Uring {
         } = set_up(&self.config, self.setups)?;
         // Closing the old ring makes the kernel drop the requests that it still has; nothing of ours is in them.
         self.ring = ring;
+        self.thread_is_woken = false;
         self.description = description;
         self.owner = 0;
         self.table.counters.rings_rebuilt += 1;
@@ -631,17 +638,22 @@ impl Uring {
             return true;
         }
         // SAFETY: the same for the submission queue.
-        let submission = unsafe { self.ring.submission_shared() };
-        submission.taskrun() || submission.cq_overflow() || !submission.is_empty()
+        self.needs_enter(&unsafe { self.ring.submission_shared() })
     }
 
-    /// Whether entering would do anything.
+    /// Whether something is queued, or entering would do anything.
     fn must_enter(&mut self) -> bool {
-        let submission = self.ring.submission();
-        !self.queued.is_empty()
-            || submission.taskrun()
+        // SAFETY: as above.
+        !self.queued.is_empty() || self.needs_enter(&unsafe { self.ring.submission_shared() })
+    }
+
+    /// Whether the kernel waits for us to enter. What lies in its queue is nothing to enter for while a thread of its own looks
+    /// there.
+    fn needs_enter(&self, submission: &squeue::SubmissionQueue<'_>) -> bool {
+        submission.taskrun()
             || submission.cq_overflow()
             || !submission.is_empty()
+                && (!self.config.sq_poll || submission.need_wakeup() && !self.thread_is_woken)
     }
 
     /// Moves queued entries into the kernel's queue as far as they fit. Returns whether all did.
@@ -659,6 +671,7 @@ impl Uring {
                 // SAFETY: what the entry points to belongs to an operation that the table keeps until its last completion.
                 let pushed = unsafe { submission.push(entry) };
                 debug_assert!(pushed.is_ok(), "there was room");
+                self.thread_is_woken = false;
             }
             self.queued.pop_front();
         }
@@ -667,6 +680,9 @@ impl Uring {
 
     /// One `io_uring_enter(2)` that submits what the kernel's queue holds, runs task work, and waits for a completion
     /// if `wait`. Enables the ring first where nobody has.
+    ///
+    /// With a submission thread of the kernel's it wakes that if need be, waits until there is room in a queue that is full, and
+    /// is left out where there is nothing of that to be done.
     fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> io::Result<()> {
         if self.owner == 0 {
             self.ring.submitter().register_enable_rings()?;
@@ -683,11 +699,23 @@ impl Uring {
             flags |= EnterFlags::NO_IOWAIT;
         }
         let submission = self.ring.submission();
-        let to_submit = submission.len();
-        if self.config.sq_poll && submission.need_wakeup() {
-            flags |= EnterFlags::SQ_WAKEUP;
+        let mut to_submit = submission.len();
+        if self.config.sq_poll {
+            if submission.need_wakeup() {
+                flags |= EnterFlags::SQ_WAKEUP;
+            }
+            if submission.is_full() {
+                flags |= EnterFlags::SQ_WAIT;
+            }
+            // Or it would be the result, and not what has ended the wait.
+            to_submit = 0;
         }
+        let is_full = submission.is_full();
         drop(submission);
+        if self.config.sq_poll && !wait && !is_full && !self.must_enter() {
+            return Ok(());
+        }
+        self.thread_is_woken |= flags.contains(EnterFlags::SQ_WAKEUP);
         self.table.counters.system_calls += 1;
         // SAFETY: the arguments are a SubmitArgs, as EXT_ARG says, and live with what they point to until the call
         // returns. The memory that submitted entries name belongs to the table (see `fill`).
@@ -699,11 +727,10 @@ impl Uring {
                 Some(&arguments),
             )
         };
-        if result? < to_submit && !self.config.sq_poll {
+        if result? < to_submit {
             // The rest stays in the queue and goes along with the next enter.
             self.table.counters.short_submits += 1;
         }
-        self.release_discarded();
         Ok(())
     }
 
@@ -723,7 +750,9 @@ impl Uring {
             let wait_now = wait && all;
             match self.enter(wait_now, timeout) {
                 Ok(()) => {
-                    if all && (!wait_now || self.ring.submission().is_empty()) {
+                    let is_done =
+                        !wait_now || self.config.sq_poll || self.ring.submission().is_empty();
+                    if all && is_done {
                         return Ok(Ended::Returned);
                     }
                 }
@@ -773,6 +802,7 @@ impl Uring {
         if self.ring.submission().cq_overflow() {
             self.table.counters.overflows += 1;
         }
+        self.release_discarded();
         if !self.ended.is_empty() {
             self.report_ended(events);
         }
@@ -950,11 +980,39 @@ impl Uring {
                 }
             }
         }
+        if self.config.sq_poll {
+            self.wait_for_thread()?;
+        }
+        self.release_discarded();
         if self.queued.is_empty() && self.ring.submission().is_empty() {
             Ok(())
         } else {
             Err(refused())
         }
+    }
+
+    /// Waits until the kernel's submission thread has taken all entries, for a while: it may not get to run.
+    fn wait_for_thread(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + PATIENCE_FOR_THREAD;
+        for round in 0_u32.. {
+            if self.ring.submission().is_empty() {
+                break;
+            }
+            if self.must_enter() {
+                match self.enter(false, None) {
+                    Err(error) if error.raw_os_error() != Some(libc::EINTR) => return Err(error),
+                    _ => {}
+                }
+            }
+            if round % 64 > 0 {
+                std::hint::spin_loop();
+            } else if Instant::now() < deadline {
+                std::thread::yield_now();
+            } else {
+                break;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn poll(

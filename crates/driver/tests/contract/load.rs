@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendChoice, Config, Driver, Interest, Mode, Op, Token};
+use ringloop_driver::{BackendChoice, Config, Driver, Event, Interest, Mode, Op, Peek, Token};
 
 use crate::support::{
     PATIENCE, accept, accepted, all_events, driver_with, event_of, listener, on_both_backends, own,
@@ -232,6 +232,65 @@ fn a_submission_thread_of_the_kernels_serves_watches_and_operations() {
     driver.flush().unwrap();
     driver.cancel(token);
     assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+}
+
+#[test]
+fn a_submission_thread_of_the_kernels_saves_system_calls() {
+    const ROUNDS: u64 = 200;
+    let mut config = Config::with_backend(BackendChoice::IoUring);
+    config.sq_poll = true;
+    let Some(mut driver) = driver_with(&config) else {
+        return;
+    };
+    let (mut here, mut there) = pair();
+    let watch = driver
+        .watch(raw(&here), Interest::READ, Mode::Level)
+        .unwrap();
+    let before = driver.counters().system_calls;
+    let mut events = Vec::new();
+    for _ in 0..ROUNDS {
+        let token = driver.submit(receive(raw(&there), 8)).unwrap();
+        there.write_all(b"x").unwrap();
+        // As one who looks for events, and never sleeps.
+        let mut next = |driver: &mut Driver, token: Token| {
+            // The thread may not get to run.
+            drop(driver.flush());
+            events.clear();
+            let start = Instant::now();
+            while !events.iter().any(|event: &Event| event.token == token) {
+                assert!(start.elapsed() < PATIENCE, "nothing comes");
+                if driver.peek() == Peek::Ready {
+                    driver.poll(Some(Duration::ZERO), &mut events).unwrap();
+                }
+            }
+        };
+        next(&mut driver, watch);
+        here.read_exact(&mut [0]).unwrap();
+        driver.cancel(token);
+        next(&mut driver, token);
+    }
+    // The thread is woken now and then.
+    let calls = driver.counters().system_calls - before;
+    assert!(
+        calls <= 4 * ROUNDS,
+        "{calls} system calls in {ROUNDS} rounds"
+    );
+    // Those who wait make one call each time, and those who look when there is nothing make none.
+    drop(driver.flush());
+    while driver.peek() != Peek::Empty {
+        std::thread::yield_now();
+    }
+    let before = driver.counters().system_calls;
+    for _ in 0..100 {
+        driver.poll(Some(Duration::ZERO), &mut events).unwrap();
+    }
+    assert_eq!(driver.counters().system_calls, before);
+    for _ in 0..100 {
+        let timeout = Some(Duration::from_micros(1));
+        driver.poll(timeout, &mut Vec::new()).unwrap();
+    }
+    let calls = driver.counters().system_calls - before;
+    assert!(calls <= 200, "{calls} system calls for 100 waits");
 }
 
 /// On epoll threads do these: one that ends while the poll that another one has ended is on its way back.
