@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-sanitizers miri conformance bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri conformance bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -85,6 +85,10 @@ test-loom: prerequisites ## threads that wake one another, in all interleavings 
 	$(say) 'interleavings'
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
 		-p ringloop-driver -p ringloop --lib model $(ARGS)
+
+test-minimal: prerequisites ## the Rust tests of the published crates, with the oldest dependencies that they allow
+	$(say) 'the oldest dependencies'
+	@tools/minimal_versions.sh $(ARGS)
 
 test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer; what this machine lacks for that is named
 	$(say) 'AddressSanitizer'
