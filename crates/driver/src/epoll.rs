@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,7 @@ pub(crate) struct Epoll {
 }
 
 /// What trying an operation came to.
-enum Attempt {
+pub(crate) enum Attempt {
     /// The last result, or `-errno`.
     Done(i32),
     /// It must wait for its direction.
@@ -625,7 +626,11 @@ impl Drop for Epoll {
 }
 
 /// Tries an operation without blocking the thread. Results that come before the last one go to `earlier`.
-fn try_now(operation: &mut Operation, multishot: bool, earlier: &mut Vec<i32>) -> Attempt {
+pub(crate) fn try_now(
+    operation: &mut Operation,
+    multishot: bool,
+    earlier: &mut Vec<i32>,
+) -> Attempt {
     if operation.op.is_misplaced() {
         return Attempt::Done(-libc::ESPIPE);
     }
@@ -658,7 +663,7 @@ fn try_now(operation: &mut Operation, multishot: bool, earlier: &mut Vec<i32>) -
         Op::Read { fd, .. } | Op::Write { fd, .. } if fd.nature().is_storage => {
             return Attempt::Offload;
         }
-        Op::Read { fd, buffer, offset } => read(fd.as_raw_fd(), buffer, *offset),
+        Op::Read { fd, buffer, offset } => read(fd.as_raw_fd(), spare(buffer), *offset),
         Op::Write {
             fd,
             buffer,
@@ -737,19 +742,23 @@ fn connect(operation: &mut Operation) -> Attempt {
 /// How much may be written to a blocking pipe that has said it has room (pipe(7)).
 const PIPE_ROOM: usize = 4096;
 
-fn read(fd: RawFd, buffer: &mut Vec<u8>, offset: Option<u64>) -> io::Result<usize> {
-    match sys::read(fd, spare(buffer), offset, Waiting::Forbidden) {
+pub(crate) fn read(
+    fd: RawFd,
+    room: &mut [MaybeUninit<u8>],
+    offset: Option<u64>,
+) -> io::Result<usize> {
+    match sys::read(fd, room, offset, Waiting::Forbidden) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             if sys::poll_now(fd, libc::POLLIN)? == 0 {
                 return Err(io::Error::from_raw_os_error(libc::EAGAIN));
             }
-            sys::read(fd, spare(buffer), offset, Waiting::Allowed)
+            sys::read(fd, room, offset, Waiting::Allowed)
         }
         result => result,
     }
 }
 
-fn write(fd: RawFd, buffer: &[u8], offset: Option<u64>) -> io::Result<usize> {
+pub(crate) fn write(fd: RawFd, buffer: &[u8], offset: Option<u64>) -> io::Result<usize> {
     match sys::write(fd, buffer, offset, Waiting::Forbidden) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             if sys::poll_now(fd, libc::POLLOUT)? == 0 {

@@ -63,6 +63,7 @@ mod config;
 mod epoll;
 mod event;
 mod op;
+mod plan;
 mod registry;
 mod scripted;
 mod shared_fd;
@@ -84,6 +85,7 @@ pub use config::{
 };
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
+pub use plan::Fault;
 pub use registry::{Registration, Registry};
 pub use scripted::{Script, Step};
 pub use shared_fd::SharedFd;

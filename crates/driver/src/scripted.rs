@@ -3,6 +3,9 @@
 //! The bookkeeping is the real one: armings, tokens and resources go through the same table as on the other backends,
 //! so that a test can say "a completion of an earlier arming comes late" and see what a user of the driver sees. Time
 //! does not pass: a poll takes one turn of the script and notes for how long it would have waited.
+//!
+//! Under a [plan](Script::plan) the descriptors are the kernel's, and what is asked for is done by it: what the plan decides
+//! is when, how much of it, and whether.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,12 +14,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::Op;
+use crate::op::{Op, SENT_BY_COPY};
+use crate::plan::{Fault, Plan, Planned};
 use crate::registry::Registry;
-use crate::table::{Course, Owner, Phase, Table};
+use crate::sys;
+use crate::table::{Course, Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::{Counters, Peek, refused};
+
+/// How long a poll sleeps under a plan when nothing happens: the kernel is asked again and again.
+const NAP: Duration = Duration::from_micros(20);
 
 /// Something that the scripted kernel does.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -56,6 +64,7 @@ struct Shared {
     turns: VecDeque<Vec<Step>>,
     watch_refusals: VecDeque<i32>,
     flush_refusals: usize,
+    plan: Option<Plan>,
     timeouts: Vec<Option<Duration>>,
 }
 
@@ -84,6 +93,14 @@ impl Script {
     /// Makes the next `flush` that is not refused yet fail: the kernel takes nothing.
     pub fn refuse_flush(&self) -> &Script {
         self.lock().flush_refusals += 1;
+        self
+    }
+
+    /// Makes the driver that is made next with this script do what it is asked for, with the faults that `decide` chooses: for
+    /// each operation when the kernel hears of it, and with `None` for each readiness of a watch. Steps are played besides.
+    /// Polls wait for a moment only.
+    pub fn plan(&self, decide: impl FnMut(Option<&Op>) -> Fault + Send + 'static) -> &Script {
+        self.lock().plan = Some(Plan::new(decide));
         self
     }
 
@@ -121,13 +138,19 @@ pub(crate) struct Scripted {
     cancelled: Vec<Token>,
     /// Those of them that were discarded, whose sockets are let go of when the kernel has heard of all.
     discarded: Vec<Token>,
+    plan: Option<Plan>,
+    /// What becomes of the requests that were accepted, under a plan.
+    planned: Vec<Planned>,
 }
 
 impl Scripted {
     pub(crate) fn new(script: Script, waker: Waker) -> Scripted {
+        let plan = script.lock().plan.take();
         Scripted {
             script,
-            table: Table::for_script(),
+            table: Table::for_script(plan.is_some()),
+            plan,
+            planned: Vec::new(),
             waker,
             queued: VecDeque::new(),
             accepted: Vec::new(),
@@ -252,9 +275,10 @@ impl Scripted {
         Ok(())
     }
 
-    /// Lets go of the sockets of discarded operations, if the kernel has everything.
+    /// Lets go of the sockets of discarded operations, if the kernel has everything. Under a plan those operations may still
+    /// be done, on what the kernel would hold.
     fn release_discarded(&mut self) {
-        if self.queued.is_empty() {
+        if self.queued.is_empty() && self.plan.is_none() {
             for token in std::mem::take(&mut self.discarded) {
                 self.table.release_socket(token);
             }
@@ -262,6 +286,9 @@ impl Scripted {
     }
 
     pub(crate) fn peek(&self) -> Peek {
+        if self.plan.is_some() {
+            return Peek::Unknown;
+        }
         let idle = self.queued.is_empty()
             && self.rearm.is_empty()
             && self.cancelled.is_empty()
@@ -301,18 +328,32 @@ impl Scripted {
         self.release_discarded();
 
         let before = events.len();
+        self.draw_up();
         for token in std::mem::take(&mut self.cancelled) {
-            if self.table.operation(token).is_some() {
-                self.disarm(self.table.user_data(token));
-                self.table
-                    .report_completion(token, -libc::ECANCELED, false, events);
+            if self.table.operation(token).is_none() {
+                continue;
             }
+            let user_data = self.table.user_data(token);
+            let mut planned = self.planned.iter_mut();
+            if let Some(planned) = planned.find(|planned| planned.user_data == user_data) {
+                planned.is_cancelled = true;
+                continue;
+            }
+            self.disarm(user_data);
+            self.table
+                .report_completion(token, -libc::ECANCELED, false, events);
         }
         let waits = events.len() == before && !self.waker.is_notified();
-        self.script
-            .lock()
-            .timeouts
-            .push(if waits { timeout } else { Some(Duration::ZERO) });
+        let noted = if waits { timeout } else { Some(Duration::ZERO) };
+        if self.plan.is_some() {
+            self.carry_out(events);
+            let is_due = self.planned.iter().any(|planned| planned.left > 0);
+            if waits && timeout != Some(Duration::ZERO) && events.len() == before && !is_due {
+                std::thread::sleep(timeout.unwrap_or(NAP).min(NAP));
+            }
+        } else {
+            self.script.lock().timeouts.push(noted);
+        }
         let mut outcome = Ok(());
         let early = std::mem::take(&mut self.early);
         for step in early.into_iter().chain(turn) {
@@ -332,7 +373,8 @@ impl Scripted {
         if outcome.is_ok() {
             self.table.counters.wakes += self.waker.clear();
         }
-        if over && waits && timeout.is_none() && events.len() == before && !woken {
+        let is_stuck = over && self.plan.is_none();
+        if is_stuck && waits && timeout.is_none() && events.len() == before && !woken {
             return Err(io::Error::other(
                 "the script is over, and this poll would wait for ever",
             ));
@@ -464,6 +506,126 @@ impl Scripted {
             self.table.counters.rearms += 1;
             self.removed.push(request);
             self.arm(token, request.fd);
+        }
+    }
+
+    /// Decides what becomes of the requests that have just been accepted.
+    fn draw_up(&mut self) {
+        let Some(plan) = &mut self.plan else {
+            return;
+        };
+        for request in &self.accepted {
+            let user_data = request.user_data;
+            if (self.planned.iter()).any(|planned| planned.user_data == user_data) {
+                continue;
+            }
+            let fault = match self.table.by_user_data(user_data) {
+                Some((token, Owner::Operation(_))) => {
+                    let parked = self.table.operation(token);
+                    let parked = parked.and_then(|submitted| submitted.parked.as_mut());
+                    plan.decide(parked.map(|parked| &parked.get_mut().op))
+                }
+                _ => Fault::default(),
+            };
+            self.planned.push(Planned {
+                user_data,
+                fault,
+                left: fault.polls,
+                is_cancelled: false,
+                is_ready: false,
+            });
+        }
+    }
+
+    /// Does what is due of the plan.
+    fn carry_out(&mut self, events: &mut Vec<Event>) {
+        for mut planned in std::mem::take(&mut self.planned) {
+            if !self.is_accepted(planned.user_data) {
+                continue;
+            }
+            let goes_on = match self.table.by_user_data(planned.user_data) {
+                Some((_, Owner::Watch(watch))) => self.carry_out_watch(&mut planned, watch, events),
+                Some((token, Owner::Operation(course))) => {
+                    self.carry_out_operation(&mut planned, token, course, events)
+                }
+                None => false,
+            };
+            if goes_on {
+                self.planned.push(planned);
+            }
+        }
+    }
+
+    /// Reports that a descriptor is ready, at each poll that finds it so.
+    fn carry_out_watch(
+        &mut self,
+        planned: &mut Planned,
+        watch: Watch,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        let wanted = watch.interest.poll_bits() as libc::c_short;
+        let ready = sys::poll_now(watch.fd, wanted).unwrap_or(libc::POLLNVAL);
+        if ready == 0 {
+            planned.is_ready = false;
+            return true;
+        }
+        if !std::mem::replace(&mut planned.is_ready, true)
+            && let Some(plan) = &mut self.plan
+        {
+            planned.left = plan.decide(None).polls;
+        }
+        if let Some(left) = planned.left.checked_sub(1) {
+            planned.left = left;
+            return true;
+        }
+        planned.is_ready = false;
+        self.ready(watch.fd, Readiness::from_bits(ready as u32), events);
+        true
+    }
+
+    /// Does an operation whose time has come. Returns whether there is more to come of it.
+    fn carry_out_operation(
+        &mut self,
+        planned: &mut Planned,
+        token: Token,
+        course: Course,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        if let Some(left) = planned.left.checked_sub(1) {
+            planned.left = left;
+            return true;
+        }
+        let Some(submitted) = self.table.operation(token) else {
+            return false;
+        };
+        let is_answered = submitted.phase == Phase::Answered;
+        let Some(parked) = submitted.parked.as_mut() else {
+            return false;
+        };
+        let mut earlier = Vec::new();
+        let result = if is_answered {
+            Some(SENT_BY_COPY)
+        } else {
+            planned.perform(parked, course == Course::Multishot, &mut earlier)
+        };
+        let is_count = course == Course::ZeroCopy && !earlier.is_empty();
+        for result in earlier {
+            self.table.report_completion(token, result, true, events);
+        }
+        match result {
+            // The memory comes back later.
+            Some(_) if is_count => {
+                planned.left = planned.fault.polls;
+                true
+            }
+            Some(result) => {
+                let user_data = planned.user_data;
+                self.accepted
+                    .retain(|request| request.user_data != user_data);
+                self.table.report_completion(token, result, false, events);
+                false
+            }
+            None => true,
         }
     }
 

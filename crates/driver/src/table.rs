@@ -116,10 +116,10 @@ impl Table {
         }
     }
 
-    /// A table whose descriptors need not exist.
-    pub(crate) fn for_script() -> Table {
+    /// A table whose descriptors need not exist, unless they are said to be real.
+    pub(crate) fn for_script(real: bool) -> Table {
         Table {
-            real: false,
+            real,
             ..Table::new(0)
         }
     }

@@ -117,9 +117,9 @@ impl Reactor {
         })
     }
 
-    /// A reactor on a driver of a test's, which only sleeps.
-    #[cfg(all(test, feature = "runtime"))]
-    pub(crate) fn with_driver(driver: Driver) -> Self {
+    /// A reactor on a driver of the caller's, which sleeps where there is nothing to do and never polls. For tests, on a
+    /// [scripted](ringloop_driver::Driver::scripted) one.
+    pub fn with_driver(driver: Driver) -> Self {
         Self {
             driver,
             policy: Policy::new(BusyPoll::Off, 1),

@@ -279,7 +279,26 @@ impl Runtime {
         Ok(Self::with_reactor(config, reactor))
     }
 
-    pub(crate) fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> Self {
+    /// A runtime on a reactor of the caller's, whose settings in `config` have no effect. For tests of what a program makes of a
+    /// kernel that fails: on a [scripted](ringloop_driver::Driver::scripted) driver.
+    ///
+    /// ```
+    /// use ringloop::driver::{Driver, Fault, Script};
+    /// use ringloop::{Reactor, Runtime, RuntimeConfig, fs};
+    ///
+    /// let script = Script::new();
+    /// script.plan(|operation| {
+    ///     let mut fault = Fault::default();
+    ///     fault.errno = if operation.is_some() { libc::EIO } else { 0 };
+    ///     fault
+    /// });
+    /// let reactor = Reactor::with_driver(Driver::scripted(script)?);
+    /// let mut runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor);
+    /// let error = runtime.block_on(fs::read("/etc/passwd")).unwrap_err();
+    /// assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> Self {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote::new(inbox.sender()));
         let shared = Rc::new(Shared {

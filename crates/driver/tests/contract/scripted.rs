@@ -1,14 +1,14 @@
 //! What the kernel does rarely, on the scripted backend: late completions, overflow, short submits, failures.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use ringloop_driver::{
-    BackendKind, Bytes, Driver, Event, Interest, Mode, Op, Peek, Readiness, SENT_WITHOUT_COPY,
-    Script, Step,
+    BackendKind, Bytes, Driver, Event, Fault, Interest, Mode, Op, Peek, Readiness,
+    SENT_WITHOUT_COPY, Script, SharedFd, Step,
 };
 
-use crate::support::{accept, lend, receive};
+use crate::support::{accept, lend, pair, pipe, raw, receive};
 
 /// Descriptors of the script: only numbers.
 const ONE: i32 = 10;
@@ -205,4 +205,84 @@ fn a_zero_copy_send_has_a_count_and_then_its_memory() {
     assert_eq!(results, [(send, 3, true), (send, SENT_WITHOUT_COPY, false)]);
     assert_eq!(driver.counters().zero_copy_sends, 1);
     assert_eq!(driver.counters().zero_copy_copies, 0);
+}
+
+/// A driver that does what it is asked for, with the same fault each time.
+fn planned(fault: Fault) -> Driver {
+    let script = Script::new();
+    script.plan(move |_| fault);
+    Driver::scripted(script).unwrap()
+}
+
+#[test]
+fn under_a_plan_operations_are_done_late_in_part_or_not_at_all() {
+    let write = |fd: &SharedFd| Op::Write {
+        fd: fd.clone(),
+        buffer: b"planned".to_vec(),
+        start: 0,
+        offset: None,
+    };
+    let mut late = Fault::default();
+    late.polls = 2;
+    let mut in_part = Fault::default();
+    in_part.bytes_max = 4;
+    let mut failing = Fault::default();
+    failing.errno = libc::EIO;
+    for (fault, polls, result) in [(late, 2, 7), (in_part, 0, 4), (failing, 0, -libc::EIO)] {
+        let mut driver = planned(fault);
+        let (mut reader, writer) = pipe();
+        let writer = SharedFd::new(writer);
+        let token = driver.submit(write(&writer)).unwrap();
+        for _ in 0..polls {
+            assert_eq!(events(&mut driver), []);
+        }
+        let seen = events(&mut driver);
+        assert_eq!((seen[0].token, seen[0].result), (token, result));
+        assert!(driver.take(token).is_some());
+        assert_eq!(driver.counters().operations, 0);
+        drop(writer);
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, b"planned"[..result.max(0) as usize]);
+    }
+}
+
+#[test]
+fn under_a_plan_a_cancel_comes_in_time_or_too_late() {
+    for outruns_cancel in [false, true] {
+        let mut fault = Fault::default();
+        fault.polls = 2;
+        fault.outruns_cancel = outruns_cancel;
+        let mut driver = planned(fault);
+        let (here, mut there) = pair();
+        there.write_all(b"x").unwrap();
+        let token = driver.submit(receive(raw(&here), 8)).unwrap();
+        assert_eq!(events(&mut driver), []);
+        driver.cancel(token);
+        assert_eq!(events(&mut driver), []);
+        let expected = if outruns_cancel { 1 } else { -libc::ECANCELED };
+        assert_eq!(events(&mut driver)[0].result, expected);
+        // One that waits ends all the same.
+        driver.submit(receive(raw(&there), 8)).unwrap();
+        assert_eq!(events(&mut driver), []);
+        driver.cancel_fd(raw(&there));
+        assert_eq!(events(&mut driver), []);
+        assert_eq!(events(&mut driver)[0].result, -libc::ECANCELED);
+    }
+}
+
+#[test]
+fn under_a_plan_a_watch_reports_what_the_kernel_finds_and_late() {
+    let mut fault = Fault::default();
+    fault.polls = 1;
+    let mut driver = planned(fault);
+    let (here, mut there) = pair();
+    let watch = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    assert_eq!(events(&mut driver), []);
+    there.write_all(b"x").unwrap();
+    assert_eq!(events(&mut driver), []);
+    let seen = events(&mut driver);
+    assert!(seen[0].token == watch && seen[0].readiness().is_readable());
 }

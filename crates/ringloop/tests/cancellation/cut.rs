@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use ringloop::driver::{Driver, Fault, Op, Script};
 use ringloop::time::{sleep, timeout};
-use ringloop::{Runtime, spawn};
+use ringloop::{Reactor, Runtime, RuntimeConfig, spawn};
 
 use crate::common::{LONG, on_both, until_nothing_is_left};
 use crate::memory;
@@ -124,7 +125,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// The descriptors of this process, with what they lead to.
-fn descriptors() -> BTreeMap<String, PathBuf> {
+pub(crate) fn descriptors() -> BTreeMap<String, PathBuf> {
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| {
@@ -137,7 +138,8 @@ fn descriptors() -> BTreeMap<String, PathBuf> {
         .collect()
 }
 
-/// Runs a scenario on both backends, with its future dropped at every point, and looks each time that nothing is left.
+/// Runs a scenario on both backends, with its future dropped at every point, and looks each time that nothing is left. And the
+/// same on a kernel that does everything, but late, or in small parts.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "a closure that is written where it is passed"
@@ -145,28 +147,75 @@ fn descriptors() -> BTreeMap<String, PathBuf> {
 pub(crate) fn at_every_poll(scenario: impl AsyncFn(&Cut)) {
     let _alone = alone();
     on_both(|runtime| {
-        let before = descriptors();
         for when in [When::Polled, When::Woken] {
-            let mut polls = 0;
-            loop {
-                let cut = Cut::new(polls, when);
-                // A hang says where.
-                let point = format!(
-                    "dropped after {polls} polls, {when:?}, {}",
-                    runtime.backend()
-                );
-                runtime.block_on(async {
-                    timeout(LONG, scenario(&cut)).await.expect(&point);
-                });
-                check(runtime, &before, &point);
-                if cut.is_over.get() {
-                    break;
-                }
-                polls += 1;
-                assert!(polls < POLLS_MAX, "the future never ends");
-            }
+            cut_everywhere(runtime, runtime.backend().name(), when, 1, &scenario);
         }
     });
+    for (name, fault) in DELAYS {
+        let mut runtime = with_faults(move |_| fault());
+        // Each poll in turn at the beginning, where the operations are, and then some.
+        cut_everywhere(&mut runtime, name, When::Polled, 7, &scenario);
+    }
+}
+
+/// Polls at which a future is dropped one after the other, also where others are left out.
+const POLLS_EACH: usize = 24;
+
+type MakeFault = fn() -> Fault;
+
+/// What a kernel may do to requests that nobody may notice.
+const DELAYS: [(&str, MakeFault); 3] = [
+    ("late", || {
+        let mut fault = Fault::default();
+        fault.polls = 2;
+        fault
+    }),
+    ("late, and deaf to cancels", || {
+        let mut fault = Fault::default();
+        fault.polls = 1;
+        fault.outruns_cancel = true;
+        fault
+    }),
+    ("in parts", || {
+        let mut fault = Fault::default();
+        fault.bytes_max = 4099;
+        fault
+    }),
+];
+
+/// A runtime on a kernel that does what a plan says.
+pub(crate) fn with_faults(plan: impl FnMut(Option<&Op>) -> Fault + Send + 'static) -> Runtime {
+    let script = Script::new();
+    script.plan(plan);
+    let reactor = Reactor::with_driver(Driver::scripted(script).unwrap());
+    Runtime::with_reactor(&RuntimeConfig::default(), reactor)
+}
+
+/// Drops a scenario's future after none of its polls, after one, and so on, until it is over; after the first polls only after
+/// one of every so many.
+fn cut_everywhere(
+    runtime: &mut Runtime,
+    name: &str,
+    when: When,
+    stride: usize,
+    scenario: &impl AsyncFn(&Cut),
+) {
+    let before = descriptors();
+    let mut polls = 0;
+    loop {
+        let cut = Cut::new(polls, when);
+        // A hang says where.
+        let point = format!("dropped after {polls} polls, {when:?}, {name}");
+        runtime.block_on(async {
+            timeout(LONG, scenario(&cut)).await.expect(&point);
+        });
+        check_nothing_is_left(runtime, &before, &point);
+        if cut.is_over.get() {
+            break;
+        }
+        polls += if polls < POLLS_EACH { 1 } else { stride };
+        assert!(polls < POLLS_MAX, "the future never ends");
+    }
 }
 
 /// Runs something on both backends, and looks that nothing is left.
@@ -175,12 +224,16 @@ pub(crate) fn leaving_nothing(body: impl Fn(&mut Runtime)) {
     on_both(|runtime| {
         let before = descriptors();
         body(runtime);
-        check(runtime, &before, runtime.backend().name());
+        check_nothing_is_left(runtime, &before, runtime.backend().name());
     });
 }
 
 /// Looks that a runtime goes on, and that it has let go of everything.
-fn check(runtime: &mut Runtime, before: &BTreeMap<String, PathBuf>, point: &str) {
+pub(crate) fn check_nothing_is_left(
+    runtime: &mut Runtime,
+    before: &BTreeMap<String, PathBuf>,
+    point: &str,
+) {
     runtime.block_on(async {
         let task = spawn(async {
             sleep(Duration::ZERO).await;

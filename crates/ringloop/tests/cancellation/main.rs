@@ -7,6 +7,7 @@ mod certificates;
 #[path = "../common/mod.rs"]
 mod common;
 mod cut;
+mod failing;
 mod files;
 mod http;
 mod memory;

@@ -784,7 +784,7 @@ fn sending_to_udp() {
             }
         });
         cut.run(async {
-            for index in 0..600_usize {
+            for index in 0..200_usize {
                 let (count, _) = if index % 2 == 0 {
                     near.send(&[7; 20][..]).await
                 } else {

@@ -1,0 +1,146 @@
+//! Faults by plan: what is asked of the scripted kernel is really done, but late, in part, or not at all.
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use crate::epoll::{self, Attempt, failure};
+use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
+use crate::sys::{self, Waiting};
+
+/// What becomes of one request under a [plan](crate::Script::plan). The default is that it is done at once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// For how many polls it is put off, and each of its further events, its cancel included.
+    pub polls: u32,
+    /// What it fails with, instead of being done (errno(3)); 0 for nothing.
+    pub errno: i32,
+    /// How many bytes it reads or writes at the most.
+    pub bytes_max: usize,
+    /// Whether a cancel comes too late, and it is done all the same, if it can be.
+    pub outruns_cancel: bool,
+}
+
+impl Default for Fault {
+    fn default() -> Fault {
+        Fault {
+            polls: 0,
+            errno: 0,
+            bytes_max: usize::MAX,
+            outruns_cancel: false,
+        }
+    }
+}
+
+/// Decides what becomes of requests: of an operation, or of the readiness of a watch.
+pub(crate) struct Plan(Box<Decide>);
+
+type Decide = dyn FnMut(Option<&Op>) -> Fault + Send;
+
+impl Plan {
+    pub(crate) fn new(decide: impl FnMut(Option<&Op>) -> Fault + Send + 'static) -> Plan {
+        Plan(Box::new(decide))
+    }
+
+    pub(crate) fn decide(&mut self, op: Option<&Op>) -> Fault {
+        (self.0)(op)
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Plan")
+    }
+}
+
+/// A request that the kernel has, and what becomes of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned {
+    pub(crate) user_data: u64,
+    pub(crate) fault: Fault,
+    /// For how many polls its next event is put off.
+    pub(crate) left: u32,
+    pub(crate) is_cancelled: bool,
+    /// A watch's: whether its readiness has been seen, and is put off.
+    pub(crate) is_ready: bool,
+}
+
+impl Planned {
+    /// Does an operation, as far as the plan lets it. Results that come before the last go to `earlier`; `None` if it waits.
+    pub(crate) fn perform(
+        &self,
+        parked: &mut Parked,
+        multishot: bool,
+        earlier: &mut Vec<i32>,
+    ) -> Option<i32> {
+        let done = if self.is_cancelled && !self.fault.outruns_cancel {
+            Some(-libc::ECANCELED)
+        } else if self.fault.errno != 0 {
+            Some(-self.fault.errno)
+        } else {
+            match in_part(parked.get_mut(), self.fault.bytes_max, earlier) {
+                Some(Ok(count)) => Some(count as i32),
+                Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => None,
+                Some(Err(error)) => Some(failure(&error)),
+                None => whole(parked, multishot, earlier),
+            }
+        };
+        done.or(self.is_cancelled.then_some(-libc::ECANCELED))
+    }
+}
+
+fn whole(parked: &mut Parked, multishot: bool, earlier: &mut Vec<i32>) -> Option<i32> {
+    match epoll::try_now(parked.get_mut(), multishot, earlier) {
+        Attempt::Done(result) => Some(result),
+        Attempt::Blocked | Attempt::Again => None,
+        Attempt::Offload => Some(epoll::perform(parked)),
+    }
+}
+
+/// Moves no more than so many bytes; `None` if the operation moves none, or may move any number.
+fn in_part(
+    operation: &mut Operation,
+    bytes_max: usize,
+    earlier: &mut Vec<i32>,
+) -> Option<io::Result<usize>> {
+    if bytes_max == usize::MAX {
+        return None;
+    }
+    Some(match &mut operation.op {
+        Op::Read { fd, buffer, offset } => {
+            let room = spare(buffer);
+            let part = room.len().min(bytes_max);
+            let (number, room) = (fd.as_raw_fd(), &mut room[..part]);
+            if fd.nature().is_storage {
+                sys::read(number, room, *offset, Waiting::Allowed)
+            } else {
+                epoll::read(number, room, *offset)
+            }
+        }
+        Op::Write {
+            fd,
+            buffer,
+            start,
+            offset,
+        } => {
+            let rest = &buffer[*start..];
+            let part = &rest[..rest.len().min(bytes_max)];
+            if fd.nature().is_storage {
+                sys::write(fd.as_raw_fd(), part, *offset, Waiting::Allowed)
+            } else {
+                epoll::write(fd.as_raw_fd(), part, *offset)
+            }
+        }
+        Op::SendZeroCopy { fd, bytes, flags } => {
+            let bytes = bytes.as_slice();
+            let part = &bytes[..bytes.len().min(bytes_max)];
+            let flags = *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+            sys::send(fd.as_raw_fd(), part, flags).map(|count| {
+                earlier.push(count as i32);
+                SENT_BY_COPY as usize
+            })
+        }
+        _ => return None,
+    })
+}
