@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use bytes::Bytes;
-use ringloop_driver::{Driver, Readiness, SENT_BY_COPY, SENT_WITHOUT_COPY, Script, Step};
+use ringloop_driver::{Driver, Fault, Readiness, SENT_BY_COPY, SENT_WITHOUT_COPY, Script, Step};
 
 use crate::fs::File;
 use crate::net::{TcpListener, TcpStream};
@@ -17,6 +17,8 @@ use crate::{Runtime, RuntimeConfig, yield_now};
 
 use Step::{Complete, CompletePath, Late, Overflow, Ready};
 
+pub(crate) mod calls;
+
 /// A runtime whose kernel plays a script, a turn of it in each of the runtime's. It panics when it would wait for ever.
 fn scripted() -> (Script, Runtime) {
     let script = Script::new();
@@ -24,6 +26,14 @@ fn scripted() -> (Script, Runtime) {
     let reactor = Reactor::with_driver(driver);
     let runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor);
     (script, runtime)
+}
+
+/// A runtime whose kernel does everything as it should, and never sleeps.
+fn planned() -> Runtime {
+    let script = Script::new();
+    script.plan(|_| Fault::default());
+    let reactor = Reactor::with_driver(Driver::scripted(script).unwrap());
+    Runtime::with_reactor(&RuntimeConfig::default(), reactor)
 }
 
 /// Looks that the script was played to its end, and that nothing is left but so many watches.

@@ -125,6 +125,8 @@ fn count(counter: &Cell<u64>) {
 impl IoCounters {
     /// Makes a system call that reads or writes, and makes it again where a signal has interrupted it.
     pub(crate) fn call<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        #[cfg(test)]
+        crate::faults::calls::before_call()?;
         count(&self.operations);
         loop {
             count(&self.system_calls);

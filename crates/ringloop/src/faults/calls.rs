@@ -1,0 +1,242 @@
+//! System calls on sockets that fail: each call of each future, with each error that its manual page has, and the future
+//! dropped at each of its polls. Errors are told as they are, and nothing is left.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSliceMut, Read, Write};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::Poll;
+
+use bytes::Buf;
+
+use crate::net::{UdpSocket, UnixDatagram, UnixStream};
+use crate::{spawn, yield_now};
+
+thread_local! {
+    /// How many calls are made before one that fails, and what that fails with.
+    static FAILING: Cell<Option<(usize, i32)>> = const { Cell::new(None) };
+}
+
+/// Fails in place of a system call if its turn has come.
+pub(crate) fn before_call() -> io::Result<()> {
+    match FAILING.get() {
+        None => Ok(()),
+        Some((0, errno)) => {
+            FAILING.set(None);
+            Err(io::Error::from_raw_os_error(errno))
+        }
+        Some((calls, errno)) => {
+            FAILING.set(Some((calls - 1, errno)));
+            Ok(())
+        }
+    }
+}
+
+/// recv(2) and recvmsg(2).
+const RECEIVING: &[i32] = &[
+    libc::ECONNREFUSED,
+    libc::ECONNRESET,
+    libc::EHOSTUNREACH,
+    libc::EINTR,
+    libc::EINVAL,
+    libc::ENOBUFS,
+    libc::ENOMEM,
+    libc::ENOTCONN,
+    libc::ETIMEDOUT,
+];
+
+/// send(2) and sendmsg(2).
+const SENDING: &[i32] = &[
+    libc::EACCES,
+    libc::ECONNREFUSED,
+    libc::ECONNRESET,
+    libc::EDESTADDRREQ,
+    libc::EHOSTUNREACH,
+    libc::EINTR,
+    libc::EINVAL,
+    libc::EMSGSIZE,
+    libc::ENETUNREACH,
+    libc::ENOBUFS,
+    libc::ENOMEM,
+    libc::ENOTCONN,
+    libc::EPERM,
+    libc::EPIPE,
+    libc::ETIMEDOUT,
+];
+
+/// Polls a future no more often than so many times, and drops it.
+async fn polled<F: Future>(times: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    for _ in 0..times {
+        let polled = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
+        if let Poll::Ready(output) = polled {
+            return Some(output);
+        }
+        yield_now().await;
+    }
+    None
+}
+
+/// Runs a future in all the ways there are. It is polled no more often than it is told.
+fn failing(errors: &[i32], scenario: impl AsyncFn(usize) -> Option<io::Result<()>>) {
+    for errno in errors {
+        let mut failures = 0;
+        for call in 0.. {
+            let mut has_failed = false;
+            for polls in 0..100 {
+                let mut runtime = super::planned();
+                FAILING.set(Some((call, *errno)));
+                let result = runtime.block_on(scenario(polls));
+                has_failed = FAILING.take().is_none();
+                runtime.block_on(async {
+                    for _ in 0..4 {
+                        yield_now().await;
+                    }
+                });
+                let metrics = runtime.metrics();
+                let driver = metrics.reactor.driver;
+                assert_eq!((driver.operations, driver.watches), (0, 0));
+                assert_eq!((metrics.sources, metrics.tasks_live), (0, 0));
+                match result {
+                    None => continue,
+                    Some(Ok(())) => assert!(!has_failed, "nobody was told of errno {errno}"),
+                    Some(Err(error)) => assert_eq!(error.raw_os_error(), Some(*errno)),
+                }
+                break;
+            }
+            if !has_failed {
+                break;
+            }
+            failures += 1;
+        }
+        assert!(failures > 0, "no call failed");
+    }
+}
+
+/// A connection whose other end, which makes no calls here, says something a turn later and then reads all.
+fn stream() -> UnixStream {
+    let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+    far.set_nonblocking(true).unwrap();
+    drop(spawn(async move {
+        yield_now().await;
+        drop(far.write_all(b"some bytes"));
+        let mut buffer = vec![0; 1 << 16];
+        while !matches!(far.read(&mut buffer), Ok(0)) {
+            yield_now().await;
+        }
+    }));
+    UnixStream::try_from(near).unwrap()
+}
+
+#[test]
+fn streams_fail_to_receive() {
+    failing(RECEIVING, async |polls| {
+        let mut stream = stream();
+        let reading = async { stream.read(Vec::with_capacity(64)).await.0.map(drop) };
+        polled(polls, reading).await
+    });
+    failing(RECEIVING, async |polls| {
+        let mut stream = stream();
+        let reading = async { stream.read_with(|_, _| ()).await };
+        polled(polls, reading).await
+    });
+    failing(RECEIVING, async |polls| {
+        let mut stream = stream();
+        let reading = async {
+            let mut room = [0; 64];
+            let (one, other) = room.split_at_mut(3);
+            let mut pieces = [IoSliceMut::new(one), IoSliceMut::new(other)];
+            stream.read_vectored(&mut pieces).await.map(drop)
+        };
+        polled(polls, reading).await
+    });
+}
+
+#[test]
+fn streams_fail_to_send() {
+    failing(SENDING, async |polls| {
+        let mut stream = stream();
+        polled(polls, async { stream.write(&b"x"[..]).await.0.map(drop) }).await
+    });
+    // More than there is room for at once, in one piece and in two.
+    let bytes = vec![7; 1_000_000];
+    failing(SENDING, async |polls| {
+        let mut stream = stream();
+        polled(polls, async { stream.write_all(&bytes[..]).await.0 }).await
+    });
+    failing(SENDING, async |polls| {
+        let mut stream = stream();
+        let (one, other) = bytes.split_at(3);
+        polled(polls, async {
+            stream.write_all(Buf::chain(one, other)).await.0
+        })
+        .await
+    });
+}
+
+/// A socket whose peer, which makes no calls here, sends a datagram a turn later and then takes all.
+fn udp() -> (UdpSocket, SocketAddr) {
+    let near = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let far = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = far.local_addr().unwrap();
+    near.connect(address).unwrap();
+    far.connect(near.local_addr().unwrap()).unwrap();
+    drop(spawn(async move {
+        yield_now().await;
+        drop(far.send(b"a datagram"));
+        yield_now().await;
+    }));
+    (UdpSocket::try_from(near).unwrap(), address)
+}
+
+fn unix() -> UnixDatagram {
+    let (near, far) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    drop(spawn(async move {
+        yield_now().await;
+        drop(far.send(b"a datagram"));
+        yield_now().await;
+    }));
+    UnixDatagram::try_from(near).unwrap()
+}
+
+#[test]
+fn datagrams_fail_to_be_received() {
+    failing(RECEIVING, async |polls| {
+        let (socket, _) = udp();
+        let receiving = async { socket.recv(Vec::with_capacity(64)).await.0.map(drop) };
+        polled(polls, receiving).await
+    });
+    failing(RECEIVING, async |polls| {
+        let (socket, _) = udp();
+        let receiving = async { socket.recv_from(Vec::with_capacity(64)).await.0.map(drop) };
+        polled(polls, receiving).await
+    });
+    failing(RECEIVING, async |polls| {
+        let socket = unix();
+        let receiving = async { socket.recv(Vec::with_capacity(64)).await.0.map(drop) };
+        polled(polls, receiving).await
+    });
+    failing(RECEIVING, async |polls| {
+        let socket = unix();
+        let receiving = async { socket.recv_from(Vec::with_capacity(64)).await.0.map(drop) };
+        polled(polls, receiving).await
+    });
+}
+
+#[test]
+fn datagrams_fail_to_be_sent() {
+    failing(SENDING, async |polls| {
+        let (socket, _) = udp();
+        polled(polls, async { socket.send(&b"x"[..]).await.0.map(drop) }).await
+    });
+    failing(SENDING, async |polls| {
+        let (socket, to) = udp();
+        let sending = async { socket.send_to(&b"x"[..], to).await.0.map(drop) };
+        polled(polls, sending).await
+    });
+    failing(SENDING, async |polls| {
+        let socket = unix();
+        polled(polls, async { socket.send(&b"x"[..]).await.0.map(drop) }).await
+    });
+}
