@@ -18,6 +18,7 @@ def test_help(option):
     result = run("--dir", "/no/such/folder", option)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("usage: tools/pythons.sh ")
+    assert "--rust" in result.stdout
     assert "--remove" in result.stdout
 
 

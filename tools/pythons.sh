@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: tools/pythons.sh [--dir DIR] [COMMAND [WORD...]]
+usage: tools/pythons.sh [--dir DIR] [--rust] [COMMAND [WORD...]]
        tools/pythons.sh [--dir DIR] --remove
 
 Run COMMAND in a Debian tree that has CPython 3.14 and 3.15 with their headers and their own tests, a C compiler, the
@@ -16,6 +16,8 @@ The first call makes the tree: it takes about two minutes, 1 GB, and Debian's pa
 COMMAND the tree is made, and the versions are printed.
 
     --dir DIR   where the tree is; otherwise target/pythons
+    --rust      with Debian's Rust instead of this machine's, its standard library's source, and clang: what a sanitizer
+                needs. Another 2 GB the first time
     --remove    remove the tree
     --help      this text
 
@@ -33,6 +35,29 @@ END
 fail() {
     echo "pythons.sh: $*" >&2
     exit 1
+}
+
+# Install those of the packages that the tree does not have yet.
+install_packages() {
+    local package missing=()
+    for package in "$@"; do
+        grep -qxF "$package" "$tree/etc/ringloop-packages" 2>/dev/null || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    echo "pythons.sh: installing ${missing[*]}"
+    # A mirror may be a snapshot of days ago; its signature is checked all the same.
+    echo "deb [check-valid-until=no] $mirror sid main" >"$tree/etc/apt/sources.list"
+    # Nothing is to be started, no database made, and the disk need not keep up with every file.
+    printf '#!/bin/sh\nexit 101\n' >"$tree/usr/sbin/policy-rc.d"
+    chmod +x "$tree/usr/sbin/policy-rc.d"
+    mkdir -p "$tree/etc/postgresql-common"
+    echo 'create_main_cluster = false' >"$tree/etc/postgresql-common/createcluster.conf"
+    echo force-unsafe-io >"$tree/etc/dpkg/dpkg.cfg.d/ringloop"
+    quietly chroot "$tree" env DEBIAN_FRONTEND=noninteractive LC_ALL=C sh -c \
+        'dpkg --configure -a && apt-get update && apt-get install -y --no-install-recommends "$@" && apt-get clean' \
+        sh "${missing[@]}" ||
+        fail "Debian's packages cannot be installed from $mirror; RINGLOOP_DEBIAN_MIRROR names another mirror"
+    printf '%s\n' "${missing[@]}" >>"$tree/etc/ringloop-packages"
 }
 
 # Make the tree, or complete it. What was broken off halfway has another name, and is made anew.
@@ -58,22 +83,8 @@ make_tree() {
         gcc libc6-dev make git procps openssl postgresql redis-server
     )
     [ -n "$sysroot" ] || packages+=(cargo)
-    if [ "$(cat "$tree/etc/ringloop-packages" 2>/dev/null)" != "${packages[*]}" ]; then
-        echo "pythons.sh: installing ${packages[*]}"
-        # A mirror may be a snapshot of days ago; its signature is checked all the same.
-        echo "deb [check-valid-until=no] $mirror sid main" >"$tree/etc/apt/sources.list"
-        # Nothing is to be started, no database made, and the disk need not keep up with every file.
-        printf '#!/bin/sh\nexit 101\n' >"$tree/usr/sbin/policy-rc.d"
-        chmod +x "$tree/usr/sbin/policy-rc.d"
-        mkdir -p "$tree/etc/postgresql-common"
-        echo 'create_main_cluster = false' >"$tree/etc/postgresql-common/createcluster.conf"
-        echo force-unsafe-io >"$tree/etc/dpkg/dpkg.cfg.d/ringloop"
-        quietly chroot "$tree" env DEBIAN_FRONTEND=noninteractive LC_ALL=C sh -c \
-            'dpkg --configure -a && apt-get update && apt-get install -y --no-install-recommends "$@" && apt-get clean' \
-            sh "${packages[@]}" ||
-            fail "Debian's packages cannot be installed from $mirror; RINGLOOP_DEBIAN_MIRROR names another mirror"
-        echo "${packages[*]}" >"$tree/etc/ringloop-packages"
-    fi
+    [ -z "$rust" ] || packages+=(rust-src clang libclang-rt-dev)
+    install_packages "${packages[@]}"
 }
 
 # Run a command that says much, and let it be heard only if it fails.
@@ -120,6 +131,7 @@ share() {
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 tree=$repository/target/pythons
 remove=
+rust=
 arguments=("$@")
 while [ $# -gt 0 ]; do
     case $1 in
@@ -129,6 +141,7 @@ while [ $# -gt 0 ]; do
         tree=$(realpath -m "$2")
         shift 2
         ;;
+    --rust) rust=1 && shift ;;
     --remove) remove=1 && shift ;;
     --) shift && break ;;
     -*) fail "unknown option $1; see --help" ;;
@@ -160,7 +173,7 @@ if [ -n "$remove" ]; then
 fi
 # This machine's Rust and what cargo has downloaded, at their places. Debian's own Rust can't be shared: it is all over /usr.
 sysroot=$(rustc --print sysroot 2>/dev/null || true)
-[ "$sysroot" != /usr ] || sysroot=
+[ "$sysroot" != /usr ] && [ -z "$rust" ] || sysroot=
 make_tree
 exec 9>&-
 cargo_home=${CARGO_HOME:-$HOME/.cargo}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run the Rust tests of the driver and of the runtime under a sanitizer, or the parts that need no kernel under Miri or Valgrind.
 # usage: tools/sanitize.sh address|thread|miri|memcheck [ARGUMENT OF CARGO TEST...]
+# Without --lib and --test among the arguments it is all tests.
 # Exits with 0 if they passed, and with 77 if this machine lacks something, which is named on stderr.
 #
 # AddressSanitizer needs a toolchain of rustup's, nightly or stable. ThreadSanitizer needs a nightly one with its standard
@@ -101,10 +102,15 @@ skipped=()
 # ThreadSanitizer puts signals off until a system call that it knows to block; io_uring_enter is none.
 [ "$kind" = address ] || skipped=(--skip no_signal_is_lost_however_they_are_timed)
 export RUSTFLAGS="${flags[*]}" LSAN_OPTIONS="suppressions=$PWD/tools/sanitizers/leaks.txt:print_suppressions=0"
+# Tests fork, and their children start threads.
+export TSAN_OPTIONS=die_after_fork=0
 export PROPTEST_CASES=${PROPTEST_CASES:-32}
 # Memory and time of idle connections are nothing to be measured here.
 export RINGLOOP_TEST_SANITIZER=$kind
 built=(--locked "${cargo_flags[@]}" --target "$target" --target-dir "$folder" -p ringloop-driver -p ringloop --all-features)
-# With --tests cargo builds no examples, which a test of theirs runs.
-"${cargo[@]}" build "${built[@]}" --examples
-exec "${cargo[@]}" test "${built[@]}" --no-fail-fast --tests "$@" -- "${skipped[@]}"
+if [[ " $* " != *' --lib '* && " $* " != *' --test '* ]]; then
+    set -- --tests "$@"
+    # With --tests cargo builds no examples, which a test of theirs runs.
+    "${cargo[@]}" build "${built[@]}" --examples
+fi
+exec "${cargo[@]}" test "${built[@]}" --no-fail-fast "$@" -- "${skipped[@]}"
