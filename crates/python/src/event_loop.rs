@@ -31,7 +31,8 @@ use crate::datagram::{Batch, DatagramTransport};
 use crate::handle::{Call, HandleRef};
 use crate::metrics::{self, Meter};
 use crate::socket_operation::{self, Kind};
-use crate::support::{self, GilCell, guard};
+use crate::support::{self, GilCell, guard_scheduling};
+use crate::thread_exit::SleepsAtExit;
 use crate::transport::SocketTransport;
 use crate::watches::{self, Readiness, Watches};
 
@@ -581,6 +582,7 @@ impl Loop {
     }
 
     fn clear(&self, py: Python<'_>) {
+        let _sleeps_at_exit = SleepsAtExit::new();
         let queue = self.queue.replace(
             py,
             Queue {

@@ -16,6 +16,7 @@
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
 //! | `native_type` | types of the C API |
 //! | `tls` | `SSLProtocol`, the hot half of asyncio's TLS |
+//! | `thread_exit` | daemon threads at the end of the interpreter |
 //! | `support` | state under the GIL, errors, the border between C and Rust |
 //!
 //! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
@@ -34,6 +35,7 @@ mod socket_object;
 mod socket_operation;
 mod stream_reader;
 mod support;
+mod thread_exit;
 mod tls;
 mod transport;
 mod turn;

@@ -13,6 +13,7 @@ use crate::datagram;
 use crate::event_loop::{Loop, Ready};
 use crate::metrics::Stopwatch;
 use crate::support;
+use crate::thread_exit::SleepsAtExit;
 use crate::transport;
 
 /// While callbacks are ready, turns that look at the kernel every time before the loop begins to look less often.
@@ -53,6 +54,7 @@ fn with_events(
 ) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
+    let _sleeps_at_exit = SleepsAtExit::new();
     let mut events = this.events.replace(py, Vec::new());
     let result = run(&mut events, &mut Stopwatch::start(event_loop));
     events.clear();
