@@ -953,7 +953,7 @@ unsafe extern "C" fn call_soon(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_scheduling(|py| {
         // SAFETY: called by the interpreter through a method descriptor of `Loop`, which checks the type of `this`.
         unsafe {
             let parsed = parse("call_soon", None, arguments, positional, names, py)?;
@@ -968,7 +968,7 @@ unsafe extern "C" fn call_soon_threadsafe(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_scheduling(|py| {
         // SAFETY: as in `call_soon`.
         unsafe {
             let parsed = parse(
@@ -1000,7 +1000,7 @@ unsafe extern "C" fn call_later(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_scheduling(|py| {
         // SAFETY: as in `call_soon`.
         unsafe {
             let parsed = parse(
@@ -1026,7 +1026,7 @@ unsafe extern "C" fn call_at(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_scheduling(|py| {
         // SAFETY: as in `call_soon`.
         unsafe {
             let parsed = parse("call_at", Some("when"), arguments, positional, names, py)?;

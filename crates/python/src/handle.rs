@@ -26,7 +26,7 @@ use ringloop::timers::TimerKey;
 use crate::event_loop::Loop;
 use crate::native_type::{NativeType, attribute, method, slot, visit_all};
 use crate::run_lock;
-use crate::support::{self, guard};
+use crate::support::{self, guard, guard_scheduling};
 
 /// Arguments that fit into the handle itself; more go into a tuple.
 const INLINE_ARGUMENTS: usize = 3;
@@ -544,7 +544,7 @@ unsafe extern "C" fn method_cancel(
     object: *mut ffi::PyObject,
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_scheduling(|py| {
         // SAFETY: called by the interpreter with the GIL, and with a live handle, that the caller keeps alive.
         unsafe {
             wait_for_end_of_run(py, object.cast())?;
@@ -558,7 +558,7 @@ unsafe extern "C" fn method_cancelled(
     object: *mut ffi::PyObject,
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_scheduling(|py| {
         let this = object.cast::<Handle>();
         // SAFETY: called by the interpreter with a live handle, that the caller keeps alive.
         let cancelled = unsafe {

@@ -8,6 +8,7 @@ use std::cell::{Ref, RefCell, RefMut};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::thread;
 
 use pyo3::exceptions::{
     PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit,
@@ -55,18 +56,49 @@ impl<T> GilCell<T> {
     }
 }
 
+/// Tells PyO3 that this thread has the GIL, in a function that the interpreter calls and not PyO3. It would take the thread
+/// for detached otherwise, unless a function of its own is further up the stack, and put off the drop of every `Py` until it
+/// is entered again.
+///
+/// # Safety
+/// The GIL is held.
+pub(crate) unsafe fn attached<R>(body: impl FnOnce(Python<'_>) -> R) -> R {
+    // SAFETY: as the function asks. Unlike `attach` it works in the thread that is finalizing the interpreter, too.
+    unsafe { Python::attach_unchecked(body) }
+}
+
 /// Runs the body of a C function: an error becomes the current exception, and so does a panic.
-pub(crate) fn guard<'py>(
-    body: impl FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
+pub(crate) fn guard(
+    body: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
     // SAFETY: only called from functions that the interpreter calls, with the GIL held.
+    unsafe { attached(|py: Python<'_>| settle(catch_unwind(AssertUnwindSafe(|| body(py))))) }
+}
+
+/// The same for the functions that run once per callback, where telling PyO3 would take 30 of 500 instructions. `body` must
+/// not drop a `Py`; a `Bound` is dropped at once in any case.
+pub(crate) fn guard_scheduling<'py>(
+    body: impl FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: as for `guard`.
     let py = unsafe { Python::assume_attached() };
-    let error = match catch_unwind(AssertUnwindSafe(|| body(py))) {
-        Ok(Ok(value)) => return value.into_ptr(),
-        Ok(Err(error)) => error,
-        Err(payload) => panic_error(&*payload),
-    };
-    error.restore(py);
+    settle(catch_unwind(AssertUnwindSafe(|| body(py))))
+}
+
+/// Hands a result to the interpreter: a new reference, or null with the exception set. A panic is an error like others.
+#[inline(always)]
+fn settle(result: thread::Result<PyResult<Bound<'_, PyAny>>>) -> *mut ffi::PyObject {
+    match result {
+        Ok(Ok(value)) => value.into_ptr(),
+        Ok(Err(error)) => raise(error),
+        Err(payload) => raise(panic_error(&*payload)),
+    }
+}
+
+#[cold]
+fn raise(error: PyErr) -> *mut ffi::PyObject {
+    // SAFETY: only called by `settle`, with the GIL held. An error may hold more than it hands over.
+    unsafe { attached(|py| error.restore(py)) };
     std::ptr::null_mut()
 }
 
