@@ -19,6 +19,7 @@ from support import (
     finish,
     open_descriptors,
     resource_warnings,
+    run_child,
     skip_unless,
     tcp_pair,
     turns,
@@ -514,3 +515,182 @@ def test_loops_leave_nothing_behind(loop_factory):
         use()
     assert count_objects() - objects < 50
     assert open_descriptors() == descriptors
+
+
+# What an awaitable of a socket holds
+
+
+def receive_into(loop, sock, thing):
+    buffer = Buffer(10)
+    buffer.thing = thing
+    return loop.sock_recv_into(sock, buffer)
+
+
+def send(loop, sock, thing):
+    buffer = Buffer(10)
+    buffer.thing = thing
+    return loop.sock_sendall(sock, buffer)
+
+
+class Buffer(bytearray):
+    """A buffer that can hold on to others."""
+
+
+def fill(sock):
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(65536))
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.without_debug_mode
+@pytest.mark.parametrize("start", [receive_into, send])
+@pytest.mark.parametrize("end", ["close", "throw", "fail"])
+def test_it_goes_at_once_when_the_awaitable_ends(loop, start, end):
+    """Not when the extension is entered next. asyncio's coroutines keep it until the loop has turned once more."""
+    first, second = socket.socketpair()
+    with first, second:
+        first.setblocking(False)
+        fill(first)
+        thing = Thing()
+        reference = weakref.ref(thing)
+        awaitable = start(loop, first, thing)
+        del thing
+        future = awaitable.send(None)
+        future_reference = weakref.ref(future)
+        del future
+        if end == "close":
+            awaitable.close()
+        elif end == "throw":
+            with pytest.raises(KeyError):
+                awaitable.throw(KeyError)
+        else:
+            second.close()
+            run_turns(loop, 2)
+            with pytest.raises((ConnectionError, StopIteration)):
+                awaitable.send(None)
+        assert future_reference() is None
+        del awaitable
+        assert reference() is None
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.without_debug_mode
+def test_an_exception_that_nobody_took_goes_with_the_awaitable(loop):
+    class Failure(Exception):
+        pass
+
+    class Port:
+        looks = 0
+
+        def __index__(self):
+            self.looks += 1
+            if self.looks > 1:
+                raise failures.pop()
+            return 9
+
+    failures = [Failure()]
+    reference = weakref.ref(failures[0])
+    first, second = tcp_pair()
+    with first, second:
+        first.setblocking(False)
+        fill(first)
+        awaitable = loop.sock_sendto(first, b"data", (HOST, Port()))
+        awaitable.send(None)
+        second.close()
+        run_turns(loop, 2)
+        assert not failures and reference() is not None
+        del awaitable
+        assert reference() is None
+
+
+# Chains
+
+CHAIN = """
+import contextvars, functools, gc, socket, threading, warnings
+
+gc.disable()  # It would visit the whole chain again and again while that is made.
+warnings.simplefilter("ignore")
+ended = 0
+variable = contextvars.ContextVar("variable")
+ours, peer = socket.socketpair()
+ours.setblocking(False)
+
+
+class Thing:
+    def __init__(self, previous):
+        self.previous = previous
+
+    def method(self):
+        pass
+
+    def __del__(self):
+        global ended
+        ended += 1
+
+
+def noop(*arguments):
+    pass
+
+
+def in_context(loop, previous):
+    context = contextvars.copy_context()
+    context.run(variable.set, previous)
+    return loop.call_soon(noop, context=context)
+
+
+links = {
+    "call_soon": lambda loop, previous: loop.call_soon(noop, previous),
+    "call_later": lambda loop, previous: loop.call_later(3600, noop, previous),
+    "many arguments": lambda loop, previous: loop.call_soon(noop, 1, 2, 3, previous),
+    "partial": lambda loop, previous: loop.call_soon(functools.partial(noop, previous)),
+    "method": lambda loop, previous: loop.call_soon(Thing(previous).method),
+    "context": in_context,
+    "awaitable": lambda loop, previous: loop.sock_sendall(ours, previous),
+    "awaitable and handle": lambda loop, previous: loop.call_soon(noop, loop.sock_sendall(ours, previous)),
+}
+
+
+def make(count):
+    loop = new_loop()
+    last = None
+    for number in range(count):
+        link = links[sys.argv[1]](loop, last)
+        # Each goes on with an object whose end is counted.
+        last = Thing(link)
+    loop.close()
+    return last
+
+
+def drop(chain):
+    global ended
+    ended = 0
+    chain.clear()
+    print(ended - (count if sys.argv[1] == "method" else 0) == count)
+
+
+count = 150_000
+threading.stack_size(8 << 20)
+thread = threading.Thread(target=drop, args=([make(count)],))
+thread.start()
+thread.join()
+"""
+
+LINKS = ("call_soon", "call_later", "many arguments", "partial", "method", "context")
+
+
+def assert_a_long_chain_can_end(arm, link):
+    child = run_child(CHAIN, arm, link, env={"PYTHONASYNCIODEBUG": None})
+    assert (child.returncode, child.stdout, child.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_chain_of_handles_may_be_long(arm, link):
+    assert_a_long_chain_can_end(arm, link)
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("link", ["awaitable", "awaitable and handle"])
+def test_a_chain_of_awaitables_may_be_long(arm, link):
+    """CPython's own coroutines cannot end so."""
+    assert_a_long_chain_can_end(arm, link)

@@ -24,7 +24,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
 
 use crate::event_loop::Loop;
-use crate::native_type::{NativeType, attribute, method, slot, visit_all};
+use crate::native_type::{EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
 use crate::run_lock;
 use crate::support::{self, guard, guard_scheduling};
 
@@ -36,7 +36,7 @@ const FREE_LIST_CAPACITY: usize = 1024;
 /// The memory of a `Handle`, and the beginning of a `TimerHandle`.
 #[repr(C)]
 pub(crate) struct Handle {
-    ob_base: ffi::PyObject,
+    head: Head,
     /// Owned. Null once cancelled.
     callback: *mut ffi::PyObject,
     /// Owned. `arguments[0]` is a tuple where `spilled` is set.
@@ -45,7 +45,6 @@ pub(crate) struct Handle {
     context: *mut ffi::PyObject,
     /// Owned, an instance of `Loop`.
     event_loop: *mut ffi::PyObject,
-    weak_references: *mut ffi::PyObject,
     argument_count: u8,
     spilled: bool,
     cancelled: bool,
@@ -144,7 +143,7 @@ impl HandleRef {
             (*this).callback = ffi::Py_NewRef(call.callback);
             (*this).context = context;
             (*this).event_loop = ffi::Py_NewRef(event_loop);
-            (*this).weak_references = ptr::null_mut();
+            (*this).head.weak_references = ptr::null_mut();
             (*this).cancelled = false;
             (*this).threadsafe = false;
             (*this).running = 0;
@@ -482,11 +481,10 @@ unsafe fn cancel(py: Python<'_>, this: *mut Handle) {
 unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     // SAFETY: called by the interpreter, with the GIL, for an object of one of our two types whose count fell to zero.
     unsafe {
-        ffi::PyObject_GC_UnTrack(object.cast());
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
         let this = object.cast::<Handle>();
-        if !(*this).weak_references.is_null() {
-            ffi::PyObject_ClearWeakRefs(object);
-        }
         drop_call(this);
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).event_loop, ptr::null_mut()));
@@ -503,6 +501,7 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
             ffi::PyObject_GC_Del(object.cast());
         }
         ffi::Py_DECREF(class.cast());
+        end.finish();
     }
 }
 
@@ -798,7 +797,6 @@ fn make_type(
         name,
         doc,
         size,
-        weak_references_offset: std::mem::offset_of!(Handle, weak_references),
         slots,
         methods,
         attributes,

@@ -1,20 +1,33 @@
 //! Types of the C API, for objects that are made once per callback or per packet: no more than a struct and its slots.
+//!
+//! Their objects may form chains as long as a user likes: each callback has its predecessor's handle for an argument. So
+//! that the end of the last one doesn't end all of them in one deep recursion, `EndOfLife` lets the deeper ones wait, as
+//! CPython does with its own containers (the "trashcan"; from Python 3.14 on it does so with every type's).
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
 use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+/// What every object of such a type begins with.
+#[repr(C)]
+pub(crate) struct Head {
+    ob_base: ffi::PyObject,
+    /// The interpreter's list of weak references; null at first.
+    pub(crate) weak_references: *mut ffi::PyObject,
+}
+
 /// What a type is made of.
 pub(crate) struct NativeType {
     pub(crate) name: &'static CStr,
     pub(crate) doc: &'static CStr,
+    /// The size of an object, which begins with a `Head`.
     pub(crate) size: usize,
-    /// Offset of the field for weak references, which begins as null.
-    pub(crate) weak_references_offset: usize,
     /// Slot functions besides documentation, methods and attributes; deallocation and traversal among them.
     pub(crate) slots: Vec<ffi::PyType_Slot>,
     pub(crate) methods: Vec<ffi::PyMethodDef>,
@@ -36,7 +49,7 @@ impl NativeType {
             ffi::PyMemberDef {
                 name: c"__weaklistoffset__".as_ptr(),
                 type_code: ffi::Py_T_PYSSIZET,
-                offset: self.weak_references_offset as ffi::Py_ssize_t,
+                offset: offset_of!(Head, weak_references) as ffi::Py_ssize_t,
                 flags: ffi::Py_READONLY,
                 doc: ptr::null(),
             },
@@ -130,4 +143,98 @@ pub(crate) const fn attribute(name: &'static CStr, getter: ffi::getter) -> ffi::
         doc: ptr::null(),
         closure: ptr::null_mut(),
     }
+}
+
+/// Objects that end inside of one another's end, in one thread; CPython's figure.
+const NESTED_MAX: u32 = 50;
+
+/// Whether an object is ending in some thread. As long as that is a single one, nobody needs to count.
+static mut ENDING: bool = false;
+
+thread_local! {
+    /// How many more are ending in this thread, each inside of the one before.
+    static NESTED: Cell<u32> = const { Cell::new(0) };
+    /// Objects that would have been too many, linked through their field for weak references.
+    static WAITING: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// What stands around the body of a type's `tp_dealloc`, which drops what the object refers to and frees its memory.
+pub(crate) struct EndOfLife {
+    is_nested: bool,
+}
+
+impl EndOfLife {
+    /// None where the object has to wait: `tp_dealloc` is called again, before the outermost of the objects that are ending
+    /// has ended.
+    ///
+    /// # Safety
+    /// Called by the interpreter, with the GIL, for an object of one of our types whose count fell to zero.
+    #[inline]
+    pub(crate) unsafe fn begin(object: *mut ffi::PyObject) -> Option<Self> {
+        // SAFETY: as the function asks. The GIL guards `ENDING`: whoever set it clears it, whichever threads run meanwhile.
+        unsafe {
+            ffi::PyObject_GC_UnTrack(object.cast());
+            if !(*object.cast::<Head>()).weak_references.is_null() {
+                ffi::PyObject_ClearWeakRefs(object);
+            }
+            let is_nested = ENDING;
+            if is_nested && !begin_nested(object) {
+                return None;
+            }
+            ENDING = true;
+            Some(Self { is_nested })
+        }
+    }
+
+    /// # Safety
+    /// The GIL is held, and the object's memory is free.
+    #[inline]
+    pub(crate) unsafe fn finish(self) {
+        // SAFETY: as the function asks.
+        unsafe {
+            if self.is_nested {
+                end_nested();
+            } else {
+                ENDING = false;
+            }
+        }
+    }
+}
+
+/// Whether the object may end now; otherwise it waits.
+///
+/// # Safety
+/// As for `EndOfLife::begin`; the object is untracked, and has no weak references.
+#[inline(never)]
+unsafe fn begin_nested(object: *mut ffi::PyObject) -> bool {
+    let nested = NESTED.get();
+    if nested < NESTED_MAX {
+        NESTED.set(nested + 1);
+        return true;
+    }
+    // SAFETY: the GIL is held, and the field of an object without weak references is free to be a link.
+    unsafe { (*object.cast::<Head>()).weak_references = WAITING.replace(object) };
+    false
+}
+
+/// # Safety
+/// After `begin_nested` was true.
+#[inline(never)]
+unsafe fn end_nested() {
+    let nested = NESTED.get();
+    if nested == 1 {
+        while let Some(next) = ptr::NonNull::new(WAITING.get()) {
+            // SAFETY: what waits is one of our objects. Its field is null again, as without weak references, before its type's
+            // `tp_dealloc` sees it.
+            unsafe {
+                let head = next.cast::<Head>().as_ptr();
+                let link = &mut (*head).weak_references;
+                WAITING.set(std::mem::replace(link, ptr::null_mut()));
+                if let Some(dealloc) = (*ffi::Py_TYPE(next.as_ptr())).tp_dealloc {
+                    dealloc(next.as_ptr());
+                }
+            }
+        }
+    }
+    NESTED.set(nested - 1);
 }

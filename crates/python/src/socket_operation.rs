@@ -9,12 +9,14 @@
 pub(crate) mod datagram;
 
 use std::ffi::{c_int, c_void};
-use std::mem::{ManuallyDrop, offset_of};
+use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
+use pyo3::exceptions::{
+    PyBaseException, PyRuntimeError, PyStopIteration, PyTypeError, PyValueError,
+};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -25,9 +27,9 @@ use ringloop_driver::Mode;
 use crate::buffers::{self, Received};
 use crate::event_loop::Loop;
 use crate::handle::{Call, HandleRef};
-use crate::native_type::{NativeType, method, slot, visit_all};
+use crate::native_type::{EndOfLife, Head, NativeType, method, slot, visit_all};
 use crate::socket_object;
-use crate::support::{self, guard};
+use crate::support::{self, attached, guard};
 use crate::watches;
 
 /// What to do with the socket.
@@ -88,13 +90,15 @@ struct Operation {
     sent: usize,
     future: Option<Py<PyAny>>,
     handle: Option<Py<PyAny>>,
-    outcome: Option<PyResult<Py<PyAny>>>,
+    outcome: Option<Outcome>,
 }
+
+/// What it came to: the value, or the exception.
+type Outcome = Result<Py<PyAny>, Py<PyBaseException>>;
 
 #[repr(C)]
 struct OperationObject {
-    ob_base: ffi::PyObject,
-    weak_references: *mut ffi::PyObject,
+    head: Head,
     operation: ManuallyDrop<Operation>,
 }
 
@@ -185,7 +189,8 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             let outcome = unsafe { operation(object).outcome.take() };
             finish(py, object);
             match outcome {
-                Some(outcome) => outcome.map(Step::Return),
+                Some(Ok(value)) => Ok(Step::Return(value)),
+                Some(Err(exception)) => Err(PyErr::from_value(exception.into_bound(py).into_any())),
                 None => Err(PyRuntimeError::new_err("await wasn't used with future")),
             }
         }
@@ -428,6 +433,7 @@ fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     }
     // A watch that can't be ended ended with its loop.
     drop(stop_watching(py, object));
+    let outcome = outcome.map_err(|error| error.into_value(py));
     // SAFETY: as in `resume`.
     let previous = unsafe { operation(object).outcome.replace(outcome) };
     drop(previous);
@@ -601,20 +607,19 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     // SAFETY: called by the interpreter, with the GIL, for an object whose count fell to zero. The pending exception, if
     // any, is set aside: warning and dropping may run Python code.
     unsafe {
-        ffi::PyObject_GC_UnTrack(object.cast());
-        let this = object.cast::<OperationObject>();
-        if !(*this).weak_references.is_null() {
-            ffi::PyObject_ClearWeakRefs(object);
-        }
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
         let pending = PendingException::take();
         if operation(object).phase == Phase::Created {
             warn_never_awaited(operation(object).kind);
         }
-        ManuallyDrop::take(&mut (*this).operation).release();
+        attached(|_| ManuallyDrop::drop(&mut (*object.cast::<OperationObject>()).operation));
         pending.restore();
         let class = ffi::Py_TYPE(object);
         ffi::PyObject_GC_Del(object.cast());
         ffi::Py_DECREF(class.cast());
+        end.finish();
     }
 }
 
@@ -671,30 +676,6 @@ impl PendingException {
     }
 }
 
-impl Operation {
-    /// Drops every reference at once. `Py`'s own drop would put it off where no call from Python into Rust is under way.
-    ///
-    /// # Safety
-    /// The GIL is held.
-    unsafe fn release(self) {
-        let outcome = match self.outcome {
-            Some(Ok(value)) => Some(value),
-            Some(Err(error)) => {
-                // SAFETY: the GIL is held.
-                let py = unsafe { Python::assume_attached() };
-                Some(error.into_value(py).into_any())
-            }
-            None => None,
-        };
-        let required = [self.event_loop.into_any(), self.sock, self.argument];
-        let optional = [self.future, self.handle, outcome];
-        for object in required.into_iter().chain(optional.into_iter().flatten()) {
-            // SAFETY: the GIL is held, and the reference is this operation's own.
-            unsafe { ffi::Py_DECREF(object.into_ptr()) };
-        }
-    }
-}
-
 unsafe extern "C" fn traverse(
     object: *mut ffi::PyObject,
     visit: ffi::visitproc,
@@ -705,7 +686,8 @@ unsafe extern "C" fn traverse(
         let operation = operation(object);
         let outcome = match &operation.outcome {
             Some(Ok(value)) => value.as_ptr(),
-            _ => ptr::null_mut(),
+            Some(Err(exception)) => exception.as_ptr(),
+            None => ptr::null_mut(),
         };
         let optional = |it: &Option<Py<PyAny>>| it.as_ref().map_or(ptr::null_mut(), Py::as_ptr);
         let members = [
@@ -722,16 +704,20 @@ unsafe extern "C" fn traverse(
 }
 
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector for an unreachable object.
+    // SAFETY: called by the collector, with the GIL, for an unreachable object.
     unsafe {
-        let operation = operation(object);
-        operation.phase = Phase::Finished;
-        let dropped = [operation.future.take(), operation.handle.take()];
-        for reference in dropped.into_iter().flatten() {
-            ffi::Py_DECREF(reference.into_ptr());
-        }
-        0
+        attached(|_| {
+            let operation = operation(object);
+            operation.phase = Phase::Finished;
+            let dropped = (
+                operation.future.take(),
+                operation.handle.take(),
+                operation.outcome.take(),
+            );
+            drop(dropped);
+        });
     }
+    0
 }
 
 /// Makes the type.
@@ -744,7 +730,6 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         name: c"ringloop._core.SocketOperation",
         doc: c"What sock_recv, sock_sendall and their like return: an awaitable that acts like a coroutine.",
         size: size_of::<OperationObject>(),
-        weak_references_offset: offset_of!(OperationObject, weak_references),
         slots: vec![
             slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
             slot(ffi::Py_tp_traverse, traverse as *mut c_void),
