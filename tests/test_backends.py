@@ -123,8 +123,9 @@ def test_backend_and_reason_cannot_be_set(loop):
 REFUSE_IO_URING = """
 import ctypes
 
-def refuse_io_uring(number):
-    # A seccomp filter, seccomp(2): io_uring_setup (425 on x86-64 and aarch64) fails with this errno, all else is allowed.
+def refuse_io_uring(number, call="io_uring_setup"):
+    # A seccomp filter, seccomp(2): the call fails with this errno, all else is allowed. The numbers are those of x86-64 and aarch64.
+    call = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}[call]
     class Instruction(ctypes.Structure):
         _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32)]
     class Program(ctypes.Structure):
@@ -132,7 +133,7 @@ def refuse_io_uring(number):
     LOAD_WORD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06
     instructions = (Instruction * 4)(
         Instruction(LOAD_WORD, 0, 0, 0),
-        Instruction(JUMP_EQUAL, 0, 1, 425),
+        Instruction(JUMP_EQUAL, 0, 1, call),
         Instruction(RETURN, 0, 0, 0x00050000 | number),
         Instruction(RETURN, 0, 0, 0x7FFF0000),
     )
@@ -149,14 +150,24 @@ def needs_seccomp():
         pytest.skip("the kernel has no seccomp, prctl(PR_GET_SECCOMP) fails")
 
 
+REFUSED = [
+    ("io_uring_setup", errno.EPERM),
+    ("io_uring_setup", errno.ENOSYS),
+    ("io_uring_setup", errno.ENOMEM),
+    ("io_uring_enter", errno.EPERM),
+    ("io_uring_enter", errno.ENOSYS),
+    ("io_uring_register", errno.EPERM),
+]
+
+
 @ringloop_only
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.ENOMEM], ids=errno.errorcode.get)
-def test_auto_falls_back_to_epoll_and_says_why(arm, number):
+@pytest.mark.parametrize(("call", "number"), REFUSED)
+def test_auto_falls_back_to_epoll_and_says_why(arm, call, number):
     needs_seccomp()
     child = run_child(
         REFUSE_IO_URING
         + f"""
-refuse_io_uring({number})
+refuse_io_uring({number}, "{call}")
 import ringloop
 async def main():
     server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
@@ -178,23 +189,24 @@ ringloop.run(main())
     assert (child.returncode, child.stderr) == (0, "")
     backend, reason = child.stdout.rstrip("\n").split("\n")
     assert backend == "epoll"
-    assert "io_uring" in reason
+    assert call in reason
     assert os.strerror(number).lower() in reason.lower() or errno.errorcode[number] in reason
 
 
 @ringloop_only
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS], ids=errno.errorcode.get)
-def test_a_forced_io_uring_that_is_refused_is_an_error(arm, number):
+@pytest.mark.parametrize(("call", "number"), REFUSED)
+def test_a_forced_io_uring_that_is_refused_is_an_error(arm, call, number):
     needs_seccomp()
     child = run_child(
         REFUSE_IO_URING
         + f"""
-refuse_io_uring({number})
+refuse_io_uring({number}, "{call}")
 import ringloop
 for options in ({{}}, {{"backend": "io_uring"}}):
     try:
         ringloop.new_event_loop(**options)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
+        assert error.errno == {number}
         print(error)
 """,
         arm,
@@ -205,8 +217,35 @@ for options in ({{}}, {{"backend": "io_uring"}}):
     lines = child.stdout.splitlines()
     assert len(lines) == 2
     for line in lines:
-        assert "io_uring" in line
+        assert call in line
         assert os.strerror(number).lower() in line.lower() or errno.errorcode[number] in line
+
+
+@ringloop_only
+def test_a_loop_whose_ring_is_refused_later_says_so_and_closes(arm):
+    """As by a sandbox that a program goes into when it has started."""
+    needs_seccomp()
+    child = run_child(
+        REFUSE_IO_URING
+        + """
+loop = new_loop()
+loop.run_until_complete(asyncio.sleep(0.001))
+refuse_io_uring(1, "io_uring_enter")
+try:
+    loop.run_until_complete(asyncio.sleep(0.001))
+except PermissionError:
+    print("refused")
+loop.close()
+import ringloop
+other = ringloop.new_event_loop()
+print(other.run_until_complete(asyncio.sleep(0.001, "goes on")))
+other.close()
+""",
+        arm,
+        env={"RINGLOOP_BACKEND": None},
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+    assert child.stdout == ("refused\n" if arm == "io_uring" else "") + "goes on\n"
 
 
 @ringloop_only

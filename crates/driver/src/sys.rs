@@ -293,6 +293,26 @@ pub(crate) fn epoll_wait(
     check(count).map(|count| count as usize)
 }
 
+// ---- io_uring
+
+/// Asks a ring about none of its operations: an answer says that `io_uring_register(2)` is allowed.
+pub(crate) fn probe_ring(fd: RawFd) -> io::Result<()> {
+    const REGISTER_PROBE: libc::c_long = 8;
+    // A `struct io_uring_probe` without a list, to be zero.
+    let mut probe = [0_u64; 2];
+    // SAFETY: the kernel reads and writes no more of `probe` than it has, as the list's length of zero says.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_register,
+            libc::c_long::from(fd),
+            REGISTER_PROBE,
+            probe.as_mut_ptr(),
+            0 as libc::c_long,
+        )
+    };
+    check(result as libc::c_int).map(drop)
+}
+
 // ---- sockets
 
 /// Accepts a connection that does not block and is closed on exec.

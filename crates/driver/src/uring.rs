@@ -126,19 +126,40 @@ struct Granted {
     sends_zero_copy: bool,
 }
 
-/// Why `io_uring` cannot be had, for people.
-fn refusal(error: &io::Error) -> String {
+/// Why `io_uring` cannot be had, for people: the system call that was refused, and what is likely to have refused it.
+fn refusal(call: &str, error: &io::Error) -> io::Error {
+    let is_setup = call == "io_uring_setup";
     let why = match error.raw_os_error() {
-        Some(libc::EPERM) => "EPERM (a seccomp filter or kernel.io_uring_disabled)",
+        Some(libc::EPERM) if is_setup => "EPERM (a seccomp filter or kernel.io_uring_disabled)",
+        Some(libc::EPERM) => "EPERM (a seccomp filter)",
         Some(libc::EACCES) => "EACCES (a security module)",
-        Some(libc::ENOSYS) => "ENOSYS (a kernel without io_uring, or a seccomp filter)",
-        Some(libc::ENOMEM) => "ENOMEM even for a small ring (RLIMIT_MEMLOCK or a memory limit)",
-        Some(libc::EINVAL) => "EINVAL (a kernel before 5.19)",
+        Some(libc::ENOSYS) if is_setup => "ENOSYS (a kernel without io_uring, or a seccomp filter)",
+        Some(libc::ENOSYS) => "ENOSYS (a seccomp filter)",
+        Some(libc::ENOMEM) if is_setup => {
+            "ENOMEM even for a small ring (RLIMIT_MEMLOCK or a memory limit)"
+        }
+        Some(libc::EINVAL) if is_setup => "EINVAL (a kernel before 5.19)",
         Some(libc::EMFILE) => "EMFILE (too many open files: raise ulimit -n)",
         Some(libc::ENFILE) => "ENFILE (too many open files on this machine)",
-        _ => return error.to_string(),
+        _ => &error.to_string(),
     };
-    format!("io_uring_setup was refused with {why}")
+    let text = format!("{call} was refused with {why}");
+    io::Error::new(error.kind(), Refused::new(error.raw_os_error(), text))
+}
+
+/// Checks that the other two calls are allowed as well: a filter may know only one of the three. Both find nothing to do, and
+/// together they cost a hundredth of what setting the ring up has cost.
+fn check_calls(ring: &IoUring) -> io::Result<()> {
+    // SAFETY: no arguments are passed, and nothing is submitted.
+    let entered = unsafe { ring.submitter().enter::<()>(0, 0, 0, None) };
+    match entered {
+        // A ring that is still disabled cannot be entered.
+        Err(error) if error.raw_os_error() != Some(libc::EBADFD) => {
+            return Err(refusal("io_uring_enter", &error));
+        }
+        _ => {}
+    }
+    sys::probe_ring(ring.as_raw_fd()).map_err(|error| refusal("io_uring_register", &error))
 }
 
 /// Makes a disabled ring of what the kernel grants, in the first way that it does. The error's text is for people.
@@ -159,6 +180,7 @@ fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
             (setup.apply)(&mut builder);
             match builder.build(entries) {
                 Ok(ring) => {
+                    check_calls(&ring)?;
                     let sends_zero_copy = check_features(&ring)?;
                     // Four for each CPU unless told (Linux 5.15). An error leaves it at that.
                     let mut threads = [THREADS_MAX as u32, 0];
@@ -181,9 +203,7 @@ fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
             completion_entries = (completion_entries / 4).max(entries);
             continue;
         }
-        let text = refusal(&refused);
-        let errno = refused.raw_os_error();
-        return Err(io::Error::new(refused.kind(), Refused::new(errno, text)));
+        return Err(refusal("io_uring_setup", &refused));
     }
 }
 
@@ -246,12 +266,9 @@ fn check_features(ring: &IoUring) -> io::Result<bool> {
         }
     }
     let mut probe = Probe::new();
-    if let Err(error) = ring.submitter().register_probe(&mut probe) {
-        return Err(io::Error::new(
-            error.kind(),
-            format!("io_uring_register was refused ({error})"),
-        ));
-    }
+    ring.submitter()
+        .register_probe(&mut probe)
+        .map_err(|error| refusal("io_uring_register", &error))?;
     for (code, name) in ESSENTIAL {
         if !probe.is_supported(*code) {
             return lacks(name);

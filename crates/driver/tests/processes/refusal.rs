@@ -5,15 +5,10 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use ringloop_driver::{
-    BackendChoice, BackendKind, Bytes, Config, Driver, Interest, Mode, Op, SharedFd,
+    BackendChoice, BackendKind, Bytes, Config, Driver, Interest, Mode, Op, Refused, SharedFd,
 };
 
 use crate::support::{driver, event_of, in_child, lend, pair, poll, raw};
-
-/// Makes `io_uring_setup(2)` fail with `errno` in this process from here on.
-fn refuse_io_uring(errno: i32) {
-    refuse(libc::SYS_io_uring_setup, errno);
-}
 
 /// Makes a system call fail with `errno` in this process from here on.
 fn refuse(call: libc::c_long, errno: i32) {
@@ -58,14 +53,14 @@ fn refuse(call: libc::c_long, errno: i32) {
     }
 }
 
-fn falls_back(errno: i32, name: &str) {
+fn falls_back(call: libc::c_long, errno: i32, names: [&str; 2]) {
     in_child(|| {
-        refuse_io_uring(errno);
+        refuse(call, errno);
         let mut driver = Driver::new(&Config::default()).map_err(|error| error.to_string())?;
         let reason = driver.backend_reason().to_owned();
         if driver.backend() != BackendKind::Epoll
             || !reason.starts_with("epoll: ")
-            || !reason.contains(name)
+            || !names.iter().all(|name| reason.contains(name))
         {
             return Err(format!("{} because {reason:?}", driver.backend()));
         }
@@ -82,40 +77,69 @@ fn falls_back(errno: i32, name: &str) {
     });
 }
 
+/// A filter may know only one of the three calls, and say no in many ways.
 #[test]
-fn a_filter_that_says_eperm_leads_to_epoll() {
-    falls_back(libc::EPERM, "EPERM");
+fn a_filter_of_any_call_leads_to_epoll() {
+    for (call, name) in [
+        (libc::SYS_io_uring_setup, "io_uring_setup"),
+        (libc::SYS_io_uring_enter, "io_uring_enter"),
+        (libc::SYS_io_uring_register, "io_uring_register"),
+    ] {
+        falls_back(call, libc::EPERM, [name, "EPERM"]);
+        falls_back(call, libc::ENOSYS, [name, "ENOSYS"]);
+    }
 }
 
 #[test]
-fn a_filter_that_says_enosys_leads_to_epoll() {
-    falls_back(libc::ENOSYS, "ENOSYS");
+fn a_filter_that_comes_after_a_driver_leads_to_epoll() {
+    for call in [libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
+        in_child(|| {
+            drop(driver(BackendChoice::IoUring));
+            refuse(call, libc::EPERM);
+            let driver = Driver::new(&Config::default()).map_err(|error| error.to_string())?;
+            match driver.backend() {
+                BackendKind::Epoll => Ok(()),
+                other => Err(other.to_string()),
+            }
+        });
+    }
 }
 
 #[test]
 fn too_little_memory_leads_to_epoll() {
-    falls_back(libc::ENOMEM, "ENOMEM");
+    falls_back(
+        libc::SYS_io_uring_setup,
+        libc::ENOMEM,
+        ["small ring", "ENOMEM"],
+    );
 }
 
 #[test]
 fn forced_io_uring_that_is_refused_is_an_error_that_says_what_to_do() {
-    in_child(|| {
-        refuse_io_uring(libc::EPERM);
-        match Driver::new(&Config::with_backend(BackendChoice::IoUring)) {
-            Ok(driver) => Err(format!("got {}", driver.backend())),
-            Err(error) => {
-                let text = error.to_string();
-                let complete = ["io_uring", "EPERM", "epoll", "RINGLOOP_BACKEND"]
-                    .iter()
-                    .all(|word| text.contains(word));
-                if complete && error.kind() == std::io::ErrorKind::PermissionDenied {
-                    Ok(())
-                } else {
-                    Err(text)
+    for call in [
+        libc::SYS_io_uring_setup,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_uring_register,
+    ] {
+        in_child(|| {
+            refuse(call, libc::EPERM);
+            match Driver::new(&Config::with_backend(BackendChoice::IoUring)) {
+                Ok(driver) => Err(format!("got {}", driver.backend())),
+                Err(error) => {
+                    let text = error.to_string();
+                    let complete = ["io_uring", "EPERM", "epoll", "RINGLOOP_BACKEND"]
+                        .iter()
+                        .all(|word| text.contains(word));
+                    let errno = Refused::of(&error).and_then(Refused::errno);
+                    if complete && errno == Some(libc::EPERM) {
+                        Ok(())
+                    } else {
+                        Err(text)
+                    }
                 }
             }
-        }
-    });
+        });
+    }
 }
 
 #[test]
