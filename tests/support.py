@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import gc
 import inspect
@@ -310,6 +311,37 @@ def run_child(source, arm, *arguments, env=None, python_flags=(), **options):
     with start_child(source, arm, *arguments, env=env, python_flags=python_flags, **options) as process:
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, unlogged(stderr))
+
+
+def needs_seccomp():
+    """Skip where this kernel or container has no seccomp filters to refuse io_uring with."""
+    if ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) < 0:
+        pytest.skip("the kernel has no seccomp, prctl(PR_GET_SECCOMP) fails")
+
+
+def refuse_io_uring(number, call="io_uring_setup"):
+    """Let a call of io_uring's fail with this errno in this process from now on, by a seccomp filter; None kills the process instead."""
+
+    class Instruction(ctypes.Structure):
+        _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Instruction)))
+
+    # Of linux/filter.h and linux/seccomp.h. The numbers of the calls are those of x86-64 and aarch64.
+    load_word, jump_equal, leave = 0x20, 0x15, 0x06
+    kill, fail, allow = 0x80000000, 0x00050000, 0x7FFF0000
+    calls = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+    instructions = (Instruction * 4)(
+        Instruction(load_word, 0, 0, 0),
+        Instruction(jump_equal, 0, 1, calls[call]),
+        Instruction(leave, 0, 0, kill if number is None else fail | number),
+        Instruction(leave, 0, 0, allow),
+    )
+    program = Program(4, instructions)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS"
+    assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, f"PR_SET_SECCOMP: errno {ctypes.get_errno()}"
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Choosing a backend, waiting, fairness, running out of descriptors, and forking."""
 
 import asyncio
-import ctypes
 import errno
 import gc
 import os
@@ -15,6 +14,7 @@ from support import (
     PATIENCE_S,
     BackgroundThread,
     finish,
+    needs_seccomp,
     resource_warnings,
     run_child,
     tcp_listener,
@@ -84,6 +84,21 @@ def test_auto_takes_what_works(arm, monkeypatch, value):
 
 
 @ringloop_only
+def test_the_environment_may_be_written_in_any_case_and_with_spaces(arm, monkeypatch):
+    import ringloop
+
+    for value in (arm.upper(), f" {arm} ", f"{arm.capitalize()}\n"):
+        monkeypatch.setenv("RINGLOOP_BACKEND", value)
+        loop = ringloop.new_event_loop()
+        assert loop.backend == arm
+        loop.close()
+    monkeypatch.setenv("RINGLOOP_BUSY_POLL", " OFF ")
+    loop = ringloop.new_event_loop()
+    assert loop.busy_poll == "off"
+    loop.close()
+
+
+@ringloop_only
 @pytest.mark.parametrize("value", ["kqueue", "io-uring", "2", "\udcff"], ids=ascii)
 def test_an_unknown_backend_is_an_error_that_names_the_choices(arm, monkeypatch, value):
     import ringloop
@@ -120,36 +135,6 @@ def test_backend_and_reason_cannot_be_set(loop):
 
 # io_uring refused, as a container does it
 
-REFUSE_IO_URING = """
-import ctypes
-
-def refuse_io_uring(number, call="io_uring_setup"):
-    # A seccomp filter, seccomp(2): the call fails with this errno, all else is allowed. The numbers are those of x86-64 and aarch64.
-    call = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}[call]
-    class Instruction(ctypes.Structure):
-        _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32)]
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Instruction))]
-    LOAD_WORD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06
-    instructions = (Instruction * 4)(
-        Instruction(LOAD_WORD, 0, 0, 0),
-        Instruction(JUMP_EQUAL, 0, 1, call),
-        Instruction(RETURN, 0, 0, 0x00050000 | number),
-        Instruction(RETURN, 0, 0, 0x7FFF0000),
-    )
-    program = Program(4, instructions)
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS"
-    assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, f"PR_SET_SECCOMP: errno {ctypes.get_errno()}"
-"""
-
-
-def needs_seccomp():
-    """Skip where this kernel or container has no seccomp filters to refuse io_uring with."""
-    if ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) < 0:
-        pytest.skip("the kernel has no seccomp, prctl(PR_GET_SECCOMP) fails")
-
-
 REFUSED = [
     ("io_uring_setup", errno.EPERM),
     ("io_uring_setup", errno.ENOSYS),
@@ -165,9 +150,8 @@ REFUSED = [
 def test_auto_falls_back_to_epoll_and_says_why(arm, call, number):
     needs_seccomp()
     child = run_child(
-        REFUSE_IO_URING
-        + f"""
-refuse_io_uring({number}, "{call}")
+        f"""
+support.refuse_io_uring({number}, "{call}")
 import ringloop
 async def main():
     server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
@@ -198,9 +182,8 @@ ringloop.run(main())
 def test_a_forced_io_uring_that_is_refused_is_an_error(arm, call, number):
     needs_seccomp()
     child = run_child(
-        REFUSE_IO_URING
-        + f"""
-refuse_io_uring({number}, "{call}")
+        f"""
+support.refuse_io_uring({number}, "{call}")
 import ringloop
 for options in ({{}}, {{"backend": "io_uring"}}):
     try:
@@ -226,11 +209,10 @@ def test_a_loop_whose_ring_is_refused_later_says_so_and_closes(arm):
     """As by a sandbox that a program goes into when it has started."""
     needs_seccomp()
     child = run_child(
-        REFUSE_IO_URING
-        + """
+        """
 loop = new_loop()
 loop.run_until_complete(asyncio.sleep(0.001))
-refuse_io_uring(1, "io_uring_enter")
+support.refuse_io_uring(1, "io_uring_enter")
 try:
     loop.run_until_complete(asyncio.sleep(0.001))
 except PermissionError:
@@ -253,9 +235,8 @@ def test_epoll_does_not_touch_io_uring(arm):
     """A forced epoll works under a filter that kills the process at io_uring_setup."""
     needs_seccomp()
     child = run_child(
-        REFUSE_IO_URING.replace("0x00050000 | number", "0x80000000")
-        + """
-refuse_io_uring(0)
+        """
+support.refuse_io_uring(None)
 import ringloop
 loop = ringloop.new_event_loop(backend="epoll")
 print(loop.run_until_complete(asyncio.sleep(0.001, loop.backend)))

@@ -861,3 +861,11 @@ def test_many_loops_one_after_the_other(loop_factory):
 
 def use_briefly(loop):
     return loop.run_until_complete(answer())
+
+
+@pytest.mark.ringloop_only
+def test_the_name_of_uvloop_for_the_class(loop):
+    import ringloop
+
+    assert ringloop.Loop is ringloop.EventLoop
+    assert isinstance(loop, ringloop.Loop)

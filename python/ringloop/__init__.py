@@ -28,11 +28,14 @@ from ._metrics import Metrics  # noqa: E402
 
 _guard.check()
 
+Loop = EventLoop
+"""uvloop's name for it."""
+
 if TYPE_CHECKING:
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._policy import install as install
 
-__all__ = ["EventLoop", "Metrics", "__version__", "new_event_loop", "run"]
+__all__ = ["EventLoop", "Loop", "Metrics", "__version__", "new_event_loop", "run"]
 if sys.version_info < (3, 14):
     # Later, asking for it warns.
     __all__ += ["EventLoopPolicy", "install"]

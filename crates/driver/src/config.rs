@@ -72,8 +72,8 @@ impl Config {
         }
     }
 
-    /// The default configuration, with the backend that [`BACKEND_VARIABLE`] names; unset or empty means
-    /// [`BackendChoice::Auto`].
+    /// The default configuration, with the backend that [`BACKEND_VARIABLE`] names, whatever its case and the white space
+    /// around it; unset or empty means [`BackendChoice::Auto`].
     ///
     /// Fails with [`io::ErrorKind::InvalidInput`] on any other value, and names it and the accepted ones.
     pub fn from_env() -> io::Result<Config> {
@@ -81,18 +81,20 @@ impl Config {
     }
 
     fn from_variable(value: Option<&OsStr>) -> io::Result<Config> {
-        let Some(value) = value.filter(|value| !value.is_empty()) else {
+        let value = value.unwrap_or_default().to_string_lossy();
+        let name = value.trim();
+        if name.is_empty() {
             return Ok(Config::default());
-        };
-        let backend = value
-            .to_string_lossy()
-            .parse()
-            .map_err(|error: UnknownBackend| {
-                io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    format!("{BACKEND_VARIABLE}: {error}"),
-                )
-            })?;
+        }
+        let backend = name.to_ascii_lowercase().parse();
+        // For the error, which quotes the value as it is.
+        let backend = backend.or_else(|_| name.parse());
+        let backend = backend.map_err(|error: UnknownBackend| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{BACKEND_VARIABLE}: {error}"),
+            )
+        })?;
         Ok(Config {
             backend,
             forced_by: ForcedBy::Environment,
@@ -278,18 +280,31 @@ mod tests {
             Config::from_variable(None).unwrap().backend,
             BackendChoice::Auto
         );
-        assert_eq!(
-            Config::from_variable(Some(OsStr::new(""))).unwrap().backend,
-            BackendChoice::Auto
-        );
+        for (value, backend) in [
+            ("", BackendChoice::Auto),
+            (" \n", BackendChoice::Auto),
+            ("AUTO", BackendChoice::Auto),
+            (" io_uring", BackendChoice::IoUring),
+            ("IO_Uring\n", BackendChoice::IoUring),
+            ("Epoll ", BackendChoice::Epoll),
+        ] {
+            let config = Config::from_variable(Some(OsStr::new(value))).unwrap();
+            assert_eq!(config.backend, backend, "{value:?}");
+        }
     }
 
     #[test]
     fn unknown_value_names_itself_and_the_accepted_ones() {
-        let error = Config::from_variable(Some(OsStr::new("kqueue"))).unwrap_err();
+        let error = Config::from_variable(Some(OsStr::new(" KQueue"))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         let text = error.to_string();
-        for word in ["RINGLOOP_BACKEND", "kqueue", "io_uring", "epoll", "auto"] {
+        for word in [
+            "RINGLOOP_BACKEND",
+            "\"KQueue\"",
+            "io_uring",
+            "epoll",
+            "auto",
+        ] {
             assert!(text.contains(word), "{text:?} lacks {word}");
         }
     }

@@ -103,8 +103,8 @@ pub enum BusyPoll {
 }
 
 impl BusyPoll {
-    /// The choice in the environment variable `RINGLOOP_BUSY_POLL`; the default if it is unset or
-    /// empty.
+    /// The choice in the environment variable `RINGLOOP_BUSY_POLL`, whatever its case and the white
+    /// space around it; the default if it is unset or empty.
     ///
     /// # Errors
     /// `InvalidInput` if the value is not one of those that [`BusyPoll`] names.
@@ -113,12 +113,17 @@ impl BusyPoll {
     }
 
     fn from_variable(value: Option<&OsStr>) -> io::Result<Self> {
-        match value {
-            Some(value) if !value.is_empty() => value.to_string_lossy().parse().map_err(|error| {
-                io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: {error}"))
-            }),
-            _ => Ok(Self::default()),
+        let value = value.unwrap_or_default().to_string_lossy();
+        let text = value.trim();
+        if text.is_empty() {
+            return Ok(Self::default());
         }
+        let choice = text.to_ascii_lowercase().parse();
+        // For the error, which quotes the value as it is.
+        let choice = choice.or_else(|_| text.parse());
+        choice.map_err(|error: io::Error| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: {error}"))
+        })
     }
 }
 
@@ -716,6 +721,8 @@ mod tests {
         assert_eq!(BusyPoll::from_variable(None).unwrap(), BusyPoll::Adaptive);
         assert_eq!(read("").unwrap(), BusyPoll::Adaptive);
         assert_eq!(read("off").unwrap(), BusyPoll::Off);
+        assert_eq!(read(" OFF\n").unwrap(), BusyPoll::Off);
+        assert_eq!(read("Adaptive").unwrap(), BusyPoll::Adaptive);
         let error = read("sometimes").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         assert!(

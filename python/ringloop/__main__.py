@@ -1,0 +1,124 @@
+"""`python -m ringloop`: what ringloop is here, and what it runs on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+import ringloop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status: 0, 1 if something is refused, 2 for a mistake in what was asked for."""
+    options = _parser().parse_args(arguments)
+    status: int = options.run(options)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    name = os.path.basename(sys.argv[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m ringloop" if name == "__main__.py" else name,
+        description="Say which ringloop, Python and kernel this is, which backend a loop gets and why, and how it would wait.",
+        epilog="A loop's settings come from the environment: RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL (docs/backends.md).",
+    )
+    parser.add_argument("--version", action="version", version=f"ringloop {ringloop.__version__}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with status 1 if io_uring is refused here, whatever RINGLOOP_BACKEND says",
+    )
+    parser.set_defaults(run=_report)
+    return parser
+
+
+def _report(options: argparse.Namespace) -> int:
+    try:
+        facts = _facts()
+    except ValueError as error:  # the environment's
+        print(f"ringloop: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"ringloop: no loop can be made: {error.strerror or error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+    return 1 if options.check and not facts["io_uring"] else 0
+
+
+def _facts() -> dict[str, Any]:
+    """What there is to say. Raises what making a loop raises."""
+    best = ringloop.new_event_loop(backend="auto")
+    try:
+        busy_poll: str = best.busy_poll
+        granted, ring = best.backend == "io_uring", best.backend_reason.removeprefix("epoll: ")
+    finally:
+        best.close()
+    try:
+        loop = ringloop.new_event_loop()
+    except OSError as error:
+        if granted:
+            raise
+        backend, reason = None, error.strerror or str(error)
+    else:
+        backend, reason = loop.backend, loop.backend_reason
+        loop.close()
+    cpus = len(os.sched_getaffinity(0))
+    return {
+        "version": ringloop.__version__,
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "kernel": platform.release(),
+        "backend": backend,
+        "backend_reason": reason,
+        "io_uring": granted,
+        "io_uring_reason": ring,
+        "busy_poll": busy_poll,
+        "busy_poll_effect": _effect(busy_poll, cpus),
+        "cpus": cpus,
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("RINGLOOP_")},
+    }
+
+
+def _effect(busy_poll: str, cpus: int) -> str:
+    """What waiting in this way comes to on so many CPUs."""
+    if busy_poll == "off" or busy_poll == "0":
+        return "a loop sleeps at once when it has nothing to do"
+    if busy_poll != "adaptive":
+        return f"before each sleep a loop polls for {busy_poll} us, whether or not that pays"
+    if cpus == 1:
+        return "a loop sleeps at once, because this process may use one CPU only: whoever answers needs it"
+    return "a loop polls for up to 100 us before it sleeps where it measures that this pays, and wastes 1/64 of the time at most"
+
+
+def _print(facts: dict[str, Any]) -> None:
+    runs_on = ", ".join(filter(None, (facts["implementation"], facts["machine"], facts["libc"])))
+    lines = {
+        "ringloop": facts["version"],
+        "Python": f"{facts['python']} ({runs_on})",
+        "kernel": facts["kernel"],
+        "backend": facts["backend"] or "none: a loop cannot be made",
+        "reason": facts["backend_reason"],
+        "io_uring": "granted" if facts["io_uring"] else f"refused: {facts['io_uring_reason']}",
+        "busy polling": f"{facts['busy_poll']}: {facts['busy_poll_effect']}",
+        "CPUs": str(facts["cpus"]),
+        "environment": ", ".join(f"{name}={value}" for name, value in facts["environment"].items()) or "nothing set",
+    }
+    for name, value in lines.items():
+        print(f"{name:<13} {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
