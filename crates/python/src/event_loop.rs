@@ -622,8 +622,8 @@ impl Queue {
         self.ready.push_back(ready);
     }
 
-    fn discard(mut self, py: Python<'_>) {
-        for ready in self.ready.drain(..).chain(self.timers.drain()) {
+    fn discard(self, py: Python<'_>) {
+        for ready in self.ready.into_iter().chain(self.timers.into_values()) {
             ready.discard(py);
         }
     }

@@ -6,6 +6,11 @@
 //! do not pile up: they go when they reach the head or the tail of the heap, and all of them go as
 //! soon as they outnumber the live ones.
 //!
+//! Memory is given back, too: when fewer than a quarter of the slots are in use, all but twice as
+//! many as there are timers, and but the first 65,536, which are likely to be needed again. That
+//! takes time in proportion to the slots. A quarter of as many timers, or more, have ended since
+//! the last time: O(1) for each of them.
+//!
 //! It knows no clock. Deadlines are plain numbers, in practice those of [`crate::clock::now_ns`].
 //!
 //! ```
@@ -24,6 +29,7 @@
 //! assert!(timers.is_empty());
 //! ```
 
+use std::collections::{HashMap, TryReserveError};
 use std::num::NonZeroU32;
 
 /// Children per node. Four entries of 16 bytes fill a cache line; `benches/timers.rs` has the
@@ -32,6 +38,12 @@ const ARITY: usize = 4;
 
 /// Cancelled entries below this number are not worth a pass over the heap.
 const CANCELLED_FLOOR: usize = 64;
+
+/// Keys of timers that moved and are gone, below this number, are not worth a pass over them.
+const MOVED_FLOOR: usize = 64;
+
+/// Slots that are kept when they are not needed any more.
+const SLOTS_KEPT: usize = 1 << 16;
 
 /// The end of the list of vacant slots.
 const NO_SLOT: u32 = u32::MAX;
@@ -61,6 +73,10 @@ impl Entry {
         (self.0 >> 64) as u64
     }
 
+    fn sequence(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
     fn slot(self) -> u32 {
         self.0 as u32
     }
@@ -85,6 +101,12 @@ pub struct Timers<T> {
     vacant: u32,
     cancelled: usize,
     next_sequence: u32,
+    /// The generation of slots that are made from now on: later than that of any that was given up.
+    first_generation: NonZeroU32,
+    /// Where the timers are that were moved out of slots that were given up, by their first key.
+    moved: HashMap<TimerKey, TimerKey>,
+    /// With so many slots or fewer, none is given up.
+    slots_kept: usize,
 }
 
 impl<T> Default for Timers<T> {
@@ -95,14 +117,29 @@ impl<T> Default for Timers<T> {
 
 impl<T> Timers<T> {
     /// An empty set; it allocates nothing yet.
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             heap: Vec::new(),
             slots: Vec::new(),
             vacant: NO_SLOT,
             cancelled: 0,
             next_sequence: 0,
+            first_generation: NonZeroU32::MIN,
+            moved: HashMap::new(),
+            slots_kept: SLOTS_KEPT,
         }
+    }
+
+    /// Makes sure that the next [`insert`](Timers::insert) needs no memory.
+    ///
+    /// # Errors
+    /// There is none to be had. Without this call, `insert` would end the process then.
+    #[inline]
+    pub fn try_reserve(&mut self) -> Result<(), TryReserveError> {
+        if self.vacant == NO_SLOT {
+            self.slots.try_reserve(1)?;
+        }
+        self.heap.try_reserve(1)
     }
 
     /// The number of live timers: inserted, and neither expired nor cancelled.
@@ -130,11 +167,11 @@ impl<T> Timers<T> {
 
     /// Cancels a timer and returns its value, or `None` if the key is stale. O(1), amortised.
     pub fn cancel(&mut self, key: TimerKey) -> Option<T> {
-        let slot = self.slots.get_mut(key.slot as usize)?;
-        if slot.generation != key.generation {
-            return None;
-        }
-        let value = slot.value.take()?;
+        let slot = match self.slots.get(key.slot as usize) {
+            Some(slot) if slot.generation == key.generation => key.slot,
+            _ => self.slot_of_moved(key)?,
+        };
+        let value = self.slots[slot as usize].value.take()?;
         self.cancelled += 1;
         // A timeout that is cancelled soon is still the last entry, and can go without leaving a
         // hole.
@@ -147,6 +184,7 @@ impl<T> Timers<T> {
             self.vacate(last.slot());
         }
         self.remove_cancelled_if_many();
+        self.shrink_if_sparse();
         Some(value)
     }
 
@@ -177,6 +215,7 @@ impl<T> Timers<T> {
             self.vacate(first.slot());
             if value.is_some() {
                 self.remove_cancelled_if_many();
+                self.shrink_if_sparse();
                 return value;
             }
             self.cancelled -= 1;
@@ -193,23 +232,9 @@ impl<T> Timers<T> {
         self.slots.iter_mut().filter_map(|slot| slot.value.as_mut())
     }
 
-    /// Cancels every timer and returns the values, in no particular order.
-    ///
-    /// The iterator does not borrow the timers: a value whose destructor inserts or cancels timers
-    /// may be dropped while it runs.
-    pub fn drain(&mut self) -> std::vec::IntoIter<T> {
-        let mut values = Vec::with_capacity(self.len());
-        for entry in std::mem::take(&mut self.heap) {
-            values.extend(self.slots[entry.slot() as usize].value.take());
-            self.vacate(entry.slot());
-        }
-        self.cancelled = 0;
-        values.into_iter()
-    }
-
-    /// Cancels every timer and drops the values.
-    pub fn clear(&mut self) {
-        drop(self.drain());
+    /// The values of the live timers, in no particular order.
+    pub fn into_values(self) -> impl Iterator<Item = T> {
+        self.slots.into_iter().filter_map(|slot| slot.value)
     }
 
     fn occupy(&mut self, value: T) -> TimerKey {
@@ -219,15 +244,13 @@ impl<T> Timers<T> {
                 slot != NO_SLOT,
                 "more than 2^32 - 1 timers are alive at once"
             );
+            let generation = self.first_generation;
             self.slots.push(Slot {
                 value: Some(value),
-                generation: NonZeroU32::MIN,
+                generation,
                 next_vacant: NO_SLOT,
             });
-            return TimerKey {
-                slot,
-                generation: NonZeroU32::MIN,
-            };
+            return TimerKey { slot, generation };
         }
         let index = self.vacant;
         let slot = &mut self.slots[index as usize];
@@ -288,6 +311,106 @@ impl<T> Timers<T> {
                 self.sift_down(index);
             }
         }
+    }
+
+    #[inline]
+    fn shrink_if_sparse(&mut self) {
+        if self.slots.len() > self.slots_kept && self.len() < self.slots.len() / 4 {
+            self.shrink();
+        }
+        if self.moved.len() > 2 * self.len() + MOVED_FLOOR {
+            self.forget_moved();
+        }
+    }
+
+    /// Gives up all slots but twice as many as there are timers. Those in the rest move, and their
+    /// keys go on naming them.
+    #[cold]
+    fn shrink(&mut self) {
+        self.remove_cancelled();
+        // A retired slot stays: there is no generation left for one that would take its place.
+        let is_retired =
+            |slot: &Slot<T>| slot.value.is_none() && slot.generation == NonZeroU32::MAX;
+        let retired = self.slots.iter().filter(|slot| is_retired(slot)).count();
+        let behind_retired = self
+            .slots
+            .iter()
+            .rposition(is_retired)
+            .map_or(0, |last| last + 1);
+        let kept = (2 * self.heap.len() + retired)
+            .max(SLOTS_KEPT.min(self.slots_kept))
+            .max(behind_retired);
+        let given_up = self.slots.get(kept..).unwrap_or_default();
+        let newest = given_up.iter().map(|slot| slot.generation).max();
+        let Some(next) = newest.and_then(|newest| newest.checked_add(1)) else {
+            self.slots_kept = self.slots.len();
+            return;
+        };
+        let count = given_up.iter().filter(|slot| slot.value.is_some()).count();
+        let mut moved = HashMap::new();
+        if moved.try_reserve(count).is_err() || self.moved.try_reserve(count).is_err() {
+            return;
+        }
+        // The front fills up first.
+        self.vacant = NO_SLOT;
+        for (index, slot) in self.slots[..kept].iter_mut().enumerate().rev() {
+            if slot.value.is_none() && !is_retired(slot) {
+                slot.next_vacant = self.vacant;
+                self.vacant = index as u32;
+            }
+        }
+        for index in 0..self.heap.len() {
+            let entry = self.heap[index];
+            if (entry.slot() as usize) < kept {
+                continue;
+            }
+            let slot = &mut self.slots[entry.slot() as usize];
+            let before = TimerKey {
+                slot: entry.slot(),
+                generation: slot.generation,
+            };
+            if let Some(value) = slot.value.take() {
+                let after = self.occupy(value);
+                // The sequence number alone tells timers with equal deadlines apart.
+                self.heap[index] = Entry::new(entry.deadline_ns(), entry.sequence(), after.slot);
+                moved.insert(before, after);
+            }
+        }
+        self.moved.retain(|_, key| match moved.remove(key) {
+            Some(after) => {
+                *key = after;
+                true
+            }
+            None => self
+                .slots
+                .get(key.slot as usize)
+                .is_some_and(|slot| slot.generation == key.generation && slot.value.is_some()),
+        });
+        self.moved.extend(moved);
+        self.moved.shrink_to_fit();
+        self.slots.truncate(kept);
+        self.slots.shrink_to_fit();
+        self.heap.shrink_to(kept);
+        self.first_generation = self.first_generation.max(next);
+    }
+
+    /// Forgets the keys of those that moved and are gone.
+    #[cold]
+    fn forget_moved(&mut self) {
+        self.moved.retain(|_, key| {
+            self.slots
+                .get(key.slot as usize)
+                .is_some_and(|slot| slot.generation == key.generation && slot.value.is_some())
+        });
+        self.moved.shrink_to_fit();
+    }
+
+    /// The slot of a live timer that has moved, by its first key.
+    #[cold]
+    fn slot_of_moved(&mut self, key: TimerKey) -> Option<u32> {
+        let now = self.moved.remove(&key)?;
+        let slot = self.slots.get(now.slot as usize)?;
+        (slot.generation == now.generation).then_some(now.slot)
     }
 
     fn remove_first(&mut self) {
@@ -371,6 +494,13 @@ mod tests {
             );
             assert_eq!(self.iter().count(), self.len());
             assert!(self.slots.len() >= self.heap.len());
+            assert!(self.moved.len() <= 2 * self.len() + MOVED_FLOOR);
+            assert!(
+                self.slots.len() <= self.slots_kept.max(4 * (self.len() + 1)),
+                "{} slots for {} timers",
+                self.slots.len(),
+                self.len()
+            );
         }
     }
 
@@ -457,17 +587,94 @@ mod tests {
     }
 
     #[test]
-    fn draining_returns_the_live_values_and_makes_every_key_stale() {
+    fn the_values_of_live_timers_are_left() {
         let mut timers = Timers::new();
         let keys: Vec<_> = (0..10).map(|value| timers.insert(value, value)).collect();
         timers.cancel(keys[4]);
-        let mut drained: Vec<_> = timers.drain().collect();
-        drained.sort_unstable();
-        assert_eq!(drained, [0, 1, 2, 3, 5, 6, 7, 8, 9]);
-        assert!(timers.is_empty());
-        timers.insert(1, 99);
+        let mut left: Vec<_> = timers.into_values().collect();
+        left.sort_unstable();
+        assert_eq!(left, [0, 1, 2, 3, 5, 6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn memory_comes_back_although_a_few_timers_stay() {
+        const MANY: u64 = if cfg!(miri) { 2_000 } else { 1_400_000 };
+        let mut timers = Timers::new();
+        timers.slots_kept = timers.slots_kept.min(MANY as usize / 20);
+        let keys: Vec<_> = (0..MANY)
+            .map(|number| {
+                // The first, the last, and some in between.
+                let stays = number % (MANY / 100) == 0 || number == MANY - 1;
+                timers.insert(if stays { u64::MAX } else { number }, number)
+            })
+            .collect();
+        let full = timers.slots.capacity();
+        while timers.pop_expired(MANY).is_some() {}
+        timers.check_invariants();
+        assert_eq!(timers.len(), 101);
+        for capacity in [timers.slots.capacity(), timers.heap.capacity()] {
+            assert!(capacity <= timers.slots_kept, "{capacity} of {full}");
+        }
+        assert!(timers.moved.capacity() <= 2 * (2 * timers.len() + MOVED_FLOOR));
+        // New timers are not taken for old ones, and old keys name what they named.
+        for number in 0..MANY {
+            timers.insert(number, MANY);
+        }
+        let mut cancelled = keys.into_iter().filter_map(|key| timers.cancel(key));
+        assert!((&mut cancelled).all(|number| number < MANY));
+        drop(cancelled);
+        assert_eq!(timers.len() as u64, MANY);
+        while timers.pop_expired(MANY).is_some() {}
+        timers.check_invariants();
+    }
+
+    #[test]
+    fn cancelling_gives_memory_back() {
+        let mut timers = Timers::new();
+        timers.slots_kept = 16;
+        let keys: Vec<_> = (0..1_000)
+            .map(|number| timers.insert(number, number))
+            .collect();
+        for &key in keys.iter().skip(1) {
+            timers.cancel(key);
+            timers.check_invariants();
+        }
+        assert!(timers.slots.capacity() <= 16 && timers.heap.capacity() <= 16);
+        assert_eq!(timers.cancel(keys[0]), Some(0));
+    }
+
+    #[test]
+    fn slots_without_further_generations_outlive_the_rest() {
+        let mut timers = Timers::new();
+        timers.slots_kept = 4;
+        let keys: Vec<_> = (0..100)
+            .map(|number| timers.insert(number, number))
+            .collect();
+        timers.slots[50].generation = NonZeroU32::MAX;
+        while timers.pop_expired(100).is_some() {}
+        assert_eq!(timers.slots.len(), 51);
+        for number in 0..200 {
+            timers.insert(number, number);
+        }
         assert!(keys.iter().all(|&key| timers.cancel(key).is_none()));
-        assert_eq!(timers.iter().copied().collect::<Vec<_>>(), [99]);
+        assert_eq!(
+            timers.cancel(TimerKey {
+                slot: 50,
+                generation: NonZeroU32::MAX
+            }),
+            None
+        );
+    }
+
+    #[test]
+    fn room_for_the_next_timer_is_made_before() {
+        let mut timers = Timers::new();
+        for number in 0..100 {
+            timers.try_reserve().unwrap();
+            let before = (timers.slots.capacity(), timers.heap.capacity());
+            timers.insert(number, number);
+            assert_eq!(before, (timers.slots.capacity(), timers.heap.capacity()));
+        }
     }
 
     #[test]
@@ -490,7 +697,6 @@ mod tests {
             now_ns: u64,
         },
         NextDeadline,
-        Clear,
     }
 
     fn action() -> impl Strategy<Value = Action> {
@@ -501,7 +707,6 @@ mod tests {
             5 => Just(Action::CancelNewest),
             4 => (0_u64..50).prop_map(|now_ns| Action::Expire { now_ns }),
             4 => Just(Action::NextDeadline),
-            1 => Just(Action::Clear),
         ]
     }
 
@@ -510,6 +715,7 @@ mod tests {
         #[test]
         fn behaves_as_an_ordered_set(actions in proptest::collection::vec(action(), 1..600)) {
             let mut timers = Timers::new();
+            timers.slots_kept = 4;
             let mut model = BTreeSet::new();
             let mut keys: Vec<(TimerKey, u64)> = Vec::new();
             for action in actions {
@@ -538,10 +744,6 @@ mod tests {
                     Action::NextDeadline => {
                         let expected = model.first().map(|&(deadline_ns, _)| deadline_ns);
                         prop_assert_eq!(timers.next_deadline_ns(), expected);
-                    }
-                    Action::Clear => {
-                        timers.clear();
-                        model.clear();
                     }
                 }
                 timers.check_invariants();
