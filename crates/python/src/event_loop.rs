@@ -55,7 +55,12 @@ pub(crate) struct Queue {
     pub(crate) timers: Timers<Ready>,
     /// Debug mode's timers by the address of their handle, for cancelling.
     foreign_timers: HashMap<usize, TimerKey>,
+    /// The most that was ready at once since the last `shrink`.
+    ready_max: usize,
 }
+
+/// Places in the queue that are kept when they are not needed any more.
+const READY_KEPT: usize = 4096;
 
 /// The native base of `ringloop.EventLoop`.
 #[pyclass(module = "ringloop._core", subclass, frozen)]
@@ -114,11 +119,7 @@ impl Loop {
         let mut reactor = Reactor::new(&config).map_err(os_error)?;
         let registry = reactor.driver().registry().map_err(os_error)?;
         Ok(Self {
-            queue: GilCell::new(Queue {
-                ready: VecDeque::new(),
-                timers: Timers::new(),
-                foreign_timers: HashMap::new(),
-            }),
+            queue: GilCell::new(Queue::new()),
             watches: GilCell::new(Watches::new(registry)),
             events: GilCell::new(Vec::new()),
             waker: GilCell::new(Some(reactor.waker())),
@@ -583,14 +584,7 @@ impl Loop {
 
     fn clear(&self, py: Python<'_>) {
         let _sleeps_at_exit = SleepsAtExit::new();
-        let queue = self.queue.replace(
-            py,
-            Queue {
-                ready: VecDeque::new(),
-                timers: Timers::new(),
-                foreign_timers: HashMap::new(),
-            },
-        );
+        let queue = self.queue.replace(py, Queue::new());
         let watches = self.watches.replace(py, Watches::default());
         if let Some(reactor) = self.reactor.replace(py, None) {
             self.meter.keep(py, reactor.counters());
@@ -610,6 +604,37 @@ impl Drop for Loop {
 }
 
 impl Queue {
+    fn new() -> Self {
+        Self {
+            ready: VecDeque::new(),
+            timers: Timers::new(),
+            foreign_timers: HashMap::new(),
+            ready_max: 0,
+        }
+    }
+
+    /// How many callbacks are ready, for a turn to run.
+    #[inline]
+    pub(crate) fn begin_turn(&mut self) -> usize {
+        self.ready_max = self.ready_max.max(self.ready.len());
+        self.ready.len()
+    }
+
+    /// Gives memory back, before a wait: what is beyond twice the most that was ready at once since the wait before. So a
+    /// burst that comes again finds its room, and one that doesn't has none from the next wait on. (Timers do so by
+    /// themselves.)
+    #[inline]
+    pub(crate) fn shrink(&mut self) {
+        let needed = READY_KEPT.max(2 * std::mem::take(&mut self.ready_max));
+        if self.ready.capacity() > 2 * needed {
+            self.ready.shrink_to(needed);
+        }
+        let needed = READY_KEPT.max(2 * self.foreign_timers.len());
+        if self.foreign_timers.capacity() > 2 * needed {
+            self.foreign_timers.shrink_to(needed);
+        }
+    }
+
     /// Queues an expired timer.
     pub(crate) fn expire(&mut self, ready: Ready) {
         match &ready {

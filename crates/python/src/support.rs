@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::cell::{Ref, RefCell, RefMut};
+use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -231,6 +232,14 @@ pub(crate) fn class<'py>(
     name: &str,
 ) -> PyResult<&'py Bound<'py, PyType>> {
     cell.import(py, module, name)
+}
+
+/// Frees the room of a queue that has become empty, where it is more than a few places: a connection may never need it again.
+pub(crate) fn give_back_if_empty<T>(queue: &mut VecDeque<T>) {
+    const PLACES_KEPT: usize = 64;
+    if queue.is_empty() && queue.capacity() > PLACES_KEPT {
+        *queue = VecDeque::new();
+    }
 }
 
 /// A pointer to a live object, seen as a reference, for the collector.

@@ -77,6 +77,9 @@ fn turn(
     let (busy, deadline_ns) = {
         let mut queue = this.queue.get_mut(py);
         let busy = !queue.ready.is_empty() || this.stopping.load(Relaxed);
+        if !busy {
+            queue.shrink();
+        }
         (busy, queue.timers.next_deadline_ns())
     };
     let collected = if busy {
@@ -104,7 +107,7 @@ fn turn(
                 queue.expire(ready);
             }
         }
-        queue.ready.len()
+        queue.begin_turn()
     };
     collected?;
     if !busy || is_due(*busy_turns) {

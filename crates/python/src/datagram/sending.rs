@@ -169,6 +169,7 @@ pub(super) fn flush(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
         if !state.buffer.is_empty() {
             return Ok(());
         }
+        support::give_back_if_empty(&mut state.buffer);
         state.blocked = false;
         state.closing && state.lost == 0
     };

@@ -43,6 +43,7 @@ impl State {
                 return Ok(());
             }
         }
+        support::give_back_if_empty(&mut self.buffer);
         Ok(())
     }
 }
