@@ -967,6 +967,46 @@ def test_a_transport_that_nobody_closed_warns_and_kills(loop_factory):
     assert any(f"unclosed transport <_UnixSubprocessTransport pid={pid} running" in text for text in texts)
 
 
+OUTLIVING = """
+    # What a child says whose loop has closed, and to whose transport nobody refers: something, unless it was killed.
+    import contextlib, gc, threading
+    if sys.argv[1] == "thread":
+        def refused(pid, flags=0):
+            raise PermissionError(1, "refused")
+        os.pidfd_open = refused
+    child_reads, we_write = os.pipe()
+    we_read, child_writes = os.pipe()
+    loop = new_loop()
+    loop.run_until_complete(loop.subprocess_exec(
+        asyncio.SubprocessProtocol, "sh", "-c", "read line; echo $line", stdin=child_reads, stdout=child_writes, stderr=None
+    ))
+    os.close(child_reads)
+    os.close(child_writes)
+    loop.close()
+    gc.collect()
+    with contextlib.suppress(BrokenPipeError):
+        os.write(we_write, b"alive")
+    os.close(we_write)
+    with open(we_read) as here:
+        print(here.read().strip() or "killed")
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join()
+"""
+
+
+@pytest.mark.parametrize("watched_by", ["pidfd", "thread"])
+def test_a_child_that_nobody_refers_to_ends_with_its_loop_as_under_asyncio(arm, watched_by):
+    """Where asyncio waits in a thread, that refers to the transport, and nothing kills the child."""
+    flags = ("-W", "ignore")
+    expected = run_child(OUTLIVING, "asyncio", watched_by, python_flags=flags)
+    assert expected.stdout in ("alive\n", "killed\n")
+    child = run_child(OUTLIVING, arm, watched_by, python_flags=flags)
+    assert (child.returncode, child.stdout) == (0, expected.stdout)
+    if arm != "asyncio":
+        assert "Traceback" not in child.stderr
+
+
 def test_debug_mode_says_what_it_starts(loop_factory, caplog):
     def body(loop):
         caplog.clear()

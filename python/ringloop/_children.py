@@ -28,6 +28,14 @@ _USUAL_WATCHERS = tuple(
 )
 
 
+def _asyncio_waits_by_thread() -> bool:
+    """Whether asyncio would watch children by threads here: its usual way up to Python 3.11."""
+    if not hasattr(unix_events, "can_use_pidfd"):
+        watcher = getattr(asyncio.get_event_loop_policy(), "_watcher", None)
+        return type(watcher).__name__ != "PidfdChildWatcher"
+    return not unix_events.can_use_pidfd()
+
+
 def has_own_watcher() -> bool:
     """Whether the program has set a child watcher of another kind than asyncio's usual ones."""
     if not _USUAL_WATCHERS:
@@ -136,7 +144,10 @@ class Child:
     def outlive(self) -> None:
         """Cares for the child when its loop has closed, so that no zombie stays: a thread waits for it, if it still runs."""
         by_thread = self._pidfd is None
-        self._loop = self._transport = None
+        self._loop = None
+        if not _asyncio_waits_by_thread():
+            # A transport that nobody refers to kills its child. asyncio's waiting thread refers to it.
+            self._transport = None
         process = self._process
         with process._waitpid_lock:  # type: ignore[attr-defined]
             try:
@@ -154,6 +165,7 @@ class Child:
             except RuntimeError:
                 # No thread to be had, as when the interpreter ends. `subprocess` itself reaps when it starts the next child.
                 self._close_pidfd()
+                self._transport = None
 
     def _wait_in_thread(self, name: str) -> None:
         threading.Thread(target=self._wait_for_end, name=name, args=(self._loop,), daemon=True).start()
@@ -171,6 +183,7 @@ class Child:
                 logger.warning("Loop %r that handles pid %r is closed", loop, self._pid)
         self._reap()
         self._close_pidfd()
+        self._transport = None
 
     def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, None
