@@ -869,3 +869,30 @@ def test_the_name_of_uvloop_for_the_class(loop):
 
     assert ringloop.Loop is ringloop.EventLoop
     assert isinstance(loop, ringloop.Loop)
+
+
+@pytest.mark.ringloop_only
+def test_what_is_put_into_asyncios_selector_loop_later_leaves_ours_alone(loop_factory, monkeypatch):
+    """As nest_asyncio does it to the class of another loop of the program."""
+
+    def nested(*arguments):
+        raise AssertionError("asyncio's own loops only")
+
+    for name in ("run_forever", "run_until_complete", "_run_once", "_check_running"):
+        monkeypatch.setattr(asyncio.SelectorEventLoop.__mro__[1], name, nested, raising=False)
+    loop = loop_factory()
+    try:
+        assert loop.run_until_complete(asyncio.sleep(0, "done")) == "done"
+    finally:
+        loop.close()
+
+
+@pytest.mark.ringloop_only
+def test_nest_asyncio_is_told_that_it_cannot_patch(loop):
+    patch = "def patch(loop): return hasattr(loop, '_nest_patched')"
+    namespace = {"__name__": "nest_asyncio"}
+    exec(patch, namespace)
+    with pytest.raises(RuntimeError, match="nest_asyncio cannot patch a ringloop.EventLoop"):
+        namespace["patch"](loop)
+    assert not hasattr(loop, "_nest_patched")
+    assert loop.run_until_complete(asyncio.sleep(0, "done")) == "done"

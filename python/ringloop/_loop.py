@@ -131,6 +131,21 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
             self._release()
             raise
 
+    # What is put into asyncio's selector loop later, such as nest_asyncio's way of running, is not for these loops.
+    run_until_complete = base_events.BaseEventLoop.run_until_complete
+    if not TYPE_CHECKING:
+        _check_running = base_events.BaseEventLoop._check_running
+
+    @property
+    def _nest_patched(self) -> bool:
+        """What nest_asyncio looks for before it patches the class of a loop, and where it hears that it cannot."""
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("nest_asyncio"):
+            raise RuntimeError(
+                "nest_asyncio cannot patch a ringloop.EventLoop, whose queue and turns are native; "
+                "use asyncio's own event loop where loops are nested"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute '_nest_patched'")
+
     def run_forever(self) -> None:
         """Runs until stop() is called."""
         self._check_closed()
