@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import base_events, sslproto
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from . import _core
 
@@ -39,6 +39,10 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
     # Until asyncio's __init__ has set both.
     _incoming_high_water: float = 1
     _outgoing_high_water: float = 1
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        # The native part needs none of it, and would have to copy it.
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # asyncio's makes a buffer of this size. Our transports don't need it; for others, `get_buffer` makes it.

@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
 use crate::metrics;
+use crate::objects::{self, New};
 
 /// An address as the kernel has it.
 #[derive(Copy, Clone)]
@@ -84,9 +85,9 @@ impl Address {
                 let host = Ipv4Addr::from(inet.sin_addr.s_addr.to_ne_bytes());
                 let mut text = Text::new();
                 text.push_ipv4(host);
-                let host = PyString::new(py, text.as_str());
+                let host = New(text.as_str());
                 let port = u16::from_be(inet.sin_port);
-                Ok((host, port).into_pyobject(py)?.into_any())
+                Ok(New((host, New(port))).into_pyobject(py)?.into_any())
             }
             libc::AF_INET6 => {
                 // SAFETY: as above.
@@ -101,21 +102,24 @@ impl Address {
                         text.len() as libc::socklen_t,
                     );
                     if text.is_null() {
-                        return Err(PyRuntimeError::new_err("the kernel gave a bad address"));
+                        return Err(objects::error::<PyRuntimeError>(
+                            py,
+                            "the kernel gave a bad address",
+                        ));
                     }
                     CStr::from_ptr(text)
                 };
-                let host = PyString::new(py, &host.to_string_lossy());
+                let host = New(host.to_string_lossy().into_owned());
                 let port = u16::from_be(inet.sin6_port);
                 let flow = u32::from_be(inet.sin6_flowinfo);
-                Ok((host, port, flow, inet.sin6_scope_id)
+                Ok(New((host, New(port), New(flow), New(inet.sin6_scope_id)))
                     .into_pyobject(py)?
                     .into_any())
             }
             libc::AF_UNIX => {
                 let name = self.bytes().get(PATH_OFFSET..).unwrap_or_default();
                 if name.first() == Some(&0) {
-                    return Ok(PyBytes::new(py, name).into_any());
+                    return objects::bytes(py, name).map(Bound::into_any);
                 }
                 let end = name.iter().position(|&byte| byte == 0);
                 let path = &name[..end.unwrap_or(name.len())];
@@ -130,9 +134,10 @@ impl Address {
                     )
                 }
             }
-            family => Err(PyRuntimeError::new_err(format!(
-                "unexpected address family {family}"
-            ))),
+            family => Err(objects::error::<PyRuntimeError>(
+                py,
+                &format!("unexpected address family {family}"),
+            )),
         }
     }
 
@@ -267,7 +272,7 @@ impl CompactAddress {
                 unsafe {
                     (&raw mut storage)
                         .cast::<u8>()
-                        .copy_from(bytes.as_ptr(), bytes.len())
+                        .copy_from(bytes.as_ptr(), bytes.len());
                 };
                 bytes.len()
             }

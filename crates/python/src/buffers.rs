@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::addresses::Address;
+use crate::objects;
 
 use crate::metrics;
 
@@ -94,8 +95,11 @@ impl Received {
 
     /// The first `count` bytes received, as an object for a protocol. Give it back with `put_back`.
     pub(crate) fn take(&mut self, py: Python<'_>, count: usize, copy: bool) -> Delivery {
-        if copy || count < IN_PLACE_MIN {
-            return Delivery::Copied(PyBytes::new(py, self.bytes(count)).into_any().unbind());
+        if (copy || count < IN_PLACE_MIN)
+            // Without memory for a copy, what was received is not lost.
+            && let Ok(copy) = objects::bytes(py, self.bytes(count))
+        {
+            return Delivery::Copied(copy.into_any().unbind());
         }
         // SAFETY: only we refer to the object, so it may still change: it gets its length and the final NUL that every
         // bytes object has, and forgets the hash of what it held before.
@@ -108,6 +112,18 @@ impl Received {
             }
             *self.memory().add(count) = 0;
             Delivery::InPlace(object.cast())
+        }
+    }
+
+    /// The first `count` bytes received, for good; and the buffer, where it is left.
+    pub(crate) fn hand_over(mut self, py: Python<'_>, count: usize) -> (Py<PyAny>, Option<Self>) {
+        match self.take(py, count, true) {
+            Delivery::Copied(copy) => (copy, Some(self)),
+            // SAFETY: the object is alive, and `self` is forgotten together with its reference.
+            Delivery::InPlace(object) => unsafe {
+                std::mem::forget(self);
+                (Bound::from_owned_ptr(py, object).unbind(), None)
+            },
         }
     }
 

@@ -17,7 +17,6 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
 use pyo3::{PyTraverseError, PyVisit};
@@ -25,8 +24,10 @@ use ringloop_driver::{Interest, Mode};
 
 use crate::addresses::AddressCache;
 use crate::event_loop::{Loop, Ready};
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::socket_object;
-use crate::support::{self, GilCell};
+use crate::support::{self, GilCell, Made};
 use crate::transport::{CloneRefOption, ask, copy_context, in_context, report};
 use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
@@ -93,7 +94,7 @@ struct State {
 
 #[pyclass(module = "ringloop._core", subclass, frozen, weakref)]
 pub(crate) struct DatagramTransport {
-    state: GilCell<State>,
+    state: Made<GilCell<State>>,
 }
 
 #[pymethods]
@@ -126,7 +127,7 @@ impl DatagramTransport {
             .get_item(intern!(py, "peername"))?
             .is_some_and(|peer| peer.is_truthy().unwrap_or(true));
         Ok(Self {
-            state: GilCell::new(State {
+            state: Made::new(GilCell::new(State {
                 event_loop: Some(event_loop.clone().unbind()),
                 fd: socket_object::number(sock)?,
                 lent,
@@ -158,7 +159,7 @@ impl DatagramTransport {
                 reported: false,
                 second_look: SecondLook::default(),
                 addresses: AddressCache::default(),
-            }),
+            })),
         })
     }
 
@@ -183,7 +184,7 @@ impl DatagramTransport {
         if !ask(slf.as_any(), intern!(py, "is_reading"))? {
             return Ok(());
         }
-        this.event_loop(py)?.get().check_closed()?;
+        this.event_loop(py)?.get().check_closed(py)?;
         let context = copy_context(py)?;
         let (previous, more) = {
             let mut state = this.state.get_mut(py);
@@ -361,8 +362,8 @@ impl DatagramTransport {
     }
 
     #[getter(_sock_fd)]
-    fn get_sock_fd(&self, py: Python<'_>) -> RawFd {
-        self.state.get(py).fd
+    fn get_sock_fd(&self, py: Python<'_>) -> New<RawFd> {
+        New(self.state.get(py).fd)
     }
 
     #[getter(_protocol)]
@@ -396,8 +397,8 @@ impl DatagramTransport {
     }
 
     #[getter(_conn_lost)]
-    fn get_conn_lost(&self, py: Python<'_>) -> i64 {
-        self.state.get(py).lost
+    fn get_conn_lost(&self, py: Python<'_>) -> New<i64> {
+        New(self.state.get(py).lost)
     }
 
     #[setter(_conn_lost)]
@@ -415,18 +416,18 @@ impl DatagramTransport {
                 .map(|(data, target)| (data.clone_ref(py), target.clone_ref_opt(py)))
                 .collect()
         };
-        PyList::new(py, copy)
+        objects::list(py, copy.into_iter().map(New))
     }
 
     /// Bytes that wait to be sent; with their headers, where the running Python counts these.
-    fn get_write_buffer_size(&self, py: Python<'_>) -> usize {
-        self.state.get(py).buffer_size
+    fn get_write_buffer_size(&self, py: Python<'_>) -> New<usize> {
+        New(self.state.get(py).buffer_size)
     }
 
     /// (reading, writing): what the transport waits for, for `repr`.
-    fn _polling(&self, py: Python<'_>) -> (bool, bool) {
+    fn _polling(&self, py: Python<'_>) -> New<(bool, bool)> {
         let state = self.state.get(py);
-        (state.started && state.is_reading(), state.blocked)
+        New((state.started && state.is_reading(), state.blocked))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -465,6 +466,9 @@ impl DatagramTransport {
 
 impl Drop for DatagramTransport {
     fn drop(&mut self) {
+        if !Made::is_made(&self.state) {
+            return;
+        }
         Python::attach(|py| {
             self.leave(py);
             self.delist(py);
@@ -564,7 +568,7 @@ impl DatagramTransport {
         let state = self.state.get(py);
         let event_loop = state.event_loop.as_ref().map(|it| it.clone_ref(py));
         drop(state);
-        event_loop.ok_or_else(|| PyRuntimeError::new_err("the transport is closed"))
+        event_loop.ok_or_else(|| objects::error::<PyRuntimeError>(py, "the transport is closed"))
     }
 }
 
@@ -715,5 +719,5 @@ fn error_received(transport: &Bound<'_, DatagramTransport>, error: PyErr) -> PyR
         return Ok(());
     };
     let method = protocol.bind(py).getattr(intern!(py, "error_received"))?;
-    support::call_handling(error, &method, |error| (error,))
+    support::call_handling(error, &method, |error| New((error,)))
 }

@@ -10,16 +10,16 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop::timers::{TimerKey, Timers};
@@ -29,9 +29,11 @@ use ringloop_driver::{BackendKind, Event, ForcedBy, Waker};
 use crate::buffers::Received;
 use crate::datagram::{Batch, DatagramTransport};
 use crate::handle::{Call, HandleRef};
-use crate::metrics::{self, Meter};
+use crate::metrics::Meter;
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::socket_operation::{self, Kind};
-use crate::support::{self, GilCell, guard_scheduling};
+use crate::support::{self, GilCell, Made, guard, guard_scheduling};
 use crate::thread_exit::SleepsAtExit;
 use crate::transport::SocketTransport;
 use crate::watches::{self, Readiness, Watches};
@@ -65,6 +67,11 @@ const READY_KEPT: usize = 4096;
 /// The native base of `ringloop.EventLoop`.
 #[pyclass(module = "ringloop._core", subclass, frozen)]
 pub(crate) struct Loop {
+    state: Made<State>,
+}
+
+/// What a loop is made of.
+pub(crate) struct State {
     pub(crate) queue: GilCell<Queue>,
     pub(crate) watches: GilCell<Watches>,
     pub(crate) reactor: GilCell<Option<Box<Reactor>>>,
@@ -106,7 +113,7 @@ impl Loop {
             config.driver.backend =
                 name.parse()
                     .map_err(|error: ringloop_driver::UnknownBackend| {
-                        PyValueError::new_err(error.to_string())
+                        objects::error::<PyValueError>(py, &error.to_string())
                     })?;
         }
         if backend.is_some() {
@@ -118,7 +125,7 @@ impl Loop {
         let os_error = |error| support::os_error(py, &error);
         let mut reactor = Reactor::new(&config).map_err(os_error)?;
         let registry = reactor.driver().registry().map_err(os_error)?;
-        Ok(Self {
+        let state = State {
             queue: GilCell::new(Queue::new()),
             watches: GilCell::new(Watches::new(registry)),
             events: GilCell::new(Vec::new()),
@@ -137,25 +144,28 @@ impl Loop {
             receive_buffer: GilCell::new(None),
             batch: GilCell::new(None),
             meter: Meter::default(),
+        };
+        Ok(Self {
+            state: Made::new(state),
         })
     }
 
     /// The kernel interface in use: "io_uring" or "epoll".
     #[getter]
-    fn backend(&self) -> &'static str {
-        self.backend_kind.name()
+    fn backend(&self) -> New<&'static str> {
+        New(self.backend_kind.name())
     }
 
     /// Why this backend was chosen, in words.
     #[getter]
-    fn backend_reason(&self) -> &str {
-        &self.backend_reason
+    fn backend_reason(&self) -> New<&str> {
+        New(&self.backend_reason)
     }
 
     /// How the loop waits: "off", "adaptive", or a number of microseconds to poll before sleeping.
     #[getter]
-    fn get_busy_poll(&self, py: Python<'_>) -> PyResult<String> {
-        self.with_reactor(py, |reactor| Ok(reactor.busy_poll().to_string()))
+    fn get_busy_poll(&self, py: Python<'_>) -> PyResult<New<String>> {
+        self.with_reactor(py, |reactor| Ok(New(reactor.busy_poll().to_string())))
     }
 
     #[setter]
@@ -168,8 +178,8 @@ impl Loop {
     }
 
     /// Seconds of the clock that timers are measured by, `time.monotonic()`.
-    fn time(&self) -> f64 {
-        seconds_now()
+    fn time(&self) -> New<f64> {
+        New(seconds_now())
     }
 
     fn is_running(&self) -> bool {
@@ -194,45 +204,7 @@ impl Loop {
         static FUTURE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let py = slf.py();
         let class = support::class(py, &FUTURE, "asyncio.futures", "Future")?;
-        static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
-        let names = NAMES.get_or_try_init(py, || {
-            PyTuple::new(py, [intern!(py, "loop")]).map(Bound::unbind)
-        })?;
-        vectorcall(class, &[slf.as_ptr()], 0, Some(names.bind(py)))
-    }
-
-    /// Runs a coroutine as a task of this loop; see `asyncio.loop.create_task`.
-    #[pyo3(signature = (coro, **kwargs))]
-    fn create_task<'py>(
-        slf: &Bound<'py, Self>,
-        coro: &Bound<'py, PyAny>,
-        kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let py = slf.py();
-        let this = slf.get();
-        if kwargs.is_none()
-            && !this.is_debug()
-            && !this.is_closed()
-            && this.task_factory.get(py).is_none()
-        {
-            static TASK: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-            static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
-            let class = support::class(py, &TASK, "asyncio.tasks", "Task")?;
-            let names = NAMES.get_or_try_init(py, || {
-                PyTuple::new(py, [intern!(py, "loop")]).map(Bound::unbind)
-            })?;
-            return vectorcall(
-                class,
-                &[coro.as_ptr(), slf.as_ptr()],
-                1,
-                Some(names.bind(py)),
-            );
-        }
-        // Names, contexts, factories: asyncio's own, called directly so that tracebacks show no frame of ours.
-        static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        support::class(py, &BASE, "asyncio.base_events", "BaseEventLoop")?
-            .getattr(intern!(py, "create_task"))?
-            .call((slf, coro), kwargs)
+        vectorcall(class, &[slf.as_ptr()], 0, Some(loop_keyword(py)?))
     }
 
     /// Queues one of asyncio's own handles (debug mode, signals).
@@ -300,28 +272,6 @@ impl Loop {
     /// Raises RuntimeError if a transport has this descriptor, ValueError if it is none.
     fn _ensure_fd_no_transport(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<()> {
         watches::ensure_no_transport(slf, fd, watches::file_number(fd)?)
-    }
-
-    #[pyo3(signature = (fd, callback, *args, context=None))]
-    fn _add_reader<'py>(
-        slf: &Bound<'py, Self>,
-        fd: &Bound<'py, PyAny>,
-        callback: &Bound<'py, PyAny>,
-        args: &Bound<'py, PyTuple>,
-        context: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        watches::add(slf, fd, callback, args, context, false)
-    }
-
-    #[pyo3(signature = (fd, callback, *args, context=None))]
-    fn _add_writer<'py>(
-        slf: &Bound<'py, Self>,
-        fd: &Bound<'py, PyAny>,
-        callback: &Bound<'py, PyAny>,
-        args: &Bound<'py, PyTuple>,
-        context: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        watches::add(slf, fd, callback, args, context, true)
     }
 
     fn _remove_reader(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -420,7 +370,7 @@ impl Loop {
         data: &Bound<'py, PyAny>,
         address: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let pair = PyTuple::new(slf.py(), [data, address])?;
+        let pair = objects::tuple(slf.py(), [data.clone(), address.clone()])?;
         match socket_operation::new(slf, sock, pair.as_any(), Kind::SendTo)? {
             Some(operation) => Ok(operation),
             None => asyncio_coroutine(slf, "sock_sendto", (slf, sock, data, address)),
@@ -429,21 +379,22 @@ impl Loop {
 
     /// What the loop has done so far, in the order of `ringloop.Metrics`.
     #[pyo3(signature = (*, reset_slowest))]
-    fn _metrics(&self, py: Python<'_>, reset_slowest: bool) -> metrics::Snapshot {
-        let snapshot = self.meter.snapshot(py, self);
+    fn _metrics<'py>(&self, py: Python<'py>, reset_slowest: bool) -> PyResult<Bound<'py, PyTuple>> {
+        let snapshot = self.meter.snapshot(py, self)?;
         if reset_slowest {
             self.meter.forget_slowest(py);
         }
-        snapshot
+        Ok(snapshot)
     }
 
     /// The descriptor of `file` and the handles that watch it, as (reader or None, writer or None), or None where nothing
     /// does. A file that is closed is found while it is watched. `ValueError` for what is no file.
-    fn _watched(
-        slf: &Bound<'_, Self>,
+    fn _watched<'py>(
+        slf: &Bound<'py, Self>,
         file: &Bound<'_, PyAny>,
-    ) -> PyResult<(i32, Option<watches::Handles>)> {
-        watches::watched(slf, file)
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let (fd, handles) = watches::watched(slf, file)?;
+        New((New(fd), New(handles))).into_pyobject(slf.py())
     }
 
     #[getter(_closed)]
@@ -478,8 +429,8 @@ impl Loop {
     }
 
     #[getter(_thread_id)]
-    fn get_thread_id(&self) -> Option<u64> {
-        Some(self.thread_id.load(Relaxed)).filter(|&id| id != 0)
+    fn get_thread_id(&self) -> New<Option<u64>> {
+        New(Some(self.thread_id.load(Relaxed)).filter(|&id| id != 0))
     }
 
     #[setter(_thread_id)]
@@ -529,9 +480,9 @@ impl Loop {
         self.debug.load(Relaxed)
     }
 
-    pub(crate) fn check_closed(&self) -> PyResult<()> {
+    pub(crate) fn check_closed(&self, py: Python<'_>) -> PyResult<()> {
         if self.is_closed() {
-            return Err(PyRuntimeError::new_err("Event loop is closed"));
+            return Err(objects::error::<PyRuntimeError>(py, "Event loop is closed"));
         }
         Ok(())
     }
@@ -559,8 +510,9 @@ impl Loop {
     ) -> PyResult<R> {
         let mut slot = self.reactor.get_mut(py);
         let Some(reactor) = slot.as_deref_mut() else {
-            self.check_closed()?;
-            return Err(PyRuntimeError::new_err(
+            self.check_closed(py)?;
+            return Err(objects::error::<PyRuntimeError>(
+                py,
                 "Non-thread-safe operation invoked on an event loop that waits in another thread; \
                  use loop.call_soon_threadsafe()",
             ));
@@ -582,6 +534,18 @@ impl Loop {
         drop(self.receive_buffer.replace(py, Some(buffer)));
     }
 
+    /// Returns the receive buffer, and its first `count` bytes as an object.
+    pub(crate) fn settle_receive_buffer(
+        &self,
+        py: Python<'_>,
+        buffer: Received,
+        count: usize,
+    ) -> Py<PyAny> {
+        let (bytes, buffer) = buffer.hand_over(py, count);
+        drop(self.receive_buffer.replace(py, buffer));
+        bytes
+    }
+
     fn clear(&self, py: Python<'_>) {
         let _sleeps_at_exit = SleepsAtExit::new();
         let queue = self.queue.replace(py, Queue::new());
@@ -597,9 +561,20 @@ impl Loop {
     }
 }
 
+impl Deref for Loop {
+    type Target = State;
+
+    #[inline]
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
 impl Drop for Loop {
     fn drop(&mut self) {
-        Python::attach(|py| self.clear(py));
+        if Made::is_made(&self.state) {
+            Python::attach(|py| self.clear(py));
+        }
     }
 }
 
@@ -718,9 +693,11 @@ fn deadline_ns(when_s: f64) -> u64 {
 }
 
 fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
-    let text = policy.str()?.to_string();
-    text.parse()
-        .map_err(|error: io::Error| PyValueError::new_err(error.to_string()))
+    let py = policy.py();
+    let text = policy.str()?;
+    text.to_str()?
+        .parse()
+        .map_err(|error: io::Error| objects::error::<PyValueError>(py, &error.to_string()))
 }
 
 /// asyncio's own coroutine for a socket operation.
@@ -737,7 +714,7 @@ fn asyncio_coroutine<'py>(
         "asyncio.selector_events",
         "BaseSelectorEventLoop",
     )?
-    .call_method1(method, arguments)
+    .call_method1(New(method), arguments)
 }
 
 /// Calls `callable` with `positional` arguments first and one keyword argument per name after.
@@ -762,19 +739,19 @@ fn vectorcall<'py>(
 
 /// The arguments of one of the scheduling methods, still borrowed.
 struct Parsed<'a> {
-    /// `delay` or `when`, where the method takes one.
-    time: *mut ffi::PyObject,
+    /// `delay`, `when` or `fd`, where the method takes one before the callback.
+    first: *mut ffi::PyObject,
     call: Call<'a>,
 }
 
-/// Splits a vectorcall into time (where `time_name` names one), callback, further arguments and context.
+/// Splits a vectorcall into what comes first (where `first_name` names it), callback, further arguments and context.
 ///
 /// # Safety
 /// The GIL is held; `arguments` holds `positional` objects and one more per name in `names`, all alive.
 #[inline]
 unsafe fn parse<'a>(
     method: &str,
-    time_name: Option<&str>,
+    first_name: Option<&str>,
     arguments: *const *mut ffi::PyObject,
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
@@ -782,14 +759,14 @@ unsafe fn parse<'a>(
 ) -> PyResult<Parsed<'a>> {
     // SAFETY: as the function asks.
     let given = unsafe { std::slice::from_raw_parts(arguments, positional as usize) };
-    let mut time = ptr::null_mut();
+    let mut before = ptr::null_mut();
     let mut callback = ptr::null_mut();
     let mut context = ptr::null_mut();
     let mut rest = given;
-    if time_name.is_some()
+    if first_name.is_some()
         && let [first, others @ ..] = rest
     {
-        time = *first;
+        before = *first;
         rest = others;
     }
     if let [first, others @ ..] = rest {
@@ -807,37 +784,40 @@ unsafe fn parse<'a>(
             let slot = match name {
                 "context" => &mut context,
                 "callback" => &mut callback,
-                _ if Some(name) == time_name => &mut time,
+                _ if Some(name) == first_name => &mut before,
                 _ => {
-                    return Err(PyTypeError::new_err(format!(
-                        "{method}() got an unexpected keyword argument '{name}'"
-                    )));
+                    return Err(objects::error::<PyTypeError>(
+                        py,
+                        &format!("{method}() got an unexpected keyword argument '{name}'"),
+                    ));
                 }
             };
             if !slot.is_null() {
-                return Err(PyTypeError::new_err(format!(
-                    "{method}() got multiple values for argument '{name}'"
-                )));
+                return Err(objects::error::<PyTypeError>(
+                    py,
+                    &format!("{method}() got multiple values for argument '{name}'"),
+                ));
             }
             *slot = value;
         }
     }
-    if callback.is_null() || (time_name.is_some() && time.is_null()) {
-        let missing: Vec<&str> = time_name
-            .filter(|_| time.is_null())
+    if callback.is_null() || (first_name.is_some() && before.is_null()) {
+        let missing: Vec<&str> = first_name
+            .filter(|_| before.is_null())
             .into_iter()
             .chain(callback.is_null().then_some("callback"))
             .collect();
-        return Err(PyTypeError::new_err(match missing[..] {
+        let message = match missing[..] {
             [one] => format!("{method}() missing 1 required positional argument: '{one}'"),
             _ => format!(
                 "{method}() missing 2 required positional arguments: '{}' and '{}'",
                 missing[0], missing[1]
             ),
-        }));
+        };
+        return Err(objects::error::<PyTypeError>(py, &message));
     }
     Ok(Parsed {
-        time,
+        first: before,
         call: Call {
             callback,
             arguments: rest,
@@ -857,14 +837,18 @@ fn schedule_in_debug_mode<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the GIL is held and the pointers are live objects, borrowed from the caller of the method.
     unsafe {
-        let arguments = support::tuple_from_borrowed(call.arguments);
+        let arguments = objects::tuple_from_borrowed(call.arguments);
         let arguments = Bound::from_owned_ptr_or_err(py, arguments)?;
         let this = Bound::from_borrowed_ptr(py, this);
         let callback = Bound::from_borrowed_ptr(py, call.callback);
         let context = Bound::from_borrowed_ptr_or_opt(py, call.context);
-        support::python(py)?
-            .getattr(helper)?
-            .call1((this, callback, arguments, context, when_s))
+        support::python(py)?.getattr(New(helper))?.call1((
+            this,
+            callback,
+            arguments,
+            context,
+            New(when_s),
+        ))
     }
 }
 
@@ -883,7 +867,7 @@ unsafe fn schedule_soon<'py>(
     unsafe {
         let object = Bound::from_borrowed_ptr(py, this);
         let owner = object.cast_unchecked::<Loop>().get();
-        owner.check_closed()?;
+        owner.check_closed(py)?;
         if owner.is_debug() {
             return schedule_in_debug_mode(py, debug_helper, this, None, call);
         }
@@ -914,7 +898,7 @@ unsafe fn schedule_at<'py>(
     unsafe {
         let object = Bound::from_borrowed_ptr(py, this);
         let owner = object.cast_unchecked::<Loop>().get();
-        owner.check_closed()?;
+        owner.check_closed(py)?;
         if owner.is_debug() {
             return schedule_in_debug_mode(py, "call_at_debug", this, Some(when_s), call);
         }
@@ -961,7 +945,7 @@ unsafe fn time_after(py: Python<'_>, delay: *mut ffi::PyObject) -> PyResult<f64>
             return Ok(seconds_now() + seconds(py, delay)?);
         }
         let delay = Bound::from_borrowed_ptr(py, delay);
-        PyFloat::new(py, seconds_now()).add(delay)?.extract()
+        objects::float(py, seconds_now())?.add(delay)?.extract()
     }
 }
 
@@ -1036,10 +1020,10 @@ unsafe extern "C" fn call_later(
                 names,
                 py,
             )?;
-            if parsed.time == ffi::Py_None() {
-                return Err(PyTypeError::new_err("delay must not be None"));
+            if parsed.first == ffi::Py_None() {
+                return Err(objects::error::<PyTypeError>(py, "delay must not be None"));
             }
-            let when_s = time_after(py, parsed.time)?;
+            let when_s = time_after(py, parsed.first)?;
             schedule_at(py, this, when_s, &parsed.call)
         }
     })
@@ -1055,24 +1039,125 @@ unsafe extern "C" fn call_at(
         // SAFETY: as in `call_soon`.
         unsafe {
             let parsed = parse("call_at", Some("when"), arguments, positional, names, py)?;
-            if parsed.time == ffi::Py_None() {
-                return Err(PyTypeError::new_err("when cannot be None"));
+            if parsed.first == ffi::Py_None() {
+                return Err(objects::error::<PyTypeError>(py, "when cannot be None"));
             }
             // Before the time is looked at: a closed loop says that it is closed, whatever it is given.
             Bound::from_borrowed_ptr(py, this)
                 .cast_unchecked::<Loop>()
                 .get()
-                .check_closed()?;
-            let when_s = seconds(py, parsed.time)?;
+                .check_closed(py)?;
+            let when_s = seconds(py, parsed.first)?;
             schedule_at(py, this, when_s, &parsed.call)
         }
     })
 }
 
-/// Adds the scheduling methods, which run once per callback, to the class as plain C methods.
+/// Runs a coroutine as a task of the loop, `asyncio.loop.create_task`.
+unsafe extern "C" fn create_task(
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: as in `call_soon`; the arguments are as the interpreter lays them out.
+        let (this, arguments, names) = unsafe {
+            let keywords = if names.is_null() {
+                0
+            } else {
+                ffi::PyTuple_GET_SIZE(names)
+            };
+            (
+                Bound::from_borrowed_ptr(py, this),
+                std::slice::from_raw_parts(arguments, (positional + keywords) as usize),
+                Bound::from_borrowed_ptr_or_opt(py, names)
+                    .map(|names| names.cast_into_unchecked::<PyTuple>()),
+            )
+        };
+        // SAFETY: as in `call_soon`.
+        let owner = unsafe { this.cast_unchecked::<Loop>() }.get();
+        if let ([coroutine], 1) = (arguments, positional)
+            && !owner.is_debug()
+            && !owner.is_closed()
+            && owner.task_factory.get(py).is_none()
+        {
+            static TASK: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+            let class = support::class(py, &TASK, "asyncio.tasks", "Task")?;
+            return vectorcall(
+                class,
+                &[*coroutine, this.as_ptr()],
+                1,
+                Some(loop_keyword(py)?),
+            );
+        }
+        // Names, contexts, factories: asyncio's own, called directly so that tracebacks show no frame of ours.
+        static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let function = support::class(py, &BASE, "asyncio.base_events", "BaseEventLoop")?
+            .getattr(intern!(py, "create_task"))?;
+        let mut all = vec![this.as_ptr()];
+        all.extend_from_slice(arguments);
+        vectorcall(&function, &all, positional as usize + 1, names.as_ref())
+    })
+}
+
+/// The names of the arguments of a call with `loop=` alone.
+fn loop_keyword(py: Python<'_>) -> PyResult<&Bound<'_, PyTuple>> {
+    static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
+    NAMES
+        .get_or_try_init(py, || {
+            let name = intern!(py, "loop").clone().into_any();
+            objects::tuple(py, [name]).map(Bound::unbind)
+        })
+        .map(|names| names.bind(py))
+}
+
+unsafe extern "C" fn add_reader(
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter, as `watch` asks.
+    guard(|py| unsafe { watch(py, "_add_reader", this, arguments, positional, names, false) })
+}
+
+unsafe extern "C" fn add_writer(
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter, as `watch` asks.
+    guard(|py| unsafe { watch(py, "_add_writer", this, arguments, positional, names, true) })
+}
+
+/// Watches a descriptor with a callback.
+///
+/// # Safety
+/// As `parse`; `this` is an instance of `Loop`.
+unsafe fn watch<'py>(
+    py: Python<'py>,
+    method: &str,
+    this: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+    for_writing: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let parsed = parse(method, Some("fd"), arguments, positional, names, py)?;
+        let this = Bound::from_borrowed_ptr(py, this);
+        let file = Bound::from_borrowed_ptr(py, parsed.first);
+        watches::add(this.cast_unchecked(), &file, &parsed.call, for_writing)
+    }
+}
+
+/// Adds what runs once per callback, and what takes any arguments, to the class as plain C methods.
 fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
     let py = class.py();
-    let methods: [(&std::ffi::CStr, FastCall, &std::ffi::CStr); 4] = [
+    let methods: [(&std::ffi::CStr, FastCall, &std::ffi::CStr); 7] = [
         (
             c"call_soon",
             call_soon,
@@ -1093,6 +1178,21 @@ fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
             call_at,
             c"call_at($self, when, callback, /, *args, context=None)\n--\n\nRun callback(*args) at loop.time() == when; returns its TimerHandle.",
         ),
+        (
+            c"create_task",
+            create_task,
+            c"create_task($self, coro, /, **kwargs)\n--\n\nRuns a coroutine as a task of this loop; see asyncio.loop.create_task.",
+        ),
+        (
+            c"_add_reader",
+            add_reader,
+            c"_add_reader($self, fd, callback, /, *args, context=None)\n--\n\n",
+        ),
+        (
+            c"_add_writer",
+            add_writer,
+            c"_add_writer($self, fd, callback, /, *args, context=None)\n--\n\n",
+        ),
     ];
     for (name, function, doc) in methods {
         // The descriptor keeps the pointer for the life of the process.
@@ -1111,7 +1211,7 @@ fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
                 ffi::PyDescr_NewMethod(class.as_type_ptr(), definition),
             )?
         };
-        class.setattr(name.to_string_lossy().as_ref(), descriptor)?;
+        class.setattr(New(&*name.to_string_lossy()), descriptor)?;
     }
     Ok(())
 }

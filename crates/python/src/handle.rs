@@ -17,14 +17,15 @@ use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
 
 use crate::event_loop::Loop;
+use crate::names::intern;
 use crate::native_type::{EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
+use crate::objects;
 use crate::run_lock;
 use crate::support::{self, guard, guard_scheduling};
 
@@ -121,7 +122,7 @@ impl HandleRef {
                 return None;
             }
             let spill = if call.arguments.len() > INLINE_ARGUMENTS {
-                let tuple = support::tuple_from_borrowed(call.arguments);
+                let tuple = objects::tuple_from_borrowed(call.arguments);
                 if tuple.is_null() {
                     ffi::Py_DECREF(context);
                     return None;
@@ -298,7 +299,7 @@ impl HandleRef {
                 }
             } else if ffi::PyContext_CheckExact(context) == 0 {
                 ffi::PyErr_Clear();
-                result = run_by(py, self);
+                result = run_by(self);
             }
             let outcome = if result.is_null() {
                 report(py, self)
@@ -359,13 +360,18 @@ unsafe fn call(this: *mut Handle) -> *mut ffi::PyObject {
 /// What the user gave for a context and is none is asked to run the callback, as asyncio does; the result is owned, null
 /// with an exception set.
 #[cold]
-fn run_by(py: Python<'_>, handle: HandleRef) -> *mut ffi::PyObject {
-    guard(|_| {
+fn run_by(handle: HandleRef) -> *mut ffi::PyObject {
+    guard(|py| {
         let handle = handle.to_object(py);
         let arguments = handle.getattr(intern!(py, "_args"))?;
-        let arguments = arguments.cast::<PyTuple>()?.iter();
-        let all = std::iter::once(handle.getattr(intern!(py, "_callback"))?).chain(arguments);
-        let all = PyTuple::new(py, all.collect::<Vec<_>>())?;
+        let callback = handle.getattr(intern!(py, "_callback"))?;
+        let arguments = arguments.cast::<PyTuple>()?.iter_borrowed();
+        let all = std::iter::once(callback.as_ptr()).chain(arguments.map(pyo3::Borrowed::as_ptr));
+        // SAFETY: the GIL is held; the callback and the tuple of arguments are alive.
+        let all = unsafe {
+            let all = objects::tuple_from_borrowed(&all.collect::<Vec<_>>());
+            Bound::from_owned_ptr_or_err(py, all)?.cast_into_unchecked::<PyTuple>()
+        };
         let context = handle.getattr(intern!(py, "_context"))?;
         context.getattr(intern!(py, "run"))?.call1(all)
     })
@@ -383,7 +389,7 @@ fn report(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
     // SAFETY: the handle is alive; the caller of `run` owns a reference.
     let object = unsafe { Bound::from_borrowed_ptr(py, handle.as_ptr()) };
     support::python(py)?
-        .getattr("report_callback_error")?
+        .getattr(intern!(py, "report_callback_error"))?
         .call1((object, error.into_value(py)))?;
     Ok(())
 }
@@ -534,7 +540,7 @@ unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
         // SAFETY: called by the interpreter with a live handle.
         let handle = unsafe { Bound::from_borrowed_ptr(py, object) };
         support::python(py)?
-            .getattr("handle_repr")?
+            .getattr(intern!(py, "handle_repr"))?
             .call1((handle,))
     })
 }
@@ -651,7 +657,7 @@ unsafe extern "C" fn get_args(object: *mut ffi::PyObject, _: *mut c_void) -> *mu
             ffi::Py_NewRef((*this).arguments[0])
         } else {
             let count = (*this).argument_count as usize;
-            support::tuple_from_borrowed(&(&(*this).arguments)[..count])
+            objects::tuple_from_borrowed(&(&(*this).arguments)[..count])
         }
     }
 }
@@ -703,11 +709,15 @@ unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *m
         let is_timer = unsafe { ffi::Py_TYPE(object) == TIMER_HANDLE.class };
         // SAFETY: as above.
         let threadsafe = unsafe { (*object.cast::<Handle>()).threadsafe };
-        let events = py.import("asyncio.events")?;
-        if threadsafe && let Some(class) = events.getattr_opt("_ThreadSafeHandle")? {
+        let events = py.import(intern!(py, "asyncio.events"))?;
+        if threadsafe && let Some(class) = events.getattr_opt(intern!(py, "_ThreadSafeHandle"))? {
             return Ok(class);
         }
-        events.getattr(if is_timer { "TimerHandle" } else { "Handle" })
+        events.getattr(if is_timer {
+            intern!(py, "TimerHandle")
+        } else {
+            intern!(py, "Handle")
+        })
     })
 }
 
@@ -738,7 +748,7 @@ unsafe extern "C" fn timer_compare(
             )
         };
         support::python(py)?
-            .getattr("timer_handle_compare")?
+            .getattr(intern!(py, "timer_handle_compare"))?
             .call1((left, right, operation))
     })
 }

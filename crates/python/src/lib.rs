@@ -14,6 +14,8 @@
 //! | `socket_operation` | `sock_recv`, `sock_recv_into`, `sock_sendall` |
 //! | `buffers` | bytes between sockets and Python objects |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
+//! | `names` | the names that are looked up in Python objects |
+//! | `objects` | Python objects of Rust's values, and errors, made without panics |
 //! | `native_type` | types of the C API |
 //! | `tls` | `SSLProtocol`, the hot half of asyncio's TLS |
 //! | `thread_exit` | daemon threads at the end of the interpreter |
@@ -29,7 +31,9 @@ mod datagram;
 mod event_loop;
 mod handle;
 mod metrics;
+mod names;
 mod native_type;
+mod objects;
 mod run_lock;
 mod socket_object;
 mod socket_operation;
@@ -45,6 +49,7 @@ use pyo3::prelude::*;
 
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    names::make(module.py())?;
     support::check_interpreter(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     handle::add_to(module)?;

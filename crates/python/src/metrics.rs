@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::PyException;
-use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use ringloop::Counters;
 use ringloop::clock::{self, Ticks};
 
 use crate::event_loop::{Loop, Ready};
+use crate::names::intern;
+use crate::objects::New;
 use crate::support::GilCell;
 
 /// After so many readings in a row with less than this between them, the counter is read half as often. A tick is 0.1 to
@@ -124,14 +126,6 @@ impl Default for Pace {
     }
 }
 
-/// What `Loop._metrics` returns, in the order of the fields of `ringloop.Metrics` after the backend.
-pub(crate) type Snapshot = (
-    (u64, u64, usize, usize, usize),
-    (f64, f64, f64, f64, f64),
-    (f64, Option<String>),
-    (u64, u64, u64, u64, u64, u64),
-);
-
 impl Meter {
     /// A turn has begun: how many that makes.
     #[inline]
@@ -180,8 +174,12 @@ impl Meter {
         *self.reactor.get_mut(py) = counters;
     }
 
-    /// What the loop has done so far.
-    pub(crate) fn snapshot(&self, py: Python<'_>, event_loop: &Loop) -> Snapshot {
+    /// What the loop has done so far, in the order of the fields of `ringloop.Metrics` after the backend.
+    pub(crate) fn snapshot<'py>(
+        &self,
+        py: Python<'py>,
+        event_loop: &Loop,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         let now_ns = clock::now_ns();
         let running_ns = match self.running_since_ns.load(Relaxed) {
             0 => 0,
@@ -209,31 +207,32 @@ impl Meter {
         };
         let slowest_ns = self.slowest_ns.load(Relaxed);
         let slowest = (slowest_ns > 0).then(|| self.slowest.get(py).clone());
-        (
-            (
-                self.turns.load(Relaxed),
-                self.callbacks.load(Relaxed),
-                ready,
-                timers,
-                connections,
-            ),
-            (
+        New((
+            New((
+                New(self.turns.load(Relaxed)),
+                New(self.callbacks.load(Relaxed)),
+                New(ready),
+                New(timers),
+                New(connections),
+            )),
+            New((
                 seconds(ran_ns.saturating_sub(idle_ns + gil_ns)),
                 seconds(idle_ns),
                 seconds(gil_ns),
                 seconds(reactor.spun_ns),
                 seconds(reactor.wasted_ns),
-            ),
-            (seconds(slowest_ns), slowest),
-            (
-                reactor.driver.system_calls + self.system_calls.load(Relaxed) + direct_calls,
-                reactor.driver.events,
-                reactor.driver.wakes,
-                reactor.waits,
-                reactor.spins,
-                reactor.spin_hits,
-            ),
-        )
+            )),
+            New((seconds(slowest_ns), New(slowest))),
+            New((
+                New(reactor.driver.system_calls + self.system_calls.load(Relaxed) + direct_calls),
+                New(reactor.driver.events),
+                New(reactor.driver.wakes),
+                New(reactor.waits),
+                New(reactor.spins),
+                New(reactor.spin_hits),
+            )),
+        ))
+        .into_pyobject(py)
     }
 
     /// Forgets the slowest callback.
@@ -243,8 +242,8 @@ impl Meter {
     }
 }
 
-fn seconds(ns: u64) -> f64 {
-    ns as f64 * 1e-9
+fn seconds(ns: u64) -> New<f64> {
+    New(ns as f64 * 1e-9)
 }
 
 /// Counts and times what runs, from the beginning of a run of the loop to its end.

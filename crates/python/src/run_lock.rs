@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
+use crate::names::intern;
 use pyo3::prelude::*;
 
 /// Whether the running Python's asyncio has such a lock.
@@ -29,7 +30,9 @@ thread_local! {
 
 /// Finds out whether the running Python's handles have the lock.
 pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
-    let has_lock = py.import("asyncio.events")?.hasattr("_ThreadSafeHandle")?;
+    let has_lock = py
+        .import(intern!(py, "asyncio.events"))?
+        .hasattr(intern!(py, "_ThreadSafeHandle"))?;
     IN_USE.store(has_lock, Relaxed);
     Ok(())
 }

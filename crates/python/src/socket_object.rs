@@ -12,8 +12,9 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
+use crate::names::intern;
+use crate::objects::New;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -100,7 +101,7 @@ fn ask_for_number(sock: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     static METHOD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = sock.py();
     let method = METHOD.get_or_try_init(py, || {
-        let method = base(py)?.getattr("fileno")?;
+        let method = base(py)?.getattr(intern!(py, "fileno"))?;
         PyResult::Ok(method.unbind())
     })?;
     // SAFETY: the GIL is held and both objects are alive; the result is a new reference or null with an exception set.
@@ -125,18 +126,20 @@ pub(crate) fn kind(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
 #[cold]
 fn member(sock: &Bound<'_, PyAny>, name: &str) -> PyResult<c_int> {
     if !is_socket(sock) {
-        return sock.getattr(name)?.extract();
+        return sock.getattr(New(name))?.extract();
     }
     base(sock.py())?
-        .getattr(name)?
-        .call_method1("__get__", (sock,))?
+        .getattr(New(name))?
+        .call_method1(intern!(sock.py(), "__get__"), (sock,))?
         .extract()
 }
 
 fn base(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     static BASE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     BASE.get_or_try_init(py, || {
-        let class = py.import("_socket")?.getattr("socket")?;
+        let class = py
+            .import(intern!(py, "_socket"))?
+            .getattr(intern!(py, "socket"))?;
         Ok(class.unbind())
     })
     .map(|class| class.bind(py))

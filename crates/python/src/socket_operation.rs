@@ -18,16 +18,17 @@ use pyo3::exceptions::{
     PyBaseException, PyRuntimeError, PyStopIteration, PyTypeError, PyValueError,
 };
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyMemoryView, PyTuple, PyType};
+use pyo3::types::{PyMemoryView, PyTuple, PyType};
 use ringloop_driver::Mode;
 
 use crate::buffers::{self, Received};
 use crate::event_loop::Loop;
 use crate::handle::{Call, HandleRef};
+use crate::names::intern;
 use crate::native_type::{EndOfLife, Head, NativeType, method, slot, visit_all};
+use crate::objects::{self, New};
 use crate::socket_object;
 use crate::support::{self, attached, guard};
 use crate::watches;
@@ -183,7 +184,10 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
                     .inspect_err(|_| finish(py, object)),
             }
         }
-        Phase::Running => Err(PyValueError::new_err("coroutine already executing")),
+        Phase::Running => Err(objects::error::<PyValueError>(
+            py,
+            "coroutine already executing",
+        )),
         Phase::Waiting => {
             // SAFETY: as above.
             let outcome = unsafe { operation(object).outcome.take() };
@@ -191,10 +195,14 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             match outcome {
                 Some(Ok(value)) => Ok(Step::Return(value)),
                 Some(Err(exception)) => Err(PyErr::from_value(exception.into_bound(py).into_any())),
-                None => Err(PyRuntimeError::new_err("await wasn't used with future")),
+                None => Err(objects::error::<PyRuntimeError>(
+                    py,
+                    "await wasn't used with future",
+                )),
             }
         }
-        Phase::Finished => Err(PyRuntimeError::new_err(
+        Phase::Finished => Err(objects::error::<PyRuntimeError>(
+            py,
             "cannot reuse already awaited coroutine",
         )),
     }
@@ -235,7 +243,9 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
     };
     match kind {
         // As in the socket module, which asks nobody for nothing.
-        Kind::Receive { count_max: 0 } => Some(Ok(PyBytes::new(py, b"").into_any().unbind())),
+        Kind::Receive { count_max: 0 } => {
+            Some(objects::bytes(py, b"").map(|empty| empty.into_any().unbind()))
+        }
         Kind::Receive { count_max } => match receive(sock, event_loop.get(), count_max, is_ready) {
             Ok(Ok(bytes)) => Some(Ok(bytes)),
             Ok(Err(error)) if would_block(&error) => None,
@@ -243,10 +253,11 @@ fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyA
             Err(error) => Some(Err(error)),
         },
         Kind::ReceiveInto => match buffers::receive_into(current, &argument, None) {
-            Ok((Ok(count), _)) => Some(count.into_pyobject(py).map_or_else(
-                |never| match never {},
-                |count| Ok(count.into_any().unbind()),
-            )),
+            Ok((Ok(count), _)) => Some(
+                New(count)
+                    .into_pyobject(py)
+                    .map(|count| count.into_any().unbind()),
+            ),
             Ok((Err(error), _)) if would_block(&error) => None,
             Ok((Err(error), _)) => Some(Err(support::os_error(py, &error))),
             // No writable buffer.
@@ -294,17 +305,19 @@ fn said_by_the_socket(
 ) -> PyResult<Py<PyAny>> {
     let py = sock.py();
     match kind {
-        Kind::Receive { count_max } => sock.call_method1(intern!(py, "recv"), (count_max,)),
+        Kind::Receive { count_max } => sock.call_method1(intern!(py, "recv"), (New(count_max),)),
         Kind::ReceiveInto => sock.call_method1(intern!(py, "recv_into"), (argument,)),
         Kind::SendAll => sock.call_method1(intern!(py, "send"), (argument,)),
-        Kind::ReceiveFrom { count_max } => sock.call_method1(intern!(py, "recvfrom"), (count_max,)),
+        Kind::ReceiveFrom { count_max } => {
+            sock.call_method1(intern!(py, "recvfrom"), (New(count_max),))
+        }
         Kind::ReceiveFromInto { count_max } => {
             let count_max = if count_max == 0 {
                 argument.len()?
             } else {
                 count_max
             };
-            sock.call_method1(intern!(py, "recvfrom_into"), (argument, count_max))
+            sock.call_method1(intern!(py, "recvfrom_into"), (argument, New(count_max)))
         }
         Kind::SendTo => {
             let pair = argument.cast::<PyTuple>()?;
@@ -336,13 +349,13 @@ fn receive(
         buffers::receive_bytes(py, current, capacity)?
     } else {
         let mut received = event_loop.receive_buffer(py)?;
-        let result = received.receive_up_to(current(), count_max.min(Received::CAPACITY));
-        let result = result.map(|count| {
-            let bytes = PyBytes::new(py, received.bytes(count));
-            (bytes.into_any().unbind(), count)
-        });
-        event_loop.return_receive_buffer(py, received);
-        result
+        match received.receive_up_to(current(), count_max.min(Received::CAPACITY)) {
+            Ok(count) => Ok((event_loop.settle_receive_buffer(py, received, count), count)),
+            Err(error) => {
+                event_loop.return_receive_buffer(py, received);
+                Err(error)
+            }
+        }
     };
     if let Ok((_, count)) = &result {
         // What fills its room is likely to be followed by more.
@@ -526,7 +539,10 @@ unsafe extern "C" fn send(
 fn step_or_stop(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'_, PyAny>> {
     match resume(py, object)? {
         Step::Yield(future) => Ok(future),
-        Step::Return(value) => Err(PyStopIteration::new_err((value,))),
+        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(
+            py,
+            value.into_bound(py),
+        )),
     }
 }
 
@@ -560,7 +576,8 @@ unsafe extern "C" fn method_throw(
             Err(_) => given,
         };
         if !error.is_instance_of::<pyo3::exceptions::PyBaseException>() {
-            return Err(PyTypeError::new_err(
+            return Err(objects::error::<PyTypeError>(
+                py,
                 "exceptions must be classes or instances deriving from BaseException",
             ));
         }
@@ -599,7 +616,7 @@ unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
         // SAFETY: as in `resume`.
         let name = unsafe { operation(object).kind.name() };
         let text = format!("<coroutine object EventLoop.{name} at {object:p}>");
-        Ok(text.into_pyobject(py)?.into_any())
+        Ok(objects::string(py, &text)?.into_any())
     })
 }
 

@@ -9,12 +9,13 @@
 
 use pyo3::exceptions::PyAssertionError;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyString, PyType};
+use pyo3::types::{PyByteArray, PyString, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::support;
 
 /// The protocol whose reader is fed.
@@ -71,11 +72,14 @@ impl StreamFeed {
             )?;
         let (true, Ok(buffer)) = (plain, buffer.cast_exact::<PyByteArray>()) else {
             return protocol
-                .call_method1(intern!(py, "data_received"), (PyBytes::new(py, bytes),))
+                .call_method1(intern!(py, "data_received"), (New(bytes),))
                 .map(drop);
         };
         if reader.getattr(intern!(py, "_eof"))?.is_truthy()? {
-            return Err(PyAssertionError::new_err("feed_data after feed_eof"));
+            return Err(objects::error::<PyAssertionError>(
+                py,
+                "feed_data after feed_eof",
+            ));
         }
         append(buffer, bytes)?;
         let waiter = reader.getattr(intern!(py, "_waiter"))?;

@@ -7,16 +7,19 @@ use std::any::Any;
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::thread;
 
+use crate::names::intern;
+use crate::objects::{self, New};
 use pyo3::exceptions::{
     PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit,
     PyValueError,
 };
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
@@ -57,6 +60,48 @@ impl<T> GilCell<T> {
     }
 }
 
+/// The content of a Python object of ours that may be subclassed.
+///
+/// Up to Python 3.12 `object.__new__` gives a subclass's object its room for attributes last. Where there is no memory for
+/// that, the interpreter ends an object that is all zeros: PyO3 drops a content that was never written.
+pub(crate) struct Made<T> {
+    is_made: bool,
+    content: MaybeUninit<T>,
+}
+
+impl<T> Made<T> {
+    pub(crate) const fn new(content: T) -> Self {
+        Self {
+            is_made: true,
+            content: MaybeUninit::new(content),
+        }
+    }
+
+    /// To be asked where an object ends; everywhere else it is.
+    pub(crate) fn is_made(this: &Self) -> bool {
+        this.is_made
+    }
+}
+
+impl<T> Deref for Made<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: an object gets its content, by `new`, before anybody else sees it; whoever ends one asks `is_made` first.
+        unsafe { self.content.assume_init_ref() }
+    }
+}
+
+impl<T> Drop for Made<T> {
+    fn drop(&mut self) {
+        if self.is_made {
+            // SAFETY: `new` has written it, and it is dropped once.
+            unsafe { self.content.assume_init_drop() };
+        }
+    }
+}
+
 /// Tells PyO3 that this thread has the GIL, in a function that the interpreter calls and not PyO3. It would take the thread
 /// for detached otherwise, unless a function of its own is further up the stack, and put off the drop of every `Py` until it
 /// is entered again.
@@ -87,48 +132,41 @@ pub(crate) fn guard_scheduling<'py>(
 }
 
 /// Hands a result to the interpreter: a new reference, or null with the exception set. A panic is an error like others.
-#[inline(always)]
+#[inline]
 fn settle(result: thread::Result<PyResult<Bound<'_, PyAny>>>) -> *mut ffi::PyObject {
     match result {
         Ok(Ok(value)) => value.into_ptr(),
         Ok(Err(error)) => raise(error),
-        Err(payload) => raise(panic_error(&*payload)),
+        Err(payload) => {
+            // SAFETY: only called by `guard` and `guard_scheduling`, with the GIL held.
+            raise(unsafe { attached(|py| panic_error(py, &*payload)) })
+        }
     }
 }
 
 #[cold]
 fn raise(error: PyErr) -> *mut ffi::PyObject {
-    // SAFETY: only called by `settle`, with the GIL held. An error may hold more than it hands over.
-    unsafe { attached(|py| error.restore(py)) };
+    // SAFETY: only called by `settle`, with the GIL held. An error may hold more than it hands over. PyO3's own errors are made
+    // only here, and panic without memory.
+    unsafe {
+        attached(|py| {
+            if catch_unwind(AssertUnwindSafe(|| error.restore(py))).is_err() {
+                ffi::PyErr_NoMemory();
+            }
+        });
+    }
     std::ptr::null_mut()
 }
 
 /// A panic as Python's exception for an internal error, so that it neither aborts nor passes unseen.
 #[cold]
-fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
+fn panic_error(py: Python<'_>, payload: &(dyn Any + Send)) -> PyErr {
     let text = payload
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| payload.downcast_ref::<&str>().copied())
         .unwrap_or("unknown panic");
-    PySystemError::new_err(format!("internal error in ringloop: {text}"))
-}
-
-/// A new tuple of borrowed objects; null with `MemoryError` set.
-///
-/// # Safety
-/// The GIL is held and every pointer is a live object.
-pub(crate) unsafe fn tuple_from_borrowed(items: &[*mut ffi::PyObject]) -> *mut ffi::PyObject {
-    // SAFETY: as the function asks; the tuple is filled before anybody else can see it.
-    unsafe {
-        let tuple = ffi::PyTuple_New(items.len() as ffi::Py_ssize_t);
-        if !tuple.is_null() {
-            for (index, &item) in items.iter().enumerate() {
-                ffi::PyTuple_SET_ITEM(tuple, index as ffi::Py_ssize_t, ffi::Py_NewRef(item));
-            }
-        }
-        tuple
-    }
+    objects::error::<PySystemError>(py, &format!("internal error in ringloop: {text}"))
 }
 
 /// Python's exception for an error of the operating system: the `OSError` subclass that belongs to its errno, with
@@ -137,16 +175,16 @@ pub(crate) fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
     if let Some(refused) = Refused::of(error) {
         let text = refused.to_string();
         return match refused.errno() {
-            Some(code) => PyOSError::new_err((code, text)),
-            None => PyOSError::new_err(text),
+            Some(code) => objects::os_error(py, code, &text),
+            None => objects::error::<PyOSError>(py, &text),
         };
     }
     match error.raw_os_error() {
         Some(code) => errno_error(py, code),
         None if error.kind() == io::ErrorKind::InvalidInput => {
-            PyValueError::new_err(error.to_string())
+            objects::error::<PyValueError>(py, &error.to_string())
         }
-        None => PyRuntimeError::new_err(error.to_string()),
+        None => objects::error::<PyRuntimeError>(py, &error.to_string()),
     }
 }
 
@@ -162,13 +200,14 @@ pub(crate) fn errno_error(py: Python<'_>, code: i32) -> PyErr {
 
 /// `ImportError` in a subinterpreter: types and looked-up objects are kept once per process. From Python 3.12 on, CPython
 /// refuses by itself, except in interpreters that were made to be lenient.
-pub(crate) fn check_interpreter(_py: Python<'_>) -> PyResult<()> {
+pub(crate) fn check_interpreter(py: Python<'_>) -> PyResult<()> {
     // SAFETY: the GIL is held.
     let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };
     if is_main {
         return Ok(());
     }
-    Err(PyImportError::new_err(
+    Err(objects::error::<PyImportError>(
+        py,
         "ringloop does not support subinterpreters; use asyncio's own event loop here",
     ))
 }
@@ -220,7 +259,10 @@ pub(crate) fn ends_the_loop(py: Python<'_>, error: &PyErr) -> bool {
 pub(crate) fn python(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE
-        .get_or_try_init(py, || py.import("ringloop._support").map(Bound::unbind))
+        .get_or_try_init(py, || {
+            py.import(intern!(py, "ringloop._support"))
+                .map(Bound::unbind)
+        })
         .map(|module| module.bind(py))
 }
 
@@ -231,7 +273,11 @@ pub(crate) fn class<'py>(
     module: &str,
     name: &str,
 ) -> PyResult<&'py Bound<'py, PyType>> {
-    cell.import(py, module, name)
+    let class = cell.get_or_try_init(py, || {
+        let class = py.import(New(module))?.getattr(New(name))?;
+        class.cast_into().map(Bound::unbind).map_err(PyErr::from)
+    })?;
+    Ok(class.bind(py))
 }
 
 /// Frees the room of a queue that has become empty, where it is more than a few places: a connection may never need it again.

@@ -18,14 +18,15 @@ mod writing;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyException;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyAnyMethods, PyDict, PySlice, PyTuple, PyType};
+use pyo3::types::{PyAnyMethods, PyDict, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::names::intern;
+use crate::objects::New;
 use crate::stream_reader::StreamFeed;
-use crate::support::{self, GilCell};
+use crate::support::{self, GilCell, Made};
 use crate::transport::CloneRefOption;
 
 use self::records::Records;
@@ -55,8 +56,12 @@ impl Phase {
         static MEMBERS: PyOnceLock<Vec<(Phase, Py<PyAny>)>> = PyOnceLock::new();
         let py = value.py();
         let members = MEMBERS.get_or_try_init(py, || {
-            let class = py.import("asyncio.sslproto")?.getattr("SSLProtocolState")?;
-            let member = |&(phase, name)| Ok((phase, class.getattr(name)?.unbind()));
+            let class = py
+                .import(intern!(py, "asyncio.sslproto"))?
+                .getattr(intern!(py, "SSLProtocolState"))?;
+            let member = |&(phase, name): &(Phase, &'static str)| {
+                Ok((phase, class.getattr(New(name))?.unbind()))
+            };
             Self::NAMED.iter().map(member).collect::<PyResult<Vec<_>>>()
         })?;
         let found = members.iter().find(|(_, member)| member.is(value));
@@ -169,7 +174,7 @@ struct State {
 
 #[pyclass(module = "ringloop._core", subclass, frozen)]
 pub(crate) struct SSLProtocol {
-    state: GilCell<State>,
+    state: Made<GilCell<State>>,
 }
 
 #[pymethods]
@@ -178,7 +183,7 @@ impl SSLProtocol {
     #[pyo3(signature = (*_args, **_options))]
     fn new(_args: &Bound<'_, PyTuple>, _options: Option<&Bound<'_, PyDict>>) -> Self {
         Self {
-            state: GilCell::new(State {
+            state: Made::new(GilCell::new(State {
                 member: None,
                 phase: Phase::Unwrapped,
                 engine: None,
@@ -196,7 +201,7 @@ impl SSLProtocol {
                 zero_marks: false,
                 leftover: false,
                 copies_left: 1,
-            }),
+            })),
         }
     }
 
@@ -339,10 +344,7 @@ impl SSLProtocol {
     /// Takes what a transport that isn't ours has put into the buffer of `get_buffer`.
     fn buffer_updated(slf: &Bound<'_, Self>, nbytes: isize) -> PyResult<()> {
         let py = slf.py();
-        let arrived = slf
-            .getattr(intern!(py, "_ssl_buffer_view"))?
-            .get_item(PySlice::new(py, 0, nbytes, 1))?;
-        reading::feed_object(slf, &arrived)?;
+        reading::feed_object(slf, &slf.getattr(intern!(py, "_ssl_buffer_view"))?, nbytes)?;
         reading::on_arrival(slf)
     }
 
@@ -357,10 +359,10 @@ impl SSLProtocol {
     }
 
     /// Bytes that have arrived and are not decrypted.
-    fn _get_read_buffer_size(slf: &Bound<'_, Self>) -> PyResult<u64> {
+    fn _get_read_buffer_size(slf: &Bound<'_, Self>) -> PyResult<New<u64>> {
         let py = slf.py();
         let pending = pending(&slf.getattr(intern!(py, "_incoming"))?)?;
-        Ok(slf.get().state.get(py).records.unread(pending))
+        Ok(New(slf.get().state.get(py).records.unread(pending)))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -421,9 +423,9 @@ fn call_asyncio<'py>(
     let py = protocol.py();
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let class = support::class(py, &CLASS, "asyncio.sslproto", "SSLProtocol")?;
-    let function = class.getattr(method)?;
+    let function = class.getattr(New(method))?;
     function
-        .call_method1("__get__", (protocol,))?
+        .call_method1(intern!(py, "__get__"), (protocol,))?
         .call1(arguments)
 }
 
@@ -436,7 +438,7 @@ fn fatal_error(protocol: &Bound<'_, SSLProtocol>, error: PyErr) -> PyResult<()> 
     }
     let method = protocol.getattr(intern!(py, "_fatal_error"))?;
     let message = "Fatal error on SSL protocol";
-    support::call_handling(error, &method, |error| (error, message))
+    support::call_handling(error, &method, |error| New((error, New(message))))
 }
 
 /// Whether OpenSSL only asks for more: asyncio's `SSLAgainErrors`.

@@ -19,18 +19,19 @@ use std::os::fd::RawFd;
 use pyo3::call::PyCallArgs;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{IntoPyDict, PyByteArray, PyBytes, PyDict, PyMemoryView, PyString, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyString, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
 use crate::buffers::{self, Chunk, View};
 use crate::event_loop::{Loop, Ready};
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::socket_object;
 use crate::stream_reader::StreamFeed;
-use crate::support::{self, GilCell};
+use crate::support::{self, GilCell, Made};
 use crate::tls::SSLProtocol;
 use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
@@ -123,7 +124,7 @@ struct State {
 
 #[pyclass(module = "ringloop._core", subclass, frozen, weakref)]
 pub(crate) struct SocketTransport {
-    state: GilCell<State>,
+    state: Made<GilCell<State>>,
 }
 
 #[pymethods]
@@ -140,7 +141,7 @@ impl SocketTransport {
     ) -> PyResult<Self> {
         let extra = ExtraInfo::new(sock, extra)?;
         Ok(Self {
-            state: GilCell::new(State {
+            state: Made::new(GilCell::new(State {
                 event_loop: Some(event_loop.clone().unbind()),
                 fd: socket_object::number(sock)?,
                 sock: Some(sock.clone().unbind()),
@@ -175,7 +176,7 @@ impl SocketTransport {
                 empty_waiter: None,
                 file: None,
                 copies_left: 1,
-            }),
+            })),
         })
     }
 
@@ -189,7 +190,10 @@ impl SocketTransport {
             let (Some(event_loop), Some(sock), Some(protocol)) =
                 (&state.event_loop, &state.sock, &state.protocol)
             else {
-                return Err(PyRuntimeError::new_err("the transport is closed"));
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
+                    "the transport is closed",
+                ));
             };
             (
                 event_loop.clone_ref(py).into_bound(py),
@@ -304,7 +308,7 @@ impl SocketTransport {
             }
             (event_loop, state.watch, state.readable, is_current)
         };
-        event_loop.get().check_closed()?;
+        event_loop.get().check_closed(py)?;
         if let Some(watch) = watch
             && !is_current
         {
@@ -337,12 +341,14 @@ impl SocketTransport {
         {
             let state = slf.get().state.get(py);
             if state.eof {
-                return Err(PyRuntimeError::new_err(
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
                     "Cannot call write() after write_eof()",
                 ));
             }
             if state.empty_waiter.is_some() {
-                return Err(PyRuntimeError::new_err(
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
                     "unable to write; sendfile is in progress",
                 ));
             }
@@ -378,18 +384,21 @@ impl SocketTransport {
     fn writelines(slf: &Bound<'_, Self>, list_of_data: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         if !support::python_is_at_least(12) {
-            let all = PyBytes::new(py, b"").call_method1(intern!(py, "join"), (list_of_data,))?;
+            let all =
+                objects::bytes(py, b"")?.call_method1(intern!(py, "join"), (list_of_data,))?;
             return slf.call_method1(intern!(py, "write"), (all,)).map(drop);
         }
         {
             let state = slf.get().state.get(py);
             if state.eof {
-                return Err(PyRuntimeError::new_err(
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
                     "Cannot call writelines() after write_eof()",
                 ));
             }
             if state.empty_waiter.is_some() {
-                return Err(PyRuntimeError::new_err(
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
                     "unable to writelines; sendfile is in progress",
                 ));
             }
@@ -490,14 +499,14 @@ impl SocketTransport {
     }
 
     /// Bytes that wait to be sent.
-    fn get_write_buffer_size(&self, py: Python<'_>) -> usize {
-        self.state.get(py).buffer_len
+    fn get_write_buffer_size(&self, py: Python<'_>) -> New<usize> {
+        New(self.state.get(py).buffer_len)
     }
 
     /// The (low, high) marks of flow control, in bytes.
-    fn get_write_buffer_limits(&self, py: Python<'_>) -> (usize, usize) {
+    fn get_write_buffer_limits(&self, py: Python<'_>) -> New<(New<usize>, New<usize>)> {
         let state = self.state.get(py);
-        (state.low_water, state.high_water)
+        New((New(state.low_water), New(state.high_water)))
     }
 
     /// Sets when `pause_writing` (above `high` bytes) and `resume_writing` (at `low` or below) are called.
@@ -525,7 +534,10 @@ impl SocketTransport {
         let py = slf.py();
         let this = slf.get();
         if this.state.get(py).empty_waiter.is_some() {
-            return Err(PyRuntimeError::new_err("Empty waiter is already set"));
+            return Err(objects::error::<PyRuntimeError>(
+                py,
+                "Empty waiter is already set",
+            ));
         }
         let event_loop = this.event_loop(py)?;
         let waiter = event_loop
@@ -557,13 +569,13 @@ impl SocketTransport {
         file_sending::start(slf, file, offset, count)
     }
 
-    fn _stop_sendfile(slf: &Bound<'_, Self>) -> usize {
-        file_sending::stop(slf)
+    fn _stop_sendfile(slf: &Bound<'_, Self>) -> New<usize> {
+        New(file_sending::stop(slf))
     }
 
     /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock,
     /// `empty_waiter`).
-    fn _detach(slf: &Bound<'_, Self>) -> Detached {
+    fn _detach(slf: &Bound<'_, Self>) -> New<Detached> {
         let py = slf.py();
         slf.get().let_go(py);
         let (dropped, result) = {
@@ -587,7 +599,7 @@ impl SocketTransport {
             (dropped, result)
         };
         drop(dropped);
-        result
+        New(result)
     }
 
     /// Has the loop and the kernel forget the socket, so that its peer hears at once when the caller closes it next.
@@ -610,8 +622,8 @@ impl SocketTransport {
     }
 
     #[getter(_sock_fd)]
-    fn get_sock_fd(&self, py: Python<'_>) -> RawFd {
-        self.state.get(py).fd
+    fn get_sock_fd(&self, py: Python<'_>) -> New<RawFd> {
+        New(self.state.get(py).fd)
     }
 
     #[getter(_protocol)]
@@ -661,17 +673,17 @@ impl SocketTransport {
     }
 
     #[getter(_conn_lost)]
-    fn get_conn_lost(&self, py: Python<'_>) -> u32 {
-        self.state.get(py).lost
+    fn get_conn_lost(&self, py: Python<'_>) -> New<u32> {
+        New(self.state.get(py).lost)
     }
 
     /// (reading, writing): what the transport waits for, for `repr`.
-    fn _polling(&self, py: Python<'_>) -> (bool, bool) {
+    fn _polling(&self, py: Python<'_>) -> New<(bool, bool)> {
         let state = self.state.get(py);
-        (
+        New((
             state.started && state.is_reading() && !state.end_received,
             state.is_sending(),
-        )
+        ))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -720,6 +732,9 @@ impl SocketTransport {
 
 impl Drop for SocketTransport {
     fn drop(&mut self) {
+        if !Made::is_made(&self.state) {
+            return;
+        }
         Python::attach(|py| {
             self.leave(py);
             self.delist(py);
@@ -798,7 +813,7 @@ impl SocketTransport {
             .event_loop
             .as_ref()
             .map(|it| it.clone_ref(py))
-            .ok_or_else(|| PyRuntimeError::new_err("the transport is closed"))
+            .ok_or_else(|| objects::error::<PyRuntimeError>(py, "the transport is closed"))
     }
 }
 
@@ -839,7 +854,11 @@ fn call_soon<'py>(
     let py = transport.py();
     let context = transport.get().state.get(py).context.clone_ref_opt(py);
     let options = match context {
-        Some(context) => Some([(intern!(py, "context"), context)].into_py_dict(py)?),
+        Some(context) => {
+            let options = objects::dict(py)?;
+            options.set_item(intern!(py, "context"), context)?;
+            Some(options)
+        }
         None => None,
     };
     event_loop
@@ -1128,7 +1147,7 @@ fn fatal_error(
     message: &str,
 ) -> PyResult<()> {
     let method = transport.getattr(intern!(transport.py(), "_fatal_error"))?;
-    support::call_handling(error, &method, |error| (error, message))
+    support::call_handling(error, &method, |error| New((error, New(message))))
 }
 
 /// `connection_lost` comes in the next turn; the socket is no longer watched.
@@ -1155,7 +1174,7 @@ fn log_if_debug(transport: &Bound<'_, SocketTransport>, text: &str) -> PyResult<
     if debug {
         support::python(py)?
             .getattr(intern!(py, "logger"))?
-            .call_method1(intern!(py, "debug"), (text, transport))?;
+            .call_method1(intern!(py, "debug"), (New(text), transport))?;
     }
     Ok(())
 }

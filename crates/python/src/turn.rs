@@ -4,7 +4,6 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use ringloop::clock;
 use ringloop_driver::{Event, Peek};
@@ -12,6 +11,8 @@ use ringloop_driver::{Event, Peek};
 use crate::datagram;
 use crate::event_loop::{Loop, Ready};
 use crate::metrics::Stopwatch;
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::support;
 use crate::thread_exit::SleepsAtExit;
 use crate::transport;
@@ -41,7 +42,7 @@ pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
 
 /// Runs one turn; it may wait.
 pub(crate) fn run_once(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
-    event_loop.get().check_closed()?;
+    event_loop.get().check_closed(event_loop.py())?;
     with_events(event_loop, |events, stopwatch| {
         turn(event_loop, events, &mut 0, stopwatch)
     })
@@ -185,8 +186,9 @@ fn wait(
 ) -> PyResult<()> {
     stopwatch.settle()?;
     let Some(mut reactor) = this.reactor.get_mut(py).take() else {
-        this.check_closed()?;
-        return Err(PyRuntimeError::new_err(
+        this.check_closed(py)?;
+        return Err(objects::error::<PyRuntimeError>(
+            py,
             "This event loop is already running",
         ));
     };
@@ -263,7 +265,7 @@ fn log_slow(
     let duration_s = (clock::now_ns() - begin_ns) as f64 * 1e-9;
     support::python(py)?
         .getattr(intern!(py, "log_slow_transport"))?
-        .call1((event_loop, transport, duration_s))
+        .call1((event_loop, transport, New(duration_s)))
         .map(drop)
 }
 

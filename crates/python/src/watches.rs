@@ -13,15 +13,16 @@ use std::os::fd::RawFd;
 use pyo3::exceptions::{
     PyAttributeError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError,
 };
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyInt, PyTuple, PyType};
+use pyo3::types::{PyInt, PyType};
 use ringloop_driver::{BackendKind, Interest, Mode, Registration, Token};
 
 use self::table::{Displaced, Listed, Place};
 use crate::event_loop::Loop;
 use crate::handle::{Call, HandleRef};
+use crate::names::intern;
+use crate::objects;
 use crate::support;
 
 pub(crate) use self::table::{Entered, Watches};
@@ -76,7 +77,9 @@ pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
                 || error.is_instance_of::<PyValueError>(py)
             {
                 match file.repr() {
-                    Ok(text) => PyValueError::new_err(format!("Invalid file object: {text}")),
+                    Ok(text) => {
+                        objects::error::<PyValueError>(py, &format!("Invalid file object: {text}"))
+                    }
                     Err(error) => error,
                 }
             } else {
@@ -88,11 +91,14 @@ pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
 /// The descriptor of a file object; ValueError where it has none.
 fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     match file_number(file)? {
-        number if number < 0 => Err(PyValueError::new_err(if file.is_instance_of::<PyInt>() {
-            format!("Invalid file descriptor: {}", file.str()?)
-        } else {
-            format!("Invalid file descriptor: {number}")
-        })),
+        number if number < 0 => {
+            let message = if file.is_instance_of::<PyInt>() {
+                format!("Invalid file descriptor: {}", file.str()?.to_str()?)
+            } else {
+                format!("Invalid file descriptor: {number}")
+            };
+            Err(objects::error::<PyValueError>(file.py(), &message))
+        }
         fd => Ok(fd),
     }
 }
@@ -110,11 +116,14 @@ pub(crate) fn ensure_no_transport(
             .call_method0(intern!(py, "is_closing"))?
             .is_truthy()?
     {
-        return Err(PyRuntimeError::new_err(format!(
-            "File descriptor {} is used by transport {}",
-            file.repr()?,
-            transport.repr()?
-        )));
+        return Err(objects::error::<PyRuntimeError>(
+            py,
+            &format!(
+                "File descriptor {} is used by transport {}",
+                file.repr()?,
+                transport.repr()?
+            ),
+        ));
     }
     // asyncio's own transports (pipes, TLS) are entered by themselves.
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -131,35 +140,32 @@ pub(crate) fn ensure_no_transport(
     Ok(())
 }
 
-/// Watches `file` with a callback, which runs in `context` or in a copy of the current one; returns the callback's
+/// Watches `file` with a callback, which runs in its context or in a copy of the current one; returns the callback's
 /// handle. Replaces (and cancels) the one there was.
 pub(crate) fn add<'py>(
     event_loop: &Bound<'py, Loop>,
     file: &Bound<'py, PyAny>,
-    callback: &Bound<'py, PyAny>,
-    arguments: &Bound<'py, PyTuple>,
-    context: Option<&Bound<'py, PyAny>>,
+    call: &Call<'_>,
     for_writing: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = event_loop.py();
     let this = event_loop.get();
-    this.check_closed()?;
+    this.check_closed(py)?;
     let handle = if this.is_debug() {
+        // SAFETY: the GIL is held and the call holds live objects.
+        let (callback, arguments, context) = unsafe {
+            (
+                Bound::from_borrowed_ptr(py, call.callback),
+                Bound::from_owned_ptr_or_err(py, objects::tuple_from_borrowed(call.arguments))?,
+                Bound::from_borrowed_ptr_or_opt(py, call.context),
+            )
+        };
         support::python(py)?
             .getattr(intern!(py, "make_handle"))?
             .call1((event_loop, callback, arguments, context))?
     } else {
-        let items: Vec<_> = arguments
-            .iter_borrowed()
-            .map(pyo3::Borrowed::as_ptr)
-            .collect();
-        let call = Call {
-            callback: callback.as_ptr(),
-            arguments: &items,
-            context: context.map_or(std::ptr::null_mut(), Bound::as_ptr),
-        };
-        // SAFETY: the GIL is held and the pointers are borrowed from live `Bound`s.
-        let handle = unsafe { HandleRef::new(&call, event_loop.as_ptr(), None) };
+        // SAFETY: the GIL is held and the pointers are live objects.
+        let handle = unsafe { HandleRef::new(call, event_loop.as_ptr(), None) };
         let Some(handle) = handle else {
             return Err(PyErr::fetch(py));
         };
@@ -171,7 +177,8 @@ pub(crate) fn add<'py>(
     let (fd, is_closed) = find(event_loop, file)?;
     let is_number = file.is_instance_of::<PyInt>();
     if is_number && fd == TOO_LARGE && file.gt(TOO_LARGE)? {
-        return Err(PyOverflowError::new_err(
+        return Err(objects::error::<PyOverflowError>(
+            py,
             "Python int too large to convert to C int",
         ));
     }
@@ -227,7 +234,7 @@ fn enter(
 ) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
-    this.check_closed()?;
+    this.check_closed(py)?;
     let mut displaced = Displaced::default();
     let result = this.watches.get_mut(py).enter_callback(
         place,
@@ -321,9 +328,10 @@ fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
 /// file's. As asyncio's transport is refused, `OSError` if it was closed, and `ValueError` if it was so from the beginning.
 pub(crate) fn check_current(py: Python<'_>, fd: RawFd, current: RawFd) -> PyResult<()> {
     if fd < 0 {
-        return Err(PyValueError::new_err(format!(
-            "Invalid file descriptor: {fd}"
-        )));
+        return Err(objects::error::<PyValueError>(
+            py,
+            &format!("Invalid file descriptor: {fd}"),
+        ));
     }
     if fd != current {
         return Err(support::errno_error(py, libc::EBADF));
@@ -341,7 +349,7 @@ pub(crate) fn list_transport(
     (interest, mode): (Interest, Mode),
 ) -> PyResult<Watch> {
     let py = transport.py();
-    this.check_closed()?;
+    this.check_closed(py)?;
     let mut displaced = Displaced::default();
     if lent || this.backend_kind != BackendKind::IoUring {
         let listed = Listed::new(transport, kind);

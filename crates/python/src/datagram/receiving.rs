@@ -6,14 +6,14 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::batch::Batch;
 use super::{DatagramTransport, error_received, queue_read};
 use crate::addresses::Address;
 use crate::event_loop::Loop;
+use crate::names::intern;
+use crate::objects;
 use crate::support;
 use crate::transport::CloneRefOption;
 
@@ -136,7 +136,7 @@ fn deliver(
     for index in 0..count {
         let (content, address) = batch.datagram(index);
         let result = address_object(transport, &address).and_then(|address| {
-            let data = PyBytes::new(py, content).into_any();
+            let data = objects::bytes(py, content)?.into_any();
             deliver_one(transport, &data, address.bind(py))
         });
         if index + 1 < count && (result.is_err() || !goes_on(transport, event_loop)) {
@@ -184,7 +184,7 @@ fn park(
         let (content, address) = batch.datagram(index);
         match address_object(transport, &address) {
             Ok(address) => {
-                let data = PyBytes::new(py, content).into_any().unbind();
+                let data = objects::bytes(py, content)?.into_any().unbind();
                 let mut state = transport.get().state.get_mut(py);
                 state.undelivered.push_back((data, address));
             }

@@ -6,13 +6,14 @@ use std::io;
 
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyOSError, PyRuntimeError};
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{DatagramTransport, error_received, update_watch};
 use crate::addresses::{self, Address};
 use crate::buffers;
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::support;
 use crate::transport::{CloneRefOption, copy_context};
 
@@ -33,7 +34,10 @@ pub(super) fn transmit(
     }
     let sock = this.state.get(py).sock.clone_ref_opt(py);
     let Some(sock) = sock else {
-        return Err(PyRuntimeError::new_err("the transport is closed"));
+        return Err(objects::error::<PyRuntimeError>(
+            py,
+            "the transport is closed",
+        ));
     };
     let sock = sock.bind(py);
     let Some(target) = target else {
@@ -100,7 +104,7 @@ fn send_by_socket(
 pub(super) fn block(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    this.event_loop(py)?.get().check_closed()?;
+    this.event_loop(py)?.get().check_closed(py)?;
     let context = copy_context(py)?;
     let previous = {
         let mut state = this.state.get_mut(py);
@@ -195,7 +199,7 @@ pub(super) fn on_send_error(
     }
     let message = "Fatal write error on datagram transport";
     let method = transport.getattr(intern!(py, "_fatal_error"))?;
-    support::call_handling(error, &method, |error| (error, message))
+    support::call_handling(error, &method, |error| New((error, New(message))))
 }
 
 /// What asyncio's own `sendto` says to data or addresses that it doesn't take, and to a transport that is closed.

@@ -6,13 +6,14 @@
 use std::io;
 
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::addresses::{self, Address};
 use crate::buffers;
 use crate::event_loop::Loop;
+use crate::names::intern;
+use crate::objects::New;
 use crate::socket_object;
 use crate::support;
 
@@ -35,10 +36,16 @@ pub(super) fn receive_from(
         Err(error) => return Some(Err(error)),
     };
     let fd = socket_object::descriptor(sock).unwrap_or(-1);
-    let result = received.receive_from(fd, count_max);
-    let found = result.map(|(count, address)| (PyBytes::new(py, received.bytes(count)), address));
-    event_loop.return_receive_buffer(py, received);
-    settle(py, found)
+    match received.receive_from(fd, count_max) {
+        Ok((count, address)) => {
+            let bytes = event_loop.settle_receive_buffer(py, received, count);
+            Some(pair(py, bytes, &address))
+        }
+        Err(error) => {
+            event_loop.return_receive_buffer(py, received);
+            not_ready_or(py, &error)
+        }
+    }
 }
 
 pub(super) fn receive_from_into(
@@ -56,9 +63,10 @@ pub(super) fn receive_from_into(
     };
     let current = || socket_object::descriptor(sock).unwrap_or(-1);
     match buffers::receive_from_into(current, buffer, count_max) {
-        Ok(Some(result)) => settle(py, result),
+        Ok(Some(Ok((count, address)))) => Some(pair(py, New(count), &address)),
+        Ok(Some(Err(error))) => not_ready_or(py, &error),
         Ok(None) | Err(_) => or_wait(
-            sock.call_method1(intern!(py, "recvfrom_into"), (buffer, count_max)),
+            sock.call_method1(intern!(py, "recvfrom_into"), (buffer, New(count_max))),
             py,
         ),
     }
@@ -82,22 +90,19 @@ pub(super) fn send_to(sock: &Bound<'_, PyAny>, argument: &Bound<'_, PyTuple>) ->
         Ok(addresses::send_to(fd, bytes, Some(&address)))
     })?;
     Ok(match sent {
-        Ok(count) => Some(Ok(count.into_pyobject(py)?.into_any().unbind())),
+        Ok(count) => Some(Ok(New(count).into_pyobject(py)?.into_any().unbind())),
         Err(error) => not_ready_or(py, &error),
     })
 }
 
 /// The pair of what was received and where it came from.
-fn settle<'py, T: IntoPyObject<'py>>(py: Python<'py>, result: io::Result<(T, Address)>) -> Attempt {
-    match result {
-        Ok((value, address)) => Some(
-            address
-                .object(py)
-                .and_then(|address| (value, address).into_pyobject(py))
-                .map(|pair| pair.into_any().unbind()),
-        ),
-        Err(error) => not_ready_or(py, &error),
-    }
+fn pair<'py, T: IntoPyObject<'py, Error: Into<PyErr>>>(
+    py: Python<'py>,
+    received: T,
+    address: &Address,
+) -> PyResult<Py<PyAny>> {
+    let pair = New((received, address.object(py)?)).into_pyobject(py)?;
+    Ok(pair.into_any().unbind())
 }
 
 fn not_ready_or(py: Python<'_>, error: &io::Error) -> Attempt {

@@ -4,7 +4,6 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -13,6 +12,8 @@ use super::{
 };
 use crate::buffers::{self, IN_PLACE_MIN, Received, View};
 use crate::event_loop::Loop;
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::support::call_method1;
 use crate::transport::CloneRefOption;
 
@@ -30,18 +31,23 @@ pub(crate) fn feed(protocol: &Bound<'_, SSLProtocol>, bytes: &[u8]) -> PyResult<
         this.state.get_mut(py).records.lose_track();
         protocol
             .getattr(intern!(py, "_incoming"))?
-            .call_method1(intern!(py, "write"), (PyBytes::new(py, bytes),))?;
+            .call_method1(intern!(py, "write"), (New(bytes),))?;
     }
     Ok(())
 }
 
-/// The same for a bytes-like object.
+/// The same for `buffer[:end]`.
 pub(super) fn feed_object(
     protocol: &Bound<'_, SSLProtocol>,
-    arrived: &Bound<'_, PyAny>,
+    buffer: &Bound<'_, PyAny>,
+    end: isize,
 ) -> PyResult<()> {
-    let view = View::new(arrived, ffi::PyBUF_SIMPLE)?;
-    feed(protocol, view.bytes())
+    let view = View::new(buffer, ffi::PyBUF_SIMPLE)?;
+    let end = match usize::try_from(end) {
+        Ok(end) => end.min(view.len()),
+        Err(_) => view.len().saturating_sub(end.unsigned_abs()),
+    };
+    feed(protocol, &view.bytes()[..end])
 }
 
 /// Goes on with what has arrived: what asyncio's `buffer_updated` does next.
@@ -131,13 +137,15 @@ impl Engine {
         // SAFETY: as this function asks; `_SSLSocket.read` is done with its buffer when it returns.
         let result = unsafe {
             Window::on_memory(py, memory, len, |window| {
-                self.read.bind(py).call1((len, window))
+                self.read.bind(py).call1((New(len), window))
             })
         };
         match result {
             Ok(count) => match count.extract::<usize>()? {
                 0 => Ok(Found::End),
-                count if count > len => Err(PyValueError::new_err("read() found too much")),
+                count if count > len => {
+                    Err(objects::error::<PyValueError>(py, "read() found too much"))
+                }
                 count => Ok(Found::Data(count)),
             },
             Err(error) if is_again(py, &error)? => Ok(Found::Again),
@@ -147,7 +155,7 @@ impl Engine {
 
     /// Reads up to `len` bytes into a new `bytes` object.
     fn read_bytes<'py>(&self, py: Python<'py>, len: usize) -> PyResult<Found<Bound<'py, PyBytes>>> {
-        match self.read.bind(py).call1((len,)) {
+        match self.read.bind(py).call1((New(len),)) {
             Ok(data) => {
                 let data = data.cast_into::<PyBytes>()?;
                 Ok(if data.as_bytes().is_empty() {
@@ -285,7 +293,7 @@ fn read_all(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> 
         Ok(_) if !before.is_empty() => {
             before.extend_from_slice(received.bytes(filled));
             give_back(received);
-            deliver(protocol, &Data::Object(&PyBytes::new(py, &before)))
+            deliver(protocol, &Data::Object(&objects::bytes(py, &before)?))
         }
         Ok(_) if filled == 0 => {
             give_back(received);
@@ -346,7 +354,9 @@ fn deliver(protocol: &Bound<'_, SSLProtocol>, data: &Data<'_, '_>) -> PyResult<(
         (Some(stream), Data::Object(object)) => stream.feed(py, object.as_bytes()),
         (Some(stream), Data::Memory(bytes)) => stream.feed(py, bytes),
         (None, Data::Object(object)) => deliver_object(protocol, object.as_ptr()),
-        (None, Data::Memory(bytes)) => deliver_object(protocol, PyBytes::new(py, bytes).as_ptr()),
+        (None, Data::Memory(bytes)) => {
+            deliver_object(protocol, objects::bytes(py, bytes)?.as_ptr())
+        }
     }
 }
 
@@ -404,7 +414,7 @@ fn read_into_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyR
         // An empty buffer, or none at all: the ssl module knows what to make of it.
         _ => {
             protocol.get().state.get_mut(py).pending = None;
-            match engine.read.bind(py).call1((wanted, &buffer)) {
+            match engine.read.bind(py).call1((New(wanted), &buffer)) {
                 Ok(count) => {
                     offset = count.extract()?;
                     end = offset == 0;
@@ -417,7 +427,7 @@ fn read_into_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyR
     if offset > 0 {
         protocol
             .getattr(intern!(py, "_app_protocol_buffer_updated"))?
-            .call1((offset,))?;
+            .call1((New(offset),))?;
     }
     if end { on_end(protocol) } else { Ok(()) }
 }

@@ -10,6 +10,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::objects;
 use crate::support::GilCell;
 
 /// A bytes-like object over memory that somebody else owns.
@@ -36,7 +37,10 @@ impl Window {
         let this = slf.get();
         let memory = this.memory.load(Ordering::Relaxed);
         if memory.is_null() {
-            return Err(PyBufferError::new_err("the window is shut"));
+            return Err(objects::error::<PyBufferError>(
+                slf.py(),
+                "the window is shut",
+            ));
         }
         // SAFETY: the interpreter passes a valid view; memory and length belong together, as `show` has set them.
         let result = unsafe {

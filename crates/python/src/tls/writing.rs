@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PySlice, PyTuple, PyType};
@@ -15,6 +14,8 @@ use super::{
     is_again, pending,
 };
 use crate::buffers::View;
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::support::{self, call_method1};
 use crate::transport::CloneRefOption;
 
@@ -112,7 +113,7 @@ fn keep(protocol: &Bound<'_, SSLProtocol>, data: &Bound<'_, PyAny>) -> PyResult<
     protocol
         .getattr(intern!(py, "_write_backlog"))?
         .call_method1(intern!(py, "append"), (data,))?;
-    let len = protocol.getattr(size)?.add(data.len()?)?;
+    let len = protocol.getattr(size)?.add(New(data.len()?))?;
     protocol.setattr(size, len)
 }
 
@@ -187,7 +188,10 @@ fn write_several(
             &together
         };
         if let Err(stopped) = engine.encrypt(py, bytes) {
-            keep(protocol, &PyBytes::new(py, &bytes[stopped.written..]))?;
+            keep(
+                protocol,
+                objects::bytes(py, &bytes[stopped.written..])?.as_any(),
+            )?;
             for piece in &pieces[next..] {
                 keep(protocol, piece)?;
             }
@@ -224,7 +228,7 @@ fn call_asyncio<'py>(
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = transport.py();
     let class = support::class(py, &CLASS, "asyncio.sslproto", "_SSLProtocolTransport")?;
-    class.getattr(method)?.call1((transport, argument))
+    class.getattr(New(method))?.call1((transport, argument))
 }
 
 fn write<'py>(
@@ -351,7 +355,7 @@ pub(super) fn add_transport_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
                 PyDescr_NewMethod(class.as_ptr().cast(), std::ptr::from_mut(method)),
             )
         }?;
-        class.setattr(name, descriptor)?;
+        class.setattr(New(name), descriptor)?;
     }
     Ok(())
 }

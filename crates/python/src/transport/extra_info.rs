@@ -2,7 +2,7 @@
 //! are never asked, and the objects take as much memory as all else of an idle one.
 
 use pyo3::exceptions::PyOSError;
-use pyo3::intern;
+
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyType};
@@ -10,6 +10,8 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::SocketTransport;
 use crate::addresses::{Address, CompactAddress};
+use crate::names::intern;
+use crate::objects;
 use crate::socket_object;
 use crate::support;
 
@@ -43,7 +45,7 @@ impl ExtraInfo {
     ) -> PyResult<Self> {
         let py = sock.py();
         let peer = given.map_or(Ok(None), |it| it.get_item(intern!(py, "peername")))?;
-        let is_plain = given.map_or(0, |it| it.len()) == usize::from(peer.is_some());
+        let is_plain = given.map_or(0, PyDictMethods::len) == usize::from(peer.is_some());
         if is_plain && let Some(fd) = plain_socket(sock)? {
             return Ok(Self::Addresses {
                 socket_name: Name::from(CompactAddress::of_socket(fd)),
@@ -58,7 +60,7 @@ impl ExtraInfo {
                 closed: None,
             });
         }
-        let extra = given.map_or_else(|| Ok(PyDict::new(py)), |it| it.copy())?;
+        let extra = given.map_or_else(|| objects::dict(py), PyDictMethods::copy)?;
         extra.set_item(intern!(py, "socket"), wrapper(sock)?)?;
         extra.set_item(
             intern!(py, "sockname"),
@@ -164,7 +166,7 @@ pub(super) fn dictionary(transport: &SocketTransport, py: Python<'_>) -> PyResul
             ),
         }
     };
-    let extra = PyDict::new(py);
+    let extra = objects::dict(py)?;
     extra.set_item(intern!(py, "peername"), peer_name.object(py)?)?;
     if let Some(sock) = sock {
         extra.set_item(intern!(py, "socket"), wrapper(sock.bind(py))?)?;

@@ -6,12 +6,13 @@ use std::io;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyConnectionError;
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::writing::settle_waiter;
 use super::{CloneRefOption, SocketTransport, list, queue_ready, update_hold};
 use crate::metrics;
+use crate::names::intern;
+use crate::objects;
 use crate::support;
 use crate::watches::Readiness;
 
@@ -91,7 +92,10 @@ pub(super) fn start(
         let mut state = this.state.get_mut(py);
         if state.lost > 0 || state.sock.is_none() {
             drop(state);
-            return Err(PyConnectionError::new_err("Connection is closed by peer"));
+            return Err(objects::error::<PyConnectionError>(
+                py,
+                "Connection is closed by peer",
+            ));
         }
         let socket = state.descriptor(py);
         state

@@ -1,11 +1,12 @@
 //! How a stream transport reads: once for each time its socket is ready, into the loop's buffer or the protocol's own.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{CloneRefOption, Receiver, SocketTransport, fatal_error, log_if_debug, update_hold};
 use crate::buffers::{self, Received};
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::support::{self, call_method1};
 use crate::tls;
 
@@ -146,10 +147,11 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     };
     let offered = protocol
         .bind(py)
-        .call_method1(intern!(py, "get_buffer"), (-1,))
+        .call_method1(intern!(py, "get_buffer"), (New(-1),))
         .and_then(|buffer| {
             if buffer.len()? == 0 {
-                return Err(PyRuntimeError::new_err(
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
                     "get_buffer() returned an empty buffer",
                 ));
             }
@@ -179,7 +181,7 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
             .bind(py)
             .call_method1(intern!(py, "recv_into"), (&buffer,))
             .err()
-            .unwrap_or_else(|| PyTypeError::new_err("the buffer is not writable"));
+            .unwrap_or_else(|| objects::error::<PyTypeError>(py, "the buffer is not writable"));
         fatal_error(transport, error, "Fatal read error on socket transport")?;
         return Ok(());
     };
@@ -189,7 +191,7 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     };
     let result = protocol
         .bind(py)
-        .call_method1(intern!(py, "buffer_updated"), (count,))
+        .call_method1(intern!(py, "buffer_updated"), (New(count),))
         .map(drop);
     delivered(transport, result, "buffer_updated")
 }

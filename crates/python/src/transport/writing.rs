@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyString};
+use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
 use super::{
     CloneRefOption, SocketTransport, State, WRITE_ERROR, context_for, fatal_error, list,
     update_hold,
 };
 use crate::buffers::{self, Chunk, View};
+use crate::names::intern;
+use crate::objects::{self, New};
 use crate::support;
 
 /// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.
@@ -163,7 +164,7 @@ pub(super) fn refuse_data(
     let direct = transport.get().state.get(py).buffer.is_empty();
     if !direct && !support::python_is_at_least(12) {
         // It has a bytearray for a buffer, and this is what that says.
-        let buffer = PyByteArray::new(py, b"");
+        let buffer = objects::bytearray(py)?;
         return buffer
             .call_method1(intern!(py, "extend"), (data,))
             .map(drop);
@@ -274,18 +275,19 @@ fn call_flow_control(transport: &Bound<'_, SocketTransport>, method: &str) -> Py
     let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
         return Ok(());
     };
-    match protocol.bind(py).call_method0(method) {
+    match protocol.bind(py).call_method0(New(method)) {
         Ok(_) => Ok(()),
         Err(error) if support::ends_the_loop(py, &error) => Err(error),
         Err(error) => {
-            let context = PyDict::new(py);
-            context.set_item("message", format!("protocol.{method}() failed"))?;
-            context.set_item("exception", error.value(py))?;
-            context.set_item("transport", transport)?;
-            context.set_item("protocol", protocol)?;
+            let context = objects::dict(py)?;
+            let message = format!("protocol.{method}() failed");
+            context.set_item(intern!(py, "message"), New(message))?;
+            context.set_item(intern!(py, "exception"), error.value(py))?;
+            context.set_item(intern!(py, "transport"), transport)?;
+            context.set_item(intern!(py, "protocol"), protocol)?;
             let event_loop = transport.get().event_loop(py)?.into_bound(py);
             let handler = event_loop.getattr(intern!(py, "call_exception_handler"))?;
-            support::call_handling(error, &handler, |_| (context,))
+            support::call_handling(error, &handler, |_| New((context,)))
         }
     }
 }
@@ -304,6 +306,9 @@ pub(super) fn count_lost_write(transport: &Bound<'_, SocketTransport>) -> PyResu
     }
     support::python(py)?
         .getattr(intern!(py, "logger"))?
-        .call_method1(intern!(py, "warning"), ("socket.send() raised exception.",))
+        .call_method1(
+            intern!(py, "warning"),
+            (New("socket.send() raised exception."),),
+        )
         .map(drop)
 }

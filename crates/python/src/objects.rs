@@ -1,0 +1,221 @@
+//! Python objects of Rust's values, made so that a lack of memory is `MemoryError`.
+//!
+//! PyO3's own conversions panic then, and an error that it makes only when it is raised aborts. So nothing here is lazy, and
+//! what clippy.toml lists is not used elsewhere.
+
+#![allow(unsafe_code)]
+
+use pyo3::exceptions::PyOSError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::{BoundObject, PyTypeInfo};
+
+/// A value that becomes a new Python object where it is returned or passed to Python.
+pub(crate) struct New<T>(pub(crate) T);
+
+/// Takes the reference that a function of the C API gives, or the error that it set.
+///
+/// # Safety
+/// `pointer` is null with an exception set, or an owned reference to an object of `T`.
+unsafe fn owned<T>(py: Python<'_>, pointer: *mut ffi::PyObject) -> PyResult<Bound<'_, T>> {
+    // SAFETY: as the function asks.
+    unsafe { Bound::from_owned_ptr_or_err(py, pointer).map(|object| object.cast_into_unchecked()) }
+}
+
+pub(crate) fn string<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
+    let (start, len) = (text.as_ptr().cast(), text.len() as ffi::Py_ssize_t);
+    // SAFETY: the GIL is held (`py`), and the text is UTF-8 of this length.
+    unsafe { owned(py, ffi::PyUnicode_FromStringAndSize(start, len)) }
+}
+
+/// A string that is made once for all who ask for the same text.
+pub(crate) fn interned<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
+    let mut pointer = string(py, text)?.into_ptr();
+    // SAFETY: an owned reference goes in, and one comes out: to the same string where there is no memory for more.
+    unsafe {
+        ffi::PyUnicode_InternInPlace(&raw mut pointer);
+        owned(py, pointer)
+    }
+}
+
+pub(crate) fn bytes<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let (start, len) = (content.as_ptr().cast(), content.len() as ffi::Py_ssize_t);
+    // SAFETY: the GIL is held (`py`), and the content has this length.
+    unsafe { owned(py, ffi::PyBytes_FromStringAndSize(start, len)) }
+}
+
+/// An empty bytearray.
+pub(crate) fn bytearray(py: Python<'_>) -> PyResult<Bound<'_, PyByteArray>> {
+    // SAFETY: the GIL is held (`py`), and no bytes are read.
+    unsafe { owned(py, ffi::PyByteArray_FromStringAndSize(std::ptr::null(), 0)) }
+}
+
+pub(crate) fn float(py: Python<'_>, value: f64) -> PyResult<Bound<'_, PyFloat>> {
+    // SAFETY: the GIL is held (`py`).
+    unsafe { owned(py, ffi::PyFloat_FromDouble(value)) }
+}
+
+fn signed(py: Python<'_>, value: i64) -> PyResult<Bound<'_, PyInt>> {
+    // SAFETY: the GIL is held (`py`).
+    unsafe { owned(py, ffi::PyLong_FromLongLong(value)) }
+}
+
+fn unsigned(py: Python<'_>, value: u64) -> PyResult<Bound<'_, PyInt>> {
+    // SAFETY: the GIL is held (`py`).
+    unsafe { owned(py, ffi::PyLong_FromUnsignedLongLong(value)) }
+}
+
+pub(crate) fn dict(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    // SAFETY: the GIL is held (`py`).
+    unsafe { owned(py, ffi::PyDict_New()) }
+}
+
+pub(crate) fn tuple<'py, const N: usize>(
+    py: Python<'py>,
+    items: [Bound<'py, PyAny>; N],
+) -> PyResult<Bound<'py, PyTuple>> {
+    // SAFETY: the GIL is held (`py`). Each place of the new tuple gets one owned reference before anybody else can see it.
+    unsafe {
+        let tuple = owned::<PyTuple>(py, ffi::PyTuple_New(N as ffi::Py_ssize_t))?;
+        for (index, item) in items.into_iter().enumerate() {
+            ffi::PyTuple_SET_ITEM(tuple.as_ptr(), index as ffi::Py_ssize_t, item.into_ptr());
+        }
+        Ok(tuple)
+    }
+}
+
+/// A new tuple of borrowed objects; null with `MemoryError` set.
+///
+/// # Safety
+/// The GIL is held and every pointer is a live object.
+pub(crate) unsafe fn tuple_from_borrowed(items: &[*mut ffi::PyObject]) -> *mut ffi::PyObject {
+    // SAFETY: as the function asks; the tuple is filled before anybody else can see it.
+    unsafe {
+        let tuple = ffi::PyTuple_New(items.len() as ffi::Py_ssize_t);
+        if !tuple.is_null() {
+            for (index, &item) in items.iter().enumerate() {
+                ffi::PyTuple_SET_ITEM(tuple, index as ffi::Py_ssize_t, ffi::Py_NewRef(item));
+            }
+        }
+        tuple
+    }
+}
+
+pub(crate) fn list<'py>(
+    py: Python<'py>,
+    items: impl IntoIterator<Item = impl IntoPyObject<'py>>,
+) -> PyResult<Bound<'py, PyList>> {
+    // SAFETY: the GIL is held (`py`).
+    let list: Bound<'_, PyList> = unsafe { owned(py, ffi::PyList_New(0)) }?;
+    for item in items {
+        list.append(item)?;
+    }
+    Ok(list)
+}
+
+/// An exception of the class `E` with one argument.
+pub(crate) fn error_with<'py, E: PyTypeInfo>(
+    py: Python<'py>,
+    argument: impl IntoPyObject<'py, Error: Into<PyErr>>,
+) -> PyErr {
+    of_value(any(py, argument).and_then(|argument| E::type_object(py).call1((argument,))))
+}
+
+/// An exception of the class `E` with a message.
+pub(crate) fn error<E: PyTypeInfo>(py: Python<'_>, message: &str) -> PyErr {
+    error_with::<E>(py, New(message))
+}
+
+/// `OSError` with an errno and a text of ours.
+pub(crate) fn os_error(py: Python<'_>, errno: i32, text: &str) -> PyErr {
+    of_value(PyOSError::type_object(py).call1((New(errno), New(text))))
+}
+
+/// The exception that was made, or why it could not be.
+fn of_value(made: PyResult<Bound<'_, PyAny>>) -> PyErr {
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+macro_rules! new_from {
+    ($($of:ty => $target:ty: |$py:ident, $value:ident| $make:expr;)*) => { $(
+        impl<'py> IntoPyObject<'py> for New<$of> {
+            type Target = $target;
+            type Output = Bound<'py, $target>;
+            type Error = PyErr;
+
+            #[inline]
+            fn into_pyobject(self, $py: Python<'py>) -> PyResult<Self::Output> {
+                let $value = self.0;
+                $make
+            }
+        }
+    )* };
+}
+
+new_from! {
+    &str => PyString: |py, value| string(py, value);
+    String => PyString: |py, value| string(py, &value);
+    &[u8] => PyBytes: |py, value| bytes(py, value);
+    f64 => PyFloat: |py, value| float(py, value);
+    i32 => PyInt: |py, value| New(i64::from(value)).into_pyobject(py);
+    u16 => PyInt: |py, value| New(i64::from(value)).into_pyobject(py);
+    u32 => PyInt: |py, value| New(i64::from(value)).into_pyobject(py);
+    usize => PyInt: |py, value| New(value as u64).into_pyobject(py);
+    i64 => PyInt: |py, value| signed(py, value);
+    u64 => PyInt: |py, value| unsigned(py, value);
+}
+
+impl<'py, T> IntoPyObject<'py> for New<Option<T>>
+where
+    New<T>: IntoPyObject<'py, Error = PyErr>,
+{
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        match self.0 {
+            Some(value) => any(py, New(value)),
+            None => Ok(py.None().into_bound(py)),
+        }
+    }
+}
+
+/// What becomes an object, as one of whatever type.
+fn any<'py, T>(py: Python<'py>, value: T) -> PyResult<Bound<'py, PyAny>>
+where
+    T: IntoPyObject<'py>,
+    T::Error: Into<PyErr>,
+{
+    let object = value.into_pyobject(py).map_err(Into::into)?;
+    Ok(object.into_bound().into_any())
+}
+
+macro_rules! new_from_tuples {
+    ($($($of:ident)*;)*) => { $(
+        impl<'py, $($of),*> IntoPyObject<'py> for New<($($of,)*)>
+        where
+            $($of: IntoPyObject<'py>, $of::Error: Into<PyErr>,)*
+        {
+            type Target = PyTuple;
+            type Output = Bound<'py, PyTuple>;
+            type Error = PyErr;
+
+            #[allow(non_snake_case, reason = "a value is called as its type")]
+            fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+                let ($($of,)*) = self.0;
+                tuple(py, [$(any(py, $of)?),*])
+            }
+        }
+    )* };
+}
+
+new_from_tuples! {
+    A;
+    A B;
+    A B C;
+    A B C D;
+    A B C D E;
+    A B C D E F;
+}
