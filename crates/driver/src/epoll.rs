@@ -23,13 +23,10 @@ use crate::table::{Course, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::Workers;
-use crate::{Counters, Peek};
+use crate::{BATCH, Counters, Peek};
 
 /// What the kernel gives back for the waker's eventfd: no descriptor has this number.
 const WAKER: u64 = u64::MAX;
-
-/// How many events one `epoll_pwait2(2)` brings at most.
-const BATCH: usize = 512;
 
 /// How many connections one accept operation takes before others get their turn.
 const ACCEPTS_PER_TURN: u32 = 64;

@@ -98,6 +98,10 @@ use scripted::Scripted;
 /// The longest that one poll waits: some thirty years, which every kernel can count.
 const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
 
+/// A poll collects at least so many events, if there are as many, and then leaves the rest to the next one: whoever polls has
+/// timers to look at, too.
+const BATCH: usize = 512;
+
 /// What a driver knows without a system call about the next poll.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
 pub enum Peek {
@@ -305,6 +309,9 @@ impl Driver {
 
     /// Waits for events and appends them; for at most `timeout`, for ever if `None`, not at all if zero. Returns with
     /// none when the time is over or a [`Waker`] was used.
+    ///
+    /// Reports everything that is ready, or where that is much, at least 512 events. The next poll reports what this one has
+    /// left, whatever else has become ready since, so that every watch gets its turn.
     ///
     /// Fails with [`io::ErrorKind::Interrupted`] if a signal handler ran; `events` may have grown all the same. A poll
     /// that fails takes no notice of wakes: they end the next one.

@@ -35,7 +35,7 @@ use crate::table::{Course, Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::THREADS_MAX;
-use crate::{Counters, Peek, refused};
+use crate::{BATCH, Counters, Peek, refused};
 
 /// The slot index that no watch or operation has: user data with it is the driver's own.
 const INTERNAL: u64 = u32::MAX as u64;
@@ -45,9 +45,6 @@ const IGNORED: u64 = 1 << 32 | INTERNAL;
 const WAKER: u64 = 2 << 32 | INTERNAL;
 /// The watch on the registry's epoll set.
 const REGISTRY: u64 = 3 << 32 | INTERNAL;
-
-/// How many events are fetched from the registry's epoll set at a time.
-const BATCH: usize = 512;
 
 /// The smallest submission queue that is tried when memory is short.
 const ENTRIES_MIN: u32 = 8;
@@ -115,6 +112,10 @@ const REFUSALS_MAX: u32 = 100;
 
 /// How long a flush waits for the kernel's submission thread, which takes what is queued within microseconds if it gets to run.
 const PATIENCE_FOR_THREAD: Duration = Duration::from_secs(1);
+
+/// An enter that brings at least this many events may have left some behind: it runs at most 20 pieces of task work
+/// (`IO_LOCAL_TW_DEFAULT_MAX`, Linux 6.13), and a few of them may be no events.
+const FULL_ENTER: usize = 16;
 
 /// How long the kernel's submission thread spins before it sleeps.
 const SQ_POLL_IDLE_MS: u32 = 10;
@@ -1048,15 +1049,20 @@ impl Uring {
             .filter(|_| may_wait)
             .and_then(|timeout| Instant::now().checked_add(timeout));
         let mut remaining = timeout;
+        // What is armed now and ready already is reported first. It must not keep others that wait from being reported, and
+        // neither must what has been collected so far.
+        let enough = events.len() + BATCH + self.queued.len();
         loop {
             let wait = may_wait && events.len() == before && self.waker.fall_asleep();
             if !wait && !self.must_enter() {
                 break;
             }
+            let found = events.len();
             let ended = self.enter_all(wait, remaining.filter(|_| wait), events);
             let woken = wait && self.waker.get_up();
             let nothing_came = self.ring.completion().is_empty();
             self.reap(events);
+            let brought = events.len() - found;
             if !fetched {
                 fetched = self.fetch_registered(events);
             }
@@ -1066,6 +1072,10 @@ impl Uring {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 Ended::Returned => {}
+            }
+            let more = brought >= FULL_ENTER || brought > 0 && !self.queued.is_empty();
+            if more && events.len() < enough {
+                continue;
             }
             if !wait || woken || events.len() > before {
                 break;

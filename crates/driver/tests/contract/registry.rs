@@ -28,6 +28,7 @@ on_both_backends!(
     dropping_a_registration_ends_it,
     what_cannot_be_registered_is_refused,
     watches_and_registrations_live_side_by_side,
+    a_level_registration_reports_once_in_a_poll_however_much_that_brings,
     an_idle_registry_makes_no_system_call,
 );
 
@@ -332,6 +333,35 @@ fn watches_and_registrations_live_side_by_side(mut driver: Driver) {
     assert_eq!(events.iter().filter(|it| is_of_watch(it)).count(), 1);
     let of_registry = events.iter().filter_map(Event::registration);
     assert_eq!(of_registry.collect::<Vec<_>>(), [registration]);
+}
+
+/// Such a poll enters an `io_uring` many times, and each time the registry may have something to tell.
+fn a_level_registration_reports_once_in_a_poll_however_much_that_brings(mut driver: Driver) {
+    let registry = driver.registry().unwrap();
+    let (registered, mut peer) = pair();
+    let registration = add(&registry, &registered, Mode::Level);
+    let mut pairs = pairs(400);
+    for (here, _) in &pairs {
+        driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap();
+    }
+    driver.flush().unwrap();
+    for round in 0..4 {
+        // What comes last is reported last, so that the registry's events are among the others.
+        for (index, (_, there)) in pairs.iter_mut().enumerate() {
+            there.write_all(b"x").unwrap();
+            if index % 100 == 50 {
+                peer.write_all(b"x").unwrap();
+            }
+        }
+        let mut events = Vec::new();
+        poll(&mut driver, Some(Duration::ZERO), &mut events);
+        let of_registry = events.iter().filter_map(Event::registration);
+        assert_eq!(of_registry.collect::<Vec<_>>(), [registration]);
+        assert_eq!(events.len(), 401, "round {round}");
+        for (here, _) in &mut pairs {
+            here.read_exact(&mut [0]).unwrap();
+        }
+    }
 }
 
 fn an_idle_registry_makes_no_system_call(mut driver: Driver) {

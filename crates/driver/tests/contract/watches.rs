@@ -1,5 +1,6 @@
 //! Readiness: modes, errors, reuse.
 
+use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
@@ -8,8 +9,8 @@ use std::time::Duration;
 use ringloop_driver::{BackendKind, Driver, Interest, Mode, Peek, Readiness};
 
 use crate::support::{
-    PATIENCE, all_events, errno, event_of, fill, listener, on_both_backends, own, pair, poll,
-    raise_descriptor_limit, raw,
+    PATIENCE, all_events, errno, event_of, fill, listener, on_both_backends, own, pair, pairs,
+    poll, raise_descriptor_limit, raw,
 };
 
 on_both_backends!(
@@ -28,6 +29,8 @@ on_both_backends!(
     a_writer_to_a_half_closed_peer_hears_of_room,
     a_watch_of_a_half_closed_peer_changes,
     a_fired_one_shot_survives_the_reuse_of_its_descriptor,
+    one_poll_reports_all_that_is_ready,
+    a_poll_leaves_what_is_too_much_to_the_next,
 );
 
 fn an_edge_watch_reports_what_is_there_and_each_arrival(mut driver: Driver) {
@@ -356,4 +359,64 @@ fn a_fired_one_shot_survives_the_reuse_of_its_descriptor(mut driver: Driver) {
     poll(&mut driver, Some(Duration::ZERO), &mut events);
     assert_eq!(events, []);
     assert_ne!(driver.peek(), Peek::Ready);
+}
+
+/// An enter of `io_uring`'s brings some twenty events and takes 256 submissions: that must not show.
+fn one_poll_reports_all_that_is_ready(mut driver: Driver) {
+    for mode in [Mode::Edge, Mode::Level, Mode::OneShot] {
+        let mut pairs = pairs(400);
+        let tokens: Vec<_> = pairs
+            .iter()
+            .map(|(here, _)| driver.watch(raw(here), Interest::READ, mode).unwrap())
+            .collect();
+        for round in 0..2 {
+            // In the first round the watches are not even armed when the data comes.
+            for (_, there) in &mut pairs {
+                there.write_all(b"x").unwrap();
+            }
+            let mut events = Vec::new();
+            poll(&mut driver, Some(Duration::ZERO), &mut events);
+            let reported: HashSet<_> = events.iter().map(|event| event.token).collect();
+            assert_eq!(events.len(), 400, "{mode:?}, round {round}");
+            assert_eq!(reported.len(), 400, "{mode:?}, round {round}");
+            for ((here, _), &token) in pairs.iter_mut().zip(&tokens) {
+                here.read_exact(&mut [0]).unwrap();
+                if mode == Mode::OneShot {
+                    driver.rewatch(token, Interest::READ, mode).unwrap();
+                }
+            }
+            assert_eq!(all_events(&mut driver), []);
+        }
+        for token in tokens {
+            driver.unwatch(token).unwrap();
+        }
+        driver.flush().unwrap();
+    }
+}
+
+fn a_poll_leaves_what_is_too_much_to_the_next(mut driver: Driver) {
+    let mut pairs = pairs(2000);
+    let mut missing: HashSet<_> = pairs
+        .iter()
+        .map(|(here, _)| {
+            driver
+                .watch(raw(here), Interest::READ, Mode::Level)
+                .unwrap()
+        })
+        .collect();
+    driver.flush().unwrap();
+    for (_, there) in &mut pairs {
+        there.write_all(b"x").unwrap();
+    }
+    // Nobody reads: a watch that was reported is ready again at once, and must not keep the others from being reported.
+    for turn in 0..4 {
+        let mut events = Vec::new();
+        poll(&mut driver, Some(Duration::ZERO), &mut events);
+        assert!(events.len() >= 500, "{} in poll {turn}", events.len());
+        assert!(turn > 0 || events.len() < 1024, "{} in one", events.len());
+        for event in &events {
+            missing.remove(&event.token);
+        }
+    }
+    assert_eq!(missing.len(), 0);
 }
