@@ -590,7 +590,7 @@ impl Queue {
 
     /// How many callbacks are ready, for a turn to run.
     #[inline]
-    pub(crate) fn begin_turn(&mut self) -> usize {
+    pub(crate) fn count_ready(&mut self) -> usize {
         self.ready_max = self.ready_max.max(self.ready.len());
         self.ready.len()
     }

@@ -1,11 +1,15 @@
 //! One turn of the loop: look at the kernel, expire timers, run what was queued when the turn began.
+//!
+//! A turn runs exactly what asyncio's would, in the same order. So that neither timers nor I/O wait for a long turn to
+//! end, both are looked at again after each [`CALLBACKS_PER_LOOK`] callbacks: what they bring is queued behind everything
+//! else, and so runs in the next turn.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use ringloop::clock;
+use ringloop::{Reactor, clock};
 use ringloop_driver::{Event, Peek};
 
 use crate::datagram;
@@ -16,23 +20,58 @@ use crate::objects::{self, New};
 use crate::support;
 use crate::thread_exit::SleepsAtExit;
 use crate::transport;
+use crate::watches::Look;
 
-/// While callbacks are ready, turns that look at the kernel every time before the loop begins to look less often.
+/// How many callbacks run between two looks at the timers and the kernel.
+const CALLBACKS_PER_LOOK: usize = 1024;
+
+/// While callbacks are ready, so many turns in a row that bring nothing look at the kernel every time.
 /// Programs and tests that count on `sleep(0)` to let I/O in need a few turns, not many.
 const EAGER_TURNS: u32 = 16;
-/// After that, one turn in this many makes the system call. Where the driver can tell without a system call that the
-/// kernel has something (io_uring), every turn looks.
-const TURNS_PER_POLL: u32 = 16;
+/// After that, a look that is a system call waits until so many ticks have passed since the last: 15 us or so, at most 40,
+/// so that looking takes a few per cent of the time. Where the driver can tell without a system call that the kernel has
+/// something (io_uring), every turn looks.
+const TICKS_PER_LOOK: u64 = 40_000;
+
 /// One turn in this many offers the GIL to other threads. Callbacks in Python do so by themselves, and so does a wait; but
 /// with callbacks that are all native, and something ready each time, no other thread would ever run.
 const TURNS_PER_OFFER: u64 = 64;
 
+/// When the kernel is looked at while callbacks are ready.
+#[derive(Default)]
+struct Looks {
+    /// Turns in a row that had callbacks ready and were brought nothing by the kernel.
+    idle_turns: u32,
+    /// When the last look was, in ticks.
+    last_ticks: u64,
+}
+
+impl Looks {
+    /// Whether this turn looks although only a system call can tell if there is something.
+    fn are_due(&mut self, this: &Loop) -> bool {
+        if self.idle_turns <= EAGER_TURNS {
+            return true;
+        }
+        let now_ticks = this.meter.ticks.now();
+        let due = now_ticks.wrapping_sub(self.last_ticks) >= TICKS_PER_LOOK;
+        if due {
+            self.last_ticks = now_ticks;
+        }
+        due
+    }
+
+    /// Whether this turn asks the interpreter for signals.
+    fn checks_signals(&self) -> bool {
+        self.idle_turns <= EAGER_TURNS || self.idle_turns.is_multiple_of(EAGER_TURNS)
+    }
+}
+
 /// Runs turns until the loop is told to stop, or until `SystemExit` or `KeyboardInterrupt` leaves a callback.
 pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
-    let mut busy_turns = 0;
+    let mut looks = Looks::default();
     with_events(event_loop, |events, stopwatch| {
         loop {
-            turn(event_loop, events, &mut busy_turns, stopwatch)?;
+            turn(event_loop, events, &mut looks, stopwatch)?;
             if event_loop.get().stopping.load(Relaxed) {
                 return Ok(());
             }
@@ -44,7 +83,7 @@ pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
 pub(crate) fn run_once(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
     event_loop.get().check_closed(event_loop.py())?;
     with_events(event_loop, |events, stopwatch| {
-        turn(event_loop, events, &mut 0, stopwatch)
+        turn(event_loop, events, &mut Looks::default(), stopwatch)
     })
 }
 
@@ -69,12 +108,12 @@ fn with_events(
 fn turn(
     event_loop: &Bound<'_, Loop>,
     events: &mut Vec<Event>,
-    busy_turns: &mut u32,
+    looks: &mut Looks,
     stopwatch: &mut Stopwatch<'_>,
 ) -> PyResult<()> {
     let py = event_loop.py();
     let this = event_loop.get();
-    let turns = this.meter.count_turn();
+    let turn = this.meter.count_turn();
     let (busy, deadline_ns) = {
         let mut queue = this.queue.get_mut(py);
         let busy = !queue.ready.is_empty() || this.stopping.load(Relaxed);
@@ -83,97 +122,157 @@ fn turn(
         }
         (busy, queue.timers.next_deadline_ns())
     };
+    let mut timer_is_due = false;
     let collected = if busy {
-        *busy_turns += 1;
-        look(py, this, events, *busy_turns)
+        looks.idle_turns = looks.idle_turns.wrapping_add(1);
+        if let Some(deadline_ns) = deadline_ns {
+            timer_is_due = deadline_ns <= clock::now_ns();
+        }
+        // What is ready comes before the timers that are due, as under asyncio.
+        look(py, this, events, looks, timer_is_due)
     } else {
-        *busy_turns = 0;
+        looks.idle_turns = 0;
+        timer_is_due = deadline_ns.is_some();
         wait(py, this, events, deadline_ns, stopwatch)
     };
     if !busy || !events.is_empty() {
         stopwatch.skip();
     }
-    // Whatever happens next, no event may be lost: a transport's is not reported twice.
-    let count = {
-        let mut queue = this.queue.get_mut(py);
-        if !events.is_empty() {
-            let mut watches = this.watches.get_mut(py);
-            for event in events.drain(..) {
-                watches.dispatch(py, &event, &mut queue);
-            }
-        }
-        if deadline_ns.is_some() {
-            let now_ns = clock::now_ns();
-            while let Some(ready) = queue.timers.pop_expired(now_ns) {
-                queue.expire(ready);
-            }
-        }
-        queue.begin_turn()
+    let look = Look {
+        turn,
+        runs_in: turn,
     };
+    let count = queue_arrivals(py, this, events, look, timer_is_due);
     collected?;
-    if !busy || is_due(*busy_turns) {
+    if !busy || looks.checks_signals() {
         // A signal may end the wait by its byte on the wakeup descriptor as well as by EINTR. Its handler runs here, where
         // what it raises leaves the loop, and not in the callback that reads that byte. And callbacks that are all native
         // never reach the interpreter's own check.
         py.check_signals()?;
     }
-    if turns.is_multiple_of(TURNS_PER_OFFER) {
+    if turn.is_multiple_of(TURNS_PER_OFFER) {
         py.detach(|| ());
     }
     // What these callbacks queue runs in the next turn, after the kernel was looked at.
-    for left in (0..count).rev() {
-        let Some(ready) = this.queue.get_mut(py).ready.pop_front() else {
-            break;
-        };
-        match ready {
-            Ready::Handle(handle) if !this.is_debug() => {
-                if handle.is_cancelled() {
+    let mut rest = count;
+    while rest > 0 {
+        let next_look = rest.saturating_sub(CALLBACKS_PER_LOOK);
+        for left in (next_look..rest).rev() {
+            let Some(ready) = this.queue.get_mut(py).ready.pop_front() else {
+                return Ok(());
+            };
+            match ready {
+                Ready::Handle(handle) if !this.is_debug() => {
+                    if handle.is_cancelled() {
+                        handle.release(py);
+                        continue;
+                    }
+                    let mut result = handle.run(py);
+                    if stopwatch.count(left, this) && result.is_ok() {
+                        result = stopwatch.read(Some(&Ready::Handle(handle)));
+                    }
+                    handle.finish_run(py);
                     handle.release(py);
-                    continue;
+                    result?;
                 }
-                let mut result = handle.run(py);
-                if stopwatch.count(left, this) && result.is_ok() {
-                    result = stopwatch.read(Some(&Ready::Handle(handle)));
-                }
-                handle.finish_run(py);
-                handle.release(py);
-                result?;
-            }
-            ready => {
-                if ready.is_cancelled(py)? {
+                ready => {
+                    if ready.is_cancelled(py)? {
+                        ready.release(py);
+                        continue;
+                    }
+                    let mut result = run_one(event_loop, &ready);
+                    if stopwatch.count(left, this) && result.is_ok() {
+                        result = stopwatch.read(Some(&ready));
+                    }
                     ready.release(py);
-                    continue;
+                    result?;
                 }
-                let mut result = run_one(event_loop, &ready);
-                if stopwatch.count(left, this) && result.is_ok() {
-                    result = stopwatch.read(Some(&ready));
-                }
-                ready.release(py);
-                result?;
             }
+        }
+        rest = next_look;
+        if rest > 0 {
+            let look = Look {
+                turn,
+                runs_in: turn + 1,
+            };
+            look_again(py, this, events, look, stopwatch)?;
         }
     }
     Ok(())
 }
 
-/// Whether this turn in a row with callbacks ready makes the system calls.
-fn is_due(busy_turns: u32) -> bool {
-    busy_turns <= EAGER_TURNS || busy_turns.is_multiple_of(TURNS_PER_POLL)
+/// Queues what the kernel has reported, and then the timers that are due, if there may be any. Returns how many callbacks
+/// are queued now.
+// As `turn`.
+#[allow(clippy::inline_always)]
+#[inline(always)]
+fn queue_arrivals(
+    py: Python<'_>,
+    this: &Loop,
+    events: &mut Vec<Event>,
+    look: Look,
+    timers: bool,
+) -> usize {
+    let mut queue = this.queue.get_mut(py);
+    let queue = &mut *queue;
+    if !events.is_empty() {
+        let mut watches = this.watches.get_mut(py);
+        for event in events.drain(..) {
+            watches.dispatch(py, &event, look, queue);
+        }
+    }
+    if timers {
+        let now_ns = clock::now_ns();
+        while let Some(ready) = queue.timers.pop_expired(now_ns) {
+            queue.expire(ready);
+        }
+    }
+    queue.count_ready()
 }
 
 /// Collects events without waiting, while callbacks are ready.
-fn look(py: Python<'_>, this: &Loop, events: &mut Vec<Event>, busy_turns: u32) -> PyResult<()> {
+fn look(
+    py: Python<'_>,
+    this: &Loop,
+    events: &mut Vec<Event>,
+    looks: &mut Looks,
+    timer_is_due: bool,
+) -> PyResult<()> {
     this.with_reactor(py, |reactor| {
         match reactor.driver_ref().peek() {
             Peek::Empty => return Ok(()),
-            Peek::Unknown if !is_due(busy_turns) => return Ok(()),
+            Peek::Unknown if !timer_is_due && !looks.are_due(this) => return Ok(()),
             Peek::Unknown | Peek::Ready => {}
         }
-        match reactor.poll_now(events) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            other => other,
+        let polled = poll(reactor, events);
+        if !events.is_empty() {
+            looks.idle_turns = 0;
         }
+        polled
     })
+}
+
+/// Looks at the kernel and the timers in the middle of a long turn.
+#[cold]
+fn look_again(
+    py: Python<'_>,
+    this: &Loop,
+    events: &mut Vec<Event>,
+    look: Look,
+    stopwatch: &mut Stopwatch<'_>,
+) -> PyResult<()> {
+    let collected = this.with_reactor(py, |reactor| poll(reactor, events));
+    stopwatch.skip();
+    queue_arrivals(py, this, events, look, true);
+    collected?;
+    py.check_signals()
+}
+
+fn poll(reactor: &mut Reactor, events: &mut Vec<Event>) -> io::Result<()> {
+    match reactor.poll_now(events) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        other => other,
+    }
 }
 
 /// Waits for events, a wake from another thread, or the next timer, with the GIL released.

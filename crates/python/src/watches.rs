@@ -25,7 +25,7 @@ use crate::names::intern;
 use crate::objects;
 use crate::support;
 
-pub(crate) use self::table::{Entered, Watches};
+pub(crate) use self::table::{Entered, Look, Watches};
 
 /// What a descriptor reported, as the transports need it.
 #[derive(Copy, Clone)]

@@ -25,8 +25,15 @@ use crate::transport::SocketTransport;
 struct Callbacks {
     /// What the descriptor was registered as, if not by its number.
     file: Option<Py<PyAny>>,
-    reader: Option<Py<PyAny>>,
-    writer: Option<Py<PyAny>>,
+    reader: Option<Callback>,
+    writer: Option<Callback>,
+}
+
+/// What runs when a descriptor is ready for one direction.
+struct Callback {
+    handle: Py<PyAny>,
+    /// The last turn that it was queued for.
+    runs_in: u64,
 }
 
 /// A transport as the tables hold it. The reference is counted only while the transport is reading or writing: one that
@@ -76,6 +83,15 @@ pub(super) struct Place {
     pub(super) file: Option<Py<PyAny>>,
     /// That object is closed. It was known, but its number may be another file's.
     pub(super) is_closed: bool,
+}
+
+/// A look at the kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Look {
+    /// The turn in which it happens. They are counted from one.
+    pub(crate) turn: u64,
+    /// The turn that runs what it finds: this one, or the next.
+    pub(crate) runs_in: u64,
 }
 
 /// The address of a transport that is known to have a descriptor.
@@ -226,7 +242,7 @@ impl Watches {
         let Owner::Callbacks(callbacks) = &mut entry.owner else {
             return Ok(false);
         };
-        displaced.handle = callbacks.slot(for_writing).take();
+        displaced.handle = callbacks.slot(for_writing).take().map(|it| it.handle);
         if displaced.handle.is_none() {
             return Ok(false);
         }
@@ -267,13 +283,16 @@ impl Watches {
     ) -> bool {
         let callbacks = self.callbacks(fd);
         let known = callbacks.and_then(|callbacks| callbacks.get(for_writing));
-        known.is_some_and(|known| known.is(handle))
+        known.is_some_and(|known| known.handle.is(handle))
     }
 
     /// The handles of a descriptor.
     pub(super) fn handles(&self, py: Python<'_>, fd: RawFd) -> Option<Handles> {
         let callbacks = self.callbacks(fd)?;
-        let copy = |handle: &Option<Py<PyAny>>| handle.as_ref().map(|it| it.clone_ref(py));
+        let copy = |callback: &Option<Callback>| {
+            let callback = callback.as_ref();
+            callback.map(|it| it.handle.clone_ref(py))
+        };
         Some((copy(&callbacks.reader), copy(&callbacks.writer)))
     }
 
@@ -486,7 +505,13 @@ impl Watches {
     // ---- events
 
     /// Queues what the event stands for. That of a registration which has lost its number to another is dropped.
-    pub(crate) fn dispatch(&mut self, py: Python<'_>, event: &Event, queue: &mut Queue) {
+    pub(crate) fn dispatch(
+        &mut self,
+        py: Python<'_>,
+        event: &Event,
+        look: Look,
+        queue: &mut Queue,
+    ) {
         let ready = event.readiness();
         let readiness = Readiness {
             readable: ready.is_readable(),
@@ -507,17 +532,25 @@ impl Watches {
             return;
         }
         entry.rests = matches!(entry.told, Some((_, Mode::OneShot)));
-        match &entry.owner {
+        match &mut entry.owner {
             Owner::Transport(listed) => queue.ready.push_back(listed.ready(py, readiness)),
             Owner::Callbacks(callbacks) => {
+                // Whoever reads once for each call must not find nothing. What still is ready is reported again.
+                let once_a_turn = matches!(entry.told, Some((_, Mode::Level)));
                 let both = [
-                    (readiness.readable, &callbacks.reader),
-                    (readiness.writable, &callbacks.writer),
+                    (readiness.readable, &mut callbacks.reader),
+                    (readiness.writable, &mut callbacks.writer),
                 ];
-                for (fired, handle) in both {
-                    if let (true, Some(handle)) = (fired, handle) {
-                        queue.ready.push_back(Ready::from_object(handle.bind(py)));
+                for (fired, callback) in both {
+                    let Some(callback) = callback.as_mut().filter(|_| fired) else {
+                        continue;
+                    };
+                    if once_a_turn && callback.runs_in >= look.turn {
+                        continue;
                     }
+                    callback.runs_in = look.runs_in;
+                    let handle = callback.handle.bind(py);
+                    queue.ready.push_back(Ready::from_object(handle));
                 }
             }
             Owner::Nobody => {}
@@ -529,8 +562,9 @@ impl Watches {
             match &entry.owner {
                 Owner::Callbacks(callbacks) => {
                     visit.call(&callbacks.file)?;
-                    visit.call(&callbacks.reader)?;
-                    visit.call(&callbacks.writer)?;
+                    for callback in [&callbacks.reader, &callbacks.writer].into_iter().flatten() {
+                        visit.call(&callback.handle)?;
+                    }
                 }
                 Owner::Transport(listed) => listed.traverse(visit)?,
                 Owner::Nobody => {}
@@ -544,7 +578,7 @@ impl Watches {
 }
 
 impl Callbacks {
-    fn get(&self, for_writing: bool) -> Option<&Py<PyAny>> {
+    fn get(&self, for_writing: bool) -> Option<&Callback> {
         if for_writing {
             self.writer.as_ref()
         } else {
@@ -552,7 +586,7 @@ impl Callbacks {
         }
     }
 
-    fn slot(&mut self, for_writing: bool) -> &mut Option<Py<PyAny>> {
+    fn slot(&mut self, for_writing: bool) -> &mut Option<Callback> {
         if for_writing {
             &mut self.writer
         } else {
@@ -564,14 +598,16 @@ impl Callbacks {
 impl Owner {
     /// Has a handle served, and gives back the one that was in its place.
     fn put(&mut self, place: Place, handle: Py<PyAny>) -> Option<Py<PyAny>> {
+        let callback = Callback { handle, runs_in: 0 };
         if let Self::Callbacks(callbacks) = self {
-            return callbacks.slot(place.for_writing).replace(handle);
+            let before = callbacks.slot(place.for_writing).replace(callback);
+            return before.map(|it| it.handle);
         }
         let mut callbacks = Box::new(Callbacks {
             file: place.file,
             ..Callbacks::default()
         });
-        *callbacks.slot(place.for_writing) = Some(handle);
+        *callbacks.slot(place.for_writing) = Some(callback);
         *self = Self::Callbacks(callbacks);
         None
     }
@@ -600,7 +636,8 @@ impl Displaced {
             Owner::Callbacks(callbacks) => [callbacks.reader, callbacks.writer],
             Owner::Nobody | Owner::Transport(_) => [None, None],
         });
-        self.handle.into_iter().chain(of_owners.flatten())
+        let of_owners = of_owners.flatten().map(|it| it.handle);
+        self.handle.into_iter().chain(of_owners)
     }
 }
 

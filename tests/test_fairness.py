@@ -1,0 +1,271 @@
+"""Fairness: callbacks, timers and descriptors get their turn, whatever the others do. What is asserted are orders and numbers of turns.
+
+A turn that is said to be long takes a millisecond: on epoll, turns of microseconds may leave out a look at the kernel.
+"""
+
+import asyncio
+import contextlib
+import resource
+import socket
+import time
+
+import pytest
+
+import support
+
+LONG_TURN_S = 0.001
+QUICK_TURNS = 100
+"""More than the turns in a row that look at the kernel however short they are."""
+
+
+@contextlib.contextmanager
+def busy(loop, callback=lambda: None):
+    """Keep a callback ready at all times, one per turn, while the context lasts."""
+
+    def again():
+        nonlocal handle
+        handle = loop.call_soon(again)
+        callback()
+
+    handle = loop.call_soon(again)
+    try:
+        yield
+    finally:
+        handle.cancel()
+
+
+@contextlib.contextmanager
+def watched_pair(loop, callback):
+    """A socket whose peer's bytes are read and then announced by `callback()`; yields the peer."""
+    ours, peer = socket.socketpair()
+
+    def read():
+        ours.recv(100)
+        callback()
+
+    with ours, peer:
+        ours.setblocking(False)
+        loop.add_reader(ours, read)
+        try:
+            yield peer
+        finally:
+            loop.remove_reader(ours)
+
+
+def test_a_descriptor_waits_for_one_long_turn_at_most(loop):
+    async def main():
+        heard = 0
+
+        def hear():
+            nonlocal heard
+            heard += 1
+
+        with watched_pair(loop, hear) as peer, busy(loop):
+            await support.turns(QUICK_TURNS)
+            with busy(loop, lambda: time.sleep(LONG_TURN_S)):
+                # From here on each turn is long.
+                await asyncio.sleep(0)
+                for number in range(1, 50):
+                    peer.send(b"x")
+                    # The turn after this one looks, and runs what it finds.
+                    await support.turns(2)
+                    assert heard == number
+
+    loop.run_until_complete(main())
+
+
+def test_what_is_ready_runs_before_a_timer_that_is_due(loop):
+    async def main():
+        trace = []
+        with watched_pair(loop, lambda: trace.append("ready")) as peer, busy(loop):
+            for _ in range(5):
+                trace.clear()
+                await support.turns(QUICK_TURNS)
+                peer.send(b"x")
+                loop.call_later(0, trace.append, "timer")
+                await support.turns(2)
+                assert trace == ["ready", "timer"]
+
+    loop.run_until_complete(main())
+
+
+def test_what_arrives_makes_the_next_turns_look(loop):
+    """A program that passes messages between quick turns is not kept waiting for each."""
+
+    async def main():
+        heard = 0
+
+        def hear():
+            nonlocal heard
+            heard += 1
+
+        with watched_pair(loop, hear) as peer, busy(loop):
+            await support.turns(QUICK_TURNS)
+            peer.send(b"x")
+            while not heard:
+                await asyncio.sleep(0)
+            for number in range(2, 100):
+                peer.send(b"x")
+                await support.turns(2)
+                assert heard == number
+
+    loop.run_until_complete(main())
+
+
+@pytest.fixture
+def many_descriptors():
+    """For the length of the test, this process may have 8,000 descriptors open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 8000:
+        pytest.skip(f"this process may have {hard} descriptors open, and the test needs some 6,000")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 8000), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("clients_kept", [0, 300, 3000])
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_server_keeps_up_with_its_clients_while_callbacks_are_ready(loop, clients_kept):
+    """Clients that come a hundred a turn, and leave at once or stay: none waits for more than a few turns."""
+    made = 0
+
+    class Count(asyncio.Protocol):
+        def connection_made(self, transport):
+            nonlocal made
+            made += 1
+
+    async def main():
+        server = await loop.create_server(Count, support.HOST, 0, backlog=4000)
+        address = server.sockets[0].getsockname()
+        clients, behind = [], []
+        with contextlib.ExitStack() as stack, busy(loop):
+            stack.callback(lambda: [client.close() for client in clients])
+            for number in range(30):
+                for _ in range(100):
+                    clients.append(socket.create_connection(address, support.PATIENCE_S))
+                while len(clients) > clients_kept:
+                    clients.pop(0).close()
+                await asyncio.sleep(0)
+                behind.append(100 * (number + 1) - made)
+            await support.until(lambda: made == 3000)
+        server.close()
+        await server.wait_closed()
+        return behind
+
+    behind = loop.run_until_complete(main())
+    # asyncio takes three turns to accept, to make the transport, and to call connection_made.
+    assert max(behind) <= 600, behind
+
+
+# Long turns
+
+
+def run_one_turn(loop):
+    loop.stop()
+    loop.run_forever()
+
+
+def test_a_turn_runs_all_that_was_queued_in_order_however_much_it_is(loop):
+    trace = []
+
+    def outer(number):
+        trace.append(number)
+        loop.call_soon(trace.append, -number)
+
+    for number in range(1, 5001):
+        loop.call_soon(outer, number)
+    run_one_turn(loop)
+    assert trace == list(range(1, 5001))
+    run_one_turn(loop)
+    assert trace[5000:] == [-number for number in range(1, 5001)]
+
+
+def test_what_a_long_turn_finds_waits_for_what_was_queued_before(loop):
+    """What is ready and the timers that are due when a turn begins come behind what was queued by then, and before what is queued later."""
+    trace = []
+    with watched_pair(loop, lambda: trace.append("ready")) as peer:
+        peer.send(b"x")
+        loop.call_later(0, trace.append, "timer")
+        for number in range(3000):
+            loop.call_soon(trace.append, number)
+        loop.call_soon(loop.call_soon, trace.append, "queued by the turn")
+        run_one_turn(loop)
+        run_one_turn(loop)
+    assert trace == [*range(3000), "ready", "timer", "queued by the turn"]
+
+
+@pytest.mark.ringloop_only
+def test_a_long_turn_looks_at_timers_and_descriptors_on_its_way(loop):
+    """After each 1,024 callbacks; what it finds is queued behind all the rest, and waits for its turn."""
+    trace = []
+    with watched_pair(loop, lambda: trace.append("ready")) as peer:
+
+        def arrange():
+            peer.send(b"x")
+            loop.call_later(0, trace.append, "timer")
+            loop.call_soon(trace.append, "queued before")
+
+        loop.call_soon(arrange)
+        for _ in range(1022):
+            loop.call_soon(trace.append, "in the turn")
+        loop.call_soon(loop.call_soon, trace.append, "queued by the last one before the look")
+        loop.call_soon(loop.call_soon, trace.append, "queued by the first one after it")
+        run_one_turn(loop)
+        assert trace == ["in the turn"] * 1022
+        trace.clear()
+        run_one_turn(loop)
+    assert trace == [
+        "queued before",
+        "queued by the last one before the look",
+        "ready",
+        "timer",
+        "queued by the first one after it",
+    ]
+
+
+@pytest.mark.parametrize("length", [1, 1100, 5000])
+def test_a_descriptor_s_callback_runs_once_in_a_turn_however_long_that_is(loop, length):
+    """Else one that reads once for each call would find nothing, or block."""
+    trace = []
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        loop.add_reader(ours, trace.append, "readable")
+        loop.add_writer(peer, trace.append, "writable")
+        run_one_turn(loop)
+        assert trace == ["writable"]
+        # It becomes readable in the middle of the first turn.
+        loop.call_soon(peer.send, b"x")
+        for _ in range(5):
+            for _ in range(length):
+                loop.call_soon(int)
+            trace.clear()
+            run_one_turn(loop)
+            assert sorted(trace) in (["writable"], ["readable", "writable"])
+        assert sorted(trace) == ["readable", "writable"]
+        loop.remove_reader(ours)
+        loop.remove_writer(peer)
+
+
+def test_a_callback_that_takes_the_place_of_one_that_is_queued_runs_soon(loop):
+    trace = []
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        peer.send(b"x")
+        loop.add_reader(ours, trace.append, "first")
+        for _ in range(2000):
+            loop.call_soon(int)
+        loop.call_soon(loop.add_reader, ours, trace.append, "second")
+        run_one_turn(loop)
+        assert trace == []
+        run_one_turn(loop)
+        assert trace == ["second"]
+        loop.remove_reader(ours)
+
+
+def test_a_callback_that_stops_the_loop_lets_a_long_turn_end(loop):
+    trace = []
+    loop.call_soon(loop.stop)
+    for number in range(3000):
+        loop.call_soon(trace.append, number)
+    loop.run_forever()
+    assert trace == list(range(3000))
