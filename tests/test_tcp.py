@@ -631,6 +631,89 @@ def resolve_to(loop, monkeypatch, *hosts):
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=True)
 
 
+@pytest.mark.without_debug_mode
+def test_a_server_of_the_same_loop_has_accepted_when_the_connection_is_there(loop_factory):
+    """In asyncio's turns and in its order, in which the server comes first."""
+
+    def body(loop):
+        turn, trace = 0, []
+
+        def count():
+            nonlocal turn, handle
+            turn += 1
+            handle = loop.call_soon(count)
+
+        class Note(asyncio.Protocol):
+            def __init__(self, name):
+                self.name = name
+
+            def connection_made(self, transport):
+                trace.append((self.name, turn - begin))
+
+        async def main():
+            nonlocal begin
+            server = await loop.create_server(lambda: Note("server"), HOST, 0)
+            for _ in range(3):
+                begin = turn
+                transport, _ = await loop.create_connection(lambda: Note("client"), *address_of(server))
+                trace.append(("connected", turn - begin))
+                transport.close()
+                await turns(20)
+            server.close()
+            await server.wait_closed()
+
+        begin = 0
+        handle = loop.call_soon(count)
+        loop.run_until_complete(main())
+        handle.cancel()
+        return trace
+
+    trace = same_as_asyncio(body, loop_factory)
+    assert [name for name, _ in trace] == ["server", "client", "connected"] * 3
+
+
+@pytest.mark.without_debug_mode
+def test_the_server_of_the_same_loop_handles_the_client_when_open_connection_returns(loop):
+    async def main():
+        handled = []
+
+        async def handle(reader, writer):
+            handled.append(reader)
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(handle, HOST, 0)
+        for number in range(1, 4):
+            _, writer = await asyncio.open_connection(*address_of(server))
+            assert len(handled) == number
+            writer.close()
+            await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    loop.run_until_complete(main())
+
+
+def test_a_client_that_tries_again_at_once_lets_others_run(loop):
+    """A refusal takes turns of the loop, as a connection does."""
+
+    async def main():
+        with socket.socket() as listener:
+            listener.bind((HOST, 0))
+            handle = loop.call_later(0, loop.call_soon, loop.call_soon, listener.listen)
+            for _ in range(1000):
+                try:
+                    transport, _ = await loop.create_connection(Recorder, *listener.getsockname())
+                except ConnectionRefusedError:
+                    continue
+                transport.close()
+                break
+            handle.cancel()
+            return transport
+
+    assert loop.run_until_complete(main()).is_closing()
+
+
 def test_several_refused_addresses(loop, monkeypatch, refused_port):
     resolve_to(loop, monkeypatch, "127.0.0.1", "127.0.0.2")
     with pytest.raises(OSError) as caught:

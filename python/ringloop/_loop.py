@@ -26,6 +26,7 @@ from . import _children, _core, _platform, _tls
 from ._datagrams import DatagramTransport, can_be_native
 from ._metrics import Metrics
 from ._names import find_literal
+from ._support import wake_waiter
 from ._transports import SocketTransport, send_file
 
 if TYPE_CHECKING:
@@ -382,15 +383,21 @@ class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
         sock = socket.socket(socket.AF_INET, _STREAM_NONBLOCKING)
         try:
             error = sock.connect_ex(address)
-            if error == errno.EINPROGRESS:
-                # Over loopback it has connected by now; asking again says so.
-                error = sock.connect_ex(address)
-            if error in (errno.EINPROGRESS, errno.EALREADY, errno.EINTR):
+            if error in (errno.EINPROGRESS, errno.EINTR):
                 waiter = self.create_future()
-                handle = self._add_writer(sock.fileno(), self._sock_connect_cb, waiter, sock, address)
-                waiter.add_done_callback(functools.partial(self._sock_write_done, sock.fileno(), handle=handle))
+                # Over loopback it is decided by now; asking again tells.
+                error = sock.connect_ex(address)
+                if error in (errno.EINPROGRESS, errno.EALREADY, errno.EINTR):
+                    error = 0
+                    handle = self._add_writer(sock.fileno(), self._sock_connect_cb, waiter, sock, address)
+                    waiter.add_done_callback(functools.partial(self._sock_write_done, sock.fileno(), handle=handle))
+                else:
+                    # asyncio waits until the kernel says so, even of what is decided. In the meantime a server of this loop
+                    # accepts, and a client that tries again and again lets others run. This timer is due in the next turn, and
+                    # comes where asyncio's callback would: after what the kernel reports of others.
+                    self.call_at(0, wake_waiter, waiter, None)
                 await waiter
-            elif error not in (0, errno.EISCONN):
+            if error not in (0, errno.EISCONN):
                 raise OSError(error, f"Connect call failed {address}")
             context = contextvars.copy_context() if _ONE_CONTEXT_PER_CONNECTION else None
             protocol = protocol_factory()
