@@ -269,3 +269,144 @@ def test_a_callback_that_stops_the_loop_lets_a_long_turn_end(loop):
         loop.call_soon(trace.append, number)
     loop.run_forever()
     assert trace == list(range(3000))
+
+
+# Callbacks from other threads
+
+
+def test_threads_that_do_nothing_but_post_leave_the_loop_its_share(loop):
+    """Each gives way often enough for the loop to keep up, which runs a callback as fast as it is posted."""
+    posts = 100_000
+    posted, ran = [0] * 4, 0
+    behind = []
+
+    def run():
+        nonlocal ran
+        ran += 1
+        if ran == posts * len(posted):
+            loop.stop()
+
+    def post(thread):
+        for number in range(1, posts + 1):
+            loop.call_soon_threadsafe(run)
+            posted[thread] = number
+        behind.append(sum(posted) - ran)
+
+    threads = []
+    loop.call_soon(lambda: threads.extend(support.BackgroundThread(post, number) for number in range(len(posted))))
+    loop.run_forever()
+    for thread in threads:
+        thread.result()
+    assert max(behind) < posts, behind
+
+
+def test_a_callback_may_wait_for_a_thread_that_posts(loop):
+    """What the thread has posted runs before what the callback queues then."""
+    trace = []
+
+    def post():
+        for number in range(5000):
+            loop.call_soon_threadsafe(trace.append, number)
+
+    def wait():
+        support.BackgroundThread(post).result()
+        loop.call_soon(trace.append, "after")
+        loop.call_soon(loop.stop)
+
+    for _ in range(3):
+        trace.clear()
+        loop.call_soon(wait)
+        loop.run_forever()
+        assert trace == [*range(5000), "after"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_callbacks_may_be_posted_to_a_loop_that_does_not_run(loop, elsewhere):
+    trace = []
+
+    def post():
+        for number in range(5000):
+            loop.call_soon_threadsafe(trace.append, number)
+
+    if elsewhere:
+        support.BackgroundThread(post).result()
+    else:
+        post()
+    run_one_turn(loop)
+    assert trace == list(range(5000))
+
+
+def test_a_callback_may_post_to_its_own_loop(loop):
+    trace = []
+
+    def post():
+        for number in range(5000):
+            loop.call_soon_threadsafe(trace.append, number)
+        loop.call_soon(loop.stop)
+
+    loop.call_soon(post)
+    loop.run_forever()
+    assert trace == list(range(5000))
+
+
+def test_two_loops_post_to_each_other(new_loop):
+    """Neither waits for the other in vain."""
+    first, second = new_loop(), new_loop()
+    received = {first: 0, second: 0}
+
+    def receive(loop):
+        received[loop] += 1
+
+    def post(target):
+        for _ in range(5000):
+            target.call_soon_threadsafe(receive, target)
+
+    async def exchange(target):
+        for _ in range(5):
+            post(target)
+            await asyncio.sleep(0)
+        await support.until(lambda: list(received.values()) == [25_000, 25_000])
+
+    other = support.BackgroundThread(second.run_until_complete, exchange(first))
+    first.run_until_complete(exchange(second))
+    other.result()
+
+
+def test_a_loop_closes_under_a_flood(loop_factory):
+    """Threads that post learn of it from the error, and none of them is left asleep."""
+    for _ in range(3):
+        loop = loop_factory()
+
+        def post(loop=loop):
+            with pytest.raises(RuntimeError, match="Event loop is closed"):
+                while True:
+                    loop.call_soon_threadsafe(int)
+
+        threads = [support.BackgroundThread(post) for _ in range(4)]
+        loop.call_later(0.005, loop.stop)
+        loop.run_forever()
+        loop.close()
+        for thread in threads:
+            thread.result()
+
+
+def test_the_interpreter_exits_while_daemon_threads_post(arm):
+    child = support.run_child(
+        """
+        import threading
+        loop = new_loop()
+
+        def post():
+            while True:
+                loop.call_soon_threadsafe(int)
+
+        loop.run_until_complete(asyncio.sleep(0))
+        for _ in range(4):
+            threading.Thread(target=post, daemon=True).start()
+        loop.call_later(0.05, loop.stop)
+        loop.run_forever()
+        print("done", flush=True)
+        """,
+        arm,
+    )
+    assert (child.returncode, child.stdout) == (0, "done\n"), child

@@ -32,6 +32,7 @@ use crate::handle::{Call, HandleRef};
 use crate::metrics::Meter;
 use crate::names::intern;
 use crate::objects::{self, New};
+use crate::posting::{self, Posting};
 use crate::socket_operation::{self, Kind};
 use crate::support::{self, GilCell, Made, guard, guard_scheduling};
 use crate::thread_exit::SleepsAtExit;
@@ -95,6 +96,7 @@ pub(crate) struct State {
     /// The memory that datagrams are received into; absent while they are delivered.
     pub(crate) batch: GilCell<Option<Batch>>,
     pub(crate) meter: Meter,
+    pub(crate) posting: Posting,
 }
 
 #[pymethods]
@@ -144,6 +146,7 @@ impl Loop {
             receive_buffer: GilCell::new(None),
             batch: GilCell::new(None),
             meter: Meter::default(),
+            posting: Posting::default(),
         };
         Ok(Self {
             state: Made::new(state),
@@ -182,7 +185,7 @@ impl Loop {
         New(seconds_now())
     }
 
-    fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.thread_id.load(Relaxed) != 0
     }
 
@@ -478,6 +481,13 @@ impl Loop {
     #[inline]
     pub(crate) fn is_debug(&self) -> bool {
         self.debug.load(Relaxed)
+    }
+
+    /// Whether this thread runs the loop.
+    #[inline]
+    pub(crate) fn runs_here(&self) -> bool {
+        // SAFETY: it takes nothing and needs nothing.
+        self.thread_id.load(Relaxed) == unsafe { ffi::PyThread_get_thread_ident() } as u64
     }
 
     pub(crate) fn check_closed(&self, py: Python<'_>) -> PyResult<()> {
@@ -994,10 +1004,7 @@ unsafe extern "C" fn call_soon_threadsafe(
             if let Some(native) = HandleRef::from_object(&handle) {
                 native.set_threadsafe();
             }
-            // The queue and this flag change under the GIL: a loop that isn't waiting yet sees the callback first.
-            if owner.waiting.load(Relaxed) {
-                owner.wake(py);
-            }
+            posting::posted(py, owner);
             Ok(handle)
         }
     })

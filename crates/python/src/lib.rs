@@ -6,6 +6,7 @@
 //! | `handle` | `Handle` and `TimerHandle` |
 //! | `metrics` | what a loop counts about itself |
 //! | `turn` | one turn of the loop |
+//! | `posting` | callbacks from other threads |
 //! | `watches` | who hears about which descriptor |
 //! | `datagram` | `DatagramTransport`, with the memory it receives into |
 //! | `addresses` | socket addresses between the kernel and Python |
@@ -34,6 +35,7 @@ mod metrics;
 mod names;
 mod native_type;
 mod objects;
+mod posting;
 mod run_lock;
 mod socket_object;
 mod socket_operation;

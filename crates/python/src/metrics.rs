@@ -134,6 +134,17 @@ impl Meter {
         self.turns.load(Relaxed)
     }
 
+    /// How many turns have begun. Any thread may ask, also without the GIL.
+    #[inline]
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.load(Relaxed)
+    }
+
+    /// How many callbacks have run. Any thread may ask, also without the GIL.
+    pub(crate) fn callbacks(&self) -> u64 {
+        self.callbacks.load(Relaxed)
+    }
+
     /// The loop begins to run in this thread.
     fn begin_run(&self, py: Python<'_>, now_ns: u64) {
         self.running_since_ns.store(now_ns, Relaxed);

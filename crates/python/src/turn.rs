@@ -4,6 +4,7 @@
 //! end, both are looked at again after each [`CALLBACKS_PER_LOOK`] callbacks: what they bring is queued behind everything
 //! else, and so runs in the next turn.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,7 +24,7 @@ use crate::transport;
 use crate::watches::Look;
 
 /// How many callbacks run between two looks at the timers and the kernel.
-const CALLBACKS_PER_LOOK: usize = 1024;
+pub(crate) const CALLBACKS_PER_LOOK: usize = 1024;
 
 /// While callbacks are ready, so many turns in a row that bring nothing look at the kernel every time.
 /// Programs and tests that count on `sleep(0)` to let I/O in need a few turns, not many.
@@ -66,6 +67,32 @@ impl Looks {
     }
 }
 
+thread_local! {
+    /// How many loops this thread runs, one inside of a callback of another.
+    static LOOPS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While this exists, its thread runs a loop.
+struct InsideLoop;
+
+impl InsideLoop {
+    fn new() -> Self {
+        LOOPS.set(LOOPS.get() + 1);
+        Self
+    }
+}
+
+impl Drop for InsideLoop {
+    fn drop(&mut self) {
+        LOOPS.set(LOOPS.get() - 1);
+    }
+}
+
+/// Whether this thread runs a loop, be it which it may.
+pub(crate) fn is_inside_loop() -> bool {
+    LOOPS.get() > 0
+}
+
 /// Runs turns until the loop is told to stop, or until `SystemExit` or `KeyboardInterrupt` leaves a callback.
 pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
     let mut looks = Looks::default();
@@ -95,6 +122,7 @@ fn with_events(
     let py = event_loop.py();
     let this = event_loop.get();
     let _sleeps_at_exit = SleepsAtExit::new();
+    let _inside = InsideLoop::new();
     let mut events = this.events.replace(py, Vec::new());
     let result = run(&mut events, &mut Stopwatch::start(event_loop));
     events.clear();
