@@ -115,6 +115,22 @@ def scheduling_cells() -> list[Cell]:
         ),
         cell("schedule/cancel", "call_later and cancel, each", OPERATION_NS, micro="timers_cancel"),
         cell("schedule/threadsafe", "call_soon_threadsafe from another thread, each", OPERATION_NS, micro="threadsafe"),
+        cell(
+            "fairness/flood",
+            "a tick every 10 ms while 4 threads do nothing but post callbacks: how late at most",
+            Metric("late_ms_max", "ms late at most"),
+            Metric("late_ms_p50", "ms late p50", has_ratio=False),
+            Metric("callbacks_per_s", "callbacks/s", higher_is_better=True),
+            micro="flood",
+        ),
+        cell(
+            "fairness/accept",
+            "100 clients in each iteration of a loop that is never idle: how many wait at most",
+            Metric("behind_max", "clients waiting at most"),
+            Metric("behind_mean", "clients waiting on average"),
+            replace(OPERATION_US, judged=False),
+            micro="accept_while_busy",
+        ),
         cell("schedule/gather", "gather of 1,000 tasks that sleep(0), each task", OPERATION_US, micro="gather"),
         cell("setup/server", "create_server and close", OPERATION_US, micro="server", floor=True),
         cell(

@@ -151,6 +151,7 @@ def judge_arm(arm: str, cells: Cells) -> list[Verdict]:
         at_least("sock_* echo: 1.15x better than rloop", arm, 1.15, over(arm, "rloop", sock)),
         at_most("round trip of one connection: half of uvloop's", arm, 0.5, ratios_to("uvloop", latency, alone)),
         at_most("... at no more CPU per message", arm, 1 + NOISE, ratios_to("uvloop", CPU, alone)),
+        at_least("fairness: level with asyncio", arm, 1 - NOISE, level_with(CONTROL, "fairness/")),
         at_most(
             "waiting: CPU within 2% of a core of uvloop's", arm, 2, points_above("uvloop", under("wait/")), " points"
         ),

@@ -13,6 +13,7 @@ user would have. The garbage collector runs as Python has set it up, for the sam
 """
 
 import asyncio
+import collections
 import contextlib
 import importlib
 import json
@@ -282,6 +283,104 @@ def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
 
 
 @contextlib.contextmanager
+def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """Four threads do nothing but post callbacks for 0.3 s: how late a tick of every 10 ms comes, and how many callbacks run."""
+    seconds, interval = 0.3, 0.01
+    ran = 0
+
+    def run() -> None:
+        nonlocal ran
+        ran += 1
+
+    def post(posted: list[int]) -> None:
+        deadline = time.perf_counter() + seconds
+        count = 0
+        while time.perf_counter() < deadline:
+            loop.call_soon_threadsafe(run)
+            count += 1
+        posted.append(count)
+
+    def measure() -> Figures:
+        nonlocal ran
+        ran = 0
+        lateness: list[float] = []
+        posted: list[int] = []
+        threads = [threading.Thread(target=post, args=(posted,)) for _ in range(4)]
+
+        def tick(due: float) -> None:
+            now = time.perf_counter()
+            lateness.append(now - due)
+            if len(posted) < len(threads) or ran < sum(posted):
+                loop.call_later(interval, tick, now + interval)
+            else:
+                loop.stop()
+
+        def start() -> None:
+            for thread in threads:
+                thread.start()
+            loop.call_later(interval, tick, time.perf_counter() + interval)
+
+        begin = time.perf_counter()
+        loop.call_soon(start)
+        loop.run_forever()
+        elapsed = time.perf_counter() - begin
+        for thread in threads:
+            thread.join()
+        require(ran == sum(posted), "every call_soon_threadsafe runs once")
+        lateness.sort()
+        return {
+            "late_ms_max": lateness[-1] * 1e3,
+            "late_ms_p50": lateness[len(lateness) // 2] * 1e3,
+            "callbacks_per_s": ran / elapsed,
+        }
+
+    yield measure
+
+
+@contextlib.contextmanager
+def accept_while_busy(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """A hundred clients come in each iteration of a loop that is never idle: how many of them wait, at most and on average."""
+    iterations, clients_each, clients_kept = 30, 100, 300
+    made = 0
+
+    class Accepted(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            nonlocal made
+            made += 1
+
+    async def come(address: tuple[str, int]) -> list[int]:
+        nonlocal made
+        made = 0
+        clients: collections.deque[socket.socket] = collections.deque()
+        behind: list[int] = []
+        for come in range(clients_each, (iterations + 1) * clients_each, clients_each):
+            clients.extend(socket.create_connection(address, 10) for _ in range(clients_each))
+            while len(clients) > clients_kept:
+                clients.popleft().close()
+            await asyncio.sleep(0)
+            behind.append(come - made)
+        while made < come:
+            await asyncio.sleep(0)
+        for client in clients:
+            client.close()
+        return behind
+
+    # As many as ever come: none of them is refused, however many wait.
+    serving = loop.create_server(Accepted, HOST, 0, backlog=iterations * clients_each)
+    created = loop.run_until_complete(serving)
+    address = created.sockets[0].getsockname()
+
+    def measure() -> Figures:
+        begin_ns = clock.ns()
+        behind = loop.run_until_complete(come(address))
+        each_us = (clock.ns() - begin_ns) / 1000 / (iterations * clients_each)
+        return {"behind_max": max(behind), "behind_mean": sum(behind) / len(behind), "operation_us": each_us}
+
+    yield measure
+    created.close()
+
+
+@contextlib.contextmanager
 def gather(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """asyncio.gather of 1,000 tasks that each sleep(0) once."""
     count = 1_000
@@ -527,7 +626,8 @@ def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterat
 MICRO = {
     function.__name__: function
     for function in (
-        call_soon, chain, timers, timer_lateness, timers_cancel, threadsafe, gather, server, connect,
+        call_soon, chain, timers, timer_lateness, timers_cancel, threadsafe, flood, accept_while_busy, gather, server,
+        connect,
         getaddrinfo, spawn, read_child, sendfile, tls_one_loop,
     )
 }  # fmt: skip
