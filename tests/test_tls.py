@@ -1177,6 +1177,66 @@ def test_a_pause_within_a_delivery(loop_factory):
     same_as_asyncio(body, loop_factory)
 
 
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_protocol_that_pauses_reading_at_once_has_the_handshake_ended(loop, version, side):
+    """Its peer gets the last words of the handshake: a client's Finished. asyncio sends them with the first read."""
+
+    class Pausing(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.pause_reading()
+
+    async def main():
+        ours, theirs = tcp_pair()
+        paused, other = Pausing(), Recorder()
+        client, server = (paused, other) if side == "client" else (other, paused)
+        # The server's comes first: it ends when the client's last words are there.
+        await asyncio.gather(
+            loop.connect_accepted_socket(lambda: server, ours, ssl=server_context(version)),
+            loop.create_connection(lambda: client, sock=theirs, ssl=client_context(version), server_hostname=NAME),
+        )
+        other.transport.write(b"to one who does not listen yet")
+        paused.transport.write(b"and back")
+        await received(other, b"and back")
+        assert not paused.data
+        paused.transport.resume_reading()
+        await received(paused, b"to one who does not listen yet")
+        await ended(paused, paused.transport)
+        await ended(other)
+
+    loop.run_until_complete(asyncio.wait_for(main(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_protocol_that_pauses_reading_and_leaves_at_once(loop_factory, version, side, how):
+    class Leaving(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.pause_reading()
+            getattr(transport, how)()
+
+    def body(loop):
+        async def main():
+            ours, theirs = tcp_pair()
+            leaving, other = Leaving(), Recorder()
+            client, server = (leaving, other) if side == "client" else (other, leaving)
+            outcomes = await asyncio.gather(
+                loop.connect_accepted_socket(lambda: server, ours, ssl=server_context(version)),
+                loop.create_connection(lambda: client, sock=theirs, ssl=client_context(version), server_hostname=NAME),
+                return_exceptions=True,
+            )
+            await ended(leaving)
+            if other.names:
+                await ended(other)
+            return [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)], leaving.names, other.names
+
+        return loop.run_until_complete(main())
+
+    same_as_asyncio(body, loop_factory)
+
+
 # --- start_tls ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # typeshed leaves out what is private, and has some of the rest as it once was.
 _AsyncioSSLProtocol: Any = sslproto.SSLProtocol
+_WRAPPED = sslproto.SSLProtocolState.WRAPPED
 
 
 class SSLProtocolTransport(sslproto._SSLProtocolTransport):
@@ -68,6 +69,13 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
 
     def _note_zero_marks(self) -> None:
         self._zero_marks = not (self._incoming_high_water > 0 and self._outgoing_high_water > 0)
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        super()._on_handshake_complete(handshake_exc)
+        if self._app_reading_paused and self._state is _WRAPPED:
+            # asyncio sends the last words of the handshake after its first read. Where the protocol has paused reading in
+            # connection_made, there is none, and the peer would wait for them.
+            self._process_outgoing()
 
     def _on_shutdown_complete(self, shutdown_exc: BaseException | None) -> None:
         super()._on_shutdown_complete(shutdown_exc)
