@@ -271,6 +271,86 @@ def test_a_callback_that_stops_the_loop_lets_a_long_turn_end(loop):
     assert trace == list(range(3000))
 
 
+# Transports that read on without a new report from the kernel
+
+
+class Trace:
+    """A protocol for streams or datagrams that writes down when it is given data."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.trace.append("data")
+
+    def datagram_received(self, data, address):
+        self.trace.append("data")
+
+    def connection_lost(self, error):
+        pass
+
+
+class TraceByte(Trace, asyncio.BufferedProtocol):
+    """Takes one byte at a time."""
+
+    def get_buffer(self, sizehint):
+        return bytearray(1)
+
+    def buffer_updated(self, count):
+        self.trace.append("data")
+
+
+@contextlib.contextmanager
+def connected(loop, protocol, kind=socket.SOCK_STREAM):
+    """A transport of `protocol`, over one end of a pair of sockets; yields the other end."""
+    ours, peer = socket.socketpair(type=kind)
+    with peer:
+        ours.setblocking(False)
+        if kind == socket.SOCK_STREAM:
+            made = loop.create_connection(lambda: protocol, sock=ours)
+        else:
+            made = loop.create_datagram_endpoint(lambda: protocol, sock=ours)
+        transport, _ = loop.run_until_complete(made)
+        try:
+            yield peer
+        finally:
+            transport.abort()
+            loop.run_until_complete(support.turns(3))
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["stream", "datagram"])
+def test_reading_that_is_resumed_comes_after_what_was_queued_in_that_turn(loop, kind):
+    trace = []
+    protocol = Trace(trace)
+    with connected(loop, protocol, kind) as peer:
+        protocol.transport.pause_reading()
+        peer.send(b"x")
+        loop.run_until_complete(support.turns(5))
+        protocol.transport.resume_reading()
+        loop.call_soon(trace.append, "queued")
+        run_one_turn(loop)
+        assert trace == ["queued", "data"]
+
+
+def test_a_transport_that_reads_on_comes_after_what_was_queued_in_that_turn(loop):
+    trace = []
+    protocol = TraceByte(trace)
+    with connected(loop, protocol) as peer:
+        peer.send(b"xxx")
+        # One more reader of the same turn, which queues something after the transport has read its first byte.
+        other, there = socket.socketpair()
+        with other, there:
+            there.send(b"x")
+            loop.add_reader(other, lambda: loop.call_soon(trace.append, "queued"))
+            for _ in range(4):
+                run_one_turn(loop)
+            loop.remove_reader(other)
+    assert trace[:6] == ["data", "queued"] * 3
+
+
 # Callbacks from other threads
 
 

@@ -639,8 +639,8 @@ fn queue_read(transport: &Bound<'_, DatagramTransport>) {
         .get()
         .queue
         .get_mut(py)
-        .ready
-        .push_back(Ready::Datagrams(transport.clone().unbind(), readiness));
+        .arrived
+        .push(Ready::Datagrams(transport.clone().unbind(), readiness));
 }
 
 /// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what

@@ -55,6 +55,8 @@ pub(crate) enum Ready {
 /// Everything that waits to be run.
 pub(crate) struct Queue {
     pub(crate) ready: VecDeque<Ready>,
+    /// Transports that have more to read, or to do: served as if the kernel reported them in the next turn.
+    pub(crate) arrived: Vec<Ready>,
     pub(crate) timers: Timers<Ready>,
     /// Debug mode's timers by the address of their handle, for cancelling.
     foreign_timers: HashMap<usize, TimerKey>,
@@ -456,7 +458,7 @@ impl Loop {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         if let Some(queue) = self.queue.for_traversal() {
-            for ready in queue.ready.iter().chain(queue.timers.iter()) {
+            for ready in queue.all() {
                 ready.traverse(&visit)?;
             }
         }
@@ -592,6 +594,7 @@ impl Queue {
     fn new() -> Self {
         Self {
             ready: VecDeque::new(),
+            arrived: Vec::new(),
             timers: Timers::new(),
             foreign_timers: HashMap::new(),
             ready_max: 0,
@@ -632,8 +635,22 @@ impl Queue {
         self.ready.push_back(ready);
     }
 
+    /// Whether nothing waits for its turn, timers aside.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ready.is_empty() && self.arrived.is_empty()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Ready> {
+        self.ready
+            .iter()
+            .chain(&self.arrived)
+            .chain(self.timers.iter())
+    }
+
     fn discard(self, py: Python<'_>) {
-        for ready in self.ready.into_iter().chain(self.timers.into_values()) {
+        let waiting = self.ready.into_iter().chain(self.arrived);
+        for ready in waiting.chain(self.timers.into_values()) {
             ready.discard(py);
         }
     }

@@ -202,7 +202,7 @@ impl Meter {
         };
         let (ready, timers) = {
             let queue = event_loop.queue.get(py);
-            (queue.ready.len(), queue.timers.len())
+            (queue.ready.len() + queue.arrived.len(), queue.timers.len())
         };
         let connections = event_loop.watches.get(py).transports();
         let idle_ns = self.idle.sum_ns(now_ns);
@@ -312,7 +312,7 @@ impl<'a> Stopwatch<'a> {
     pub(crate) fn count(&mut self, left: usize, event_loop: &Loop) -> bool {
         let callbacks = self.meter.callbacks.load(Relaxed) + 1;
         self.meter.callbacks.store(callbacks, Relaxed);
-        callbacks >= self.read_at || left == 0 && event_loop.queue.get(self.py).ready.is_empty()
+        callbacks >= self.read_at || left == 0 && event_loop.queue.get(self.py).is_idle()
     }
 
     /// Times what has run; `last` was the last of it, where that is known.

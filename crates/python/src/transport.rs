@@ -1002,8 +1002,8 @@ fn queue_ready(transport: &Bound<'_, SocketTransport>, event_loop: &Loop, readin
     event_loop
         .queue
         .get_mut(transport.py())
-        .ready
-        .push_back(Ready::Transport(transport.clone().unbind(), readiness));
+        .arrived
+        .push(Ready::Transport(transport.clone().unbind(), readiness));
 }
 
 /// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what ends

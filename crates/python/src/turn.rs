@@ -144,7 +144,7 @@ fn turn(
     let turn = this.meter.count_turn();
     let (busy, deadline_ns) = {
         let mut queue = this.queue.get_mut(py);
-        let busy = !queue.ready.is_empty() || this.stopping.load(Relaxed);
+        let busy = !queue.is_idle() || this.stopping.load(Relaxed);
         if !busy {
             queue.shrink();
         }
@@ -229,8 +229,8 @@ fn turn(
     Ok(())
 }
 
-/// Queues what the kernel has reported, and then the timers that are due, if there may be any. Returns how many callbacks
-/// are queued now.
+/// Queues the transports that have more to do, what the kernel has reported, and then the timers that are due, if there may
+/// be any. Returns how many callbacks are queued now.
 // As `turn`.
 #[allow(clippy::inline_always)]
 #[inline(always)]
@@ -243,6 +243,9 @@ fn queue_arrivals(
 ) -> usize {
     let mut queue = this.queue.get_mut(py);
     let queue = &mut *queue;
+    if !queue.arrived.is_empty() {
+        queue.ready.extend(queue.arrived.drain(..));
+    }
     if !events.is_empty() {
         let mut watches = this.watches.get_mut(py);
         for event in events.drain(..) {

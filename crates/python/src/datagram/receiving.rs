@@ -63,7 +63,7 @@ fn receive_while_answered(
         deliver(transport, event_loop, batch, count)?;
         if total >= batch.capacity()
             || !goes_on(transport, event_loop)
-            || !event_loop.queue.get(py).ready.is_empty()
+            || !event_loop.queue.get(py).is_idle()
             || !transport.get().state.get_mut(py).second_look.pays()
         {
             return Ok(());
