@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri conformance bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri conformance soak bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -103,6 +103,10 @@ miri: prerequisites ## the Rust tests that need no kernel under Miri; where that
 conformance: extension ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
+
+soak: extension ## random operations on connections for an hour, on ringloop and on asyncio beside it; ARGS="--minutes 5" for less
+	$(say) "state machines on $$($(python) -V)"
+	@$(python) tests/soak.py $(ARGS)
 
 bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime that this machine has, five workloads, in under 10 minutes; FULL=1 without --quick, for hours
 	$(say) 'ringlab'

@@ -1,0 +1,694 @@
+"""Connections as state machines of Hypothesis, with stock asyncio as the model.
+
+A machine keeps two worlds: in one a pair of transports on asyncio's loop, in the other the same pair on the loop under test. Each step
+does the same in both, runs both until nothing moves any more, and compares what the protocols were told, what the calls came to, and
+what state the transports are in. What asyncio loses to its own mistakes is asked of the loop under test alone.
+
+The sockets are Unix sockets: what is sent is there when the system call returns, so that nothing depends on time. test_state_machines.py
+runs some examples, the same ones each time; soak.py runs others for as long as it is told to.
+"""
+
+import asyncio
+import concurrent.futures
+import functools
+import gc
+import os
+import random
+import socket
+import ssl
+import tempfile
+import threading
+
+import trustme
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+import support
+from differential import described
+
+BYTES_MAX = 4_000_000
+"""No end writes more than this."""
+TEXT = random.Random(1).randbytes(BYTES_MAX)
+"""What each end writes: its next bytes are those that follow the last ones."""
+QUIET_TURNS = 12
+"""When nothing has changed for so many turns, nothing will. Fewer than those in which a loop looks at the kernel each time."""
+
+
+MISTAKES = ("AttributeError", "InvalidStateError")
+"""What asyncio's own code raises in callbacks after the end of a connection."""
+
+
+class Boom(Exception):
+    """What protocols raise when they are told to."""
+
+
+class SameThread(concurrent.futures.ThreadPoolExecutor):
+    """Does what it is given at once, so that nothing depends on when a thread gets a CPU."""
+
+    def submit(self, function, /, *arguments, **options):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*arguments, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class World:
+    """One loop, and what lives on it."""
+
+    def __init__(self, arm):
+        self.arm = arm
+        self.loop = support.loop_factory(arm)()
+        self.loop.set_exception_handler(self.handle_exception)
+        self.loop.set_default_executor(SameThread())
+        self.mistakes = MISTAKES if arm == "asyncio" else ()
+        self.ends = []
+        self.reported = []
+
+    def handle_exception(self, _loop, context):
+        self.reported.append(type(context.get("exception")).__name__)
+
+    def run(self, coroutine):
+        """Run a coroutine, and then the loop until nothing moves any more. Returns the coroutine's result."""
+        return self.loop.run_until_complete(self._run(coroutine))
+
+    async def _run(self, coroutine):
+        result = await coroutine
+        await self.settle()
+        return result
+
+    async def settle(self):
+        quiet, before = 0, None
+        while quiet < QUIET_TURNS:
+            await asyncio.sleep(0)
+            now = [end.progress() for end in self.ends], len(self.reported), len(asyncio.all_tasks())
+            quiet = quiet + 1 if now == before else 0
+            before = now
+
+    def close(self):
+        support.finish(self.loop)
+        assert not asyncio.all_tasks(self.loop)
+
+
+def differences(wanted, found):
+    """What differs between two states, for people."""
+    return {key: (wanted.get(key), found.get(key)) for key in {**wanted, **found} if wanted.get(key) != found.get(key)}
+
+
+def is_mistake(outcome):
+    """Whether asyncio has called something of a transport that has gone."""
+    match outcome:
+        case ("AttributeError" | "TypeError", text):
+            return text.startswith(("'NoneType' object has no attribute", "'NoneType' object is not callable"))
+    return False
+
+
+class Machine(RuleBasedStateMachine):
+    """Two worlds in which the same happens."""
+
+    def __init__(self, arm):
+        super().__init__()
+        self.worlds = [World("asyncio"), World(arm)]
+
+    def in_both(self, function):
+        """Run `function(world)`, a coroutine, in each world; what it comes to must be the same, and so must be what has happened."""
+        wanted, found = (world.run(function(world)) or () for world in self.worlds)
+        for one, other in zip(wanted, found, strict=True):
+            assert one == other or is_mistake(one), (wanted, found)
+        self.compare()
+
+    def compare(self):
+        model, subject = self.worlds
+        for number, (wanted, found) in enumerate(zip(model.ends, subject.ends, strict=True)):
+            wanted, found = wanted.state(), found.state()
+            assert wanted == found, f"end {number}: {differences(wanted, found)}"
+        wanted, found = (
+            sorted(name for name in world.reported if name not in world.mistakes) for world in (model, subject)
+        )
+        assert wanted == found, (model.reported, subject.reported)
+        for world in self.worlds:
+            for end in world.ends:
+                end.check()
+
+    def teardown(self):
+        try:
+            for world in self.worlds:
+                for end in world.ends:
+                    end.plans.clear()
+                    end.leave()
+                world.run(asyncio.sleep(0))
+                for end in world.ends:
+                    assert end.has_ended()
+        finally:
+            for world in self.worlds:
+                world.close()
+
+
+class End:
+    """One end of a connection: its transport, and what its protocol was told."""
+
+    def __init__(self, world):
+        self.world = world
+        self.transport = None
+        # Under TLS, the transport below: the one above forgets it when it is closed twice.
+        self.lowest = None
+        self.socket = None
+        # What the protocol does when it is called next: actions by the name of the callback.
+        self.plans = {}
+        self.tasks = set()
+
+    def perform(self, action):
+        """Do something to the transport; returns what it came to as plain data."""
+        name, *arguments = action
+        return self.outcome_of(getattr(self, name), *arguments)
+
+    @staticmethod
+    def outcome_of(function, *arguments):
+        try:
+            return described(function(*arguments))
+        except Boom:
+            raise
+        except Exception as error:
+            return described(error)
+
+    def called(self, callback):
+        """The protocol was called: it does what is planned."""
+        for action in self.plans.pop(callback, ()):
+            self.perform(action)
+
+    # Actions on any transport.
+
+    def boom(self):
+        raise Boom
+
+    def close(self):
+        self.transport.close()
+
+    def abort(self):
+        self.transport.abort()
+
+    def soon(self, action):
+        self.world.loop.call_soon(self.perform, action)
+
+    def from_a_thread(self, action):
+        thread = threading.Thread(target=self.world.loop.call_soon_threadsafe, args=(self.perform, action))
+        thread.start()
+        thread.join()
+
+    def collect(self):
+        gc.collect(0)
+
+    def limits(self, high, low):
+        self.transport.set_write_buffer_limits(high, low)
+
+    def plan(self, callback, action):
+        self.plans.setdefault(callback, []).append(action)
+
+    def leave(self):
+        if not self.has_ended():
+            self.lowest.abort()
+
+    def has_ended(self):
+        return self.transport is None or self.socket.fileno() == -1
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class StreamEnd(End):
+    """One end of a stream. Its protocols share it."""
+
+    def __init__(self, world):
+        super().__init__(world)
+        self.peer = None
+        self.written = 0
+        self.received = bytearray()
+        self.receives_all = True
+        # What has been called, but for data: the two directions do not depend on each other.
+        self.reading, self.writing = [], []
+        self.delivering = False
+        self.paused_writing = False
+        self.was_full = False
+
+    def ask(self, method):
+        """What the transport says of itself, or how it refuses to: under TLS it knows nothing any more once it is closed."""
+        return None if self.transport is None else self.outcome_of(getattr(self.transport, method))
+
+    def progress(self):
+        size = self.ask("get_write_buffer_size")
+        self.was_full = self.was_full or size not in (None, 0)
+        return len(self.received), len(self.reading), len(self.writing), size
+
+    def state(self):
+        """What must be the same in both worlds."""
+        state = {"reading": self.reading, "writing": self.writing}
+        if self.transport is None:
+            return state
+        state |= {
+            "closing": self.ask("is_closing"),
+            "is_reading": self.ask("is_reading"),
+            "limits": self.ask("get_write_buffer_limits"),
+            "empty": self.ask("get_write_buffer_size") == 0,
+        }
+        if not self.peer.was_full:
+            # How much a kernel's buffer takes depends on how it is cut into pieces.
+            state["received"] = len(self.received)
+        return state
+
+    def holds(self):
+        try:
+            self.check()
+        except AssertionError:
+            return False
+        return True
+
+    def check(self):
+        """What must hold in each world."""
+        sent = TEXT[: self.peer.written]
+        assert sent.startswith(self.received)
+        ends = self, self.peer
+        quiet = all(end.ask("is_closing") is False and end.ask("is_reading") is True and not end.tasks for end in ends)
+        if quiet and self.receives_all and "eof" not in self.reading:
+            assert len(self.received) == self.peer.written
+            assert self.peer.ask("get_write_buffer_size") == 0
+
+    # Callbacks.
+
+    def connection_made(self, transport):
+        assert "made" not in self.reading
+        self.transport = transport
+        self.lowest = transport._ssl_protocol._transport if hasattr(transport, "_ssl_protocol") else transport
+        self.socket = transport.get_extra_info("socket")
+        self.reading.append("made")
+        self.called("made")
+
+    def data_received(self, data):
+        assert "lost" not in self.reading
+        if self.delivering:
+            # Under TLS, where a protocol resumes or closes what it is being called by.
+            self.reading.append("called anew")
+        self.received += data
+        before, self.delivering = self.delivering, True
+        try:
+            self.called("data")
+        finally:
+            self.delivering = before
+
+    def eof_received(self):
+        self.reading.append("eof")
+        self.called("eof")
+        return bool(self.plans.pop("keep open", None))
+
+    def pause_writing(self):
+        assert not self.paused_writing
+        self.paused_writing = True
+        self.writing.append("pause")
+        self.called("pause")
+
+    def resume_writing(self):
+        assert self.paused_writing
+        self.paused_writing = False
+        self.writing.append("resume")
+        self.called("resume")
+
+    def connection_lost(self, error):
+        assert "lost" not in self.reading
+        if isinstance(error, ConnectionError) and (self.was_full or self.peer.was_full):
+            # Whether reading or writing meets the end first depends on how much the kernel's buffers took.
+            error = ConnectionError()
+        self.reading += ["lost", described(error)]
+        self.called("lost")
+
+    # Actions.
+
+    def write(self, count, how):
+        count = min(count, BYTES_MAX - self.written)
+        data = TEXT[self.written : self.written + count]
+        step = max(1, count // 7)
+        pieces = [data[start : start + step] for start in range(0, count, step)]
+        if how == "bytes":
+            self.transport.write(data)
+        elif how == "bytearray":
+            self.transport.write(bytearray(data))
+        elif how == "memoryview":
+            self.transport.write(memoryview(data))
+        elif how == "list":
+            self.transport.writelines(pieces)
+        else:
+            self.transport.writelines(bytearray(piece) for piece in pieces)
+        self.written += count
+
+    def end(self):
+        self.transport.write_eof()
+
+    def pause(self):
+        self.transport.pause_reading()
+
+    def resume(self):
+        self.transport.resume_reading()
+
+    def switch(self, kind):
+        self.transport.set_protocol(PROTOCOLS[kind](self))
+
+    def keep_open(self):
+        self.plans["keep open"] = [("collect",)]
+
+    def shut(self, how):
+        self.receives_all = self.peer.receives_all = False
+        self.socket.shutdown(how)
+
+    def wrong(self, data):
+        self.transport.write(data)
+
+    def look(self):
+        return self.transport.get_extra_info("nothing", 5), self.transport.can_write_eof()
+
+    def send_file(self, count):
+        if self.tasks:
+            # Of two at a time asyncio may forget the first.
+            return
+        task = self.world.loop.create_task(self.sending(count))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def sending(self, count):
+        start = self.written
+        self.written = min(start + count, BYTES_MAX)
+        try:
+            with tempfile.TemporaryFile(buffering=0) as file:
+                file.write(TEXT[: self.written])
+                await self.world.loop.sendfile(self.transport, file, start)
+        except RuntimeError:
+            # Refused: nothing was sent.
+            self.written = start
+        except Exception:
+            # How much was sent is not told.
+            self.peer.receives_all = False
+
+
+class Plain(asyncio.Protocol):
+    def __init__(self, end):
+        self.connection_made = end.connection_made
+        self.data_received = end.data_received
+        self.eof_received = end.eof_received
+        self.pause_writing = end.pause_writing
+        self.resume_writing = end.resume_writing
+        self.connection_lost = end.connection_lost
+
+
+class Buffered(asyncio.BufferedProtocol):
+    def __init__(self, end):
+        self.end = end
+        self.buffer = bytearray(5000)
+        self.connection_made = end.connection_made
+        self.eof_received = end.eof_received
+        self.pause_writing = end.pause_writing
+        self.resume_writing = end.resume_writing
+        self.connection_lost = end.connection_lost
+
+    def get_buffer(self, sizehint):
+        # Not a bytearray, of which asyncio loses parts under TLS.
+        return memoryview(self.buffer)
+
+    def buffer_updated(self, count):
+        self.end.data_received(self.buffer[:count])
+
+
+PROTOCOLS = {"plain": Plain, "buffered": Buffered}
+
+COUNTS = st.sampled_from([0, 1, 100, 4000, 20_000, 70_000, 300_000])
+SMALL_COUNTS = st.sampled_from([1, 100, 1000])
+HOW = st.sampled_from(["bytes", "bytearray", "memoryview", "list", "iterator"])
+MARKS = st.sampled_from([None, 0, 1, 100, 10_000, 500_000])
+COMMON = [
+    st.tuples(st.just("pause")),
+    st.tuples(st.just("resume")),
+    st.tuples(st.just("close")),
+    st.tuples(st.just("abort")),
+    st.tuples(st.just("collect")),
+    st.tuples(st.just("look")),
+    st.tuples(st.just("limits"), MARKS, MARKS),
+    st.tuples(st.just("switch"), st.sampled_from(sorted(PROTOCOLS))),
+    st.tuples(st.just("wrong"), st.sampled_from([None, "text", 5, [b"bytes"]])),
+]
+STREAM_ONLY = [
+    st.tuples(st.just("end")),
+    st.tuples(st.just("keep_open")),
+    # What goes in one system call. After one that has sent a part, asyncio waits until the socket is nearly empty.
+    st.tuples(st.just("send_file"), st.sampled_from([1, 1000])),
+    st.tuples(st.just("shut"), st.sampled_from([socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR])),
+]
+CALLBACKS = st.sampled_from(["data", "eof", "pause", "resume", "lost"])
+
+
+def stream_actions(extra):
+    """What may be done to one end, now or in a callback."""
+    now = st.one_of(st.tuples(st.just("write"), COUNTS, HOW), *COMMON, *extra)
+    within = st.one_of(st.tuples(st.just("write"), SMALL_COUNTS, HOW), st.tuples(st.just("boom")), *COMMON, *extra)
+    within = st.one_of(within, st.tuples(st.just("soon"), within))
+    return st.one_of(
+        now,
+        now,
+        st.tuples(st.sampled_from(["soon", "from_a_thread"]), now),
+        st.tuples(st.just("plan"), CALLBACKS, within),
+    )
+
+
+class StreamMachine(Machine):
+    """A stream connection whose two ends do anything at any time."""
+
+    options = ({}, {})
+    pair = staticmethod(socket.socketpair)
+
+    @initialize(kinds=st.tuples(*[st.sampled_from(sorted(PROTOCOLS))] * 2), small=st.booleans())
+    def connect(self, kinds, small):
+        self.in_both(lambda world: self.connect_in(world, kinds, small))
+
+    async def connect_in(self, world, kinds, small):
+        sockets = self.pair()
+        world.ends = [StreamEnd(world), StreamEnd(world)]
+        for end, peer in zip(world.ends, reversed(world.ends), strict=True):
+            end.peer = peer
+        protocols = [PROTOCOLS[kind](end) for kind, end in zip(kinds, world.ends, strict=True)]
+        for sock in sockets:
+            sock.setblocking(False)
+            if small:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        await asyncio.gather(
+            world.loop.create_connection(lambda: protocols[0], sock=sockets[0], **self.options[0]),
+            world.loop.connect_accepted_socket(lambda: protocols[1], sockets[1], **self.options[1]),
+        )
+
+    def act_in_both(self, steps):
+        async def act(world):
+            return [world.ends[end].perform(action) for end, action in steps]
+
+        self.in_both(act)
+
+
+class PlainMachine(StreamMachine):
+    """Over a plain socket."""
+
+    @rule(steps=st.lists(st.tuples(st.integers(0, 1), stream_actions(STREAM_ONLY)), min_size=1, max_size=4))
+    def act(self, steps):
+        """Several things in a row, in one callback."""
+        self.act_in_both(steps)
+
+
+class TcpMachine(PlainMachine):
+    """Over TCP, where the kernel takes its time. What must hold in each world is waited for, and the worlds are not compared."""
+
+    pair = staticmethod(support.tcp_pair)
+
+    def in_both(self, function):
+        for world in self.worlds:
+            world.run(function(world))
+            for end in world.ends:
+                world.run(support.until(end.holds, "what must hold"))
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def contexts():
+    """Of a client and of the server that it trusts."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert("localhost").configure_cert(server)
+    authority.configure_trust(client)
+    return client, server
+
+
+class TlsMachine(StreamMachine):
+    """The same under TLS."""
+
+    def __init__(self, arm):
+        super().__init__(arm)
+        client, server = contexts()
+        self.options = {"ssl": client, "server_hostname": "localhost"}, {"ssl": server}
+        for world in self.worlds:
+            # Much of it is asyncio's own code in both.
+            world.mistakes = MISTAKES
+
+    @rule(steps=st.lists(st.tuples(st.integers(0, 1), stream_actions([])), min_size=1, max_size=4))
+    def act(self, steps):
+        self.act_in_both(steps)
+
+
+# --- datagrams --------------------------------------------------------------------------------------------------------
+
+
+class DatagramEnd(End, asyncio.DatagramProtocol):
+    """One socket for datagrams, and its protocol. Each datagram has a number of its own."""
+
+    def __init__(self, world, address):
+        super().__init__(world)
+        self.address = address
+        self.number = 0
+        self.received, self.errors, self.writing = [], [], []
+        self.paused = False
+        self.ending = None
+
+    def progress(self):
+        size = None if self.transport is None else self.transport.get_write_buffer_size()
+        return len(self.received), len(self.errors), len(self.writing), size, self.ending
+
+    def state(self):
+        return {
+            "received": self.received,
+            "errors": self.errors,
+            "writing": self.writing,
+            "ending": self.ending,
+            "closing": self.transport.is_closing(),
+            "limits": self.transport.get_write_buffer_limits(),
+            "size": self.transport.get_write_buffer_size(),
+        }
+
+    def check(self):
+        pass
+
+    # Callbacks.
+
+    def connection_made(self, transport):
+        assert self.transport is None
+        self.transport = self.lowest = transport
+        self.socket = transport.get_extra_info("socket")
+
+    def datagram_received(self, data, address):
+        assert self.ending is None
+        self.received.append((data[:8], len(data), os.path.basename(address or "")))
+        self.called("datagram")
+
+    def error_received(self, error):
+        assert self.ending is None
+        self.errors.append(described(error))
+        self.called("error")
+
+    def pause_writing(self):
+        assert not self.paused
+        self.paused = True
+        self.writing.append("pause")
+        self.called("pause")
+
+    def resume_writing(self):
+        assert self.paused
+        self.paused = False
+        self.writing.append("resume")
+        self.called("resume")
+
+    def connection_lost(self, error):
+        assert self.ending is None
+        self.ending = ("lost", described(error))
+        self.called("lost")
+
+    # Actions.
+
+    def send(self, length, to):
+        if self.transport.is_closing() and self.ending is None and self.transport.get_write_buffer_size() == 0:
+            # What the kernel has no room for now is lost in asyncio, which goes on to write it to a socket that is gone.
+            return
+        self.number += 1
+        data = b"%07d." % self.number + bytes(length)
+        address = {"peer": self.peer.address, "nobody": self.address + "x", "none": None, "wrong": 5}[to]
+        self.transport.sendto(data if length else b"", address)
+
+    def burst(self, count, length, to):
+        for _ in range(count):
+            self.send(length, to)
+
+    def wrong(self, data):
+        self.transport.sendto(data, self.peer.address)
+
+
+LENGTHS = st.sampled_from([0, 1, 1000, 20_000])
+TO = st.sampled_from(["peer", "peer", "peer", "none", "nobody", "wrong"])
+DATAGRAM_ACTIONS = st.one_of(
+    st.tuples(st.just("send"), LENGTHS, TO),
+    st.tuples(st.just("burst"), st.integers(2, 40), LENGTHS, TO),
+    st.tuples(st.just("close")),
+    st.tuples(st.just("abort")),
+    st.tuples(st.just("collect")),
+    st.tuples(st.just("limits"), MARKS, MARKS),
+    st.tuples(st.just("wrong"), st.sampled_from([None, "text", 5])),
+)
+DATAGRAM_PLANS = st.one_of(DATAGRAM_ACTIONS, st.tuples(st.just("boom")))
+
+
+class DatagramMachine(Machine):
+    """Two Unix sockets for datagrams, connected to one another or not."""
+
+    def __init__(self, arm):
+        super().__init__(arm)
+        self.folder = tempfile.TemporaryDirectory(prefix="datagrams")
+
+    def teardown(self):
+        try:
+            super().teardown()
+        finally:
+            self.folder.cleanup()
+
+    @initialize(connected=st.booleans(), small=st.booleans())
+    def open(self, connected, small):
+        self.in_both(lambda world: self.open_in(world, connected, small))
+
+    async def open_in(self, world, connected, small):
+        sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+        folder = tempfile.mkdtemp(dir=self.folder.name)
+        world.ends = [DatagramEnd(world, f"{folder}/{name}") for name in "ab"]
+        for end, peer, sock in zip(world.ends, reversed(world.ends), sockets, strict=True):
+            end.peer = peer
+            sock.setblocking(False)
+            sock.bind(end.address)
+            if small:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        for end, sock in zip(world.ends, sockets, strict=True):
+            if connected:
+                sock.connect(end.peer.address)
+            await world.loop.create_datagram_endpoint(lambda: end, sock=sock)  # noqa: B023
+
+    @rule(
+        steps=st.lists(
+            st.tuples(
+                st.integers(0, 1),
+                st.one_of(
+                    DATAGRAM_ACTIONS,
+                    DATAGRAM_ACTIONS,
+                    st.tuples(st.sampled_from(["soon", "from_a_thread"]), DATAGRAM_ACTIONS),
+                    st.tuples(
+                        st.just("plan"),
+                        st.sampled_from(["datagram", "error", "pause", "resume", "lost"]),
+                        DATAGRAM_PLANS,
+                    ),
+                ),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def act(self, steps):
+        async def act(world):
+            return [world.ends[end].perform(action) for end, action in steps]
+
+        self.in_both(act)

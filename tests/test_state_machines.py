@@ -1,0 +1,31 @@
+"""Random things done to connections, on ringloop and on asyncio beside it: see state_machines.py."""
+
+import sys
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import state_machines
+
+
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11),
+    reason="asyncio is the model, and its mistakes that the machines allow for are those of Python 3.11",
+)
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("machine", ["PlainMachine", "TlsMachine", "DatagramMachine"])
+def test_connections_behave_as_asyncio_s_whatever_is_done_to_them(arm, machine):
+    """The same examples each time; `make soak` runs others, and finds the shortest that fails, which may take minutes."""
+    run_state_machine_as_test(
+        lambda: getattr(state_machines, machine)(arm),
+        settings=settings(
+            max_examples=30,
+            stateful_step_count=20,
+            derandomize=True,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
