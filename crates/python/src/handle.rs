@@ -24,7 +24,7 @@ use ringloop::timers::TimerKey;
 
 use crate::event_loop::Loop;
 use crate::names::intern;
-use crate::native_type::{EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
+use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
 use crate::objects;
 use crate::run_lock;
 use crate::support::{self, guard, guard_scheduling};
@@ -394,7 +394,7 @@ fn report(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
     Ok(())
 }
 
-/// Takes a block from the free list or from the collector's allocator, with type and reference count set.
+/// Takes a block from the free list or from the allocator, with type and reference count set. It is tracked when it is due.
 ///
 /// # Safety
 /// The GIL is held and `kind` is one of the two kinds.
@@ -408,12 +408,7 @@ unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
             let this = (&(*kind).free)[(*kind).free_len];
             return ffi::PyObject_Init(this.cast(), (*kind).class).cast();
         }
-        let this = ffi::PyType_GenericAlloc((*kind).class, 0);
-        if !this.is_null() {
-            // Tracked when it is due.
-            ffi::PyObject_GC_UnTrack(this.cast());
-        }
-        this.cast()
+        native_type::allocate((*kind).class).cast()
     }
 }
 
@@ -504,7 +499,7 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
             (&mut (*kind).free)[(*kind).free_len] = this;
             (*kind).free_len += 1;
         } else {
-            ffi::PyObject_GC_Del(object.cast());
+            native_type::free(object);
         }
         ffi::Py_DECREF(class.cast());
         end.finish();
@@ -848,6 +843,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     run_lock::init(py)?;
     // SAFETY: the module is initialised once, with the GIL, before any handle is made; the types live for ever.
     unsafe {
+        native_type::learn_header(py, handle)?;
         HANDLE.class = handle;
         TIMER_HANDLE.class = timer_handle;
         module.add("Handle", Bound::from_borrowed_ptr(py, handle.cast()))?;
