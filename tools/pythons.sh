@@ -27,14 +27,14 @@ RINGLOOP_DEBIAN_MIRROR   where Debian's packages come from; otherwise this machi
 What is compiled goes to target/debian, because programs linked in the tree may not run outside of it. Environments need
 folders of their own for the same reason, as in the example.
 
-This needs root and the right to mount. All mounts are in a namespace of the command's own: they end with it, nobody else
-sees them, and nothing outside of the tree is removed with it.
+This needs root and the right to mount, and exits with 77 without them. All mounts are in a namespace of the command's own:
+they end with it, nobody else sees them, and nothing outside of the tree is removed with it.
 END
 }
 
 fail() {
     echo "pythons.sh: $*" >&2
-    exit 1
+    exit "${status:-1}"
 }
 
 # Install those of the packages that the tree does not have yet.
@@ -154,10 +154,10 @@ case $here/ in
 *) fail "the current folder, $here, is not in the repository, $repository" ;;
 esac
 [ -z "$remove" ] || [ $# = 0 ] || fail '--remove takes no command; see --help'
-[ "$(id -u)" = 0 ] || fail 'this needs root, to make a Debian tree and to mount folders in it'
+[ "$(id -u)" = 0 ] || status=77 fail 'this needs root, to make a Debian tree and to mount folders in it'
 if [ -z "${RINGLOOP_PYTHONS_MOUNTS:-}" ]; then
     unshare --mount true 2>/dev/null ||
-        fail 'this machine does not let root mount anything (a container without CAP_SYS_ADMIN?)'
+        status=77 fail 'this machine does not let root mount anything (a container without CAP_SYS_ADMIN?)'
     RINGLOOP_PYTHONS_MOUNTS=private exec unshare --mount --propagation private -- \
         bash "${BASH_SOURCE[0]}" ${arguments[@]+"${arguments[@]}"}
 fi
