@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri conformance soak bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri conformance suites soak bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -103,6 +103,10 @@ miri: prerequisites ## the Rust tests that need no kernel under Miri; where that
 conformance: extension ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
+
+suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and on both backends; ARGS="--suite anyio --loop epoll"
+	$(say) "suites of others on $$($(python) -V)"
+	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites $(ARGS)
 
 soak: extension ## random operations on connections for an hour, on ringloop and on asyncio beside it; ARGS="--minutes 5" for less
 	$(say) "state machines on $$($(python) -V)"
