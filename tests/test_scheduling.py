@@ -430,6 +430,20 @@ def test_handles_are_asyncio_handles(loop):
         assert isinstance(handle, asyncio.Handle)
 
 
+@pytest.mark.parametrize("when", [0, 3, -3, 2**53, 5.0, float("inf")])
+@pytest.mark.parametrize("debug", [False, True])
+def test_when_is_of_the_type_that_was_given(loop, when, debug):
+    loop.set_debug(debug)
+    handle = loop.call_at(when, noop)
+    for deadline in (handle.when(), handle._when):
+        assert deadline == when
+        assert isinstance(deadline, int) == isinstance(when, int)
+    assert hash(handle) == hash(when)
+    handle.cancel()
+    assert handle.when() == when
+    assert isinstance(loop.call_later(3, noop).when(), float)
+
+
 def test_when_is_the_deadline(loop):
     before = loop.time()
     handle = loop.call_later(10, noop)

@@ -28,7 +28,7 @@ use ringloop_driver::{BackendKind, Event, ForcedBy, Waker};
 
 use crate::buffers::Received;
 use crate::datagram::{Batch, DatagramTransport};
-use crate::handle::{Call, HandleRef};
+use crate::handle::{Call, Deadline, HandleRef};
 use crate::metrics::Meter;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -712,6 +712,9 @@ pub(crate) fn seconds_now() -> f64 {
     clock::now_ns() as f64 * 1e-9
 }
 
+/// Up to here, a float holds every integer exactly.
+const EXACT_INTEGERS: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
+
 /// The timer queue's deadline for a time of the loop's clock in seconds. What lies before the clock's start, and what
 /// is no number, is due at once, as asyncio has it; what lies beyond its end never comes.
 fn deadline_ns(when_s: f64) -> u64 {
@@ -859,7 +862,7 @@ fn schedule_in_debug_mode<'py>(
     py: Python<'py>,
     helper: &str,
     this: *mut ffi::PyObject,
-    when_s: Option<f64>,
+    when: Option<Deadline>,
     call: &Call<'_>,
 ) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the GIL is held and the pointers are live objects, borrowed from the caller of the method.
@@ -874,7 +877,7 @@ fn schedule_in_debug_mode<'py>(
             callback,
             arguments,
             context,
-            New(when_s),
+            New(when),
         ))
     }
 }
@@ -910,7 +913,7 @@ unsafe fn schedule_soon<'py>(
     }
 }
 
-/// Queues `call` to run at `when_s`.
+/// Queues `call` to run at `when`.
 ///
 /// # Safety
 /// As `schedule_soon`.
@@ -918,7 +921,7 @@ unsafe fn schedule_soon<'py>(
 unsafe fn schedule_at<'py>(
     py: Python<'py>,
     this: *mut ffi::PyObject,
-    when_s: f64,
+    when: Deadline,
     call: &Call<'_>,
 ) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: as the function asks.
@@ -927,16 +930,16 @@ unsafe fn schedule_at<'py>(
         let owner = object.cast_unchecked::<Loop>().get();
         owner.check_closed(py)?;
         if owner.is_debug() {
-            return schedule_in_debug_mode(py, "call_at_debug", this, Some(when_s), call);
+            return schedule_in_debug_mode(py, "call_at_debug", this, Some(when), call);
         }
-        let Some(handle) = HandleRef::new(call, this, Some(when_s)) else {
+        let Some(handle) = HandleRef::new(call, this, Some(when)) else {
             return Err(PyErr::fetch(py));
         };
         let key = owner
             .queue
             .get_mut(py)
             .timers
-            .insert(deadline_ns(when_s), Ready::Handle(handle.retain(py)));
+            .insert(deadline_ns(when.seconds), Ready::Handle(handle.retain(py)));
         handle.set_timer(Some(key));
         Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
     }
@@ -1047,8 +1050,11 @@ unsafe extern "C" fn call_later(
             if parsed.first == ffi::Py_None() {
                 return Err(objects::error::<PyTypeError>(py, "delay must not be None"));
             }
-            let when_s = time_after(py, parsed.first)?;
-            schedule_at(py, this, when_s, &parsed.call)
+            let when = Deadline {
+                seconds: time_after(py, parsed.first)?,
+                integer: false,
+            };
+            schedule_at(py, this, when, &parsed.call)
         }
     })
 }
@@ -1071,8 +1077,14 @@ unsafe extern "C" fn call_at(
                 .cast_unchecked::<Loop>()
                 .get()
                 .check_closed(py)?;
-            let when_s = seconds(py, parsed.first)?;
-            schedule_at(py, this, when_s, &parsed.call)
+            let seconds = seconds(py, parsed.first)?;
+            let when = Deadline {
+                seconds,
+                // Larger ones may have lost digits.
+                integer: ffi::PyLong_CheckExact(parsed.first) != 0
+                    && seconds.abs() <= EXACT_INTEGERS,
+            };
+            schedule_at(py, this, when, &parsed.call)
         }
     })
 }

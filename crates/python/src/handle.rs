@@ -25,7 +25,7 @@ use ringloop::timers::TimerKey;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
-use crate::objects;
+use crate::objects::{self, New};
 use crate::run_lock;
 use crate::support::{self, guard, guard_scheduling};
 
@@ -49,20 +49,56 @@ pub(crate) struct Handle {
     argument_count: u8,
     spilled: bool,
     cancelled: bool,
-    /// Made by `call_soon_threadsafe`; newer asyncios have a class for that.
-    threadsafe: bool,
+    origin: Origin,
     /// Runs in progress. While there are any, `cancel` leaves callback and arguments to the end of the run.
     running: u32,
+}
+
+/// What a handle shows of how it was made.
+#[derive(Copy, Clone, PartialEq, Eq)]
+#[repr(u8)]
+enum Origin {
+    Usual,
+    /// `call_soon_threadsafe`; newer asyncios have a class for that.
+    Threadsafe,
+    /// `call_at` with an int, which `when` gives back as one.
+    IntegerDeadline,
 }
 
 /// The memory of a `TimerHandle`.
 #[repr(C)]
 struct TimerHandle {
     handle: Handle,
-    /// The deadline as the user gave it, in seconds of the loop's clock.
+    /// The deadline in seconds of the loop's clock.
     when_s: f64,
     /// Its place in the loop's timers while it is there.
     timer: Option<TimerKey>,
+}
+
+/// When a timer is due, in seconds of the loop's clock, as the user gave it.
+#[derive(Copy, Clone)]
+pub(crate) struct Deadline {
+    pub(crate) seconds: f64,
+    /// It was an int, which `seconds` equals.
+    pub(crate) integer: bool,
+}
+
+impl<'py> IntoPyObject<'py> for New<Deadline> {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: `py` proves that the GIL is held; each call returns a new reference, or null with an exception.
+        unsafe {
+            let number = if self.0.integer {
+                ffi::PyLong_FromDouble(self.0.seconds)
+            } else {
+                ffi::PyFloat_FromDouble(self.0.seconds)
+            };
+            Bound::from_owned_ptr_or_err(py, number)
+        }
+    }
 }
 
 /// The callback, its arguments and its context, as they come from the caller (borrowed).
@@ -108,7 +144,7 @@ impl HandleRef {
     pub(crate) unsafe fn new(
         call: &Call<'_>,
         event_loop: *mut ffi::PyObject,
-        when_s: Option<f64>,
+        when: Option<Deadline>,
     ) -> Option<Self> {
         // SAFETY: the caller holds the GIL and vouches for the pointers; the block from `allocate` has room for a
         // `Handle`, and each field is written before the object is tracked and can be seen.
@@ -131,7 +167,7 @@ impl HandleRef {
             } else {
                 ptr::null_mut()
             };
-            let this = allocate(if when_s.is_some() {
+            let this = allocate(if when.is_some() {
                 &raw mut TIMER_HANDLE
             } else {
                 &raw mut HANDLE
@@ -146,7 +182,10 @@ impl HandleRef {
             (*this).event_loop = ffi::Py_NewRef(event_loop);
             (*this).head.weak_references = ptr::null_mut();
             (*this).cancelled = false;
-            (*this).threadsafe = false;
+            (*this).origin = match when {
+                Some(Deadline { integer: true, .. }) => Origin::IntegerDeadline,
+                _ => Origin::Usual,
+            };
             (*this).running = 0;
             (*this).spilled = !spill.is_null();
             if spill.is_null() {
@@ -158,9 +197,9 @@ impl HandleRef {
                 (*this).argument_count = 1;
                 (*this).arguments[0] = spill;
             }
-            if let Some(when_s) = when_s {
+            if let Some(when) = when {
                 let timer = this.cast::<TimerHandle>();
-                (*timer).when_s = when_s;
+                (*timer).when_s = when.seconds;
                 (*timer).timer = None;
                 ffi::PyObject_GC_Track(this.cast());
             }
@@ -238,7 +277,7 @@ impl HandleRef {
     #[inline]
     pub(crate) fn set_threadsafe(self) {
         // SAFETY: a `HandleRef` refers to a live handle.
-        unsafe { (*self.0.as_ptr()).threadsafe = true };
+        unsafe { (*self.0.as_ptr()).origin = Origin::Threadsafe };
     }
 
     /// Tells the collector of a handle that somebody besides the queue holds.
@@ -286,7 +325,7 @@ impl HandleRef {
                 self.track();
             }
             (*this).running += 1;
-            if (*this).threadsafe {
+            if (*this).origin == Origin::Threadsafe {
                 run_lock::begin(this as usize);
             }
             let context = (*this).context;
@@ -308,7 +347,7 @@ impl HandleRef {
                 Ok(())
             };
             (*this).running -= 1;
-            if (*this).threadsafe {
+            if (*this).origin == Origin::Threadsafe {
                 run_lock::end();
             }
             outcome
@@ -576,7 +615,7 @@ unsafe extern "C" fn method_cancelled(
 unsafe fn wait_for_end_of_run(py: Python<'_>, this: *mut Handle) -> PyResult<()> {
     // SAFETY: as the function asks; whenever `is_running` is called, the GIL is held.
     unsafe {
-        if (*this).threadsafe && (*this).running > 0 {
+        if (*this).origin == Origin::Threadsafe && (*this).running > 0 {
             return run_lock::wait_for_end(py, this as usize, || (*this).running > 0);
         }
     }
@@ -601,8 +640,15 @@ unsafe extern "C" fn method_when(
     object: *mut ffi::PyObject,
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live timer handle.
-    unsafe { ffi::PyFloat_FromDouble((*object.cast::<TimerHandle>()).when_s) }
+    guard(|py| {
+        // SAFETY: called by the interpreter with a live timer handle.
+        let timer = unsafe { &*object.cast::<TimerHandle>() };
+        New(Deadline {
+            seconds: timer.when_s,
+            integer: timer.handle.origin == Origin::IntegerDeadline,
+        })
+        .into_pyobject(py)
+    })
 }
 
 unsafe extern "C" fn method_get_context(
@@ -703,7 +749,7 @@ unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *m
         // SAFETY: called by the interpreter with a live handle.
         let is_timer = unsafe { ffi::Py_TYPE(object) == TIMER_HANDLE.class };
         // SAFETY: as above.
-        let threadsafe = unsafe { (*object.cast::<Handle>()).threadsafe };
+        let threadsafe = unsafe { (*object.cast::<Handle>()).origin == Origin::Threadsafe };
         let events = py.import(intern!(py, "asyncio.events"))?;
         if threadsafe && let Some(class) = events.getattr_opt(intern!(py, "_ThreadSafeHandle"))? {
             return Ok(class);
