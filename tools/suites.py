@@ -243,6 +243,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the suites and return the exit status."""
     arguments = parse_arguments(argv)
+    # So that what runs is ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     lines, unexplained, broken = [], 0, False
     for name, suite in read_settings().items():
         if arguments.suite and name not in arguments.suite:
@@ -271,4 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("suites: interrupted", file=sys.stderr)
+        sys.exit(130)
