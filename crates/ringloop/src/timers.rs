@@ -621,7 +621,7 @@ mod tests {
             timers.insert(number, MANY);
         }
         let mut cancelled = keys.into_iter().filter_map(|key| timers.cancel(key));
-        assert!((&mut cancelled).all(|number| number < MANY));
+        assert!(cancelled.all(|number| number < MANY));
         drop(cancelled);
         assert_eq!(timers.len() as u64, MANY);
         while timers.pop_expired(MANY).is_some() {}
