@@ -1217,7 +1217,7 @@ fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
         (
             c"create_task",
             create_task,
-            c"create_task($self, coro, /, **kwargs)\n--\n\nRuns a coroutine as a task of this loop; see asyncio.loop.create_task.",
+            c"create_task($self, coro, **kwargs)\n--\n\nRuns a coroutine as a task of this loop; see asyncio.loop.create_task.",
         ),
         (
             c"_add_reader",
