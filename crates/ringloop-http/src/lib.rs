@@ -5,6 +5,7 @@
 //! connections of a thread can share; a connection stores only what it needs until more bytes arrive.
 //!
 //! - [`h1`]: requests and responses of HTTP/1.1 and HTTP/1.0.
+//! - [`websocket`]: handshake, frames and compression.
 //!
 //! Input is untrusted. What could be read in two ways is refused wherever the specifications allow that. All sizes and
 //! counts are limited. There is no `unsafe` code.
@@ -16,6 +17,7 @@ pub mod h1;
 mod names;
 mod response;
 mod syntax;
+pub mod websocket;
 
 pub use date::http_date;
 pub use names::{Known, lower_case};

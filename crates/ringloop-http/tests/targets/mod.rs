@@ -5,6 +5,7 @@
 
 pub(crate) mod h1;
 pub(crate) mod hyper_server;
+pub(crate) mod websocket;
 
 /// Cut `input` into pieces of pseudo-random lengths.
 pub(crate) fn pieces(input: &[u8], seed: u64) -> Vec<&[u8]> {

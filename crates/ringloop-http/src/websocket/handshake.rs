@@ -1,0 +1,291 @@
+//! The opening handshake (RFC 6455, section 4.2).
+
+use std::fmt;
+
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+
+use super::deflate::{self, Negotiated};
+use super::{Config, Connection};
+use crate::h1::{self, BodyLength, Facts, Head, Method, Upgrade};
+use crate::names::Known;
+use crate::response::{Lines, ResponseError};
+use crate::syntax;
+
+/// The string that is appended to the client's key before hashing (RFC 6455, section 1.3).
+const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+/// The last character of a key has four unused bits, which some clients set at random.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+/// The reason to refuse a request for a WebSocket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The request is not a GET for a WebSocket, or it has a body.
+    Request,
+    /// There is not exactly one Sec-WebSocket-Key, or it is not 16 bytes in base64.
+    Key,
+    /// There is not exactly one Sec-WebSocket-Version, or it is not 13.
+    Version,
+    /// Sec-WebSocket-Protocol is not a list of tokens.
+    Subprotocols,
+    /// Sec-WebSocket-Extensions is malformed.
+    Extensions,
+}
+
+impl Refusal {
+    /// The status of the refusal.
+    pub fn status(self) -> u16 {
+        match self {
+            Refusal::Version => 426,
+            _ => 400,
+        }
+    }
+
+    /// The fields that the response must contain: with a 426, the supported version (RFC 6455, section 4.4; RFC 9110,
+    /// section 15.5.22).
+    pub fn fields(self) -> &'static [(&'static [u8], &'static [u8])] {
+        match self {
+            Refusal::Version => &[
+                (b"upgrade", b"websocket"),
+                (b"connection", b"upgrade"),
+                (b"sec-websocket-version", b"13"),
+            ],
+            _ => &[],
+        }
+    }
+
+    /// A short message.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Refusal::Request => "not a request for a WebSocket",
+            Refusal::Key => "invalid Sec-WebSocket-Key header",
+            Refusal::Version => "unsupported WebSocket version",
+            Refusal::Subprotocols => "invalid Sec-WebSocket-Protocol header",
+            Refusal::Extensions => "invalid Sec-WebSocket-Extensions header",
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The reason why a handshake cannot be accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AcceptError {
+    /// The response cannot be sent.
+    Response(ResponseError),
+    /// The client did not offer that subprotocol.
+    Subprotocol,
+    /// A field is not allowed: the handshake writes it itself, or it frames a body.
+    Field,
+}
+
+impl fmt::Display for AcceptError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AcceptError::Response(error) => error.fmt(formatter),
+            AcceptError::Subprotocol => {
+                formatter.write_str("the client did not offer that subprotocol")
+            }
+            AcceptError::Field => {
+                formatter.write_str("header not allowed in a WebSocket handshake")
+            }
+        }
+    }
+}
+
+impl std::error::Error for AcceptError {}
+
+impl From<ResponseError> for AcceptError {
+    fn from(error: ResponseError) -> Self {
+        AcceptError::Response(error)
+    }
+}
+
+/// A valid request for a WebSocket. It does not refer to the bytes of the request any more.
+#[derive(Clone, Debug)]
+pub struct Handshake {
+    config: Config,
+    accept: [u8; 28],
+    deflate: Option<Negotiated>,
+    /// All offered subprotocols, separated by commas.
+    subprotocols: Vec<u8>,
+}
+
+impl Handshake {
+    /// Check a request whose [`upgrade`](Facts::upgrade) is [`WebSocket`](Upgrade::WebSocket). `bytes` are the bytes of
+    /// its head.
+    ///
+    /// # Errors
+    /// If the request violates RFC 6455, section 4.2.1.
+    pub fn check(
+        facts: &Facts,
+        head: &Head,
+        bytes: &[u8],
+        config: &Config,
+    ) -> Result<Handshake, Refusal> {
+        if facts.upgrade != Upgrade::WebSocket
+            || facts.method != Method::Get
+            || facts.body != BodyLength::Sized(0)
+        {
+            return Err(Refusal::Request);
+        }
+        let (mut key, mut version) = (None, None);
+        let mut subprotocols = Vec::new();
+        let mut deflate = None;
+        for field in head.fields() {
+            let value = field.value.of(bytes);
+            match field.known {
+                Some(Known::SEC_WEBSOCKET_KEY) => {
+                    syntax::set_once(&mut key, value, Refusal::Key)?;
+                }
+                Some(Known::SEC_WEBSOCKET_VERSION) => {
+                    syntax::set_once(&mut version, value, Refusal::Version)?;
+                }
+                Some(Known::SEC_WEBSOCKET_PROTOCOL) => {
+                    if !syntax::list(value).all(syntax::is_token) {
+                        return Err(Refusal::Subprotocols);
+                    }
+                    if !subprotocols.is_empty() {
+                        subprotocols.push(b',');
+                    }
+                    subprotocols.extend_from_slice(value);
+                }
+                Some(Known::SEC_WEBSOCKET_EXTENSIONS) => {
+                    // A malformed value is refused even if compression is off.
+                    let wanted = config.deflate.unwrap_or_default();
+                    let offer =
+                        deflate::negotiate(value, &wanted).map_err(|()| Refusal::Extensions)?;
+                    deflate = deflate.or(offer.filter(|_| config.deflate.is_some()));
+                }
+                _ => {}
+            }
+        }
+        // Check the version first: other versions may have other keys.
+        if version != Some(b"13") {
+            return Err(Refusal::Version);
+        }
+        Ok(Handshake {
+            config: *config,
+            accept: accept(key.ok_or(Refusal::Key)?)?,
+            deflate,
+            subprotocols,
+        })
+    }
+
+    /// The subprotocols that the client offers, in its order of preference.
+    pub fn subprotocols(&self) -> impl Iterator<Item = &[u8]> {
+        syntax::list(&self.subprotocols).filter(|name| !name.is_empty())
+    }
+
+    /// Whether messages will be compressed.
+    pub fn is_compressed(&self) -> bool {
+        self.deflate.is_some()
+    }
+
+    /// Append the response to `out`. After it, the connection speaks WebSocket.
+    ///
+    /// `subprotocol` is one of those that the client offers, or `None`. `fields` are the application's fields. Date and
+    /// Server come from `lines`. `unix_s` is the current time in seconds since 1970.
+    ///
+    /// # Errors
+    /// If the request was answered before, if the client does not offer the subprotocol, or if a field is
+    /// invalid or not allowed. Nothing is written in case of an error.
+    pub fn accept<'f>(
+        &self,
+        connection: &mut h1::Connection,
+        subprotocol: Option<&[u8]>,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        lines: &mut Lines,
+        unix_s: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<Connection, AcceptError> {
+        if subprotocol.is_some_and(|chosen| !self.subprotocols().any(|offered| offered == chosen)) {
+            return Err(AcceptError::Subprotocol);
+        }
+        let start = out.len();
+        let result = self
+            .write(subprotocol, fields, lines, unix_s, out)
+            .and_then(|()| connection.switch_protocol().map_err(AcceptError::from));
+        if result.is_err() {
+            out.truncate(start);
+        }
+        result.map(|()| Connection::new(self.config, self.deflate))
+    }
+
+    fn write<'f>(
+        &self,
+        subprotocol: Option<&[u8]>,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        lines: &mut Lines,
+        unix_s: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<(), AcceptError> {
+        out.extend_from_slice(
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n",
+        );
+        h1::write_field(b"sec-websocket-accept", &self.accept, out);
+        if let Some(subprotocol) = subprotocol {
+            h1::write_field(b"sec-websocket-protocol", subprotocol, out);
+        }
+        if let Some(deflate) = &self.deflate {
+            out.extend_from_slice(b"sec-websocket-extensions: ");
+            deflate.write(out);
+            out.extend_from_slice(b"\r\n");
+        }
+        let (mut has_date, mut has_server) = (false, false);
+        for (name, value) in fields {
+            match Known::find(name) {
+                Some(
+                    Known::CONNECTION
+                    | Known::CONTENT_LENGTH
+                    | Known::SEC_WEBSOCKET_ACCEPT
+                    | Known::SEC_WEBSOCKET_EXTENSIONS
+                    | Known::SEC_WEBSOCKET_PROTOCOL
+                    | Known::TRANSFER_ENCODING
+                    | Known::UPGRADE,
+                ) => return Err(AcceptError::Field),
+                Some(Known::DATE) => has_date = true,
+                Some(Known::SERVER) => has_server = true,
+                _ => {}
+            }
+            h1::write_checked_field(name, value, out)?;
+        }
+        lines.write(unix_s, has_date, has_server, out);
+        out.extend_from_slice(b"\r\n");
+        Ok(())
+    }
+}
+
+/// The value of Sec-WebSocket-Accept for `key` (RFC 6455, section 4.2.2).
+fn accept(key: &[u8]) -> Result<[u8; 28], Refusal> {
+    // 16 bytes are 24 characters, including two for padding.
+    let mut nonce = [0; 18];
+    let is_valid = key.len() == 24
+        && BASE64
+            .decode_slice(key, &mut nonce)
+            .is_ok_and(|length| length == 16);
+    if !is_valid {
+        return Err(Refusal::Key);
+    }
+    let mut hash = sha1_smol::Sha1::new();
+    hash.update(key);
+    hash.update(GUID);
+    let mut accept = [0; 28];
+    BASE64
+        .encode_slice(hash.digest().bytes(), &mut accept)
+        .map_err(|_| Refusal::Key)?;
+    Ok(accept)
+}
