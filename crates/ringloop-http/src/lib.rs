@@ -6,6 +6,7 @@
 //!
 //! - [`h1`]: requests and responses of HTTP/1.1 and HTTP/1.0.
 //! - [`websocket`]: handshake, frames and compression.
+//! - [`h2`]: HTTP/2, on top of the `h2` crate.
 //!
 //! Input is untrusted. What could be read in two ways is refused wherever the specifications allow that. All sizes and
 //! counts are limited. There is no `unsafe` code.
@@ -14,6 +15,7 @@
 
 mod date;
 pub mod h1;
+pub mod h2;
 mod names;
 mod response;
 mod syntax;

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod h1;
+pub(crate) mod h2;
 pub(crate) mod hyper_server;
 pub(crate) mod websocket;
 

@@ -1,0 +1,215 @@
+//! Counts the frames that a client sends, by their kinds.
+
+use super::Config;
+
+/// The length of a frame head in bytes (RFC 9113, section 4.1).
+const HEAD: usize = 9;
+/// The length of the client's preface in bytes (RFC 9113, section 3.4).
+const PREFACE: u64 = 24;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+/// DATA frames with a shorter payload than this are small, in bytes.
+const SMALL: u64 = 64;
+
+/// A limit for a kind of frames: how many at once, and how many per second (a token bucket).
+#[derive(Debug)]
+struct Allowance {
+    burst: u32,
+    per_s: u32,
+    /// In thousandths of a frame.
+    left: u64,
+    then_ms: u64,
+}
+
+impl Allowance {
+    fn new(burst: u32, per_s: u32) -> Self {
+        Allowance {
+            burst,
+            per_s,
+            left: u64::from(burst) * 1000,
+            then_ms: 0,
+        }
+    }
+
+    /// Count a frame. Returns whether it is within the limit.
+    fn take(&mut self, now_ms: u64) -> bool {
+        let since_ms = now_ms.saturating_sub(self.then_ms);
+        self.then_ms = self.then_ms.max(now_ms);
+        self.left = self
+            .left
+            .saturating_add(since_ms.saturating_mul(u64::from(self.per_s)))
+            .min(u64::from(self.burst) * 1000);
+        match self.left.checked_sub(1000) {
+            Some(left) => {
+                self.left = left;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Reads the heads of received frames, and counts them.
+#[derive(Debug)]
+pub(super) struct Meter {
+    head: [u8; HEAD],
+    head_length: usize,
+    /// The number of bytes before the next head.
+    skip: u64,
+    resets: Allowance,
+    control_frames: Allowance,
+    window_updates: Allowance,
+    small_data_frames: Allowance,
+}
+
+impl Meter {
+    pub(super) fn new(config: &Config) -> Self {
+        Meter {
+            head: [0; HEAD],
+            head_length: 0,
+            skip: PREFACE,
+            resets: Allowance::new(config.resets, config.resets_per_s),
+            control_frames: Allowance::new(config.control_frames, config.control_frames_per_s),
+            window_updates: Allowance::new(config.window_updates, config.window_updates_per_s),
+            small_data_frames: Allowance::new(
+                config.small_data_frames,
+                config.small_data_frames_per_s,
+            ),
+        }
+    }
+
+    /// Count a reset that the server had to send. Returns whether it is within the limit for the client's own resets.
+    pub(super) fn count_reset(&mut self, now_ms: u64) -> bool {
+        self.resets.take(now_ms)
+    }
+
+    /// Count the frames in `bytes`. Returns whether they are within the limits.
+    pub(super) fn count(&mut self, mut bytes: &[u8], now_ms: u64) -> bool {
+        loop {
+            let skipped =
+                usize::try_from(self.skip).map_or(bytes.len(), |skip| skip.min(bytes.len()));
+            bytes = &bytes[skipped..];
+            self.skip -= skipped as u64;
+            let length = bytes.len().min(HEAD - self.head_length);
+            self.head[self.head_length..self.head_length + length]
+                .copy_from_slice(&bytes[..length]);
+            self.head_length += length;
+            bytes = &bytes[length..];
+            if self.head_length < HEAD {
+                return true;
+            }
+            self.head_length = 0;
+            let [high, middle, low, kind, flags, ..] = self.head;
+            self.skip = u64::from(u32::from_be_bytes([0, high, middle, low]));
+            let is_allowed = match kind {
+                RST_STREAM => self.resets.take(now_ms),
+                WINDOW_UPDATE => self.window_updates.take(now_ms),
+                DATA if self.skip < SMALL && flags & END_STREAM == 0 => {
+                    self.small_data_frames.take(now_ms)
+                }
+                // These have their own limits.
+                DATA | HEADERS | CONTINUATION => true,
+                _ => self.control_frames.take(now_ms),
+            };
+            if !is_allowed {
+                return false;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let mut frame = vec![
+            0,
+            (payload >> 8) as u8,
+            payload as u8,
+            kind,
+            flags,
+            0,
+            0,
+            0,
+            1,
+        ];
+        frame.resize(HEAD + payload, kind);
+        frame
+    }
+
+    /// The index of the first of 20 frames that exceeds a limit.
+    fn first_refused(kind: u8, flags: u8, payload: usize, step: usize) -> Option<usize> {
+        let config = Config {
+            resets: 3,
+            control_frames: 5,
+            window_updates: 7,
+            small_data_frames: 9,
+            ..Config::default()
+        };
+        let mut meter = Meter::new(&config);
+        assert!(meter.count(&[0; PREFACE as usize], 0));
+        (0..20).find(|_| {
+            let frame = frame(kind, flags, payload);
+            !frame.chunks(step).all(|piece| meter.count(piece, 0))
+        })
+    }
+
+    #[test]
+    fn frames_are_counted_by_their_kind() {
+        for step in [1, 4, 1000] {
+            for (kind, flags, expected) in [
+                (RST_STREAM, 0, Some(3)),
+                // SETTINGS and PING, and their acknowledgements; PRIORITY, PUSH_PROMISE, GOAWAY, PRIORITY_UPDATE,
+                // unknown.
+                (4, 0, Some(5)),
+                (4, 1, Some(5)),
+                (6, 0, Some(5)),
+                (6, 1, Some(5)),
+                (2, 0, Some(5)),
+                (5, 0, Some(5)),
+                (7, 0, Some(5)),
+                (16, 0, Some(5)),
+                (200, 0, Some(5)),
+                (WINDOW_UPDATE, 0, Some(7)),
+                // DATA, HEADERS, CONTINUATION.
+                (0, 0, None),
+                (1, 4, None),
+                (9, 4, None),
+            ] {
+                assert_eq!(
+                    first_refused(kind, flags, 300, step),
+                    expected,
+                    "{kind} by {step}"
+                );
+            }
+            for (flags, payload, expected) in [
+                (0, 0, Some(9)),
+                (0, 63, Some(9)),
+                (0, 64, None),
+                (END_STREAM, 0, None),
+            ] {
+                assert_eq!(first_refused(DATA, flags, payload, step), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_used_up_comes_back_with_time() {
+        let mut allowance = Allowance::new(2, 10);
+        let mut take = |now_ms| allowance.take(now_ms);
+        assert!(take(0) && take(0) && !take(0));
+        assert!(!take(99));
+        assert!(take(100) && !take(100));
+        // Not more than the burst.
+        assert!(take(1_000_000) && take(1_000_000) && !take(1_000_000));
+        // A clock that goes backwards adds nothing.
+        assert!(!take(5));
+        assert!(take(u64::MAX));
+    }
+}
