@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri conformance suites soak bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance suites soak bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -99,6 +99,10 @@ test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and Thre
 miri: prerequisites ## the Rust tests that need no kernel under Miri; where that is missing it says so, and Valgrind runs them
 	$(say) 'Miri'
 	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
+
+fuzz: prerequisites ## fuzz the message layer of HTTP, each target for a minute, or for ARGS="--seconds N"; what this machine lacks for that is named
+	$(say) 'fuzzing'
+	@$(PYTHON) tools/fuzz.py $(ARGS) || [ $$? = 77 ]
 
 conformance: extension ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"

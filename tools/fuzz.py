@@ -1,0 +1,120 @@
+"""Fuzz the message layer of HTTP (crates/ringloop-http) by cargo-fuzz, each target for a bounded time.
+
+usage: tools/fuzz.py [--seconds N] [--collect] [TARGET...]
+
+The fuzzer starts from the corpus, which is a file of hexadecimal lines for each target in crates/ringloop-http/tests/corpus,
+and from the table of requests next to it. What it finds is kept in the cargo folder for the next run. `--collect` writes a
+minimal set of it to the corpus.
+
+Exits with 0 if no input failed, with 1 if one did, with 77 if this machine lacks something, which is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+CRATE = ROOT / "crates/ringloop-http"
+CORPUS = CRATE / "tests/corpus"
+TARGET_FOLDER = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "fuzz"
+FOLDERS = ["--fuzz-dir", str(CRATE / "fuzz"), "--target-dir", str(TARGET_FOLDER)]
+TARGETS = [path.stem for path in sorted((CRATE / "fuzz/fuzz_targets").glob("*.rs"))]
+# Longer inputs reach no more code, but take longer.
+INPUT_BYTES_MAX = 4096
+# The targets whose inputs are HTTP/1 requests, and the number of bytes before the request.
+TAKES_REQUESTS = {"h1_head": 0, "h1_connection": 8}
+
+
+def lacks(what: str) -> None:
+    print(f"fuzz: left out: {what}", file=sys.stderr)
+    sys.exit(77)
+
+
+def fuzz_command() -> list[str]:
+    """The command of cargo-fuzz, with a toolchain that accepts the flags of sanitizers."""
+    if shutil.which("cargo-fuzz") is None:
+        lacks("cargo-fuzz is not installed (cargo install cargo-fuzz)")
+    nightly = subprocess.run(["rustc", "+nightly", "--version"], capture_output=True, check=False)
+    if nightly.returncode == 0:
+        return ["cargo", "+nightly", "fuzz"]
+    # A stable compiler supports the flags, too, but hides them.
+    os.environ["RUSTC_BOOTSTRAP"] = "1"
+    return ["cargo", "fuzz"]
+
+
+def corpus_of(target: str) -> list[bytes]:
+    """The corpus of `target`."""
+    path = CORPUS / f"{target}.txt"
+    return [bytes.fromhex(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def requests_for(target: str) -> list[bytes]:
+    """The requests of the table, as inputs of `target`, if that takes any."""
+    if target not in TAKES_REQUESTS:
+        return []
+    rows = json.loads((CRATE / "tests/data/requests.json").read_text())
+    before = bytes(TAKES_REQUESTS[target])
+    return [before + row["input"].encode("latin-1") for row in rows]
+
+
+def write_inputs(folder: pathlib.Path, inputs: list[bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for data in inputs:
+        (folder / hashlib.sha1(data).hexdigest()).write_bytes(data)
+
+
+def run(fuzz: list[str], target: str, seconds: int) -> bool:
+    """Run a target. Returns whether no input failed."""
+    found = TARGET_FOLDER / "found" / target
+    write_inputs(found, corpus_of(target) + requests_for(target))
+    options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", "-timeout=20"]
+    command = [*fuzz, "run", *FOLDERS, target, str(found), "--", *options]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def collect(fuzz: list[str], target: str) -> None:
+    """Write a minimal set of inputs that together reach all code that was reached to the corpus."""
+    collected = TARGET_FOLDER / "collected" / target
+    shutil.rmtree(collected, ignore_errors=True)
+    collected.mkdir(parents=True)
+    folders = [str(collected), str(TARGET_FOLDER / "found" / target)]
+    # Without counters, it does not matter how often code is reached.
+    options = ["-set_cover_merge=1", "-use_counters=0", f"-max_len={INPUT_BYTES_MAX}"]
+    subprocess.run([*fuzz, "run", *FOLDERS, target, *folders, "--", *options], check=True)
+    needless = set(requests_for(target))
+    inputs = sorted({path.read_bytes() for path in collected.iterdir()} - needless, key=lambda data: (len(data), data))
+    (CORPUS / f"{target}.txt").write_text("".join(f"{data.hex()}\n" for data in inputs))
+    print(f"{target}: {len(inputs)} inputs of {sum(map(len, inputs))} bytes")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seconds", type=int, default=60, help="how long each target runs (60)")
+    parser.add_argument("--collect", action="store_true", help="write a minimal set of inputs to the corpus")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"some of {', '.join(TARGETS)}; default: all")
+    arguments = parser.parse_args()
+    for target in arguments.targets:
+        if target not in TARGETS:
+            parser.error(f"no target {target}")
+    fuzz = fuzz_command()
+    failed = []
+    for target in arguments.targets or TARGETS:
+        print(f"== {target}", flush=True)
+        if not run(fuzz, target, arguments.seconds):
+            failed.append(target)
+        elif arguments.collect:
+            collect(fuzz, target)
+    if failed:
+        print(f"failed: {', '.join(failed)}; the inputs are in {CRATE / 'fuzz/artifacts'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
