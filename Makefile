@@ -86,7 +86,7 @@ test-loom: prerequisites ## threads that wake one another, in all interleavings 
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
 		-p ringloop-driver -p ringloop --lib model $(ARGS)
 
-test-minimal: prerequisites ## the Rust tests of the published crates, with the oldest dependencies that they allow
+test-minimal: prerequisites ## the Rust tests of the published crates and of ringloop-http, with the oldest dependencies that they allow
 	$(say) 'the oldest dependencies'
 	@tools/minimal_versions.sh $(ARGS)
 
@@ -139,7 +139,7 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	$(say) clippy
 	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
 	$(say) rustdoc
-	@RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop
+	@RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop -p ringloop-http
 
 lint-python: build $(VENV)/.lint-installed
 	$(say) ruff

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the Rust tests of the published crates with the oldest versions of their dependencies that Cargo.toml allows.
+# Run the Rust tests of the published crates, and of ringloop-http, with the oldest versions of their dependencies that
+# Cargo.toml allows.
 # usage: tools/minimal_versions.sh [ARGUMENT OF CARGO TEST...]
 # It works on a copy, because cargo chooses versions by writing Cargo.lock. To choose the oldest is an option of nightly cargo's;
 # RUSTC_BOOTSTRAP=1 lets a stable one have it.
@@ -9,8 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${CARGO_TARGET_DIR:-target}/minimal-versions
 rm -rf "$folder/copy"
 mkdir -p "$folder/copy/crates"
-cp -r crates/driver crates/ringloop "$folder/copy/crates"
-sed 's|^members = .*|members = ["crates/driver", "crates/ringloop"]|' Cargo.toml >"$folder/copy/Cargo.toml"
+cp -r crates/driver crates/ringloop crates/ringloop-http "$folder/copy/crates"
+sed 's|^members = .*|members = ["crates/driver", "crates/ringloop", "crates/ringloop-http"]|' Cargo.toml >"$folder/copy/Cargo.toml"
 cd "$folder/copy"
 RUSTC_BOOTSTRAP=1 cargo update --quiet -Z direct-minimal-versions
 CARGO_TARGET_DIR=$PWD/../build exec cargo test --locked --all-features --no-fail-fast "$@"
