@@ -162,6 +162,14 @@ SCENARIOS = {
                 loop.create_task(echo(loop, end))
             loop.run_forever()
     """,
+    "tasks in debug mode, before the loop runs": """
+        def run(loop):
+            loop.set_debug(True)
+            loop.create_task(asyncio.sleep(0))
+            while True:
+                begun.release()
+                loop.call_soon(sum, ()).cancel()
+    """,
     "callbacks from other threads": """
         def post(loop):
             while True:

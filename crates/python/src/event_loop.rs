@@ -865,6 +865,7 @@ fn schedule_in_debug_mode<'py>(
     when: Option<Deadline>,
     call: &Call<'_>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let _sleeps_at_exit = SleepsAtExit::new();
     // SAFETY: the GIL is held and the pointers are live objects, borrowed from the caller of the method.
     unsafe {
         let arguments = objects::tuple_from_borrowed(call.arguments);
@@ -1131,6 +1132,7 @@ unsafe extern "C" fn create_task(
         static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let function = support::class(py, &BASE, "asyncio.base_events", "BaseEventLoop")?
             .getattr(intern!(py, "create_task"))?;
+        let _sleeps_at_exit = SleepsAtExit::new();
         let mut all = vec![this.as_ptr()];
         all.extend_from_slice(arguments);
         vectorcall(&function, &all, positional as usize + 1, names.as_ref())
