@@ -750,7 +750,9 @@ def handle_in_each_state(way, arguments, debug, loop, journal):
             if hasattr(handles[0].__class__, name) and (name, count) not in UNSPEAKABLE:
                 journal.attempt(f"{name} {count}", getattr(handles[0], name), *(None,) * count)
     journal.note(handles[0] == handles[0], handles[0] != None, handles[0] == 5)  # noqa: E711
-    for other in (None, 5, asyncio.Handle(print, (), loop)):
+    # What cannot be compared is named by its type, and ours are of one type whether made in another thread or not.
+    others = () if way == "call_soon_threadsafe" else (None, 5, asyncio.Handle(print, (), loop))
+    for other in others:
         for operation in (operator.lt, operator.le, operator.gt, operator.ge):
             journal.attempt(operation.__name__, operation, handles[0], other)
     handles[0].cancel()

@@ -6,6 +6,7 @@ import errno
 import inspect
 import io
 import os
+import sys
 import warnings
 from asyncio import base_events, constants, exceptions, selector_events, unix_events
 from asyncio.log import logger
@@ -40,6 +41,10 @@ def named_as(original: FunctionType) -> Callable[[Any], Any]:
         return copy
 
     return rename
+
+
+# Whether numbers that are too large for the system call are none too large for asyncio, as in later versions.
+_BOUNDS_COUNT = "maxsize" in unix_events._UnixSelectorEventLoop._sock_sendfile_native_impl.__code__.co_names  # type: ignore[attr-defined]
 
 
 class SocketTransport(_core.SocketTransport):
@@ -152,6 +157,8 @@ async def _send_file_now(loop: EventLoop, transport: SocketTransport, file: Any,
         raise exceptions.SendfileNotAvailableError("not a regular file") from None
     if not (count or size):
         return 0
+    if count and _BOUNDS_COUNT:
+        count = min(count, sys.maxsize)
     failure: OSError | None = None
     try:
         if (ended := transport._start_sendfile(number, offset, count)) is not None:
