@@ -8,7 +8,7 @@ import itertools
 import socket
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from differential import demand_the_same
@@ -371,6 +371,7 @@ def control_the_flow(program, loop, journal):
 
 @pytest.mark.ringloop_only
 @given(program=FLOW_PROGRAMS)
+@example(program=(("write", 16257), ("read", 1), ("read", 8127), ("writelines", (1,))))
 @settings(max_examples=80, **COMMON)
 def test_random_flow_control_does_what_asyncios_does(loop_factory, program):
     same_journal(control_the_flow, loop_factory, program)

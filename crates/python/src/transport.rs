@@ -420,21 +420,21 @@ impl SocketTransport {
             Ok(chunks) => chunks,
             Err(error) => return fail(slf, error),
         };
-        {
+        let was_empty = {
             let mut state = slf.get().state.get_mut(py);
             let was_empty = state.buffer.is_empty();
             state.buffer_len += chunks.iter().map(Chunk::len).sum::<usize>();
             state.buffer.append(&mut chunks);
-            if !was_empty {
-                drop(state);
-                return maybe_pause_protocol(slf);
-            }
-        }
+            was_empty
+        };
+        // Also what the kernel had no room for before: as asyncio, which tries whatever was reported.
         flush(slf)?;
         if slf.get().state.get(py).buffer.is_empty() {
             return Ok(());
         }
-        begin_blocked_write(slf)?;
+        if was_empty {
+            begin_blocked_write(slf)?;
+        }
         maybe_pause_protocol(slf)
     }
 
