@@ -54,6 +54,10 @@ class Factory:
         self.made.append(self.kind(*self.arguments))
         return self.made[-1]
 
+    def has_connected(self, count=1):
+        """Whether so many have been made, and the last of them was told its transport."""
+        return len(self.made) >= count and getattr(self.made[-1], "transport", None) is not None
+
 
 class Echo(asyncio.Protocol):
     def connection_made(self, transport):
@@ -128,7 +132,7 @@ def test_a_server_on_all_interfaces(loop, host):
                 assert listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
             else:
                 with socket.create_connection((HOST, listener.getsockname()[1])):
-                    await until(lambda: factory.made)
+                    await until(factory.has_connected)
         await until(lambda: factory.made[0].lost)
         server.close()
         await server.wait_closed()
@@ -145,7 +149,7 @@ def test_a_server_on_ipv6(loop):
         address = server.sockets[0].getsockname()
         assert address[0] == "::1" and len(address) == 4
         transport, client = await loop.create_connection(Recorder, "::1", address[1])
-        await until(lambda: factory.made)
+        await until(factory.has_connected)
         assert transport.get_extra_info("peername")[:2] == ("::1", address[1])
         assert len(factory.made[0].transport.get_extra_info("peername")) == 4
         transport.close()
@@ -217,7 +221,7 @@ def test_start_serving_later(loop):
         await server.start_serving()
         assert server.is_serving()
         with socket.create_connection(address_of(server)):
-            await until(lambda: factory.made)
+            await until(factory.has_connected)
         await until(lambda: factory.made[0].lost)
         server.close()
         await server.wait_closed()
@@ -284,7 +288,7 @@ def test_close_refuses_new_clients_and_keeps_the_old(loop):
         server = await loop.create_server(factory, HOST, 0)
         address = address_of(server)
         transport, client = await loop.create_connection(Recorder, *address)
-        await until(lambda: factory.made)
+        await until(factory.has_connected)
         server.close()
         server.close()
         with pytest.raises(ConnectionRefusedError), socket.create_connection(address):
@@ -304,7 +308,7 @@ def test_wait_closed_waits_as_in_asyncio(loop_factory):
             factory = Factory()
             server = await loop.create_server(factory, HOST, 0)
             transport, _ = await loop.create_connection(Recorder, *address_of(server))
-            await until(lambda: factory.made)
+            await until(factory.has_connected)
             waiter = asyncio.ensure_future(server.wait_closed())
             await turns(3)
             trace.append(("open", waiter.done()))
@@ -331,7 +335,7 @@ def test_close_clients_and_abort_clients(loop):
         factory = Factory()
         server = await loop.create_server(factory, HOST, 0)
         clients = [await loop.create_connection(Recorder, *address_of(server)) for _ in range(3)]
-        await until(lambda: len(factory.made) == 3)
+        await until(lambda: factory.has_connected(3))
         getattr(server, method)()
         await until(lambda: all(protocol.lost for protocol in factory.made))
         assert [protocol.error for protocol in factory.made] == [None] * 3
@@ -353,7 +357,7 @@ def test_close_clients_flushes_and_abort_clients_does_not(loop):
         server = await loop.create_server(factory, HOST, 0)
         with socket.create_connection(address_of(server)) as peer:
             peer.setblocking(False)
-            await until(lambda: factory.made)
+            await until(factory.has_connected)
             factory.made[0].transport.write(bytes(amount))
             getattr(server, method)()
             server.close()
@@ -376,7 +380,7 @@ def test_serve_forever_until_cancelled(loop):
             await server.serve_forever()
         assert str(caught.value) == f"server {server!r} is already being awaited on serve_forever()"
         with socket.create_connection(address_of(server)):
-            await until(lambda: factory.made)
+            await until(factory.has_connected)
         await until(lambda: factory.made[0].lost)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -476,7 +480,7 @@ def test_create_connection_returns_transport_and_protocol(loop):
         assert protocol is client and client.transport is transport
         assert client.names == ["connection_made"], "connection_made comes before create_connection returns"
         assert isinstance(transport, asyncio.Transport)
-        await until(lambda: factory.made)
+        await until(factory.has_connected)
         server_side = factory.made[0].transport
         assert transport.get_extra_info("peername") == server_side.get_extra_info("sockname") == address_of(server)
         assert transport.get_extra_info("sockname") == server_side.get_extra_info("peername")
@@ -827,7 +831,7 @@ def test_local_addr(loop, refused_port):
         local = ("127.0.0.9", refused_port)  # Nobody else can have it under all addresses.
         transport, client = await loop.create_connection(Recorder, *address_of(server), local_addr=local)
         assert transport.get_extra_info("sockname") == local
-        await until(lambda: factory.made)
+        await until(factory.has_connected)
         transport.abort()
         await until(lambda: client.lost and factory.made[0].lost)
         server.close()
@@ -1206,7 +1210,7 @@ def test_nodelay_is_set_on_both_sides(loop):
         factory = Factory()
         server = await loop.create_server(factory, HOST, 0)
         transport, client = await loop.create_connection(Recorder, *address_of(server))
-        await until(lambda: factory.made)
+        await until(factory.has_connected)
         for side in (transport, factory.made[0].transport):
             assert side.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         transport.close()
@@ -2136,7 +2140,7 @@ def test_bulk_in_both_directions_at_once_with_slow_readers(loop, kind):
         factory = Factory(Slow)
         server = await loop.create_server(factory, HOST, 0)
         transport, client = await loop.create_connection(Slow, *address_of(server))
-        await until(lambda: factory.made)
+        await until(factory.has_connected)
         other = factory.made[0]
         for part in range(0, size, 3_000_000):
             transport.write(there[part : part + 3_000_000])
@@ -2218,7 +2222,7 @@ def test_a_crowd_that_connects_before_the_loop_looks(loop):
         factory = Factory()
         server = await loop.create_server(factory, HOST, 0, backlog=50)
         clients = [socket.create_connection(address_of(server)) for _ in range(50)]
-        await until(lambda: len(factory.made) == 50)
+        await until(lambda: factory.has_connected(50))
         await until(lambda: all(protocol.transport for protocol in factory.made))
         names = {protocol.transport.get_extra_info("peername") for protocol in factory.made}
         assert names == {client.getsockname() for client in clients}
