@@ -72,6 +72,7 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
 
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
         super()._on_handshake_complete(handshake_exc)
+        del handshake_exc  # Its traceback refers to this frame.
         if self._app_reading_paused and self._state is _WRAPPED:
             # asyncio sends the last words of the handshake after its first read. Where the protocol has paused reading in
             # connection_made, there is none, and the peer would wait for them.
