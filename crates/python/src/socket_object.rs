@@ -17,6 +17,7 @@ use crate::objects::New;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
 
 /// The beginning of `PySocketSockObject` (Modules/socketmodule.h), which no version has changed from Python 3.11 to 3.15.
 #[repr(C)]
@@ -29,6 +30,8 @@ struct SocketObject {
 
 /// `_socket.socket`, the base of `socket.socket`. Null before `add_to`.
 static CLASS: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+/// `socket.socket`, which nearly all sockets are of, if it is derived from `CLASS`; otherwise null.
+static USUAL: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 /// Whether the objects of the running interpreter were seen to begin as `SocketObject` does.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
@@ -71,6 +74,9 @@ unsafe fn read(sock: &Bound<'_, PyAny>) -> Fields {
 #[inline]
 fn is_socket(sock: &Bound<'_, PyAny>) -> bool {
     let class = CLASS.load(Relaxed);
+    if sock.get_type_ptr() == USUAL.load(Relaxed) {
+        return true;
+    }
     // SAFETY: the GIL is held, and `class` is null or a type that lives for ever.
     !class.is_null() && unsafe { ffi::PyObject_TypeCheck(sock.as_ptr(), class) != 0 }
 }
@@ -180,6 +186,13 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let class = base(py)?.as_ptr().cast::<ffi::PyTypeObject>();
     CLASS.store(class, Relaxed);
+    let usual = py.import("socket")?.getattr("socket")?;
+    if let Ok(usual) = usual.cast_into::<PyType>()
+        && usual.is_subclass(base(py)?)?
+    {
+        // It lives for ever from here on, so that no other type ever has its address.
+        USUAL.store(usual.into_ptr().cast(), Relaxed);
+    }
     // SAFETY: the GIL is held and `class` is a type.
     let is_large_enough =
         unsafe { (*class).tp_basicsize } >= size_of::<SocketObject>() as ffi::Py_ssize_t;
