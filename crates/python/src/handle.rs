@@ -89,14 +89,10 @@ impl<'py> IntoPyObject<'py> for New<Deadline> {
     type Error = PyErr;
 
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: `py` proves that the GIL is held; each call returns a new reference, or null with an exception.
-        unsafe {
-            let number = if self.0.integer {
-                ffi::PyLong_FromDouble(self.0.seconds)
-            } else {
-                ffi::PyFloat_FromDouble(self.0.seconds)
-            };
-            Bound::from_owned_ptr_or_err(py, number)
+        if self.0.integer {
+            Ok(New(self.0.seconds as i64).into_pyobject(py)?.into_any())
+        } else {
+            Ok(objects::float(py, self.0.seconds)?.into_any())
         }
     }
 }
