@@ -10,10 +10,12 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 
 import pytest
+import trustme
 
 pytest.register_assert_rewrite("differential", "support")
 
@@ -139,3 +141,13 @@ def refused_port():
     with socket.socket() as sock:
         sock.bind((support.HOST, 0))
         yield sock.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def contexts():
+    """A server's and a client's TLS contexts."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA).configure_cert(server)
+    authority.configure_trust(client)
+    return server, client

@@ -5,13 +5,11 @@ What is set is what is called, by the user's code, by asyncio's and by the nativ
 
 import asyncio
 import gc
-import ssl
 import sys
 import weakref
 from unittest import mock
 
 import pytest
-import trustme
 
 import support
 from differential import demand_the_same
@@ -267,16 +265,6 @@ def play(scene, kind, loop, journal):
 def test_what_the_loop_calls_of_a_stream(loop_factory, scene, kind):
     """As asyncio: neither more of the replaced methods nor fewer."""
     demand_the_same(play, loop_factory, scene, kind)
-
-
-@pytest.fixture(scope="module")
-def contexts():
-    """A server's and a client's TLS contexts."""
-    authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA).configure_cert(server)
-    authority.configure_trust(client)
-    return server, client
 
 
 def below(transport):

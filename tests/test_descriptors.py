@@ -54,6 +54,18 @@ def pair():
     return apart(ours), peer
 
 
+async def lend(loop, kind=Recorder):
+    """Make a transport for a protocol of this kind on a socket that stays ours, and let it begin.
+
+    Return (the socket, the other end's, the protocol, the transport).
+    """
+    ours, peer = pair()
+    protocol = kind()
+    transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
+    await turns(3)
+    return ours, peer, protocol, transport
+
+
 def fill(sock):
     """Write until the socket takes no more."""
     with contextlib.suppress(BlockingIOError):
@@ -178,10 +190,7 @@ def test_a_transport_uses_the_descriptor_that_its_socket_has(loop_factory, way, 
         contexts = capture_contexts(loop)
 
         async def main():
-            ours, peer = pair()
-            protocol = recorder()
-            transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
-            await turns(3)
+            ours, peer, protocol, transport = await lend(loop, recorder)
             with peer, parted(way, ours) as stranger:
                 result = outcome_of(action, transport, peer, stranger)
                 await turns(5)
@@ -207,10 +216,7 @@ def test_a_transport_uses_the_descriptor_that_its_socket_has(loop_factory, way, 
 def test_what_is_buffered_is_not_sent_elsewhere(loop_factory, way):
     def body(loop):
         async def main():
-            ours, peer = pair()
-            protocol = Recorder()
-            transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
-            await turns(3)
+            ours, peer, protocol, transport = await lend(loop)
             # One that reads, too, asyncio can't abort: changing what a closed number is watched for is an error.
             transport.pause_reading()
             fill(ours)
@@ -234,10 +240,7 @@ def test_what_is_buffered_is_not_sent_elsewhere(loop_factory, way):
 def test_reading_resumes_only_on_a_descriptor_that_is_open(loop_factory, way):
     def body(loop):
         async def main():
-            ours, peer = pair()
-            protocol = Recorder()
-            transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
-            await turns(3)
+            ours, peer, protocol, transport = await lend(loop)
             transport.pause_reading()
             with peer, parted(way, ours):
                 result = outcome_of(transport.resume_reading)
@@ -259,10 +262,7 @@ def test_reading_does_not_resume_on_another_connection(loop, way):
     """asyncio's transport registers the number all the same, and ends at the other's first data."""
 
     async def main():
-        ours, peer = pair()
-        protocol = Recorder()
-        transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
-        await turns(3)
+        ours, peer, protocol, transport = await lend(loop)
         transport.pause_reading()
         with peer, parted(way, ours) as stranger:
             with pytest.raises(OSError) as caught:
@@ -306,10 +306,7 @@ def test_streams_whose_socket_is_gone(loop_factory, way):
 def test_a_file_is_not_sent_elsewhere(loop_factory, way, fallback):
     def body(loop):
         async def main():
-            ours, peer = pair()
-            protocol = Recorder()
-            transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
-            await turns(3)
+            ours, peer, protocol, transport = await lend(loop)
             with tempfile.TemporaryFile() as file, peer, parted(way, ours) as stranger:
                 file.write(b"secret")
                 file.flush()
@@ -862,10 +859,7 @@ def test_an_operation_whose_number_became_a_connections_leaves_that_alone(loop, 
 @pytest.mark.parametrize("end", ["close", "abort"])
 def test_a_transport_that_ends_leaves_alone_who_has_its_number(loop, end):
     async def main():
-        ours, peer = pair()
-        protocol = Recorder()
-        transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
-        await turns(3)
+        ours, peer, protocol, transport = await lend(loop)
         trace = []
         with peer, parted("closed and reused", ours) as stranger:
             getattr(transport, end)()
@@ -885,10 +879,7 @@ def test_a_transport_that_still_has_something_to_send_leaves_alone_who_has_its_n
     """asyncio refuses to watch the number for as long."""
 
     async def main():
-        ours, peer = pair()
-        protocol = Recorder()
-        transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
-        await turns(3)
+        ours, peer, protocol, transport = await lend(loop)
         fill(ours)
         transport.write(b"secret")
         transport.close()

@@ -11,12 +11,10 @@ import os
 import re
 import signal
 import socket
-import ssl
 import sys
 import traceback
 
 import pytest
-import trustme
 
 import support
 from differential import demand_the_same
@@ -249,16 +247,6 @@ STREAM_CALLBACKS = [
     (Protocol, "resume_writing"), (Protocol, "connection_lost"), (BufferedProtocol, "get_buffer"),
     (BufferedProtocol, "buffer_updated"), (BufferedProtocol, "eof_received"), (Undecided, "eof_received"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def contexts():
-    """A server's and a client's TLS contexts."""
-    authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA).configure_cert(server)
-    authority.configure_trust(client)
-    return server, client
 
 
 def converse(install, kind, failing, first, over_tls, loop, journal):
