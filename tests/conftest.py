@@ -14,6 +14,8 @@ import ssl
 import sys
 import threading
 
+import hypothesis
+import hypothesis.strategies
 import pytest
 import trustme
 
@@ -54,8 +56,15 @@ def pytest_configure(config):
     )
 
 
+@hypothesis.settings(max_examples=1, database=None, derandomize=True)
+@hypothesis.given(hypothesis.strategies.none())
+def use_hypothesis_once(_):
+    """Let Hypothesis make its generator of random numbers while the collector still sees who refers to it: it looks, and warns."""
+
+
 def pytest_collection_finish():
     """Hide from the garbage collector what pytest keeps of its thousands of tests: many of them collect, some hundreds of times."""
+    use_hypothesis_once()
     gc.collect()
     gc.freeze()
 
