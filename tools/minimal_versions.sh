@@ -10,10 +10,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${CARGO_TARGET_DIR:-target}/minimal-versions
 rm -rf "$folder/copy"
 mkdir -p "$folder/copy/crates"
-cp -r crates/driver crates/ringloop crates/ringloop-http "$folder/copy/crates"
+cp -r crates/ringloop-driver crates/ringloop crates/ringloop-http "$folder/copy/crates"
 # The guide is tested as documentation of a crate.
 cp -r docs "$folder/copy"
-sed 's|^members = .*|members = ["crates/driver", "crates/ringloop", "crates/ringloop-http"]|' Cargo.toml >"$folder/copy/Cargo.toml"
+sed 's|^members = .*|members = ["crates/ringloop-driver", "crates/ringloop", "crates/ringloop-http"]|' Cargo.toml >"$folder/copy/Cargo.toml"
 cd "$folder/copy"
 RUSTC_BOOTSTRAP=1 cargo update --quiet -Z direct-minimal-versions
 CARGO_TARGET_DIR=$PWD/../build exec cargo test --locked --all-features --no-fail-fast "$@"

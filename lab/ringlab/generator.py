@@ -31,7 +31,7 @@ class GeneratorMissing(Exception):
 def repository() -> Path | None:
     """Return the root of the repository that this package stands in, if it does."""
     root = Path(__file__).resolve().parent.parent.parent
-    return root if (root / "lab" / "generator" / "Cargo.toml").exists() else None
+    return root if (root / "lab" / "ringlab-load" / "Cargo.toml").exists() else None
 
 
 def build(root: Path) -> Path:
