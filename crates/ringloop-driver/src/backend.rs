@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use crate::config::{BackendChoice, BackendKind, Config, Refused};
+use crate::contract::{Counters, Peek};
 use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
 use crate::op::Op;
@@ -13,7 +14,6 @@ use crate::scripted::Scripted;
 use crate::token::Token;
 use crate::uring::Uring;
 use crate::waker::Waker;
-use crate::{Counters, Peek};
 
 /// The backends. All are always compiled; which one runs is decided by trying.
 pub(crate) enum Backend {

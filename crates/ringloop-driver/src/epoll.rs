@@ -10,26 +10,22 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use crate::contract::{BATCH, Counters, Peek};
+use crate::emulation::{Attempt, failure, try_now};
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
+use crate::op::Op;
 use crate::registry::{self, Registry};
-use crate::shared_fd::SharedFd;
-use crate::sys::{self, Waiting};
+use crate::sys;
 use crate::table::{Course, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::Workers;
-use crate::{BATCH, Counters, Peek};
 
 /// What the kernel gives back for the waker's eventfd: no descriptor has this number.
 const WAKER: u64 = u64::MAX;
-
-/// How many connections one accept operation takes before others get their turn.
-const ACCEPTS_PER_TURN: u32 = 64;
 
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
@@ -56,18 +52,6 @@ pub(crate) struct Epoll {
     /// Whether the kernel has `epoll_pwait2(2)`.
     precise: bool,
     abandoned: bool,
-}
-
-/// What trying an operation came to.
-pub(crate) enum Attempt {
-    /// The last result, or `-errno`.
-    Done(i32),
-    /// It must wait for its direction.
-    Blocked,
-    /// A multishot operation has had its share of this turn.
-    Again,
-    /// It would block the thread: a worker's job.
-    Offload,
 }
 
 impl Epoll {
@@ -343,7 +327,7 @@ impl Epoll {
                 && let Some(Err(error)) = fd.map(|fd| self.register(fd))
             {
                 // It can't be waited for after all.
-                self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
+                self.finish(token, failure(&error));
             }
         }
     }
@@ -568,7 +552,7 @@ impl Epoll {
             && let Err(error) = self.register(fd)
         {
             for token in self.table.operations_of(fd) {
-                self.finish(token, -error.raw_os_error().unwrap_or(libc::EIO));
+                self.finish(token, failure(&error));
             }
         }
     }
@@ -620,214 +604,6 @@ impl Drop for Epoll {
         }
         self.report(&mut Vec::new());
     }
-}
-
-/// Tries an operation without blocking the thread. Results that come before the last one go to `earlier`.
-pub(crate) fn try_now(
-    operation: &mut Operation,
-    multishot: bool,
-    earlier: &mut Vec<i32>,
-) -> Attempt {
-    if operation.op.is_misplaced() {
-        return Attempt::Done(-libc::ESPIPE);
-    }
-    let result = match &mut operation.op {
-        Op::Accept { fd, .. } => return accept(fd.as_raw_fd(), multishot, earlier),
-        Op::Connect { .. } => return connect(operation),
-        Op::Recv { fd, buffer, flags } => {
-            sys::receive(fd.as_raw_fd(), spare(buffer), *flags | libc::MSG_DONTWAIT)
-        }
-        Op::Send {
-            fd,
-            buffer,
-            start,
-            flags,
-        } => sys::send(
-            fd.as_raw_fd(),
-            &buffer[*start..],
-            *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        ),
-        Op::SendZeroCopy { fd, bytes, flags } => sys::send(
-            fd.as_raw_fd(),
-            bytes.as_slice(),
-            *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        )
-        .map(|count| {
-            earlier.push(count as i32);
-            SENT_BY_COPY as usize
-        }),
-        Op::RecvMsg { .. } | Op::SendMsg { .. } => operation.transfer_message(),
-        Op::Read { fd, .. } | Op::Write { fd, .. } if fd.nature().is_storage => {
-            return Attempt::Offload;
-        }
-        Op::Read { fd, buffer, offset } => read(fd.as_raw_fd(), spare(buffer), *offset),
-        Op::Write {
-            fd,
-            buffer,
-            start,
-            offset,
-        } => write(fd.as_raw_fd(), &buffer[*start..], *offset),
-        Op::Fsync { .. } | Op::OpenAt { .. } | Op::Statx { .. } | Op::Close { .. } => {
-            return Attempt::Offload;
-        }
-        Op::Shutdown { fd, how } => sys::shutdown(fd.as_raw_fd(), *how).map(|()| 0),
-    };
-    match result {
-        Ok(count) => Attempt::Done(count as i32),
-        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && !operation.op.never_waits() => {
-            Attempt::Blocked
-        }
-        Err(error) => Attempt::Done(failure(&error)),
-    }
-}
-
-/// An error in the form of a result.
-pub(crate) fn failure(error: &io::Error) -> i32 {
-    -error.raw_os_error().unwrap_or(libc::EIO)
-}
-
-fn accept(fd: RawFd, multishot: bool, accepted: &mut Vec<i32>) -> Attempt {
-    for _ in 0..ACCEPTS_PER_TURN {
-        // A listening socket that blocks would hold up the thread if somebody else took the connection between
-        // the question and the call; one that does not is not asked.
-        if sys::is_nonblocking(fd).is_ok_and(|nonblocking| !nonblocking)
-            && sys::poll_now(fd, libc::POLLIN).is_ok_and(|ready| ready == 0)
-        {
-            return Attempt::Blocked;
-        }
-        match sys::accept(fd) {
-            Ok(connection) if multishot => accepted.push(connection),
-            Ok(connection) => return Attempt::Done(connection),
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Attempt::Blocked,
-            Err(error) => return Attempt::Done(failure(&error)),
-        }
-    }
-    Attempt::Again
-}
-
-fn connect(operation: &mut Operation) -> Attempt {
-    let Op::Connect { fd, .. } = &operation.op else {
-        return Attempt::Done(-libc::EINVAL);
-    };
-    let fd = fd.as_raw_fd();
-    if operation.started {
-        return match sys::socket_error(fd) {
-            Ok(0) => match sys::poll_now(fd, libc::POLLOUT) {
-                Ok(0) => Attempt::Blocked,
-                _ => Attempt::Done(0),
-            },
-            Ok(error) => Attempt::Done(-error),
-            Err(error) => Attempt::Done(failure(&error)),
-        };
-    }
-    operation.started = true;
-    let blocking = sys::is_nonblocking(fd).is_ok_and(|nonblocking| !nonblocking);
-    let result = if blocking {
-        let result = sys::set_nonblocking(fd, true).and_then(|()| operation.connect());
-        let restored = sys::set_nonblocking(fd, false);
-        result.and(restored)
-    } else {
-        operation.connect()
-    };
-    match result {
-        Ok(()) => Attempt::Done(0),
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Attempt::Blocked,
-        Err(error) => Attempt::Done(failure(&error)),
-    }
-}
-
-/// How much may be written to a blocking pipe that has said it has room (pipe(7)).
-const PIPE_ROOM: usize = 4096;
-
-pub(crate) fn read(
-    fd: RawFd,
-    room: &mut [MaybeUninit<u8>],
-    offset: Option<u64>,
-) -> io::Result<usize> {
-    match sys::read(fd, room, offset, Waiting::Forbidden) {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            if sys::poll_now(fd, libc::POLLIN)? == 0 {
-                return Err(io::Error::from_raw_os_error(libc::EAGAIN));
-            }
-            sys::read(fd, room, offset, Waiting::Allowed)
-        }
-        result => result,
-    }
-}
-
-pub(crate) fn write(fd: RawFd, buffer: &[u8], offset: Option<u64>) -> io::Result<usize> {
-    match sys::write(fd, buffer, offset, Waiting::Forbidden) {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            if sys::poll_now(fd, libc::POLLOUT)? == 0 {
-                return Err(io::Error::from_raw_os_error(libc::EAGAIN));
-            }
-            sys::write(
-                fd,
-                &buffer[..buffer.len().min(PIPE_ROOM)],
-                offset,
-                Waiting::Allowed,
-            )
-        }
-        result => result,
-    }
-}
-
-/// Does an operation for as long as it takes; a worker's part.
-pub(crate) fn perform(parked: &mut Parked) -> i32 {
-    let operation = parked.get_mut();
-    loop {
-        let result = attempt(operation);
-        if !operation.opens_again(result) {
-            return result;
-        }
-    }
-}
-
-fn attempt(operation: &mut Operation) -> i32 {
-    let open_flags = operation.open_flags();
-    let result = match &mut operation.op {
-        Op::Read { fd, buffer, offset } => {
-            sys::read(fd.as_raw_fd(), spare(buffer), *offset, Waiting::Allowed)
-        }
-        Op::Write {
-            fd,
-            buffer,
-            start,
-            offset,
-        } => sys::write(fd.as_raw_fd(), &buffer[*start..], *offset, Waiting::Allowed),
-        Op::Fsync { fd, data_only } => sys::fsync(fd.as_raw_fd(), *data_only).map(|()| 0),
-        Op::OpenAt {
-            directory,
-            path,
-            mode,
-            ..
-        } => sys::open_at(place(directory.as_ref()), path, open_flags, *mode).map(|fd| fd as usize),
-        Op::Statx {
-            directory,
-            path,
-            flags,
-            mask,
-            status,
-        } => sys::statx(
-            place(directory.as_ref()),
-            path,
-            *flags,
-            *mask,
-            &mut status.0,
-        )
-        .map(|()| 0),
-        Op::Close { fd } => fd.take().map_or(Ok(()), sys::close).map(|()| 0),
-        _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-    };
-    match result {
-        Ok(count) => i32::try_from(count).unwrap_or(i32::MAX),
-        Err(error) => failure(&error),
-    }
-}
-
-/// Where relative paths begin.
-fn place(directory: Option<&SharedFd>) -> RawFd {
-    directory.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd)
 }
 
 #[cfg(test)]

@@ -60,6 +60,8 @@
 pub mod affinity;
 mod backend;
 mod config;
+mod contract;
+mod emulation;
 mod epoll;
 mod event;
 mod op;
@@ -83,6 +85,7 @@ pub use config::{
     BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, SLOTS_MAX,
     UnknownBackend,
 };
+pub use contract::{Counters, Peek};
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
 pub use plan::Fault;
@@ -93,57 +96,11 @@ pub use token::Token;
 pub use waker::Waker;
 
 use backend::Backend;
+use contract::inherited;
 use scripted::Scripted;
 
 /// The longest that one poll waits: some thirty years, which every kernel can count.
 const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
-
-/// A poll collects at least so many events, if there are as many, and then leaves the rest to the next one: whoever polls has
-/// timers to look at, too.
-const BATCH: usize = 512;
-
-/// What a driver knows without a system call about the next poll.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
-pub enum Peek {
-    /// A poll has something to do or to report.
-    Ready,
-    /// A poll would report nothing now; with a timeout of zero it makes no system call.
-    Empty,
-    /// Only the kernel knows.
-    Unknown,
-}
-
-/// What a driver has done so far, and what it holds.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// System calls made by the driver and its [`Registry`], those of its worker threads and wakers excepted.
-    pub system_calls: u64,
-    /// Events reported.
-    pub events: u64,
-    /// Wakes from other threads that a poll has noticed; those in quick succession count once.
-    pub wakes: u64,
-    /// Watches that live now, armed or not; without those of the [`Registry`].
-    pub watches: u64,
-    /// Operations that have not finished.
-    pub operations: u64,
-    /// Events dropped because their owner was gone.
-    pub stale_events: u64,
-    /// Polls that found the completion queue overflowed.
-    pub overflows: u64,
-    /// Multishot requests that the kernel ended and the driver queued anew.
-    pub rearms: u64,
-    /// Enters that took fewer entries than there were.
-    pub short_submits: u64,
-    /// Enters refused for want of room or memory, and tried again.
-    pub refused_submits: u64,
-    /// Rings built because the driver had moved to another thread.
-    pub rings_rebuilt: u64,
-    /// Zero-copy sends that are over, those that failed excepted.
-    pub zero_copy_sends: u64,
-    /// The part of them of which the kernel made a copy all the same.
-    pub zero_copy_copies: u64,
-}
 
 /// The kernel's I/O for one thread at a time. See the [crate's documentation](crate) for the contract.
 pub struct Driver {
@@ -331,21 +288,6 @@ impl Driver {
     pub fn counters(&self) -> Counters {
         self.backend.counters()
     }
-}
-
-/// What a child says to whoever uses its parent's driver.
-fn inherited() -> io::Error {
-    io::Error::other(
-        "this loop was inherited over fork: it belongs to the parent process; make a new one in the child",
-    )
-}
-
-/// What a flush says that could not hand everything over.
-fn refused() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::ResourceBusy,
-        "the kernel takes no more requests at the moment: what is queued goes along with a later flush or poll",
-    )
 }
 
 impl fmt::Debug for Driver {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use crate::epoll::{self, Attempt, failure};
+use crate::emulation::{self, Attempt, failure};
 use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
 use crate::sys::{self, Waiting};
 
@@ -91,10 +91,10 @@ impl Planned {
 }
 
 fn whole(parked: &mut Parked, multishot: bool, earlier: &mut Vec<i32>) -> Option<i32> {
-    match epoll::try_now(parked.get_mut(), multishot, earlier) {
+    match emulation::try_now(parked.get_mut(), multishot, earlier) {
         Attempt::Done(result) => Some(result),
         Attempt::Blocked | Attempt::Again => None,
-        Attempt::Offload => Some(epoll::perform(parked)),
+        Attempt::Offload => Some(emulation::perform(parked)),
     }
 }
 
@@ -115,7 +115,7 @@ fn in_part(
             if fd.nature().is_storage {
                 sys::read(number, room, *offset, Waiting::Allowed)
             } else {
-                epoll::read(number, room, *offset)
+                emulation::read(number, room, *offset)
             }
         }
         Op::Write {
@@ -129,7 +129,7 @@ fn in_part(
             if fd.nature().is_storage {
                 sys::write(fd.as_raw_fd(), part, *offset, Waiting::Allowed)
             } else {
-                epoll::write(fd.as_raw_fd(), part, *offset)
+                emulation::write(fd.as_raw_fd(), part, *offset)
             }
         }
         Op::SendZeroCopy { fd, bytes, flags } => {

@@ -11,6 +11,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::contract::inherited;
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::sys;
 use crate::token::Token;
@@ -170,7 +171,7 @@ impl Registry {
         mode: Mode,
     ) -> io::Result<()> {
         if self.shared.forks != sys::forks() {
-            return Err(crate::inherited());
+            return Err(inherited());
         }
         self.shared.system_calls.fetch_add(1, Relaxed);
         let how = match mode {

@@ -13,6 +13,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::contract::{Counters, Peek, refused};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, SENT_BY_COPY};
 use crate::plan::{Fault, Plan, Planned};
@@ -21,7 +22,6 @@ use crate::sys;
 use crate::table::{Course, Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
-use crate::{Counters, Peek, refused};
 
 /// How long a poll sleeps under a plan when nothing happens: the kernel is asked again and again.
 const NAP: Duration = Duration::from_micros(20);

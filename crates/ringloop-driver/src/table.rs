@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use crate::Counters;
+use crate::contract::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, Parked, SENT_BY_COPY};
 use crate::sys;

@@ -26,6 +26,7 @@ use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
 use crate::config::{COMPLETION_ENTRIES_MAX, Config, Refused};
+use crate::contract::{BATCH, Counters, Peek, refused};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Bytes, Op, Operation, SENT_BY_COPY, SENT_WITHOUT_COPY, spare};
 use crate::registry::{self, Registry};
@@ -35,7 +36,6 @@ use crate::table::{Course, Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::THREADS_MAX;
-use crate::{BATCH, Counters, Peek, refused};
 
 /// The slot index that no watch or operation has: user data with it is the driver's own.
 const INTERNAL: u64 = u32::MAX as u64;

@@ -6,8 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::affinity;
-use crate::epoll::{failure, perform};
-use crate::op::Parked;
+use crate::emulation::{failure, perform};
+use crate::op::{Op, Parked};
+use crate::sys;
 use crate::token::Token;
 use crate::waker::Waker;
 
@@ -145,7 +146,7 @@ fn work(shared: &Shared) {
 
 /// Drops a result that came after its driver was gone, and closes the descriptor that it may be.
 fn discard(parked: Parked, result: i32) {
-    if matches!(parked.into_op(), crate::Op::OpenAt { .. }) && result >= 0 {
-        crate::sys::close_orphan(result);
+    if matches!(parked.into_op(), Op::OpenAt { .. }) && result >= 0 {
+        sys::close_orphan(result);
     }
 }
