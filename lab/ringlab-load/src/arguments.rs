@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
-use crate::run::Settings;
+use crate::settings::Settings;
 use crate::system;
 
 const VERSION: &str = if cfg!(debug_assertions) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::failure::{Failure, Failures, Kind, connect_failure};
 use crate::latencies::Latencies;
 use crate::pattern::{Frame, Pattern};
-use crate::run::Settings;
+use crate::settings::Settings;
 use crate::system::now_ns;
 
 /// The numbers of fresh connections count from here, so that their frames are no others'.

@@ -6,7 +6,7 @@
 //!   CPU time, 96% is the kernel's TCP.
 //! - **Every byte counts.** Echo frames say which connection and message they are and are compared with a seeded pattern
 //!   ([`pattern`]); responses are parsed, or compared with one that was ([`http`]). One wrong byte voids the run.
-//! - **One clock, one window.** A run connects, warms up, measures and drains ([`run`]). The server's CPU clocks are read in the
+//! - **One clock, one window.** A run connects, warms up, measures and drains ([`control`]). The server's CPU clocks are read in the
 //!   instants in which the window opens and closes ([`accounting`]), between two turns of the first thread's loop ([`worker`]).
 //!   Operations count if they are complete in the window, and so do their latencies; those of the open loop, if they were due in it.
 //! - **The open loop doesn't wait for the server.** Requests are due at fixed instants ([`schedule`]), and latencies count from these.
@@ -22,16 +22,21 @@ mod arguments;
 mod ceiling;
 mod cold;
 mod connection;
+mod control;
 mod exchange;
 mod failure;
 mod http;
 mod latencies;
+mod measured;
+mod outcome;
 mod output;
 mod pattern;
 mod probe;
 mod responder;
 mod run;
 mod schedule;
+mod settings;
+mod shared;
 mod system;
 mod worker;
 

@@ -5,6 +5,9 @@
 //! and connections; a request whose connection is still busy waits, and its latency counts from the intended instant.
 //!
 //! Sockets are edge-triggered (streams excepted): each is read once per answer, and a short read says that nothing is left.
+//!
+//! The file is long because it is one state machine: connecting, sending, receiving and closing all change the same counts of what is
+//! in flight.
 
 use std::io::{self, Read};
 use std::net::TcpStream;
@@ -13,11 +16,13 @@ use std::sync::atomic::Ordering;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::connection::{Connection, State};
+use crate::control::Control;
 use crate::exchange::{Answer, Exchange, STREAM_MESSAGE, STREAM_WRITE_BYTES, outstanding_most};
 use crate::failure::{Failure, Kind, connect_failure};
-use crate::latencies::Latencies;
-use crate::run::{Control, Phase, Settings, Shared};
+use crate::measured::Measured;
 use crate::schedule::Schedule;
+use crate::settings::Settings;
+use crate::shared::{Phase, Shared};
 use crate::system::{
     EDGE_TRIGGERED, ENDED, Epoll, Event, NO_EVENT, READABLE, WRITABLE, Wait, now_ns,
 };
@@ -32,39 +37,6 @@ const BETWEEN_CONNECTIONS_NS: u64 = 125_000;
 const TICK_NS: u64 = 50_000_000;
 /// How often a thread looks whether it is to begin or end, while nothing happens.
 const IDLE_NS: u64 = 1_000_000;
-
-/// What a thread has measured.
-#[derive(Debug)]
-pub(crate) struct Measured {
-    /// From the instant in which a request was sent.
-    pub(crate) service: Latencies,
-    /// From the instant in which it was to be sent (open loop).
-    pub(crate) corrected: Latencies,
-    /// How late requests were sent on connections that were free (open loop): the generator's own share of `corrected`.
-    pub(crate) lateness: Latencies,
-    /// How long connecting took.
-    pub(crate) connecting: Latencies,
-    pub(crate) bytes_in: u64,
-    pub(crate) bytes_out: u64,
-    /// For each connection that was opened, what was answered in the window: requests, or (streams) messages.
-    pub(crate) operations: Vec<u64>,
-    pub(crate) opened: u64,
-    pub(crate) reopened: u64,
-    pub(crate) alive: u64,
-    /// Requests that were due in the window (open loop), and those of them that had no answer in the end.
-    pub(crate) due: u64,
-    pub(crate) unfinished: u64,
-    /// How long in the window the thread did anything but wait.
-    pub(crate) busy_ns: u64,
-    /// The longest that a turn of the loop took, its waiting excepted.
-    pub(crate) turn_ns_max: u64,
-    /// The sum over the window of requests in flight times ns.
-    pub(crate) in_flight_ns: u128,
-    /// How often a stream was held back.
-    pub(crate) held_back: u64,
-    /// The most that was sent on a stream and had not come back, in bytes.
-    pub(crate) outstanding_max: u64,
-}
 
 /// One thread's part of a run.
 pub(crate) struct Worker<'a, E: Exchange> {
@@ -132,25 +104,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             in_flight: 0,
             in_flight_since_ns: 0,
             completed: 0,
-            measured: Measured {
-                service: Latencies::new(),
-                corrected: Latencies::new(),
-                lateness: Latencies::new(),
-                connecting: Latencies::new(),
-                bytes_in: 0,
-                bytes_out: 0,
-                operations: Vec::new(),
-                opened: 0,
-                reopened: 0,
-                alive: 0,
-                due: 0,
-                unfinished: 0,
-                busy_ns: 0,
-                turn_ns_max: 0,
-                in_flight_ns: 0,
-                held_back: 0,
-                outstanding_max: 0,
-            },
+            measured: Measured::new(),
         })
     }
 

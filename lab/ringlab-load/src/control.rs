@@ -1,0 +1,232 @@
+//! The way of a run from phase to phase: connect, warm up, measure, drain.
+//!
+//! The first thread calls [`Control::advance`] between two turns of its own loop. There the clocks of the server's processes and the
+//! generator's own are read and the window is opened or closed, so that these readings and the counts belong to the same instants.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+
+use crate::accounting::{Account, Readings};
+use crate::output;
+use crate::settings::Settings;
+use crate::shared::{Phase, Shared};
+use crate::system::{self, Clock, NS_PER_S, Switches, now_ns};
+
+/// For how long answers are waited for after Ctrl-C.
+const INTERRUPTED_DRAIN_NS: u64 = NS_PER_S;
+
+/// What is recorded of a run besides what its threads measure.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) readings: Readings,
+    /// The generator's CPU time when the window opened and when it closed.
+    pub(crate) own_cpu_ns: (u64, u64),
+    /// The generator's context switches at the same instants.
+    pub(crate) own_switches: (Switches, Switches),
+    /// How long it took to open all connections.
+    pub(crate) connected_ns: u64,
+    pub(crate) was_interrupted: bool,
+    /// Why the run ended before its time.
+    pub(crate) ended_early: Option<String>,
+}
+
+/// Moves a run from phase to phase.
+pub(crate) struct Control<'a> {
+    settings: &'a Settings,
+    shared: &'a Shared,
+    account: &'a Account,
+    interrupted: &'a AtomicBool,
+    began_ns: u64,
+    /// When the present phase ends at the latest.
+    deadline_ns: u64,
+    next_progress_ns: u64,
+    last_progress: (u64, u64),
+    /// The slow readings before the window are taken.
+    prepared: bool,
+    pub(crate) record: Record,
+}
+
+impl<'a> Control<'a> {
+    /// The control of a run that begins now.
+    pub(crate) fn new(
+        settings: &'a Settings,
+        shared: &'a Shared,
+        account: &'a Account,
+        interrupted: &'a AtomicBool,
+    ) -> Self {
+        let now = now_ns();
+        Self {
+            settings,
+            shared,
+            account,
+            interrupted,
+            began_ns: now,
+            deadline_ns: u64::MAX,
+            next_progress_ns: now + NS_PER_S,
+            last_progress: (now, 0),
+            prepared: false,
+            record: Record::default(),
+        }
+    }
+
+    /// When there is something to do, apart from what other threads or users want.
+    pub(crate) fn next_ns(&self) -> u64 {
+        self.deadline_ns.min(self.next_progress_ns)
+    }
+
+    /// Does what is to be done; returns the time.
+    pub(crate) fn advance(&mut self, mut now: u64) -> u64 {
+        let phase = self.shared.phase();
+        if now >= self.next_progress_ns {
+            self.report_progress(now, phase);
+        }
+        let end = if self.shared.is_voided() {
+            Some("void")
+        } else if self.interrupted.load(Ordering::Relaxed) {
+            self.record.was_interrupted = true;
+            Some("interrupted")
+        } else {
+            None
+        };
+        match phase {
+            Phase::Connecting if end.is_some() => {
+                self.end_early(end);
+                self.shared.set_phase(Phase::Over);
+            }
+            Phase::Connecting => {
+                if self.shared.threads_ready.load(Ordering::SeqCst) == self.settings.threads {
+                    now = self.begin_warm_up(now);
+                }
+            }
+            Phase::WarmUp => {
+                if end.is_some() || self.shared.alive() == 0 {
+                    self.end_early(end);
+                    self.shared.set_phase(Phase::Over);
+                } else if now >= self.deadline_ns {
+                    now = if self.prepared {
+                        self.open_window()
+                    } else {
+                        self.prepare_window()
+                    };
+                }
+            }
+            Phase::Window => {
+                let enough = self
+                    .settings
+                    .max_operations
+                    .is_some_and(|most| self.shared.completed() >= most);
+                let dead = self.shared.alive() == 0;
+                if end.is_some() || dead || enough || now >= self.deadline_ns {
+                    if end.is_some() || dead {
+                        self.end_early(end);
+                    }
+                    now = self.close_window(now);
+                }
+            }
+            Phase::Drain => {
+                if end == Some("interrupted") {
+                    self.deadline_ns = self.deadline_ns.min(now + INTERRUPTED_DRAIN_NS);
+                }
+                let drained =
+                    self.shared.threads_drained.load(Ordering::SeqCst) == self.settings.threads;
+                if drained || end == Some("void") || now >= self.deadline_ns {
+                    self.shared.set_phase(Phase::Over);
+                }
+            }
+            Phase::Over => {}
+        }
+        now
+    }
+
+    fn end_early(&mut self, reason: Option<&str>) {
+        let reason = reason.unwrap_or("no connection was left");
+        self.record
+            .ended_early
+            .get_or_insert_with(|| reason.to_owned());
+    }
+
+    fn begin_warm_up(&mut self, now: u64) -> u64 {
+        self.record.connected_ns = now - self.began_ns;
+        output::event(
+            "connected",
+            json!({"connections": self.shared.alive(), "seconds": self.record.connected_ns as f64 / 1e9}),
+        );
+        let without_warm_up = self.settings.warm_up_ns == 0;
+        if without_warm_up {
+            self.record.readings.prepare(self.account);
+            self.prepared = true;
+        }
+        let now = now_ns();
+        self.deadline_ns = now + self.settings.warm_up_ns;
+        self.shared.sending_begin_ns.store(now, Ordering::Release);
+        self.shared.set_phase(Phase::WarmUp);
+        if without_warm_up {
+            // Nothing is sent before the window, so that no answer is outside of it.
+            return self.open_window();
+        }
+        now
+    }
+
+    /// Takes the slow readings, and puts the window off by as long again: until then this thread takes the answers that came meanwhile,
+    /// which the server has worked for before the window, so that they don't count in it.
+    fn prepare_window(&mut self) -> u64 {
+        let begin_ns = now_ns();
+        self.record.readings.prepare(self.account);
+        self.prepared = true;
+        let now = now_ns();
+        self.deadline_ns = now + (now - begin_ns);
+        now
+    }
+
+    fn open_window(&mut self) -> u64 {
+        self.record.own_switches.0 = system::own_switches().unwrap_or_default();
+        self.record.own_cpu_ns.0 = Clock::OWN_CPU.read_ns().unwrap_or_default();
+        self.record.readings.open(self.account);
+        let now = now_ns();
+        self.shared.open_window(now);
+        self.deadline_ns = now + self.settings.window_ns;
+        self.next_progress_ns = now + NS_PER_S;
+        self.last_progress = (now, 0);
+        output::event("window_start", json!({}));
+        now
+    }
+
+    fn close_window(&mut self, now: u64) -> u64 {
+        self.shared.close_window(now);
+        self.record.readings.close(self.account);
+        self.record.own_cpu_ns.1 = Clock::OWN_CPU.read_ns().unwrap_or_default();
+        self.record.own_switches.1 = system::own_switches().unwrap_or_default();
+        self.record.readings.complete(self.account);
+        output::event("window_end", json!({"seconds": self.shared.window_s()}));
+        self.deadline_ns = now + self.settings.timeout_ns + NS_PER_S;
+        self.next_progress_ns = now + NS_PER_S;
+        now_ns()
+    }
+
+    fn report_progress(&mut self, now: u64, phase: Phase) {
+        let completed = self.shared.completed();
+        let (last_ns, last_completed) = self.last_progress;
+        let seconds = now.saturating_sub(last_ns) as f64 / 1e9;
+        let name = match phase {
+            Phase::Connecting => "connect",
+            Phase::WarmUp => "warm_up",
+            Phase::Window => "window",
+            Phase::Drain | Phase::Over => "drain",
+        };
+        let left_ns = (self.deadline_ns != u64::MAX).then(|| self.deadline_ns.saturating_sub(now));
+        output::event(
+            "progress",
+            json!({
+                "phase": name,
+                "phase_seconds_left": left_ns.map(|ns| ns as f64 / 1e9),
+                "connections": self.shared.alive(),
+                "operations": completed,
+                "operations_per_s": (completed - last_completed) as f64 / seconds,
+                "errors": self.shared.failures.total(),
+            }),
+        );
+        self.last_progress = (now, completed);
+        self.next_progress_ns = now + NS_PER_S;
+    }
+}

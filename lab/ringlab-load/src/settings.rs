@@ -1,0 +1,28 @@
+//! The settings of a run that all workloads have in common.
+
+use std::net::SocketAddr;
+
+/// What a run is to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) address: SocketAddr,
+    pub(crate) connections: u32,
+    /// Requests in flight on each connection.
+    pub(crate) pipeline: u32,
+    pub(crate) threads: usize,
+    /// The CPUs of the threads, in turn; empty: wherever the kernel puts them.
+    pub(crate) cpus: Vec<usize>,
+    pub(crate) ramp_ns: u64,
+    pub(crate) warm_up_ns: u64,
+    pub(crate) window_ns: u64,
+    /// Requests per second of the open loop, over all connections; `None`: the closed loop.
+    pub(crate) rate: Option<f64>,
+    pub(crate) max_operations: Option<u64>,
+    pub(crate) timeout_ns: u64,
+    pub(crate) seed: u64,
+    /// For how long to look for events before sleeping.
+    pub(crate) spin_ns: u64,
+    pub(crate) account: Vec<i32>,
+    /// Print the histograms.
+    pub(crate) hdr: bool,
+}

@@ -1,0 +1,142 @@
+//! What the threads of a run share: its phase, its window, and what each of them has done.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+use crate::failure::{Failure, Failures};
+
+/// Where a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    Connecting,
+    WarmUp,
+    Window,
+    Drain,
+    Over,
+}
+
+/// What one thread tells the others, in cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Published {
+    completed: AtomicU64,
+    /// Connections that are open or in the making.
+    alive: AtomicU64,
+}
+
+/// What the threads of a run share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    phase: AtomicU8,
+    /// What began in the window is between these; nothing is before the window is opened.
+    window_begin_ns: AtomicU64,
+    window_end_ns: AtomicU64,
+    /// When the first request was allowed.
+    pub(crate) sending_begin_ns: AtomicU64,
+    pub(crate) threads_ready: AtomicUsize,
+    pub(crate) threads_drained: AtomicUsize,
+    /// A failure after which nothing counts.
+    voided: AtomicBool,
+    published: Vec<Published>,
+    pub(crate) failures: Failures,
+}
+
+impl Shared {
+    pub(crate) fn new(threads: usize, failures: Failures) -> Self {
+        Self {
+            phase: AtomicU8::new(Phase::Connecting as u8),
+            window_begin_ns: AtomicU64::new(u64::MAX),
+            window_end_ns: AtomicU64::new(u64::MAX),
+            sending_begin_ns: AtomicU64::new(0),
+            threads_ready: AtomicUsize::new(0),
+            threads_drained: AtomicUsize::new(0),
+            voided: AtomicBool::new(failures.void_reason().is_some()),
+            published: (0..threads).map(|_| Published::default()).collect(),
+            failures,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Connecting,
+            1 => Phase::WarmUp,
+            2 => Phase::Window,
+            3 => Phase::Drain,
+            _ => Phase::Over,
+        }
+    }
+
+    /// Goes on to a phase; none comes back.
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+    }
+
+    #[inline]
+    pub(crate) fn window_begin_ns(&self) -> u64 {
+        self.window_begin_ns.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn window_end_ns(&self) -> u64 {
+        self.window_end_ns.load(Ordering::Relaxed)
+    }
+
+    /// Whether what began at `ns` began in the window.
+    #[inline]
+    pub(crate) fn counts(&self, ns: u64) -> bool {
+        ns >= self.window_begin_ns() && ns < self.window_end_ns()
+    }
+
+    #[cold]
+    pub(crate) fn fail(&self, failure: Failure) {
+        if failure.kind.voids() {
+            self.voided.store(true, Ordering::Release);
+        }
+        self.failures.add(failure);
+    }
+
+    #[inline]
+    pub(crate) fn publish(&self, thread: usize, completed: u64, alive: u64) {
+        let published = &self.published[thread];
+        published.completed.store(completed, Ordering::Relaxed);
+        published.alive.store(alive, Ordering::Relaxed);
+    }
+
+    pub(crate) fn completed(&self) -> u64 {
+        let counts = self.published.iter();
+        counts
+            .map(|one| one.completed.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    pub(crate) fn alive(&self) -> u64 {
+        let counts = self.published.iter();
+        counts.map(|one| one.alive.load(Ordering::Relaxed)).sum()
+    }
+    /// Whether a failure has voided the run.
+    pub(crate) fn is_voided(&self) -> bool {
+        self.voided.load(Ordering::Acquire)
+    }
+
+    /// Opens the window at `now`.
+    pub(crate) fn open_window(&self, now: u64) {
+        self.window_begin_ns.store(now, Ordering::Relaxed);
+        self.set_phase(Phase::Window);
+    }
+
+    /// Closes the window at `now`.
+    pub(crate) fn close_window(&self, now: u64) {
+        self.window_end_ns.store(now, Ordering::Relaxed);
+        self.set_phase(Phase::Drain);
+    }
+
+    /// The length of the window; 0 unless it was opened and closed.
+    pub(crate) fn window_s(&self) -> f64 {
+        let (begin, end) = (self.window_begin_ns(), self.window_end_ns());
+        if end == u64::MAX {
+            return 0.0;
+        }
+        (end - begin) as f64 / 1e9
+    }
+}
