@@ -7,7 +7,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 
-use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
+use crate::op::{Op, SENT_BY_COPY};
+use crate::parked::{Operation, Parked};
 use crate::shared_fd::SharedFd;
 use crate::sys::{self, Waiting};
 
@@ -38,9 +39,11 @@ pub(crate) fn try_now(
     let result = match &mut operation.op {
         Op::Accept { fd, .. } => return accept(fd.as_raw_fd(), multishot, earlier),
         Op::Connect { .. } => return connect(operation),
-        Op::Recv { fd, buffer, flags } => {
-            sys::receive(fd.as_raw_fd(), spare(buffer), *flags | libc::MSG_DONTWAIT)
-        }
+        Op::Recv { fd, buffer, flags } => sys::receive(
+            fd.as_raw_fd(),
+            buffer.spare_capacity_mut(),
+            *flags | libc::MSG_DONTWAIT,
+        ),
         Op::Send {
             fd,
             buffer,
@@ -64,7 +67,9 @@ pub(crate) fn try_now(
         Op::Read { fd, .. } | Op::Write { fd, .. } if fd.nature().is_storage => {
             return Attempt::Offload;
         }
-        Op::Read { fd, buffer, offset } => read(fd.as_raw_fd(), spare(buffer), *offset),
+        Op::Read { fd, buffer, offset } => {
+            read(fd.as_raw_fd(), buffer.spare_capacity_mut(), *offset)
+        }
         Op::Write {
             fd,
             buffer,
@@ -190,9 +195,12 @@ pub(crate) fn perform(parked: &mut Parked) -> i32 {
 fn attempt(operation: &mut Operation) -> i32 {
     let open_flags = operation.open_flags();
     let result = match &mut operation.op {
-        Op::Read { fd, buffer, offset } => {
-            sys::read(fd.as_raw_fd(), spare(buffer), *offset, Waiting::Allowed)
-        }
+        Op::Read { fd, buffer, offset } => sys::read(
+            fd.as_raw_fd(),
+            buffer.spare_capacity_mut(),
+            *offset,
+            Waiting::Allowed,
+        ),
         Op::Write {
             fd,
             buffer,

@@ -57,6 +57,7 @@
 #![deny(unsafe_code)]
 #![cfg(target_os = "linux")]
 
+mod address;
 pub mod affinity;
 mod backend;
 mod config;
@@ -65,7 +66,9 @@ mod emulation;
 mod epoll;
 mod event;
 mod op;
+mod parked;
 mod plan;
+mod process;
 mod registry;
 mod scripted;
 mod shared_fd;
@@ -81,13 +84,14 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+pub use address::SocketAddress;
 pub use config::{
     BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, SLOTS_MAX,
     UnknownBackend,
 };
 pub use contract::{Counters, Peek};
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
-pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SocketAddress};
+pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
 pub use plan::Fault;
 pub use registry::{Registration, Registry};
 pub use scripted::{Script, Step};
@@ -107,7 +111,7 @@ pub struct Driver {
     backend: Backend,
     reason: String,
     waker: Waker,
-    /// [`sys::fork_generation`] of the process that made the driver.
+    /// [`process::fork_generation`] of the process that made the driver.
     forks: u64,
 }
 
@@ -119,7 +123,7 @@ impl Driver {
     /// can have are [`io::ErrorKind::InvalidInput`].
     pub fn new(config: &Config) -> io::Result<Driver> {
         config.check()?;
-        let forks = sys::fork_generation();
+        let forks = process::fork_generation();
         let waker = Waker::new()?;
         let (backend, reason) = backend::choose(config, &waker)?;
         Ok(Driver {
@@ -133,7 +137,7 @@ impl Driver {
     /// Makes a driver that does what a script says, for tests of what is built on the driver. Descriptors are only
     /// numbers to it. Fails only for want of a descriptor for the [`Waker`].
     pub fn scripted(script: Script) -> io::Result<Driver> {
-        let forks = sys::fork_generation();
+        let forks = process::fork_generation();
         let waker = Waker::new()?;
         let backend = Backend::Scripted(Box::new(Scripted::new(script, waker.clone())));
         Ok(Driver {
@@ -161,7 +165,7 @@ impl Driver {
 
     /// Whether the driver came into this process by fork(2).
     fn is_inherited(&self) -> bool {
-        self.forks != sys::forks()
+        self.forks != process::forks()
     }
 
     fn check_process(&self) -> io::Result<()> {

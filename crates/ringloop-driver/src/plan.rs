@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use crate::emulation::{self, Attempt, failure};
-use crate::op::{Op, Operation, Parked, SENT_BY_COPY, spare};
+use crate::op::{Op, SENT_BY_COPY};
+use crate::parked::{Operation, Parked};
 use crate::sys::{self, Waiting};
 
 /// What becomes of one request under a [plan](crate::Script::plan). The default is that it is done at once.
@@ -109,7 +110,7 @@ fn in_part(
     }
     Some(match &mut operation.op {
         Op::Read { fd, buffer, offset } => {
-            let room = spare(buffer);
+            let room = buffer.spare_capacity_mut();
             let part = room.len().min(bytes_max);
             let (number, room) = (fd.as_raw_fd(), &mut room[..part]);
             if fd.nature().is_storage {

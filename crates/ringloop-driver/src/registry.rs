@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::contract::inherited;
 use crate::event::{Event, Interest, Mode, Readiness};
+use crate::process;
 use crate::sys;
 use crate::token::Token;
 
@@ -91,7 +92,7 @@ struct Shared {
     set: OwnedFd,
     next_number: AtomicU32,
     system_calls: AtomicU64,
-    /// [`sys::fork_generation`] of the process that made the set.
+    /// [`process::fork_generation`] of the process that made the set.
     forks: u64,
 }
 
@@ -102,7 +103,7 @@ impl Registry {
                 set: sys::epoll_create()?,
                 next_number: AtomicU32::new(0),
                 system_calls: AtomicU64::new(0),
-                forks: sys::fork_generation(),
+                forks: process::fork_generation(),
             }),
         })
     }
@@ -170,7 +171,7 @@ impl Registry {
         interest: Interest,
         mode: Mode,
     ) -> io::Result<()> {
-        if self.shared.forks != sys::forks() {
+        if self.shared.forks != process::forks() {
             return Err(inherited());
         }
         self.shared.system_calls.fetch_add(1, Relaxed);

@@ -7,8 +7,6 @@ use std::io;
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Turns the C convention into Rust's.
@@ -23,75 +21,6 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 /// The same for calls that return a size.
 fn check_size(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-// ---- the process and its threads
-
-static FORKS: AtomicU64 = AtomicU64::new(0);
-
-extern "C" fn count_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// How many forks lie between this process and the one that first asked. It changes in the child alone.
-pub(crate) fn fork_generation() -> u64 {
-    static REGISTER: Once = Once::new();
-    REGISTER.call_once(|| {
-        // SAFETY: the handler is a function of this program's that only increments an atomic, which is allowed in
-        // the child of a process with several threads.
-        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
-    });
-    forks()
-}
-
-/// The same, where [`fork_generation`] was called before.
-#[inline]
-pub(crate) fn forks() -> u64 {
-    FORKS.load(Ordering::Relaxed)
-}
-
-/// A number that no other thread of this process has or will have, from 1; without a system call.
-#[inline]
-pub(crate) fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        static NUMBER: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-    }
-    NUMBER.with(|number| {
-        if number.get() == 0 {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
-}
-
-/// The running kernel's release, such as "6.18.4".
-pub(crate) fn kernel_release() -> String {
-    // SAFETY: utsname consists of byte arrays, for which all zeroes are valid.
-    let mut name: libc::utsname = unsafe { mem::zeroed() };
-    // SAFETY: the pointer is to a utsname of ours, which the kernel fills with terminated strings.
-    if unsafe { libc::uname(&raw mut name) } != 0 {
-        return "unknown".to_owned();
-    }
-    // SAFETY: uname succeeded, so the field is a terminated string within `name`.
-    unsafe { CStr::from_ptr(name.release.as_ptr()) }
-        .to_string_lossy()
-        .into_owned()
-}
-
-/// Whether the running kernel is this version or a later one.
-pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
-    is_at_least(&kernel_release(), (major, minor))
-}
-
-fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
-    let mut numbers = release
-        .split(|character: char| !character.is_ascii_digit())
-        .map_while(|number| number.parse().ok());
-    match (numbers.next(), numbers.next()) {
-        (Some(major), Some(minor)) => (major, minor) >= wanted,
-        _ => false,
-    }
 }
 
 // ---- descriptors
@@ -489,6 +418,12 @@ pub(crate) fn open_at(
     check(unsafe { libc::openat(directory, path.as_ptr(), flags, libc::c_uint::from(mode)) })
 }
 
+/// A statx without content, to be filled.
+pub(crate) fn empty_statx() -> libc::statx {
+    // SAFETY: a statx consists of integers, for which all zeroes are valid.
+    unsafe { mem::zeroed() }
+}
+
 pub(crate) fn statx(
     directory: RawFd,
     path: &CStr,
@@ -498,19 +433,4 @@ pub(crate) fn statx(
 ) -> io::Result<()> {
     // SAFETY: the path is a terminated string, and the result is a statx of the caller's.
     check(unsafe { libc::statx(directory, path.as_ptr(), flags, mask, status) }).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn releases_are_compared_as_numbers() {
-        for release in ["6.2.0", "6.10-rc1", "7.0.1-generic", "6.2"] {
-            assert!(is_at_least(release, (6, 2)), "{release}");
-        }
-        for release in ["6.1.99", "5.19.0", "unknown", "6", ""] {
-            assert!(!is_at_least(release, (6, 2)), "{release}");
-        }
-    }
 }

@@ -6,7 +6,8 @@ use std::os::fd::RawFd;
 
 use crate::contract::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, Parked, SENT_BY_COPY};
+use crate::op::{Op, SENT_BY_COPY};
+use crate::parked::Parked;
 use crate::sys;
 use crate::token::{Slots, Token};
 

@@ -28,7 +28,9 @@ use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 use crate::config::{COMPLETION_ENTRIES_MAX, Config, Refused};
 use crate::contract::{BATCH, Counters, Peek, refused};
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Bytes, Op, Operation, SENT_BY_COPY, SENT_WITHOUT_COPY, spare};
+use crate::op::{Bytes, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
+use crate::parked::Operation;
+use crate::process;
 use crate::registry::{self, Registry};
 use crate::shared_fd::SharedFd;
 use crate::sys::{self, FileKind};
@@ -215,7 +217,7 @@ fn describe(setup: &Setup, ring: &IoUring) -> String {
     }
     format!(
         "io_uring: kernel {} grants {}; {} submission and {} completion entries",
-        sys::kernel_release(),
+        process::kernel_release(),
         flags.join(", "),
         ring.params().sq_entries(),
         ring.params().cq_entries(),
@@ -277,7 +279,8 @@ fn check_features(ring: &IoUring) -> io::Result<bool> {
     }
     // The operation came with Linux 6.0, and with 6.2 the report of whether it copied (IORING_SEND_ZC_REPORT_USAGE), which
     // no probe knows.
-    let sends_zero_copy = probe.is_supported(opcode::SendZc::CODE) && sys::kernel_is_at_least(6, 2);
+    let sends_zero_copy =
+        probe.is_supported(opcode::SendZc::CODE) && process::kernel_is_at_least(6, 2);
     Ok(*SENDS_ZERO_COPY.get_or_init(|| sends_zero_copy))
 }
 
@@ -592,7 +595,7 @@ impl Uring {
 
     /// Makes sure that the ring is this thread's.
     fn settle_in(&mut self) -> io::Result<()> {
-        if self.owner == 0 || self.owner == sys::thread_number() {
+        if self.owner == 0 || self.owner == process::thread_number() {
             Ok(())
         } else {
             self.rebuild()
@@ -705,7 +708,7 @@ impl Uring {
         if self.owner == 0 {
             self.ring.submitter().register_enable_rings()?;
             self.table.counters.system_calls += 1;
-            self.owner = sys::thread_number();
+            self.owner = process::thread_number();
         }
         let timespec = timeout.map(Timespec::from);
         let mut arguments = SubmitArgs::new();
@@ -1121,7 +1124,7 @@ impl Uring {
             self.table.discard(token);
         }
         self.drop_queued(&mut events);
-        if self.owner == sys::thread_number() {
+        if self.owner == process::thread_number() {
             // Watches too: a child that inherited the ring's descriptor keeps the ring alive, and with it the files.
             if self.table.is_closing() {
                 // One that is cancelled might close nothing, and nobody could tell.
@@ -1288,7 +1291,7 @@ fn request(operation: &mut Operation) -> squeue::Entry {
             opcode::Connect::new(number(fd), addr.as_ptr(), addr.length()).build()
         }
         Op::Recv { fd, buffer, flags } => {
-            let spare = spare(buffer);
+            let spare = buffer.spare_capacity_mut();
             opcode::Recv::new(number(fd), spare.as_mut_ptr().cast(), length(spare.len()))
                 .flags(*flags)
                 .build()
@@ -1321,7 +1324,7 @@ fn request(operation: &mut Operation) -> squeue::Entry {
                 .build()
         }
         Op::Read { fd, buffer, offset } => {
-            let spare = spare(buffer);
+            let spare = buffer.spare_capacity_mut();
             opcode::Read::new(number(fd), spare.as_mut_ptr().cast(), length(spare.len()))
                 .offset(offset.unwrap_or(u64::MAX))
                 .build()

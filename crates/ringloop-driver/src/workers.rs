@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::affinity;
 use crate::emulation::{failure, perform};
-use crate::op::{Op, Parked};
+use crate::op::Op;
+use crate::parked::Parked;
 use crate::sys;
 use crate::token::Token;
 use crate::waker::Waker;
