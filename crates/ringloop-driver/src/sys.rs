@@ -224,8 +224,26 @@ pub(crate) fn epoll_wait(
 
 // ---- io_uring
 
+/// Enters a ring with nothing to submit and nothing to wait for: an answer says that `io_uring_enter(2)` is allowed.
+pub(crate) fn probe_enter(fd: RawFd) -> io::Result<()> {
+    const NOTHING: libc::c_long = 0;
+    // SAFETY: no memory is passed, and nothing is submitted: whatever the ring's queue holds stays there.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_enter,
+            libc::c_long::from(fd),
+            NOTHING,
+            NOTHING,
+            NOTHING,
+            ptr::null::<libc::sigset_t>(),
+            0_usize,
+        )
+    };
+    check(result as libc::c_int).map(drop)
+}
+
 /// Asks a ring about none of its operations: an answer says that `io_uring_register(2)` is allowed.
-pub(crate) fn probe_ring(fd: RawFd) -> io::Result<()> {
+pub(crate) fn probe_register(fd: RawFd) -> io::Result<()> {
     const REGISTER_PROBE: libc::c_long = 8;
     // A `struct io_uring_probe` without a list, to be zero.
     let mut probe = [0_u64; 2];

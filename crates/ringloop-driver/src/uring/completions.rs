@@ -1,0 +1,187 @@
+//! What completions mean: the events that they are, and what they leave to be done.
+
+use io_uring::cqueue;
+
+use super::requests::{INTERNAL, REGISTRY, WAKER};
+use crate::event::{Event, Mode, Readiness};
+use crate::op::{SENT_BY_COPY, SENT_WITHOUT_COPY};
+use crate::table::{Course, Owner, Table, Watch};
+use crate::token::Token;
+
+/// What the kernel reports of a descriptor without being asked.
+const UNASKED: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32 | libc::POLLNVAL as u32;
+
+/// Set in the result of a notification if the kernel has copied (`IORING_NOTIF_USAGE_ZC_COPIED`).
+const NOTIFICATION_COPIED: i32 = i32::MIN;
+
+/// What completions leave to be done. Whoever does it takes it out of here.
+#[derive(Default)]
+pub(super) struct Remaining {
+    /// Requests to be cancelled, by their user data.
+    pub(super) cancels: Vec<u64>,
+    /// Watches whose request the kernel has ended: to be armed anew.
+    pub(super) watches: Vec<Token>,
+    /// Operations that the kernel has ended before their time: to be queued anew.
+    pub(super) operations: Vec<Token>,
+    /// Level watches that have fired: to be armed again at the next poll.
+    pub(super) level: Vec<Token>,
+    /// Whether the request for the waker has ended.
+    pub(super) waker_ended: bool,
+    /// Whether the registry's epoll set has something to tell.
+    pub(super) registry_reported: bool,
+    /// Whether the request for that set has ended.
+    pub(super) registry_ended: bool,
+}
+
+impl Remaining {
+    /// Turns a completion into its events.
+    #[inline]
+    pub(super) fn note(
+        &mut self,
+        completion: &cqueue::Entry,
+        table: &mut Table,
+        events: &mut Vec<Event>,
+    ) {
+        let (user_data, result) = (completion.user_data(), completion.result());
+        let more = cqueue::more(completion.flags());
+        if user_data & INTERNAL == INTERNAL {
+            self.note_internal(user_data, more);
+            return;
+        }
+        match table.by_user_data(user_data) {
+            None => table.counters.stale_events += 1,
+            Some((token, Owner::Watch(_))) if result < 0 => {
+                // The kernel would not wait for it: reading or writing will tell why.
+                if let Some(watch) = table.watch_mut(token) {
+                    watch.armed = false;
+                }
+                table.report_readiness(token, Readiness::ERROR | Readiness::HANG_UP, events);
+            }
+            Some((token, Owner::Watch(watch))) => {
+                // The kernel reports the end of what the peer sends unasked, too, as epoll does not (IO_POLL_UNMASK in
+                // io_uring/poll.c).
+                let readiness = result as u32 & (watch.interest.poll_bits() | UNASKED);
+                if readiness == 0 {
+                    self.go_on_watching(token, more, table);
+                } else {
+                    self.fire(token, watch, user_data, more, table);
+                    table.report_readiness(token, Readiness::from_bits(readiness), events);
+                }
+            }
+            Some((token, Owner::Operation(Course::ZeroCopy))) => {
+                let is_notification = cqueue::notif(completion.flags());
+                if end_zero_copy(table, token, result, more, is_notification, events) {
+                    self.operations.push(token);
+                }
+            }
+            Some((token, Owner::Operation(_))) if table.opens_again(token, result) => {
+                self.operations.push(token);
+            }
+            Some((token, Owner::Operation(course))) => {
+                let multishot = course == Course::Multishot;
+                // The kernel may end a multishot request after any completion, for instance when the completion
+                // queue is full; only an error ends it for the user.
+                let goes_on = more || multishot && result >= 0;
+                if goes_on && !more {
+                    self.operations.push(token);
+                }
+                table.report_completion(token, result, goes_on, events);
+            }
+        }
+    }
+
+    /// Notes a completion of one of the driver's own requests.
+    fn note_internal(&mut self, user_data: u64, more: bool) {
+        match user_data {
+            WAKER => self.waker_ended |= !more,
+            REGISTRY => {
+                self.registry_reported = true;
+                self.registry_ended |= !more;
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets a watch wait on, of which the kernel has reported nothing that was asked for.
+    fn go_on_watching(&mut self, token: Token, more: bool, table: &mut Table) {
+        if more {
+            return;
+        }
+        // A request that ends at the first report would do so again and again. A multishot one says it once, and goes on to
+        // say what was asked for.
+        if let Some(watch) = table.watch_mut(token) {
+            watch.outlasting = watch.mode != Mode::Edge;
+        }
+        self.watches.push(token);
+    }
+
+    /// Changes the state of a watch that reports: after that it waits on, waits again from the next poll, or rests.
+    #[inline]
+    fn fire(&mut self, token: Token, watch: Watch, user_data: u64, more: bool, table: &mut Table) {
+        if watch.mode == Mode::Edge {
+            if !more {
+                self.watches.push(token);
+            }
+            return;
+        }
+        if let Some(watch) = table.watch_mut(token) {
+            watch.armed = false;
+            watch.outlasting = false;
+        }
+        if more {
+            // With another number, so that what the request still reports is stale.
+            self.cancels.push(user_data);
+            table.next_sequence(token);
+        }
+        if watch.mode == Mode::Level {
+            self.level.push(token);
+        }
+    }
+}
+
+/// Takes a completion of a zero-copy send: its result, after which a notification follows if `more`, or that
+/// notification, after which the kernel has let go of the memory. Returns whether the request is to be queued anew.
+fn end_zero_copy(
+    table: &mut Table,
+    token: Token,
+    result: i32,
+    more: bool,
+    is_notification: bool,
+    events: &mut Vec<Event>,
+) -> bool {
+    let Some(submitted) = table.operation(token) else {
+        return false;
+    };
+    let last = if is_notification {
+        match submitted.error {
+            0 if result & NOTIFICATION_COPIED == 0 => SENT_WITHOUT_COPY,
+            0 => SENT_BY_COPY,
+            error => error,
+        }
+    } else if result < 0 && more {
+        // The memory is still with the kernel: the error waits for the notification.
+        submitted.error = result;
+        return false;
+    } else if result < 0 {
+        result
+    } else {
+        table.report_completion(token, result, true, events);
+        if more {
+            return false;
+        }
+        // An ordinary send, which has copied all.
+        SENT_BY_COPY
+    };
+    if matches!(-last, libc::EOPNOTSUPP | libc::ENOMEM)
+        && let Some(submitted) = table.operation(token)
+        && let Some(parked) = submitted.parked.as_mut()
+        && !parked.get_mut().copies
+    {
+        // The socket knows no such sending, as a Unix socket doesn't; or RLIMIT_MEMLOCK is used up.
+        submitted.error = 0;
+        parked.get_mut().copies = true;
+        return true;
+    }
+    table.report_completion(token, last, false, events);
+    false
+}

@@ -1,0 +1,188 @@
+//! What the kernel is asked for: the entries of the submission queue, and the user data that names them.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use io_uring::types::{CancelBuilder, Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
+
+use crate::op::{Bytes, Op};
+use crate::parked::Operation;
+use crate::shared_fd::SharedFd;
+
+/// The slot index that no watch or operation has: user data with it is the driver's own.
+pub(super) const INTERNAL: u64 = u32::MAX as u64;
+/// Completions that nobody waits for: those of removals and cancels that found nothing.
+pub(super) const IGNORED: u64 = 1 << 32 | INTERNAL;
+/// The watch on the waker's eventfd.
+pub(super) const WAKER: u64 = 2 << 32 | INTERNAL;
+/// The watch on the registry's epoll set.
+pub(super) const REGISTRY: u64 = 3 << 32 | INTERNAL;
+
+/// Asks the kernel when a descriptor is ready for any of `bits`: once, or at each arrival if `multishot`.
+///
+/// Without `IORING_POLL_ADD_LEVEL` a multishot poll is edge-triggered (io_uring_enter(2)).
+pub(super) fn poll(fd: RawFd, bits: u32, multishot: bool, user_data: u64) -> squeue::Entry {
+    opcode::PollAdd::new(Fd(fd), bits)
+        .multi(multishot)
+        .build()
+        .user_data(user_data)
+}
+
+/// Asks the kernel to end a request. One that has just completed is not found, which is as good.
+pub(super) fn cancel(user_data: u64) -> squeue::Entry {
+    opcode::AsyncCancel::new(user_data)
+        .build()
+        .flags(squeue::Flags::SKIP_SUCCESS)
+        .user_data(IGNORED)
+}
+
+/// Asks the kernel to end every request.
+pub(super) fn cancel_all() -> squeue::Entry {
+    opcode::AsyncCancel2::new(CancelBuilder::any().all())
+        .build()
+        .user_data(IGNORED)
+}
+
+/// Whether a queued entry is more than the arming of a watch.
+pub(super) fn is_operation_or_cancel(entry: &squeue::Entry) -> bool {
+    entry.get_opcode() != u32::from(opcode::PollAdd::CODE)
+}
+
+/// Asks that the notification say whether the kernel has copied (`IORING_SEND_ZC_REPORT_USAGE`).
+const REPORT_USAGE: u16 = 1 << 3;
+
+/// The kernel's form of an operation. The pointers in it lead into the operation, which the table keeps unmoved.
+pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
+    let header = operation.message_header();
+    let open_flags = operation.open_flags();
+    match &mut operation.op {
+        Op::Accept { fd, multishot } => accept(number(fd), *multishot),
+        Op::Connect { fd, addr } => {
+            opcode::Connect::new(number(fd), addr.as_ptr(), addr.length()).build()
+        }
+        Op::Recv { fd, buffer, flags } => {
+            let spare = buffer.spare_capacity_mut();
+            opcode::Recv::new(number(fd), spare.as_mut_ptr().cast(), length(spare.len()))
+                .flags(*flags)
+                .build()
+        }
+        Op::Send {
+            fd,
+            buffer,
+            start,
+            flags,
+        } => {
+            let rest = &buffer[*start..];
+            let flags = *flags | libc::MSG_NOSIGNAL;
+            opcode::Send::new(number(fd), rest.as_ptr(), length(rest.len()))
+                .flags(flags)
+                .build()
+        }
+        Op::SendZeroCopy { fd, bytes, flags } => {
+            send_zero_copy(number(fd), bytes, *flags, operation.copies)
+        }
+        Op::RecvMsg { fd, flags, .. } => {
+            let flags = (*flags | libc::MSG_CMSG_CLOEXEC) as u32;
+            opcode::RecvMsg::new(number(fd), header)
+                .flags(flags)
+                .build()
+        }
+        Op::SendMsg { fd, flags, .. } => {
+            let flags = (*flags | libc::MSG_NOSIGNAL) as u32;
+            opcode::SendMsg::new(number(fd), header)
+                .flags(flags)
+                .build()
+        }
+        Op::Read { fd, buffer, offset } => {
+            let spare = buffer.spare_capacity_mut();
+            opcode::Read::new(number(fd), spare.as_mut_ptr().cast(), length(spare.len()))
+                .offset(offset.unwrap_or(u64::MAX))
+                .build()
+        }
+        Op::Write {
+            fd,
+            buffer,
+            start,
+            offset,
+        } => {
+            let rest = &buffer[*start..];
+            opcode::Write::new(number(fd), rest.as_ptr(), length(rest.len()))
+                .offset(offset.unwrap_or(u64::MAX))
+                .build()
+        }
+        Op::Fsync { fd, data_only } => {
+            let flags = data_only.then_some(FsyncFlags::DATASYNC);
+            let flags = flags.unwrap_or(FsyncFlags::empty());
+            opcode::Fsync::new(number(fd)).flags(flags).build()
+        }
+        Op::OpenAt {
+            directory,
+            path,
+            mode,
+            ..
+        } => opcode::OpenAt::new(place(directory.as_ref()), path.as_ptr())
+            .flags(open_flags)
+            .mode(*mode)
+            .build(),
+        Op::Statx {
+            directory,
+            path,
+            flags,
+            mask,
+            status,
+        } => opcode::Statx::new(
+            place(directory.as_ref()),
+            path.as_ptr(),
+            (&raw mut status.0).cast(),
+        )
+        .flags(*flags)
+        .mask(*mask)
+        .build(),
+        Op::Shutdown { fd, how } => opcode::Shutdown::new(number(fd), *how).build(),
+        Op::Close { fd } => {
+            opcode::Close::new(Fd(fd.as_ref().map_or(-1, AsRawFd::as_raw_fd))).build()
+        }
+    }
+}
+
+/// The kernel's form of an accept.
+fn accept(fd: Fd, multishot: bool) -> squeue::Entry {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    if multishot {
+        opcode::AcceptMulti::new(fd).flags(flags).build()
+    } else {
+        let nowhere = std::ptr::null_mut();
+        opcode::Accept::new(fd, nowhere, nowhere.cast())
+            .flags(flags)
+            .build()
+    }
+}
+
+fn number(fd: &SharedFd) -> Fd {
+    Fd(fd.as_raw_fd())
+}
+
+/// Where relative paths begin.
+fn place(directory: Option<&SharedFd>) -> Fd {
+    directory.map_or(Fd(libc::AT_FDCWD), number)
+}
+
+/// The kernel's form of a zero-copy send, or of an ordinary one in its place if it `copies`.
+fn send_zero_copy(fd: Fd, bytes: &Bytes, flags: i32, copies: bool) -> squeue::Entry {
+    let (bytes, flags) = (bytes.as_slice(), flags | libc::MSG_NOSIGNAL);
+    if copies {
+        opcode::Send::new(fd, bytes.as_ptr(), length(bytes.len()))
+            .flags(flags)
+            .build()
+    } else {
+        opcode::SendZc::new(fd, bytes.as_ptr(), length(bytes.len()))
+            .flags(flags)
+            .zc_flags(REPORT_USAGE)
+            .build()
+    }
+}
+
+/// A length in the kernel's terms: one transfer moves less than two gigabytes anyway (read(2)).
+fn length(length: usize) -> u32 {
+    length.min(0x7fff_f000) as u32
+}
