@@ -13,11 +13,11 @@ use ringloop_driver::{Driver, Fault, Readiness, SENT_BY_COPY, SENT_WITHOUT_COPY,
 use crate::fs::File;
 use crate::net::{TcpListener, TcpStream};
 use crate::reactor::Reactor;
-use crate::{Runtime, RuntimeConfig, yield_now};
+use crate::runtime::{Runtime, RuntimeConfig, yield_now};
 
 use Step::{Complete, CompletePath, Late, Overflow, Ready};
 
-pub(crate) mod calls;
+mod calls;
 
 /// A runtime whose kernel plays a script, a turn of it in each of the runtime's. It panics when it would wait for ever.
 fn scripted() -> (Script, Runtime) {

@@ -62,9 +62,10 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
 
+use crate::clock;
+use crate::runtime::{Handle, spawn};
 use crate::server::{Client, Draining};
 use crate::time::{Sleep, sleep};
-use crate::{Handle, clock, spawn};
 
 /// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 where TLS's ALPN has chosen `h2`, HTTP/1.1
 /// elsewhere.

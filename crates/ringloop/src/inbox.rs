@@ -228,7 +228,7 @@ impl<T> std::error::Error for SendError<T> {}
 #[cfg(all(test, not(ringloop_loom)))]
 mod tests {
     use super::*;
-    use crate::{Config, Reactor};
+    use crate::reactor::{Config, Reactor};
     use std::thread;
 
     fn reactor() -> Reactor {

@@ -124,6 +124,8 @@ mod runtime;
 #[cfg(feature = "runtime")]
 pub mod server;
 #[cfg(feature = "runtime")]
+mod shared;
+#[cfg(feature = "runtime")]
 pub mod signal;
 #[cfg(feature = "runtime")]
 mod source;

@@ -7,7 +7,8 @@ use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{clock, reactor};
+use crate::clock;
+use crate::reactor;
 
 /// What a runtime has done since it was made. Times are in nanoseconds.
 ///
@@ -126,7 +127,7 @@ impl IoCounters {
     /// Makes a system call that reads or writes, and makes it again where a signal has interrupted it.
     pub(crate) fn call<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         #[cfg(test)]
-        crate::faults::calls::before_call()?;
+        injected::before_call()?;
         count(&self.operations);
         loop {
             count(&self.system_calls);
@@ -230,6 +231,39 @@ impl Published {
         }
         self.add_times(&mut metrics);
         metrics
+    }
+}
+
+/// System calls that fail because a test says so (`faults::calls`).
+#[cfg(test)]
+pub(crate) mod injected {
+    use std::cell::Cell;
+    use std::io;
+
+    thread_local! {
+        /// How many calls are made before one that fails, and the error of that one.
+        static FAILING: Cell<Option<(usize, i32)>> = const { Cell::new(None) };
+    }
+
+    /// Lets so many calls of this thread pass, and fails the one after them.
+    pub(crate) fn fail_after(calls: usize, errno: i32) {
+        FAILING.set(Some((calls, errno)));
+    }
+
+    /// Lets all further calls pass. Returns whether one has failed.
+    pub(crate) fn has_failed() -> bool {
+        FAILING.take().is_none()
+    }
+
+    pub(super) fn before_call() -> io::Result<()> {
+        match FAILING.take() {
+            None => Ok(()),
+            Some((0, errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some((calls, errno)) => {
+                fail_after(calls - 1, errno);
+                Ok(())
+            }
+        }
     }
 }
 

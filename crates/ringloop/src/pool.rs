@@ -9,12 +9,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use async_channel as channel;
 use ringloop_driver::affinity;
 
-use crate::runtime::{Shared, yield_now};
+use crate::metrics::Metrics;
+use crate::panics;
+use crate::runtime::{Handle, Runtime, RuntimeConfig, yield_now};
+use crate::shared::Shared;
 use crate::task::JoinHandle;
 use crate::time::timeout;
-use crate::{Handle, Metrics, Runtime, RuntimeConfig, channel, panics, trace};
+use crate::trace;
 
 /// How a [`Pool`] is set up.
 ///

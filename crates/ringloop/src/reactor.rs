@@ -1,7 +1,7 @@
 //! The wait for everything: events, deadlines, other threads.
 
-use crate::busy_poll::{Policy, Wait};
-use crate::{BusyPoll, clock};
+use crate::busy_poll::{BusyPoll, Policy, Wait};
+use crate::clock;
 use ringloop_driver::{BackendKind, Driver, Event, Peek, Waker, affinity};
 use std::io;
 use std::time::Duration;

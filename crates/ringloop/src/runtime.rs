@@ -1,193 +1,34 @@
 //! The runtime of one thread: it polls tasks, and waits for the kernel when none can go on.
 
-#[cfg(feature = "hyper")]
-use std::any::Any;
-use std::cell::{Cell, RefCell, RefMut};
+mod handle;
+
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
-use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use ringloop_driver::{BackendKind, Driver, Event};
+use ringloop_driver::{BackendKind, Event};
 
-#[cfg(feature = "hyper")]
-use crate::inbox::SendError;
-use crate::inbox::{Inbox, Sender};
-use crate::metrics::{IoCounters, Metrics, Published};
+use crate::clock;
+use crate::inbox::Inbox;
+use crate::metrics::Metrics;
 #[cfg(feature = "hyper")]
 use crate::panics;
-use crate::source::Sources;
-use crate::task::{self, JoinHandle, Runnable, Tasks};
-use crate::timers::Timers;
-use crate::{Config, Reactor, clock, trace};
+use crate::reactor::{Config, Reactor};
+use crate::shared::{Entered, Message, Remote, Shared};
+use crate::task::JoinHandle;
+use crate::trace;
+pub use handle::Handle;
 
 /// The largest buffer for reads in place.
 const HOT_BUFFER_BYTES_MAX: usize = 1 << 30;
 
 /// How many tasks run before the kernel is looked at again, so that I/O is not starved by tasks that wake one another.
 const TASKS_PER_LOOK: usize = 64;
-
-/// How many operations a task may do without waiting before it must let others run.
-const OPERATIONS_PER_POLL: u32 = 128;
-
-thread_local! {
-    static CURRENT: RefCell<Option<Rc<Shared>>> = const { RefCell::new(None) };
-    /// Which one that is: what is asked at every read costs no borrow.
-    static CURRENT_ADDRESS: Cell<*const Shared> = const { Cell::new(ptr::null()) };
-}
-
-/// Makes a runtime the one that runs in this thread, and returns the one before.
-fn set_current(shared: Option<Rc<Shared>>) -> Option<Rc<Shared>> {
-    // The address of one that runs is nobody else's.
-    CURRENT_ADDRESS.set(shared.as_ref().map_or(ptr::null(), Rc::as_ptr));
-    CURRENT
-        .try_with(|current| current.replace(shared))
-        .ok()
-        .flatten()
-}
-
-/// What reaches a runtime from other threads.
-pub(crate) enum Message {
-    /// A task to be queued.
-    Run(Runnable),
-    /// A task that another thread has made.
-    Adopt(Orphan),
-    /// What another thread had, and only this one may drop.
-    #[cfg(feature = "hyper")]
-    Drop(Box<dyn Any + Send>),
-}
-
-/// A task that no runtime has adopted. Where it is dropped as such its runtime is gone, and its handle is told.
-pub(crate) struct Orphan(Option<Runnable>);
-
-impl Drop for Orphan {
-    fn drop(&mut self) {
-        if let Some(task) = self.0.take() {
-            task::end(&task);
-        }
-    }
-}
-
-/// What other threads have of a runtime.
-pub(crate) struct Remote {
-    sender: Sender<Message>,
-    metrics: Published,
-}
-
-impl Remote {
-    pub(crate) fn new(sender: Sender<Message>) -> Self {
-        Self {
-            sender,
-            metrics: Published::new(),
-        }
-    }
-
-    /// Queues a task, from any thread. Once the runtime is gone the task is over, and nothing happens.
-    pub(crate) fn schedule(self: &Arc<Self>, task: Runnable) {
-        let mut task = Some(task);
-        let _ = CURRENT.try_with(|current| {
-            if let Some(shared) = current.borrow().as_ref()
-                && Arc::ptr_eq(&shared.remote, self)
-                && let Some(task) = task.take()
-            {
-                shared.tasks.queue(task);
-            }
-        });
-        if let Some(task) = task {
-            // An error hands the task back: its runtime has ended it.
-            drop(self.sender.send(Message::Run(task)));
-        }
-    }
-}
-
-/// The part of a runtime that its tasks and I/O objects share.
-pub(crate) struct Shared {
-    /// `None` when the runtime has ended.
-    reactor: RefCell<Option<Reactor>>,
-    pub(crate) timers: RefCell<Timers<Waker>>,
-    pub(crate) sources: Sources,
-    /// Lent to reads in place; `None` while it is out.
-    pub(crate) hot_buffer: Cell<Option<Box<[u8]>>>,
-    pub(crate) tasks: Tasks,
-    remote: Arc<Remote>,
-    budget: Cell<u32>,
-    turns: Cell<u64>,
-    tasks_run: Cell<u64>,
-    pub(crate) io_counters: IoCounters,
-    is_running: Cell<bool>,
-}
-
-impl Shared {
-    /// The runtime that runs in this thread.
-    ///
-    /// Panics outside of one, with a text that says what to do.
-    pub(crate) fn current() -> Rc<Shared> {
-        Shared::try_current().expect(
-            "no ringloop runtime runs in this thread: call this inside of Runtime::block_on or of a task",
-        )
-    }
-
-    pub(crate) fn try_current() -> Option<Rc<Shared>> {
-        CURRENT
-            .try_with(|current| current.borrow().clone())
-            .ok()
-            .flatten()
-    }
-
-    /// Whether this is the runtime that runs in this thread.
-    pub(crate) fn is_current(&self) -> bool {
-        ptr::eq(CURRENT_ADDRESS.get(), self)
-    }
-
-    /// The reactor of a runtime that has not ended.
-    fn reactor(&self) -> RefMut<'_, Reactor> {
-        RefMut::map(self.reactor.borrow_mut(), |reactor| {
-            reactor.as_mut().expect("it lives as long as the runtime")
-        })
-    }
-
-    /// Calls the driver, unless the runtime has ended.
-    pub(crate) fn with_driver<T>(&self, call: impl FnOnce(&mut Driver) -> T) -> Option<T> {
-        let mut reactor = self.reactor.borrow_mut();
-        reactor.as_mut().map(|reactor| call(reactor.driver()))
-    }
-
-    /// Whether the runtime is inside of `block_on`, so that what is put off to the end of the turn will be done.
-    pub(crate) fn is_running(&self) -> bool {
-        self.is_running.get()
-    }
-
-    /// Counts one operation of the task that runs. `Pending` if it has had its share: it has been woken, and must let
-    /// others run.
-    pub(crate) fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
-        match self.budget.get() {
-            0 => {
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
-            left => {
-                self.budget.set(left - 1);
-                Poll::Ready(())
-            }
-        }
-    }
-
-    fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        self.spawn_watched(trace::task(future))
-    }
-
-    /// Makes a task of a future that brings its own span.
-    pub(crate) fn spawn_watched<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        let (task, handle) = task::new(future, Arc::clone(&self.remote));
-        self.tasks.adopt(task);
-        handle
-    }
-}
 
 /// A runtime for one thread.
 ///
@@ -301,21 +142,10 @@ impl Runtime {
     pub fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> Self {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote::new(inbox.sender()));
-        let shared = Rc::new(Shared {
-            reactor: RefCell::new(Some(reactor)),
-            timers: RefCell::new(Timers::new()),
-            sources: Sources::new(config.reactor.driver.slots),
-            hot_buffer: Cell::new(Some(vec![0; config.hot_buffer_bytes].into_boxed_slice())),
-            tasks: Tasks::default(),
-            remote,
-            budget: Cell::new(OPERATIONS_PER_POLL),
-            turns: Cell::new(0),
-            tasks_run: Cell::new(0),
-            io_counters: IoCounters::default(),
-            is_running: Cell::new(false),
-        });
+        let slots = config.reactor.driver.slots;
+        let shared = Shared::new(reactor, slots, config.hot_buffer_bytes, remote);
         Self {
-            shared,
+            shared: Rc::new(shared),
             inbox,
             messages: Vec::new(),
             events: Vec::new(),
@@ -350,7 +180,7 @@ impl Runtime {
         let mut future = pin!(future);
         loop {
             if main.woken.swap(false, Ordering::Acquire) {
-                self.shared.budget.set(OPERATIONS_PER_POLL);
+                self.shared.renew_budget();
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     drop(entered);
                     return output;
@@ -377,9 +207,7 @@ impl Runtime {
 
     /// With which other threads reach this runtime.
     pub fn handle(&self) -> Handle {
-        Handle {
-            remote: Arc::clone(&self.shared.remote),
-        }
+        Handle::new(&self.shared)
     }
 
     /// The interface to the kernel that is used.
@@ -402,19 +230,16 @@ impl Runtime {
     /// Polls tasks from the queue until it is empty, or until it is time to look at the kernel.
     fn run_tasks(&mut self) {
         for _ in 0..TASKS_PER_LOOK {
-            let Some(task) = self.shared.tasks.next() else {
+            if !self.shared.run_next_task() {
                 break;
-            };
-            self.shared.budget.set(OPERATIONS_PER_POLL);
-            self.shared.tasks_run.set(self.shared.tasks_run.get() + 1);
-            self.shared.tasks.run(task);
+            }
         }
     }
 
     /// Looks at the kernel, and waits for it if there is nothing else to do; wakes whoever waits for what has come.
     fn turn(&mut self, main: &MainWaker) {
         self.shared.close_retired();
-        self.shared.turns.set(self.shared.turns.get() + 1);
+        self.shared.count_turn();
         let published = &self.shared.remote.metrics;
         published.publish(self.shared.counters());
         let is_idle = self.shared.tasks.is_idle() && !main.woken.load(Ordering::Acquire);
@@ -444,8 +269,8 @@ impl Runtime {
         for message in self.messages.drain(..) {
             match message {
                 Message::Run(task) => self.shared.tasks.queue(task),
-                Message::Adopt(mut orphan) => {
-                    if let Some(task) = orphan.0.take() {
+                Message::Adopt(orphan) => {
+                    if let Some(task) = orphan.into_task() {
                         self.shared.tasks.adopt(task);
                     }
                 }
@@ -457,57 +282,10 @@ impl Runtime {
     }
 }
 
-impl Shared {
-    fn expire_timers(&self) {
-        if self.timers.borrow().is_empty() {
-            return;
-        }
-        let now_ns = clock::now_ns();
-        loop {
-            // Not `while let`: the borrow would last while the waker runs.
-            let expired = self.timers.borrow_mut().pop_expired(now_ns);
-            let Some(waker) = expired else { return };
-            waker.wake();
-        }
-    }
-
-    /// All metrics but the times.
-    fn counters(&self) -> Metrics {
-        let mut metrics = Metrics {
-            turns: self.turns.get(),
-            tasks_run: self.tasks_run.get(),
-            tasks_live: self.tasks.live() as u64,
-            timers: self.timers.borrow().len() as u64,
-            sources: self.sources.len() as u64,
-            reactor: self.reactor().counters(),
-            ..Metrics::default()
-        };
-        self.io_counters.add_to(&mut metrics);
-        metrics
-    }
-}
-
 impl Drop for Runtime {
     /// Drops all tasks. What they spawn while they are dropped is dropped as well.
     fn drop(&mut self) {
-        // A runtime that is dropped inside of another one's task leaves that one current.
-        let previous = set_current(Some(Rc::clone(&self.shared)));
-        loop {
-            self.shared.drop_returned();
-            if !self.shared.tasks.end() {
-                break;
-            }
-        }
-        let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());
-        drop(timers);
-        self.shared.let_go();
-        // I/O objects may live on, even where nobody will ever drop them. They keep nothing but their own descriptors.
-        let reactor = self.shared.reactor.take();
-        drop(reactor);
-        self.shared.drop_returned();
-        self.shared.sources.clear();
-        drop(self.shared.hot_buffer.take());
-        set_current(previous);
+        self.shared.end();
     }
 }
 
@@ -518,36 +296,6 @@ impl fmt::Debug for Runtime {
             .field("backend", &self.backend())
             .field("metrics", &self.metrics())
             .finish_non_exhaustive()
-    }
-}
-
-/// That a runtime runs in this thread.
-struct Entered {
-    shared: Rc<Shared>,
-}
-
-impl Entered {
-    fn new(shared: Rc<Shared>) -> Self {
-        assert!(
-            Shared::try_current().is_none(),
-            "a ringloop runtime runs in this thread already: await the future, or spawn it, instead of blocking on it",
-        );
-        set_current(Some(Rc::clone(&shared)));
-        shared.is_running.set(true);
-        let published = &shared.remote.metrics;
-        published.end_wait(published.idle_ns(clock::now_ns()));
-        Self { shared }
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        self.shared.let_go();
-        self.shared.is_running.set(false);
-        let published = &self.shared.remote.metrics;
-        published.publish(self.shared.counters());
-        published.begin_wait(clock::now_ns());
-        set_current(None);
     }
 }
 
@@ -567,99 +315,6 @@ impl Wake for MainWaker {
             // In the runtime's own thread this is not needed: the flag is looked at before each wait.
             self.waker.wake();
         }
-    }
-}
-
-/// Reaches a runtime from any thread.
-///
-/// ```
-/// use ringloop::Handle;
-///
-/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-/// let handle = Handle::current();
-/// let thread = std::thread::spawn(move || {
-///     // From any thread, as many tasks as there are to do.
-///     handle.spawn_with(|| async { 42 })
-/// });
-/// let task = thread.join().unwrap();
-/// assert_eq!(task.await.unwrap(), 42);
-/// # Ok::<(), std::io::Error>(())
-/// # })?;
-/// # Ok::<(), std::io::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct Handle {
-    remote: Arc<Remote>,
-}
-
-impl Handle {
-    /// The handle of the runtime that runs in this thread.
-    ///
-    /// # Panics
-    /// Outside of a runtime.
-    pub fn current() -> Self {
-        Self {
-            remote: Arc::clone(&Shared::current().remote),
-        }
-    }
-
-    /// The same, if there is one.
-    #[cfg(feature = "hyper")]
-    pub(crate) fn try_current() -> Option<Self> {
-        let remote = Arc::clone(&Shared::try_current()?.remote);
-        Some(Self { remote })
-    }
-
-    /// Has a value dropped in the runtime's thread. If the runtime is gone it comes back.
-    #[cfg(feature = "hyper")]
-    pub(crate) fn drop_there(&self, value: Box<dyn Any + Send>) -> Result<(), Box<dyn Any + Send>> {
-        let sent = self.remote.sender.send(Message::Drop(value));
-        sent.map_err(|SendError(message)| match message {
-            Message::Drop(value) => value,
-            _ => unreachable!("it was sent above"),
-        })
-    }
-
-    /// Makes a task in the runtime's thread, of the future that `make` returns there: the future itself need not be
-    /// `Send`. If the runtime is gone, the handle says that the task was cancelled.
-    ///
-    /// ```
-    /// use ringloop::{Runtime, RuntimeConfig};
-    /// use std::rc::Rc;
-    ///
-    /// let mut runtime = Runtime::new(&RuntimeConfig::default())?;
-    /// let task = runtime.handle().spawn_with(|| async {
-    ///     // Made there, so that it may be what no other thread may see.
-    ///     let shared = Rc::new(5);
-    ///     *shared
-    /// });
-    /// assert_eq!(runtime.block_on(task).unwrap(), 5);
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub fn spawn_with<M, F, T>(&self, make: M) -> JoinHandle<T>
-    where
-        M: FnOnce() -> F + Send + 'static,
-        F: Future<Output = T> + 'static,
-        T: Send + 'static,
-    {
-        // Until it is polled, which happens in the runtime's thread, this future holds nothing but `make`, which may move
-        // there, and may be dropped here.
-        let future = async move { trace::task(make()).await };
-        let (task, handle) = task::new(future, Arc::clone(&self.remote));
-        drop(self.remote.sender.send(Message::Adopt(Orphan(Some(task)))));
-        handle
-    }
-
-    /// What the runtime has done so far: its counters as of the beginning of its last turn, the times until now. Disturbs
-    /// nothing: the counters are read one after the other while the runtime goes on.
-    pub fn metrics(&self) -> Metrics {
-        self.remote.metrics.snapshot()
-    }
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Handle")
     }
 }
 

@@ -43,6 +43,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use async_channel as channel;
 use async_lock::Semaphore;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -52,12 +53,13 @@ use socket2::Socket;
 
 use crate::net::stream::HasCore;
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
-use crate::runtime::Shared;
+use crate::pool::{self, Pool, PoolConfig};
+use crate::shared::Shared;
 use crate::source::Recheck;
 use crate::time::sleep;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
-use crate::{Pool, PoolConfig, channel, pool, trace};
+use crate::trace;
 use conversation::{Conversation, Ending, Handshake, Served};
 use drain::{Drain, Listener};
 use wire::{Link, Wire};

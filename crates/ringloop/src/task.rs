@@ -23,7 +23,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::panics;
-use crate::runtime::Remote;
 pub(crate) use live::Tasks;
 use state::{Begin, State};
 
@@ -49,6 +48,12 @@ pub(crate) trait Run: Send + Sync {
 
     /// Sets that place.
     fn adopt(&self, index: usize);
+}
+
+/// What a task belongs to: its runtime, as far as other threads can reach it.
+pub(crate) trait Schedule: Send + Sync + 'static {
+    /// Queues a task that was woken or aborted, from any thread.
+    fn schedule(self: &Arc<Self>, task: Runnable);
 }
 
 /// Why a task has no result.
@@ -167,11 +172,11 @@ enum Stage<F> {
     Over,
 }
 
-struct Task<F: Future> {
+struct Task<F: Future, S> {
     state: State,
     /// Of no interest to other threads.
     index: AtomicUsize,
-    owner: Arc<Remote>,
+    owner: Arc<S>,
     outcome: Mutex<Outcome<F::Output>>,
     stage: UnsafeCell<Stage<F>>,
 }
@@ -180,11 +185,11 @@ struct Task<F: Future> {
 // `end` alone, whose callers are in the owner's thread; it is `Over` before the runtime lets go of the task, so that
 // whoever drops the last reference drops no future. A value in `outcome` that is not Send leaves the owner's thread
 // only with a JoinHandle, which is Send only if the value is.
-unsafe impl<F: Future> Send for Task<F> {}
+unsafe impl<F: Future, S: Schedule> Send for Task<F, S> {}
 // SAFETY: as above.
-unsafe impl<F: Future> Sync for Task<F> {}
+unsafe impl<F: Future, S: Schedule> Sync for Task<F, S> {}
 
-impl<F: Future> Task<F> {
+impl<F: Future, S> Task<F, S> {
     fn outcome(&self) -> MutexGuard<'_, Outcome<F::Output>> {
         // No code of users runs under the lock, so it is never poisoned.
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
@@ -230,7 +235,7 @@ impl<F: Future> Task<F> {
     }
 }
 
-impl<F: Future + 'static> Run for Task<F> {
+impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
     unsafe fn run(self: Arc<Self>) -> bool {
         let task: *const Self = &raw const *self;
         match self.state.begin() {
@@ -284,7 +289,7 @@ impl<F: Future + 'static> Run for Task<F> {
     }
 }
 
-impl<F: Future + 'static> Wake for Task<F> {
+impl<F: Future + 'static, S: Schedule> Wake for Task<F, S> {
     fn wake(self: Arc<Self>) {
         if self.state.schedule() {
             let owner = Arc::clone(&self.owner);
@@ -307,7 +312,7 @@ trait Join<T>: Send + Sync {
     fn detach(&self);
 }
 
-impl<F: Future + 'static> Join<F::Output> for Task<F> {
+impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
     fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<F::Output, JoinError>> {
         let mut outcome = self.outcome();
         match std::mem::replace(&mut *outcome, Outcome::Gone) {
@@ -427,9 +432,9 @@ impl<T> fmt::Debug for JoinHandle<T> {
 ///
 /// In another thread than the owner's the future must be one that only holds what may move there: see
 /// [`Handle::spawn_with`](crate::Handle::spawn_with).
-pub(crate) fn new<F: Future + 'static>(
+pub(crate) fn new<F: Future + 'static, S: Schedule>(
     future: F,
-    owner: Arc<Remote>,
+    owner: Arc<S>,
 ) -> (Runnable, JoinHandle<F::Output>) {
     let task = Arc::new(Task {
         state: State::scheduled(),

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::clock;
-use crate::runtime::Shared;
+use crate::shared::Shared;
 use crate::timers::TimerKey;
 
 /// Waits until a time has come. Made by [`sleep`] and [`sleep_until`].

@@ -1,7 +1,6 @@
 //! System calls on sockets that fail: each call of each future, with each error that its manual page has, and the future
 //! dropped at each of its polls. Errors are told as they are, and nothing is left.
 
-use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
@@ -10,28 +9,9 @@ use std::task::Poll;
 
 use bytes::Buf;
 
+use crate::metrics::injected;
 use crate::net::{UdpSocket, UnixDatagram, UnixStream};
-use crate::{spawn, yield_now};
-
-thread_local! {
-    /// How many calls are made before one that fails, and what that fails with.
-    static FAILING: Cell<Option<(usize, i32)>> = const { Cell::new(None) };
-}
-
-/// Fails in place of a system call if its turn has come.
-pub(crate) fn before_call() -> io::Result<()> {
-    match FAILING.get() {
-        None => Ok(()),
-        Some((0, errno)) => {
-            FAILING.set(None);
-            Err(io::Error::from_raw_os_error(errno))
-        }
-        Some((calls, errno)) => {
-            FAILING.set(Some((calls - 1, errno)));
-            Ok(())
-        }
-    }
-}
+use crate::runtime::{spawn, yield_now};
 
 /// recv(2) and recvmsg(2).
 const RECEIVING: &[i32] = &[
@@ -86,9 +66,9 @@ fn failing(errors: &[i32], scenario: impl AsyncFn(usize) -> Option<io::Result<()
             let mut has_failed = false;
             for polls in 0..100 {
                 let mut runtime = super::planned();
-                FAILING.set(Some((call, *errno)));
+                injected::fail_after(call, *errno);
                 let result = runtime.block_on(scenario(polls));
-                has_failed = FAILING.take().is_none();
+                has_failed = injected::has_failed();
                 runtime.block_on(async {
                     for _ in 0..4 {
                         yield_now().await;

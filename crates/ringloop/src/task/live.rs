@@ -102,9 +102,18 @@ mod model {
     use loom::thread;
 
     use super::*;
-    use crate::inbox::Inbox;
-    use crate::runtime::{Message, Remote};
-    use crate::{Config, Reactor, task};
+    use crate::inbox::{Inbox, Sender};
+    use crate::reactor::{Config, Reactor};
+    use crate::task::{self, Schedule};
+
+    /// A runtime of another thread.
+    struct Owner(Sender<Runnable>);
+
+    impl Schedule for Owner {
+        fn schedule(self: &Arc<Self>, task: Runnable) {
+            drop(self.0.send(task));
+        }
+    }
 
     /// A task is woken and aborted by another thread while it runs for the last time, and what follows is in its place of the
     /// list: it stays there until it ends itself.
@@ -115,7 +124,7 @@ mod model {
         let seen = Arc::clone(&late_turns);
         loom::model(move || {
             let mut inbox = Inbox::new(wake.clone());
-            let remote = Arc::new(Remote::new(inbox.sender()));
+            let owner = Arc::new(Owner(inbox.sender()));
             let tasks = Tasks::default();
             let waking = Rc::new(Cell::new(None));
             let last_poll = {
@@ -128,25 +137,22 @@ mod model {
                     Poll::Ready(())
                 })
             };
-            let (first, handle) = task::new(last_poll, Arc::clone(&remote));
+            let (first, handle) = task::new(last_poll, Arc::clone(&owner));
             tasks.adopt(first);
             let aborting = thread::spawn(move || handle.abort());
             tasks.run(tasks.next().unwrap());
             assert_eq!(tasks.live(), 0);
-            let (second, _handle) = task::new(pending::<()>(), remote);
+            let (second, _handle) = task::new(pending::<()>(), owner);
             tasks.adopt(second);
             aborting.join().unwrap();
             if let Some(waking) = waking.take() {
                 waking.join().unwrap();
             }
-            let mut messages = Vec::new();
-            inbox.receive(&mut messages);
-            assert!(messages.len() <= 1, "queued twice");
-            seen.fetch_add(messages.len(), Ordering::Relaxed);
-            for message in messages {
-                let Message::Run(task) = message else {
-                    panic!("nobody has sent a new task");
-                };
+            let mut woken = Vec::new();
+            inbox.receive(&mut woken);
+            assert!(woken.len() <= 1, "queued twice");
+            seen.fetch_add(woken.len(), Ordering::Relaxed);
+            for task in woken {
                 tasks.queue(task);
             }
             while let Some(task) = tasks.next() {

@@ -49,7 +49,7 @@ impl Seat {
 
 impl Waiters {
     /// Puts a task's waker into a seat, unless it is there already.
-    pub(super) fn register(&self, seat: &Seat, context: &Context<'_>) {
+    pub(crate) fn register(&self, seat: &Seat, context: &Context<'_>) {
         if seat.0.get() != ALONE {
             return self.register_beside_others(seat, context);
         }
@@ -91,7 +91,7 @@ impl Waiters {
     }
 
     /// Wakes all that wait, and empties their seats.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(waker) = self.alone.take() {
             waker.wake();
         }
@@ -118,7 +118,7 @@ pub(crate) struct Waiting<'w, S: Borrow<Seat> = Seat> {
 }
 
 impl<'w, S: Borrow<Seat>> Waiting<'w, S> {
-    pub(super) fn new(waiters: &'w Waiters, seat: S) -> Self {
+    pub(crate) fn new(waiters: &'w Waiters, seat: S) -> Self {
         Self { waiters, seat }
     }
 

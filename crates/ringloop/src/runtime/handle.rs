@@ -1,0 +1,112 @@
+//! Reaching a runtime from other threads.
+
+#[cfg(feature = "hyper")]
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+#[cfg(feature = "hyper")]
+use crate::inbox::SendError;
+use crate::metrics::Metrics;
+use crate::shared::{Message, Orphan, Remote, Shared};
+use crate::task::{self, JoinHandle};
+use crate::trace;
+
+/// Reaches a runtime from any thread.
+///
+/// ```
+/// use ringloop::Handle;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let handle = Handle::current();
+/// let thread = std::thread::spawn(move || {
+///     // From any thread, as many tasks as there are to do.
+///     handle.spawn_with(|| async { 42 })
+/// });
+/// let task = thread.join().unwrap();
+/// assert_eq!(task.await.unwrap(), 42);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Handle {
+    remote: Arc<Remote>,
+}
+
+impl Handle {
+    pub(super) fn new(shared: &Shared) -> Self {
+        Self {
+            remote: Arc::clone(&shared.remote),
+        }
+    }
+
+    /// The handle of the runtime that runs in this thread.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn current() -> Self {
+        Self::new(&Shared::current())
+    }
+
+    /// The same, if there is one.
+    #[cfg(feature = "hyper")]
+    pub(crate) fn try_current() -> Option<Self> {
+        let shared = Shared::try_current()?;
+        Some(Self::new(&shared))
+    }
+
+    /// Has a value dropped in the runtime's thread. If the runtime is gone it comes back.
+    #[cfg(feature = "hyper")]
+    pub(crate) fn drop_there(&self, value: Box<dyn Any + Send>) -> Result<(), Box<dyn Any + Send>> {
+        let sent = self.remote.sender.send(Message::Drop(value));
+        sent.map_err(|SendError(message)| match message {
+            Message::Drop(value) => value,
+            _ => unreachable!("it was sent above"),
+        })
+    }
+
+    /// Makes a task in the runtime's thread, of the future that `make` returns there: the future itself need not be
+    /// `Send`. If the runtime is gone, the handle says that the task was cancelled.
+    ///
+    /// ```
+    /// use ringloop::{Runtime, RuntimeConfig};
+    /// use std::rc::Rc;
+    ///
+    /// let mut runtime = Runtime::new(&RuntimeConfig::default())?;
+    /// let task = runtime.handle().spawn_with(|| async {
+    ///     // Made there, so that it may be what no other thread may see.
+    ///     let shared = Rc::new(5);
+    ///     *shared
+    /// });
+    /// assert_eq!(runtime.block_on(task).unwrap(), 5);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn spawn_with<M, F, T>(&self, make: M) -> JoinHandle<T>
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        // Until it is polled, which happens in the runtime's thread, this future holds nothing but `make`, which may move
+        // there, and may be dropped here.
+        let future = async move { trace::task(make()).await };
+        let (task, handle) = task::new(future, Arc::clone(&self.remote));
+        let message = Message::Adopt(Orphan::new(task));
+        drop(self.remote.sender.send(message));
+        handle
+    }
+
+    /// What the runtime has done so far: its counters as of the beginning of its last turn, the times until now. Disturbs
+    /// nothing: the counters are read one after the other while the runtime goes on.
+    pub fn metrics(&self) -> Metrics {
+        self.remote.metrics.snapshot()
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Handle")
+    }
+}

@@ -1,0 +1,275 @@
+//! The part of a runtime that its tasks and I/O objects share, and how they find it: there is at most one that runs in a thread.
+//!
+//! [`Runtime`](crate::Runtime) owns it and runs the turns. Everything that waits (sources, operations, timers) holds a reference,
+//! and fails instead of waiting when another runtime runs in the thread.
+
+mod remote;
+mod sources;
+mod waiters;
+
+use std::cell::{Cell, RefCell, RefMut};
+use std::future::Future;
+use std::io;
+use std::ptr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ringloop_driver::Driver;
+
+use crate::clock;
+use crate::metrics::{IoCounters, Metrics};
+use crate::reactor::Reactor;
+use crate::task::{self, JoinHandle, Tasks};
+use crate::timers::Timers;
+use crate::trace;
+pub(crate) use remote::{Message, Orphan, Remote};
+pub(crate) use sources::{InFlight, Kind, Lent, Sources, Watched};
+pub(crate) use waiters::{Seat, Waiting};
+
+/// How many operations a task may do in one poll before it must let others run.
+const OPERATIONS_PER_POLL: u32 = 128;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Shared>>> = const { RefCell::new(None) };
+    /// Its address. Every read asks whether its runtime is the current one, and this answers without a borrow.
+    static CURRENT_ADDRESS: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+}
+
+/// Makes a runtime the current one of this thread, and returns the one before.
+fn set_current(shared: Option<Rc<Shared>>) -> Option<Rc<Shared>> {
+    // While it is current it is alive, so nothing else has this address.
+    CURRENT_ADDRESS.set(shared.as_ref().map_or(ptr::null(), Rc::as_ptr));
+    CURRENT
+        .try_with(|current| current.replace(shared))
+        .ok()
+        .flatten()
+}
+
+/// The part of a runtime that its tasks and I/O objects share.
+pub(crate) struct Shared {
+    /// `None` when the runtime has ended.
+    reactor: RefCell<Option<Reactor>>,
+    pub(crate) timers: RefCell<Timers<Waker>>,
+    pub(crate) sources: Sources,
+    /// Lent to reads in place; `None` while it is out.
+    pub(crate) hot_buffer: Cell<Option<Box<[u8]>>>,
+    pub(crate) tasks: Tasks,
+    pub(crate) remote: Arc<Remote>,
+    /// How many more operations the current poll of a task may do.
+    budget: Cell<u32>,
+    turns: Cell<u64>,
+    tasks_run: Cell<u64>,
+    pub(crate) io_counters: IoCounters,
+    is_running: Cell<bool>,
+}
+
+impl Shared {
+    /// `slots`: how many watches and operations to reserve memory for.
+    pub(crate) fn new(
+        reactor: Reactor,
+        slots: usize,
+        hot_buffer_bytes: usize,
+        remote: Arc<Remote>,
+    ) -> Self {
+        Self {
+            reactor: RefCell::new(Some(reactor)),
+            timers: RefCell::new(Timers::new()),
+            sources: Sources::new(slots),
+            hot_buffer: Cell::new(Some(vec![0; hot_buffer_bytes].into_boxed_slice())),
+            tasks: Tasks::default(),
+            remote,
+            budget: Cell::new(OPERATIONS_PER_POLL),
+            turns: Cell::new(0),
+            tasks_run: Cell::new(0),
+            io_counters: IoCounters::default(),
+            is_running: Cell::new(false),
+        }
+    }
+
+    /// The runtime that runs in this thread.
+    ///
+    /// # Panics
+    /// Outside of a runtime, with a message that says what to do.
+    pub(crate) fn current() -> Rc<Shared> {
+        Shared::try_current().expect(
+            "no ringloop runtime runs in this thread: call this inside of Runtime::block_on or of a task",
+        )
+    }
+
+    pub(crate) fn try_current() -> Option<Rc<Shared>> {
+        CURRENT
+            .try_with(|current| current.borrow().clone())
+            .ok()
+            .flatten()
+    }
+
+    /// Whether this is the runtime that runs in this thread.
+    pub(crate) fn is_current(&self) -> bool {
+        ptr::eq(CURRENT_ADDRESS.get(), self)
+    }
+
+    /// Fails if another runtime runs in this thread, or none: nobody would wake what waits here.
+    pub(crate) fn check_here(&self) -> io::Result<()> {
+        if self.is_current() {
+            Ok(())
+        } else {
+            Err(elsewhere())
+        }
+    }
+
+    /// The reactor of a runtime that has not ended.
+    pub(crate) fn reactor(&self) -> RefMut<'_, Reactor> {
+        RefMut::map(self.reactor.borrow_mut(), |reactor| {
+            reactor.as_mut().expect("it lives as long as the runtime")
+        })
+    }
+
+    /// Calls the driver, unless the runtime has ended.
+    pub(crate) fn with_driver<T>(&self, call: impl FnOnce(&mut Driver) -> T) -> Option<T> {
+        let mut reactor = self.reactor.borrow_mut();
+        reactor.as_mut().map(|reactor| call(reactor.driver()))
+    }
+
+    /// Whether the runtime is inside `block_on`, so that a turn follows and does what is deferred to it.
+    pub(crate) fn is_running(&self) -> bool {
+        self.is_running.get()
+    }
+
+    /// Gives the next poll of a task its full budget.
+    pub(crate) fn renew_budget(&self) {
+        self.budget.set(OPERATIONS_PER_POLL);
+    }
+
+    /// Counts one operation of the task that runs. `Pending` if its budget is used up: the task has been woken, and must let
+    /// others run.
+    pub(crate) fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.budget.get() {
+            0 => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            left => {
+                self.budget.set(left - 1);
+                Poll::Ready(())
+            }
+        }
+    }
+
+    pub(crate) fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
+        self.spawn_watched(trace::task(future))
+    }
+
+    /// Spawns a future that brings its own span.
+    pub(crate) fn spawn_watched<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
+        let (task, handle) = task::new(future, Arc::clone(&self.remote));
+        self.tasks.adopt(task);
+        handle
+    }
+
+    /// Polls the next task of the queue; false if there is none.
+    pub(crate) fn run_next_task(&self) -> bool {
+        let Some(task) = self.tasks.next() else {
+            return false;
+        };
+        self.renew_budget();
+        self.tasks_run.set(self.tasks_run.get() + 1);
+        self.tasks.run(task);
+        true
+    }
+
+    /// Wakes those whose deadlines have passed.
+    pub(crate) fn expire_timers(&self) {
+        if self.timers.borrow().is_empty() {
+            return;
+        }
+        let now_ns = clock::now_ns();
+        loop {
+            // Not `while let`: the borrow would last while the waker runs.
+            let expired = self.timers.borrow_mut().pop_expired(now_ns);
+            let Some(waker) = expired else { return };
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn count_turn(&self) {
+        self.turns.set(self.turns.get() + 1);
+    }
+
+    /// All metrics but the times.
+    pub(crate) fn counters(&self) -> Metrics {
+        let mut metrics = Metrics {
+            turns: self.turns.get(),
+            tasks_run: self.tasks_run.get(),
+            tasks_live: self.tasks.live() as u64,
+            timers: self.timers.borrow().len() as u64,
+            sources: self.sources.len() as u64,
+            reactor: self.reactor().counters(),
+            ..Metrics::default()
+        };
+        self.io_counters.add_to(&mut metrics);
+        metrics
+    }
+
+    /// Ends the runtime: drops all tasks, and what they spawn while they are dropped, and closes the reactor.
+    pub(crate) fn end(self: &Rc<Self>) {
+        // A runtime may be dropped inside another one's task: that one stays current.
+        let previous = set_current(Some(Rc::clone(self)));
+        loop {
+            self.drop_returned();
+            if !self.tasks.end() {
+                break;
+            }
+        }
+        let timers = std::mem::take(&mut *self.timers.borrow_mut());
+        drop(timers);
+        self.let_go();
+        // I/O objects may live on, perhaps for ever. They keep nothing but their own descriptors.
+        let reactor = self.reactor.take();
+        drop(reactor);
+        self.drop_returned();
+        self.sources.clear();
+        drop(self.hot_buffer.take());
+        set_current(previous);
+    }
+}
+
+/// The error where something would be waited for in vain.
+pub(crate) fn elsewhere() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "this belongs to another runtime than the one that runs here: make it in the block_on, or in a task, that uses it",
+    )
+}
+
+/// Held while a runtime is inside `block_on`.
+pub(crate) struct Entered {
+    shared: Rc<Shared>,
+}
+
+impl Entered {
+    /// # Panics
+    /// If a runtime runs in this thread already.
+    pub(crate) fn new(shared: Rc<Shared>) -> Self {
+        assert!(
+            Shared::try_current().is_none(),
+            "a ringloop runtime runs in this thread already: await the future, or spawn it, instead of blocking on it",
+        );
+        set_current(Some(Rc::clone(&shared)));
+        shared.is_running.set(true);
+        let published = &shared.remote.metrics;
+        published.end_wait(published.idle_ns(clock::now_ns()));
+        Self { shared }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.shared.let_go();
+        self.shared.is_running.set(false);
+        let published = &self.shared.remote.metrics;
+        published.publish(self.shared.counters());
+        published.begin_wait(clock::now_ns());
+        set_current(None);
+    }
+}

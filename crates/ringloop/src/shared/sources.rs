@@ -1,0 +1,262 @@
+//! The table of what a runtime waits for: watched descriptors, and operations in flight.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use ringloop_driver::{BackendKind, Driver, Event, Op, Readiness, Token};
+
+use super::Shared;
+use super::waiters::Waiters;
+use crate::panics;
+
+/// By the index of its token, whom an event concerns.
+pub(crate) struct Sources {
+    entries: RefCell<Vec<Option<Entry>>>,
+    live: Cell<usize>,
+    /// Descriptors whose watches are cancelled, to be closed when the kernel has been told.
+    retired: RefCell<Vec<OwnedFd>>,
+    /// Bytes that the driver has given back.
+    returned: RefCell<Vec<Bytes>>,
+}
+
+/// Bytes that are lent to the driver. Their owner may be of the user's making, and its destructor must not run while the
+/// reactor is borrowed: it is put off to the end of the turn.
+pub(crate) struct Lent(Option<Bytes>);
+
+impl Lent {
+    pub(crate) fn new(bytes: Bytes) -> Self {
+        Self(Some(bytes))
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(shared) = Shared::try_current() {
+            shared.sources.returned.borrow_mut().extend(self.0.take());
+        }
+    }
+}
+
+struct Entry {
+    token: Token,
+    kind: Kind,
+}
+
+/// What a token stands for.
+pub(crate) enum Kind {
+    Watch(Rc<Watched>),
+    Operation(Rc<InFlight>),
+}
+
+/// What is known of a watched descriptor.
+#[derive(Default)]
+pub(crate) struct Watched {
+    pub(crate) readable: Cell<bool>,
+    pub(crate) writable: Cell<bool>,
+    /// Short reads say nothing from here on: the peer has finished sending, which is announced once, perhaps together with
+    /// the last data; or it has sent urgent data, at which a read ends.
+    pub(crate) short_reads_leave: Cell<bool>,
+    /// Bytes have moved since somebody asked.
+    pub(crate) has_moved: Cell<bool>,
+    /// Somebody has asked for a read by a call, whatever is known, and none has brought anything since.
+    pub(crate) is_rechecked: Cell<bool>,
+    pub(crate) reader: Waiters,
+    pub(crate) writer: Waiters,
+}
+
+/// What an operation has come to.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    pub(crate) results: RefCell<VecDeque<i32>>,
+    /// The operation itself, after its last event.
+    pub(crate) finished: RefCell<Option<Op>>,
+    pub(crate) is_over: Cell<bool>,
+    pub(crate) waiter: Cell<Option<Waker>>,
+}
+
+impl Sources {
+    /// With memory for so many watches and operations.
+    pub(crate) fn new(slots: usize) -> Self {
+        Self {
+            entries: RefCell::new(Vec::with_capacity(slots)),
+            live: Cell::new(0),
+            retired: RefCell::new(Vec::new()),
+            returned: RefCell::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.live.get()
+    }
+
+    /// Forgets all of them, where no event will come any more.
+    pub(crate) fn clear(&self) {
+        let entries = self.entries.take();
+        self.live.set(0);
+        // Wakers may be of the users' making, and come back here.
+        drop(entries);
+    }
+
+    pub(crate) fn insert(&self, token: Token, kind: Kind) {
+        let index = token.index() as usize;
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() <= index {
+            entries.resize_with(index + 1, || None);
+        }
+        entries[index] = Some(Entry { token, kind });
+        self.live.set(self.live.get() + 1);
+    }
+
+    pub(crate) fn remove(&self, token: Token) {
+        let mut entries = self.entries.borrow_mut();
+        if let Some(slot) = entries.get_mut(token.index() as usize)
+            && slot.as_ref().is_some_and(|entry| entry.token == token)
+        {
+            *slot = None;
+            self.live.set(self.live.get() - 1);
+        }
+    }
+}
+
+impl Shared {
+    /// Wakes whoever waits for an event.
+    pub(crate) fn dispatch(&self, event: Event) {
+        let entries = self.sources.entries.borrow();
+        let Some(Some(entry)) = entries.get(event.token.index() as usize) else {
+            return;
+        };
+        if entry.token != event.token {
+            return;
+        }
+        match &entry.kind {
+            Kind::Watch(watched) => {
+                let watched = Rc::clone(watched);
+                drop(entries);
+                watched.report(event.readiness());
+            }
+            Kind::Operation(operation) => {
+                let operation = Rc::clone(operation);
+                drop(entries);
+                operation.results.borrow_mut().push_back(event.result);
+                if event.is_more() {
+                    self.io_counters.completed();
+                } else {
+                    operation.is_over.set(true);
+                    let finished = self
+                        .with_driver(|driver| driver.take(event.token))
+                        .flatten();
+                    match finished {
+                        // Nobody wants the bytes back, whose way the last event tells of, or an error.
+                        Some(Op::SendZeroCopy { .. }) if event.result >= 0 => {}
+                        Some(Op::SendZeroCopy { .. }) => self.io_counters.completed(),
+                        finished => {
+                            self.io_counters.completed();
+                            *operation.finished.borrow_mut() = finished;
+                        }
+                    }
+                    self.sources.remove(event.token);
+                }
+                if let Some(waiter) = operation.waiter.take() {
+                    waiter.wake();
+                }
+            }
+        }
+    }
+
+    /// Drops what the driver has given back.
+    pub(crate) fn drop_returned(&self) {
+        if self.sources.returned.borrow().is_empty() {
+            return;
+        }
+        let returned = self.sources.returned.take();
+        for bytes in returned {
+            panics::discard(bytes);
+        }
+    }
+
+    /// Tells the kernel of dropped watches, and closes their descriptors.
+    pub(crate) fn close_retired(&self) {
+        if !self.sources.retired.borrow().is_empty() {
+            self.let_go();
+        }
+    }
+
+    /// Tells the kernel of all that was dropped, so that its sockets are closed: where no turn follows.
+    pub(crate) fn let_go(&self) {
+        let flushed = self.with_driver(Driver::flush).unwrap_or(Ok(()));
+        // Where the kernel takes nothing more for the moment, it may still look the descriptors up: they stay until it has.
+        if flushed.is_ok() {
+            self.sources.retired.borrow_mut().clear();
+        }
+    }
+
+    /// Ends a watch, and closes its descriptor when the kernel has been told.
+    pub(crate) fn retire(&self, token: Token, descriptor: OwnedFd) {
+        self.sources.remove(token);
+        let is_told = self.with_driver(|driver| {
+            // Fails after fork only, where the parent's watches are none of ours.
+            drop(driver.unwatch(token));
+            // Of a future that was not dropped but forgotten.
+            driver.cancel_fd(descriptor.as_raw_fd());
+            driver.backend() == BackendKind::Epoll
+        });
+        // With its runtime all its watches have ended.
+        if is_told.unwrap_or(true) {
+            return;
+        }
+        self.sources.retired.borrow_mut().push(descriptor);
+        if !self.is_running() {
+            self.let_go();
+        }
+    }
+}
+
+impl Watched {
+    fn report(&self, readiness: Readiness) {
+        if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
+            self.short_reads_leave.set(true);
+        }
+        if readiness.is_readable() {
+            self.readable.set(true);
+            self.reader.wake();
+        }
+        // Most events find it writable still, and nobody waits for what is there.
+        if readiness.is_writable() && !self.writable.replace(true) {
+            self.writer.wake();
+        }
+    }
+
+    /// Pending, and the task is woken, until reading was tried since a read last brought something: what has come may not
+    /// have been reported yet. Who reads nothing waits for no more than a turn.
+    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_rechecked.replace(true) {
+            return Poll::Ready(());
+        }
+        self.readable.set(true);
+        // Before the one that asks, who may be another one.
+        self.reader.wake();
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl InFlight {
+    /// Has a task woken by the next event.
+    pub(crate) fn register(&self, context: &Context<'_>) {
+        let waker = match self.waiter.take() {
+            Some(waker) if waker.will_wake(context.waker()) => waker,
+            _ => context.waker().clone(),
+        };
+        self.waiter.set(Some(waker));
+    }
+}

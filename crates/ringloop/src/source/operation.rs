@@ -1,0 +1,112 @@
+//! Operations in flight.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use ringloop_driver::{Driver, Op, Token};
+
+use crate::shared::{InFlight, Kind, Shared, elsewhere};
+
+/// An operation in flight. Dropping it cancels the operation; its buffers live until the kernel lets go.
+pub(crate) struct Operation {
+    shared: Rc<Shared>,
+    state: Rc<InFlight>,
+    token: Token,
+    /// Results that nobody takes are descriptors that nobody would close.
+    brings_descriptors: bool,
+}
+
+impl Operation {
+    /// Begins an operation in the runtime that runs in this thread.
+    pub(crate) fn submit(op: Op) -> io::Result<Self> {
+        let shared = Shared::current();
+        let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
+        let token = shared
+            .with_driver(|driver| driver.submit(op))
+            .ok_or_else(elsewhere)??;
+        shared.io_counters.submitted();
+        let state = Rc::new(InFlight::default());
+        shared
+            .sources
+            .insert(token, Kind::Operation(Rc::clone(&state)));
+        Ok(Self {
+            shared,
+            state,
+            token,
+            brings_descriptors,
+        })
+    }
+
+    /// The next result of an operation that has several; `None` after the last.
+    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<io::Result<u32>>> {
+        if let Some(result) = self.state.results.borrow_mut().pop_front() {
+            return Poll::Ready(Some(result_of(result)));
+        }
+        if self.state.is_over.get() {
+            return Poll::Ready(None);
+        }
+        if let Err(error) = self.shared.check_here() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        self.state.register(context);
+        Poll::Pending
+    }
+
+    /// A result that has come already.
+    pub(crate) fn try_next(&self) -> Option<io::Result<u32>> {
+        self.state.results.borrow_mut().pop_front().map(result_of)
+    }
+
+    /// Ends the operation before anything else is done with what it works on. Fails if the kernel takes no cancel for the
+    /// moment, so that it may go on.
+    pub(crate) fn cancel_now(self) -> io::Result<()> {
+        let shared = Rc::clone(&self.shared);
+        drop(self);
+        shared.with_driver(Driver::flush).unwrap_or(Ok(()))
+    }
+}
+
+/// Waits for the only result, and gives the operation back with it.
+impl Future for Operation {
+    type Output = (io::Result<u32>, Option<Op>);
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.state.is_over.get()
+            && let Some(result) = self.state.results.borrow_mut().pop_front()
+        {
+            return Poll::Ready((result_of(result), self.state.finished.take()));
+        }
+        if let Err(error) = self.shared.check_here() {
+            return Poll::Ready((Err(error), None));
+        }
+        self.state.register(context);
+        Poll::Pending
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if self.brings_descriptors {
+            for descriptor in self.state.results.take() {
+                // SAFETY: results of the driver's that are not negative are new descriptors here, each of which was
+                // reported once; nobody has taken this one.
+                drop((descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) }));
+            }
+        }
+        if !self.state.is_over.get() {
+            self.shared.sources.remove(self.token);
+            self.shared.with_driver(|driver| driver.discard(self.token));
+            if !self.shared.is_running() {
+                self.shared.let_go();
+            }
+        }
+    }
+}
+
+fn result_of(result: i32) -> io::Result<u32> {
+    u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+}
