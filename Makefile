@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Every step writes to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance suites soak bench bench-loops bench-native lint lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance suites soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -128,8 +128,12 @@ bench-native: ## race the native runtime against tokio, monoio, hyper and raw C,
 	$(say) 'the native runtime and its peers'
 	@$(PYTHON) bench/native.py $(if $(FULL),--full) $(ARGS)
 
-lint: lint-rust lint-python ## rustfmt, clippy, rustdoc, ruff, mypy, stubtest; changes nothing
+lint: lint-layers lint-rust lint-python ## the order of layers, rustfmt, clippy, rustdoc, ruff, mypy, stubtest; changes nothing
 	@echo 'lint: clean'
+
+lint-layers: prerequisites
+	$(say) layers
+	@$(or $(wildcard $(python)),$(PYTHON)) tools/layers.py
 
 lint-rust: prerequisites $(VENV)/.tools-installed
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \

@@ -1,0 +1,394 @@
+"""tools/layers.py, on small trees made here: it finds each kind of offence, and nothing in what only looks like one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent.parent / "tools" / "layers.py"
+
+ARCHITECTURE = """\
+# A tree
+
+| layer | modules |
+| --- | --- |
+| not a layer | `elsewhere` |
+
+## Layers
+
+Highest first.
+
+### `some/crate`
+
+| layer | modules |
+| --- | --- |
+| the top | `top`, `twin` |
+| the middle | `middle` |
+| the bottom | `bottom` |
+
+## Further
+
+| layer | modules |
+| --- | --- |
+| not a layer | `elsewhere` |
+"""
+
+CRATE = {
+    "some/crate/Cargo.toml": '[package]\nname = "some"\n',
+    "some/crate/src/lib.rs": "mod top;\nmod twin;\nmod middle;\nmod bottom;\n",
+    "some/crate/src/top.rs": "use crate::middle;\n",
+    "some/crate/src/twin.rs": "",
+    "some/crate/src/middle.rs": "use crate::bottom::Thing;\n",
+    "some/crate/src/bottom.rs": "pub struct Thing;\n",
+}
+
+PACKAGE = {
+    "some/package/__init__.py": "from .top import run\n",
+    "some/package/top.py": "from . import middle\n",
+    "some/package/twin.py": "",
+    "some/package/middle.py": "from package.bottom import thing\n",
+    "some/package/bottom.py": "thing = 1\n",
+}
+PACKAGE_ARCHITECTURE = ARCHITECTURE.replace("crate", "package").replace("`top`", "`__init__` |\n| next | `top`")
+
+
+def run(root, files, architecture=ARCHITECTURE):
+    """Writes a tree and returns the lines that the check prints, in the order of files and lines."""
+    for name, text in {"ARCHITECTURE.md": architecture, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    result = subprocess.run(
+        [sys.executable, PROGRAM, "--root", root], capture_output=True, text=True, check=False, timeout=250
+    )
+    lines = result.stdout.splitlines()
+    assert (result.returncode, result.stderr) == (1 if lines else 0, "")
+    return lines
+
+
+def up(file, line, importer, imported):
+    return f"some/{file}:{line}: `{importer}` imports `{imported}`, which is in a layer above it"
+
+
+def test_order_is_kept(tmp_path):
+    assert run(tmp_path, CRATE) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "use crate::top::f;",
+        "use crate::top;",
+        "use crate::top as other;",
+        "pub use crate::top::{f, g};",
+        "pub(crate) use crate::top::*;",
+        "use crate::{bottom, top};",
+        "use crate::{\nbottom::{Thing, other},\ntop::{self, f as g},\n};",
+        "use super::top::f;",
+        "use super::{bottom::Thing, top};",
+        "use super::*;\nuse super::top::g;",
+        "fn f() { crate::top::f::<u8>(); }",
+        "fn f(a: &crate::top::A) {}",
+        "impl<'a> From<crate::top::A<'a>> for B {}",
+        'fn f() { println!("{}", crate::top::f()); }',
+        "macro_rules! m { ($a:expr) => { $crate::top::f($a) } }",
+        "macro_rules! m { () => { use $crate::{bottom, top as other}; } }",
+        "fn f() { use crate::top::f; }",
+        "mod inner { use super::super::top::f; }",
+        "mod inner { mod tests {} }\nuse super::top;",
+        "const A: char = '\"'; use crate::top; const B: char = '\"';",
+        "#[cfg(not(test))]\nuse crate::top;",
+        "#[cfg(any(test, unix))]\nuse crate::top;",
+        '#[cfg(feature = "tests")]\nuse crate::top;',
+        "#[cfg(test)]\nmod tests { fn f() {} }\nuse crate::top;",
+        "#[cfg(test)]\nuse a::{b, c};\nuse crate::top;",
+        "struct A { #[cfg(test)] a: u8, b: crate::top::A }",
+        "use crate::exported;",
+        "use crate::{Renamed as A};",
+        "fn f() { helper!(1); }",
+        "use crate::helper;",
+    ],
+)
+def test_rust_path_upwards(tmp_path, code):
+    files = {
+        **CRATE,
+        "some/crate/src/lib.rs": "mod top;\nmod bottom;\npub use top::{exported, f as Renamed};\n",
+        "some/crate/src/top.rs": "macro_rules! helper { ($a:expr) => {} }\n",
+        "some/crate/src/middle.rs": f"{code}\n",
+    }
+    lines = [line for line in run(tmp_path, files) if "imports `top`" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("some/crate/src/middle.rs:")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "// use crate::top;",
+        "/* use crate::top; /* use crate::top; */ use crate::top; */",
+        "/// [`crate::top::f`]\nfn f() {}",
+        'const A: &str = "use crate::top; \\" use crate::top;";',
+        'const A: &str = r#"use crate::top; " use crate::top;"#;',
+        "#[cfg(test)]\nmod tests { use crate::top; }",
+        "#[cfg(all(test, not(loom)))]\nmod tests { use super::super::top; }",
+        "#[cfg(all(test, loom))]\n#[allow(dead_code)]\nmod model { use crate::top; }",
+        "#[cfg(test)]\nuse crate::{top, twin};",
+        "#[cfg(test)]\nfn f() { crate::top::f() }",
+        "#[cfg(test)]\nconst A: [u8; 2] = crate::top::A;",
+        "struct A { #[cfg(test)] a: crate::top::A, b: u8 }",
+        "#![cfg(test)]\nuse crate::top;",
+        "use other::top::f;",
+        "use ::top::f;",
+        "fn f() { top::f(); other::top::f(); }",
+        "pub(in crate::top) fn f() {}",
+        "mod top { pub fn f() {} }\nuse self::top::f;",
+        "use crate::bottom::top;",
+        "use crate::outside;",
+        "fn f<'a>() -> impl Sized + use<'a> { 'top: loop { break 'top; } }",
+    ],
+)
+def test_what_is_no_rust_path_upwards(tmp_path, code):
+    files = {
+        **CRATE,
+        "some/crate/src/lib.rs": "mod top;\npub use other_crate as outside;\n",
+        "some/crate/src/middle.rs": f"{code}\n",
+    }
+    assert run(tmp_path, files) == []
+
+
+def test_file_and_line_of_each_offence(tmp_path):
+    files = {
+        **CRATE,
+        "some/crate/src/middle.rs": '/* two\nlines */\nconst A: &str = "two\nlines";\nuse crate::{\n    bottom,\n    top,\n};\n',
+        "some/crate/src/bottom.rs": "fn f() {\n    crate::top::f();\n    crate::middle::f();\n}\n",
+    }
+    assert run(tmp_path, files) == [
+        up("crate/src/bottom.rs", 2, "bottom", "top"),
+        up("crate/src/bottom.rs", 3, "bottom", "middle"),
+        up("crate/src/middle.rs", 7, "middle", "top"),
+    ]
+
+
+def test_rust_path_to_the_same_layer(tmp_path):
+    files = {**CRATE, "some/crate/src/top.rs": "use crate::{middle, twin};\n"}
+    assert run(tmp_path, files) == ["some/crate/src/top.rs:1: `top` imports `twin`, which is in its own layer"]
+
+
+def test_submodules_belong_to_their_top_level_module(tmp_path):
+    files = {
+        **CRATE,
+        "some/crate/src/middle/part.rs": "use super::f;\nuse super::super::top;\nuse crate::middle::other;\n",
+        "some/crate/src/bottom/mod.rs": "mod part;",
+        "some/crate/src/bottom/part.rs": "use crate::top::f;\n",
+    }
+    del files["some/crate/src/bottom.rs"]
+    assert run(tmp_path, files) == [
+        up("crate/src/bottom/part.rs", 1, "bottom", "top"),
+        up("crate/src/middle/part.rs", 2, "middle", "top"),
+    ]
+
+
+def test_modules_for_tests_in_files_of_their_own(tmp_path):
+    files = {
+        **CRATE,
+        "some/crate/src/lib.rs": "mod top;\n#[cfg(test)]\nmod helpers;\n",
+        "some/crate/src/helpers.rs": "use crate::top;\n",
+        "some/crate/src/helpers/more.rs": "use crate::top;\n",
+        "some/crate/src/middle.rs": "#[cfg(all(test, unix))]\nmod tests;\n",
+        "some/crate/src/middle/tests.rs": "use crate::top;\n",
+    }
+    assert run(tmp_path, files) == []
+
+
+def test_root_is_above_all_layers(tmp_path):
+    files = {**CRATE, "some/crate/src/lib.rs": "use bottom::Thing;\nfn f() { top::f(); }\npub struct Own;\n"}
+    assert run(tmp_path, files) == []
+    files["some/crate/src/top.rs"] = "use crate::{Own, Thing};\n"
+    assert run(tmp_path, files) == [up("crate/src/top.rs", 1, "top", "lib")]
+
+
+def test_root_in_the_table(tmp_path):
+    files = {
+        **CRATE,
+        "some/crate/src/lib.rs": "pub use top::f;\nfn g() { bottom::f(); }\npub struct Own;\n",
+        "some/crate/src/top.rs": "use crate::Own;\n",
+    }
+    architecture = ARCHITECTURE.replace("`middle`", "`middle`, `lib`")
+    assert run(tmp_path, files, architecture) == []
+    files["some/crate/src/lib.rs"] = "pub use top::f;\nfn g() { middle::f(); }\nfn h() { f(); crate::top::f(); }\n"
+    assert run(tmp_path, files, architecture) == [
+        "some/crate/src/lib.rs:2: `lib` imports `middle`, which is in its own layer",
+        up("crate/src/lib.rs", 3, "lib", "top"),
+    ]
+
+
+def test_program_instead_of_library(tmp_path):
+    files = {**CRATE, "some/crate/src/main.rs": "mod top;\nfn main() { top::f() }\n"}
+    del files["some/crate/src/lib.rs"]
+    assert run(tmp_path, files) == []
+    files["some/crate/src/bottom.rs"] = "use crate::main;\n"
+    assert run(tmp_path, files) == [up("crate/src/bottom.rs", 1, "bottom", "main")]
+
+
+def test_modules_and_table_differ(tmp_path):
+    files = {**CRATE, "some/crate/src/fourth.rs": "use crate::top;\n"}
+    architecture = ARCHITECTURE.replace("`bottom`", "`bottom`, `fifth`")
+    assert run(tmp_path, files, architecture) == [
+        "ARCHITECTURE.md:17: `some/crate` has no module `fifth`",
+        "some/crate/src/fourth.rs:1: `fourth` is missing from the layers of `some/crate` in ARCHITECTURE.md",
+    ]
+
+
+def test_module_in_two_rows(tmp_path):
+    architecture = ARCHITECTURE.replace("`bottom`", "`bottom`, `top`")
+    assert "ARCHITECTURE.md:17: `top` is in the table twice" in run(tmp_path, CRATE, architecture)
+
+
+def test_folder_without_modules(tmp_path):
+    assert run(tmp_path, CRATE, ARCHITECTURE.replace("some/crate", "no/crate")) == [
+        "ARCHITECTURE.md:11: `no/crate` is neither a crate nor a Python package"
+    ]
+
+
+def test_second_table(tmp_path):
+    lines = run(tmp_path, CRATE, ARCHITECTURE.replace("## Further", "### `some/crate`"))
+    assert lines[0] == "ARCHITECTURE.md:19: `some/crate` has a second table"
+
+
+CRATE_WITH_A_CIRCLE = {**CRATE, "some/crate/src/middle.rs": "use crate::top;\n"}
+
+
+class TestExceptions:
+    def architecture(self, line):
+        return ARCHITECTURE.replace("## Further", f"{line}\n\n## Further")
+
+    def test_needed(self, tmp_path):
+        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.architecture("- `middle` -> `top`: one calls the other")) == []
+
+    def test_in_the_other_direction(self, tmp_path):
+        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.architecture("- `top` -> `middle`: a reason")) == [
+            "ARCHITECTURE.md:19: the exception `top` -> `middle` is not needed; delete it",
+            up("crate/src/middle.rs", 1, "middle", "top"),
+        ]
+
+    @pytest.mark.parametrize("line", ["- `middle` -> `top`", "- `middle` -> `top`: ", "- `middle` -> `top` why not"])
+    def test_without_a_reason(self, tmp_path, line):
+        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.architecture(line)) == [
+            "ARCHITECTURE.md:19: `middle` -> `top` needs a reason: `: why it must stay`"
+        ]
+
+    @pytest.mark.parametrize("line", ["- `middle` -> `bottom`: a reason", "- `middle` -> `nothing`: a reason"])
+    def test_needless(self, tmp_path, line):
+        lines = run(tmp_path, CRATE, self.architecture(line))
+        assert lines == [f"ARCHITECTURE.md:19: the exception {line[2:].partition(':')[0]} is not needed; delete it"]
+
+
+class TestPython:
+    def test_order_is_kept(self, tmp_path):
+        assert run(tmp_path, PACKAGE, PACKAGE_ARCHITECTURE) == []
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "from .top import run",
+            "from . import top",
+            "from . import bottom, top as other",
+            "import package.top",
+            "import package.top as top",
+            "from package import bottom, top",
+            "from package.top import run",
+            "def f():\n    from .top import run",
+            "class A:\n    def f(self):\n        if self:\n            import package.top",
+            "try:\n    from .top import run\nexcept ImportError:\n    run = None",
+            "if not TYPE_CHECKING:\n    from .top import run",
+            "if TYPE_CHECKING:\n    pass\nelse:\n    from .top import run",
+        ],
+    )
+    def test_import_upwards(self, tmp_path, code):
+        files = {**PACKAGE, "some/package/middle.py": f"from typing import TYPE_CHECKING\n{code}\n"}
+        (line,) = run(tmp_path, files, PACKAGE_ARCHITECTURE)
+        assert line.startswith("some/package/middle.py:")
+        assert line.endswith(": `middle` imports `top`, which is in a layer above it")
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "if TYPE_CHECKING:\n    from .top import run",
+            "import typing\nif typing.TYPE_CHECKING:\n    from . import top",
+            "if not TYPE_CHECKING:\n    pass\nelse:\n    from .top import run",
+            "import top",
+            "from other import top",
+            "'''from .top import run'''",
+        ],
+    )
+    def test_what_is_no_import_upwards(self, tmp_path, code):
+        files = {**PACKAGE, "some/package/middle.py": f"from typing import TYPE_CHECKING\n{code}\n"}
+        assert run(tmp_path, files, PACKAGE_ARCHITECTURE) == []
+
+    def test_the_package_itself(self, tmp_path):
+        files = {**PACKAGE, "some/package/bottom.py": "from . import run\nimport package\n"}
+        assert run(tmp_path, files, PACKAGE_ARCHITECTURE) == [
+            up("package/bottom.py", 1, "bottom", "__init__"),
+            up("package/bottom.py", 2, "bottom", "__init__"),
+        ]
+
+    def test_packages_inside_and_native_modules(self, tmp_path):
+        files = {
+            **PACKAGE,
+            "some/package/bottom/__init__.py": "",
+            "some/package/bottom/part.py": "from ..top import run\nfrom . import other\n",
+            "some/package/bottom/other.py": "from .. import _native\n",
+            "some/package/_native.pyi": "from .top import run\n",
+        }
+        del files["some/package/bottom.py"]
+        architecture = PACKAGE_ARCHITECTURE.replace("`twin`", "`twin`, `_native`")
+        assert run(tmp_path, files, architecture) == [
+            up("package/bottom/other.py", 1, "bottom", "_native"),
+            up("package/bottom/part.py", 1, "bottom", "top"),
+        ]
+
+
+WORKSPACE_ARCHITECTURE = """\
+## Layers
+
+### `crates`
+
+| layer | crates |
+| --- | --- |
+| what calls | `extension` |
+| what is called | `core`, `messages` |
+"""
+WORKSPACE = {
+    "Cargo.toml": '[workspace]\nmembers = ["a", "b", "c"]\n',
+    "a/Cargo.toml": '[package]\nname = "extension"\n[dependencies]\ncore.workspace = true\nlibc = "1"\n',
+    "b/Cargo.toml": '[package]\nname = "core"\n[dependencies]\nlibc = "1"\n',
+    "c/Cargo.toml": '[package]\nname = "messages"\n',
+}
+
+
+class TestWorkspace:
+    def test_order_is_kept(self, tmp_path):
+        assert run(tmp_path, WORKSPACE, WORKSPACE_ARCHITECTURE) == []
+
+    @pytest.mark.parametrize(
+        "dependency",
+        [
+            "[dependencies]\ncore.workspace = true",
+            '[dependencies]\ncore = { path = "../b" }',
+            '[dev-dependencies]\nother = { package = "core", path = "../b" }',
+            '[build-dependencies]\ncore = "1"',
+            "[target.'cfg(unix)'.dependencies]\ncore.workspace = true",
+            "[dependencies.core]\nworkspace = true",
+        ],
+    )
+    def test_dependency_on_the_same_layer(self, tmp_path, dependency):
+        files = {**WORKSPACE, "c/Cargo.toml": f'[package]\nname = "messages"\n{dependency}\n'}
+        line = 3 if dependency.startswith("[dependencies.core]") else 4
+        assert run(tmp_path, files, WORKSPACE_ARCHITECTURE) == [
+            f"c/Cargo.toml:{line}: `messages` imports `core`, which is in its own layer"
+        ]
+
+    def test_crate_that_is_missing(self, tmp_path):
+        lines = run(tmp_path, WORKSPACE, WORKSPACE_ARCHITECTURE.replace(", `messages`", ""))
+        assert lines == ["c/Cargo.toml:1: `messages` is missing from the layers of `crates` in ARCHITECTURE.md"]
