@@ -93,6 +93,13 @@ impl Received {
         unsafe { std::slice::from_raw_parts(self.memory(), count) }
     }
 
+    /// The same, to be changed in place.
+    pub(crate) fn bytes_mut(&mut self, count: usize) -> &mut [u8] {
+        debug_assert!(count <= Self::CAPACITY);
+        // SAFETY: as in `bytes`; nobody else refers to the object.
+        unsafe { std::slice::from_raw_parts_mut(self.memory(), count) }
+    }
+
     /// The first `count` bytes received, as an object for a protocol. Give it back with `put_back`.
     pub(crate) fn take(&mut self, py: Python<'_>, count: usize, copy: bool) -> Delivery {
         if (copy || count < IN_PLACE_MIN)

@@ -27,8 +27,8 @@ use crate::event_loop::{Loop, Ready};
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::socket_object;
-use crate::support::{self, GilCell, Made};
-use crate::transport::{CloneRefOption, ask, copy_context, in_context, report};
+use crate::support::{self, CloneRefOption, GilCell, Made, ask, copy_context, in_context};
+use crate::transport::report;
 use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
 pub(crate) use self::batch::Batch;

@@ -36,6 +36,7 @@ mod names;
 mod native_type;
 mod objects;
 mod posting;
+mod receiver;
 mod run_lock;
 mod socket_object;
 mod socket_operation;

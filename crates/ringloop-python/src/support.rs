@@ -250,6 +250,47 @@ where
         .map(drop)
 }
 
+/// `object.name()`, true or false: by its name, because the user may have put another method in its place.
+pub(crate) fn ask(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> PyResult<bool> {
+    object.call_method0(name)?.is_truthy()
+}
+
+/// `Option<Py<T>>::clone_ref`, which the borrow of a state makes wordy.
+pub(crate) trait CloneRefOption {
+    fn clone_ref_opt(&self, py: Python<'_>) -> Self;
+}
+
+impl<T> CloneRefOption for Option<Py<T>> {
+    fn clone_ref_opt(&self, py: Python<'_>) -> Self {
+        self.as_ref().map(|it| it.clone_ref(py))
+    }
+}
+
+/// A copy of the current `contextvars.Context`.
+pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    // SAFETY: the GIL is held; the result is a new reference or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
+}
+
+/// Runs `body` in a `contextvars.Context`.
+pub(crate) fn in_context(
+    py: Python<'_>,
+    context: &Py<PyAny>,
+    body: impl FnOnce() -> PyResult<()>,
+) -> PyResult<()> {
+    // SAFETY: the GIL is held; an object that is no Context is refused.
+    if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py));
+    }
+    let result = body();
+    // An error of `body` is held in `result`, not set, so it survives leaving the context.
+    // SAFETY: as above; the context was entered just now.
+    if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py));
+    }
+    result
+}
+
 /// True for the exceptions that end the loop instead of going to its exception handler.
 pub(crate) fn ends_the_loop(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PySystemExit>(py) || error.is_instance_of::<PyKeyboardInterrupt>(py)

@@ -25,9 +25,8 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::names::intern;
 use crate::objects::New;
-use crate::stream_reader::StreamFeed;
-use crate::support::{self, GilCell, Made};
-use crate::transport::CloneRefOption;
+use crate::receiver::{self, Input, Receiver, Sink};
+use crate::support::{self, CloneRefOption, GilCell, Made};
 
 use self::records::Records;
 use self::window::Window;
@@ -156,8 +155,8 @@ struct State {
     pending: Option<u64>,
     transport: Option<Py<PyAny>>,
     app_protocol: Option<Py<PyAny>>,
-    /// `app_protocol`, where it is asyncio's own stream protocol.
-    stream: Option<StreamFeed>,
+    /// `app_protocol`, where it takes bytes natively.
+    sink: Option<Sink>,
     app_protocol_is_buffer: bool,
     write_backlog: Option<Py<PyAny>>,
     app_reading_paused: bool,
@@ -191,7 +190,7 @@ impl SSLProtocol {
                 pending: None,
                 transport: None,
                 app_protocol: None,
-                stream: None,
+                sink: None,
                 app_protocol_is_buffer: false,
                 write_backlog: None,
                 app_reading_paused: false,
@@ -254,15 +253,15 @@ impl SSLProtocol {
 
     #[setter(_app_protocol)]
     fn set_app_protocol(&self, py: Python<'_>, protocol: Option<Bound<'_, PyAny>>) -> PyResult<()> {
-        let stream = match &protocol {
-            Some(protocol) => StreamFeed::for_protocol(protocol)?,
+        let sink = match &protocol {
+            Some(protocol) => Sink::for_protocol(protocol)?,
             None => None,
         };
         let previous = {
             let mut state = self.state.get_mut(py);
             state.copies_left = 1;
             (
-                std::mem::replace(&mut state.stream, stream),
+                std::mem::replace(&mut state.sink, sink),
                 std::mem::replace(&mut state.app_protocol, protocol.map(Bound::unbind)),
             )
         };
@@ -373,8 +372,8 @@ impl SSLProtocol {
         visit.call(&state.transport)?;
         visit.call(&state.app_protocol)?;
         visit.call(&state.write_backlog)?;
-        if let Some(stream) = &state.stream {
-            stream.traverse(&visit)?;
+        if let Some(sink) = &state.sink {
+            sink.traverse(&visit)?;
         }
         if let Some(engine) = &state.engine {
             engine.traverse(&visit)?;
@@ -391,7 +390,7 @@ impl SSLProtocol {
                 state.engine.take(),
                 state.transport.take(),
                 state.app_protocol.take(),
-                state.stream.take(),
+                state.sink.take(),
                 state.write_backlog.take(),
             )
         };
@@ -411,7 +410,16 @@ impl SSLProtocol {
     }
 }
 
-pub(crate) use self::reading::{feed, on_arrival};
+impl Receiver for SSLProtocol {
+    const METHOD: &'static str = "buffer_updated";
+
+    fn receive(this: &Bound<'_, Self>, input: Input<'_, '_>) -> PyResult<()> {
+        reading::feed(this, &input)?;
+        // What was taken is decrypted into the same buffer.
+        drop(input);
+        reading::on_arrival(this)
+    }
+}
 
 /// Calls the method of asyncio's own class, which the native one stands in front of.
 #[cold]
@@ -453,5 +461,6 @@ fn is_again(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SSLProtocol>()?;
+    receiver::register::<SSLProtocol>(module.py());
     module.add_function(wrap_pyfunction!(writing::add_transport_methods, module)?)
 }

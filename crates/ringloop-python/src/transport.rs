@@ -21,7 +21,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyString, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyMemoryView, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
@@ -29,10 +29,9 @@ use crate::buffers::{self, Chunk, View};
 use crate::event_loop::{Loop, Ready};
 use crate::names::intern;
 use crate::objects::{self, New};
+use crate::receiver::Sink;
 use crate::socket_object;
-use crate::stream_reader::StreamFeed;
-use crate::support::{self, GilCell, Made};
-use crate::tls::SSLProtocol;
+use crate::support::{self, CloneRefOption, GilCell, Made, ask, copy_context, in_context};
 use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
 
 use self::extra_info::ExtraInfo;
@@ -58,10 +57,8 @@ enum Receiver {
     Data,
     /// `get_buffer()` and `buffer_updated(count)`.
     Buffered,
-    /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
-    Stream(StreamFeed),
-    /// Our own TLS: its records go straight to it.
-    Tls(Py<SSLProtocol>),
+    /// Natively, without a Python call.
+    Sink(Sink),
 }
 
 /// The flags are asyncio's, each with its own life.
@@ -701,8 +698,7 @@ impl SocketTransport {
         visit.call(&state.empty_waiter)?;
         match &state.receiver {
             Receiver::Data | Receiver::Buffered => {}
-            Receiver::Stream(feed) => feed.traverse(&visit)?,
-            Receiver::Tls(protocol) => visit.call(protocol)?,
+            Receiver::Sink(sink) => sink.traverse(&visit)?,
         }
         Ok(())
     }
@@ -817,27 +813,6 @@ impl SocketTransport {
     }
 }
 
-/// `transport.name()`, true or false: by its name, because the user may have put another method in its place.
-pub(crate) fn ask(transport: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> PyResult<bool> {
-    transport.call_method0(name)?.is_truthy()
-}
-
-/// `Option<Py<T>>::clone_ref`, which the borrow of the state makes wordy.
-pub(crate) trait CloneRefOption {
-    fn clone_ref_opt(&self, py: Python<'_>) -> Self;
-}
-
-impl<T> CloneRefOption for Option<Py<T>> {
-    fn clone_ref_opt(&self, py: Python<'_>) -> Self {
-        self.as_ref().map(|it| it.clone_ref(py))
-    }
-}
-
-pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
-    // SAFETY: the GIL is held; the result is a new reference or null with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
-}
-
 /// The context of a callback that is scheduled now: the transport's, where it has one for all.
 fn context_for(transport: &Bound<'_, SocketTransport>) -> PyResult<Py<PyAny>> {
     let py = transport.py();
@@ -869,14 +844,15 @@ fn call_soon<'py>(
 fn receiver_for(protocol: &Bound<'_, PyAny>) -> PyResult<Receiver> {
     static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = protocol.py();
-    if let Ok(protocol) = protocol.cast::<SSLProtocol>() {
-        return Ok(Receiver::Tls(protocol.clone().unbind()));
+    if let Some(sink) = Sink::for_protocol(protocol)? {
+        return Ok(Receiver::Sink(sink));
     }
     let buffered = support::class(py, &BUFFERED, "asyncio.protocols", "BufferedProtocol")?;
-    if protocol.is_instance(buffered)? {
-        return Ok(Receiver::Buffered);
-    }
-    Ok(StreamFeed::for_protocol(protocol)?.map_or(Receiver::Data, Receiver::Stream))
+    Ok(if protocol.is_instance(buffered)? {
+        Receiver::Buffered
+    } else {
+        Receiver::Data
+    })
 }
 
 /// Takes the context that arriving data is delivered in, where reading is asked for; it begins later.
@@ -1119,25 +1095,6 @@ pub(crate) fn report(
             .map(drop),
         other => other,
     }
-}
-
-/// Runs `body` in a `contextvars.Context`.
-pub(crate) fn in_context(
-    py: Python<'_>,
-    context: &Py<PyAny>,
-    body: impl FnOnce() -> PyResult<()>,
-) -> PyResult<()> {
-    // SAFETY: the GIL is held; what is no Context is refused.
-    if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
-        return Err(PyErr::fetch(py));
-    }
-    let result = body();
-    // An error of `body` is held in `result`, not set, so it survives leaving the context.
-    // SAFETY: as above; the context was entered just now.
-    if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
-        return Err(PyErr::fetch(py));
-    }
-    result
 }
 
 #[cold]

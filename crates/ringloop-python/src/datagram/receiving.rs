@@ -14,8 +14,7 @@ use crate::addresses::Address;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects;
-use crate::support;
-use crate::transport::CloneRefOption;
+use crate::support::{self, CloneRefOption};
 
 /// Receives what has arrived and delivers it; comes back in the next turn while there may be more.
 pub(super) fn read_batch(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {

@@ -14,8 +14,7 @@ use crate::addresses::{self, Address};
 use crate::buffers;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support;
-use crate::transport::{CloneRefOption, copy_context};
+use crate::support::{self, CloneRefOption, copy_context};
 
 /// Sends one datagram: true if it is gone, false if the socket has no room. `OSError` if it was refused.
 pub(super) fn transmit(

@@ -14,11 +14,11 @@ use crate::buffers::{self, IN_PLACE_MIN, Received, View};
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::call_method1;
-use crate::transport::CloneRefOption;
+use crate::receiver::{Input, Sink};
+use crate::support::{CloneRefOption, call_method1};
 
 /// Gives OpenSSL what has arrived.
-pub(crate) fn feed(protocol: &Bound<'_, SSLProtocol>, bytes: &[u8]) -> PyResult<()> {
+pub(super) fn feed(protocol: &Bound<'_, SSLProtocol>, bytes: &[u8]) -> PyResult<()> {
     let py = protocol.py();
     let this = protocol.get();
     if let Some(engine) = this.engine(py) {
@@ -51,7 +51,7 @@ pub(super) fn feed_object(
 }
 
 /// Goes on with what has arrived: what asyncio's `buffer_updated` does next.
-pub(crate) fn on_arrival(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
+pub(super) fn on_arrival(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
     let py = protocol.py();
     let phase = protocol.get().state.get(py).phase;
     let next = match phase {
@@ -82,7 +82,11 @@ pub(super) fn do_read(protocol: &Bound<'_, SSLProtocol>) -> PyResult<()> {
     };
     let body = || {
         if !paused {
-            if this.state.get(py).app_protocol_is_buffer {
+            let is_buffer = {
+                let state = this.state.get(py);
+                state.app_protocol_is_buffer && state.sink.is_none()
+            };
+            if is_buffer {
                 read_into_protocol(protocol, &engine)?;
             } else {
                 read_for_protocol(protocol, &engine)?;
@@ -202,23 +206,24 @@ fn is_any_left(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<b
     Ok(left)
 }
 
-/// Delivers to `data_received`, or to the stream reader, all at once.
+/// Delivers to `data_received`, or natively, all at once.
 fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> {
     let py = protocol.py();
     let this = protocol.get();
     let pending = pending_incoming(protocol, engine)?;
-    let only = {
+    let (only, is_native) = {
         let mut state = this.state.get_mut(py);
+        let is_native = matches!(state.sink, Some(Sink::Native(_)));
         if state.leftover {
-            None
+            (None, is_native)
         } else if !state.records.is_any_complete(pending) {
             state.records.settle();
             return Ok(());
         } else {
-            state.records.only_complete(pending)
+            (state.records.only_complete(pending), is_native)
         }
     };
-    let Some(len) = only.filter(|&len| len < IN_PLACE_MIN) else {
+    let Some(len) = only.filter(|&len| len < IN_PLACE_MIN && !is_native) else {
         return read_all(protocol, engine);
     };
     // The usual case, and it needs no buffer.
@@ -232,7 +237,7 @@ fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyRe
                 // Only a compressed record holds more than its length.
                 state.leftover = data.as_bytes().len() == len;
             }
-            deliver(protocol, &Data::Object(&data))?;
+            deliver(protocol, &data)?;
             if this.state.get(py).leftover {
                 read_all(protocol, engine)?;
             }
@@ -293,38 +298,31 @@ fn read_all(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyResult<()> 
         Ok(_) if !before.is_empty() => {
             before.extend_from_slice(received.bytes(filled));
             give_back(received);
-            deliver(protocol, &Data::Object(&objects::bytes(py, &before)?))
+            deliver_bytes(protocol, &before)
         }
         Ok(_) if filled == 0 => {
             give_back(received);
             Ok(())
         }
-        Ok(_) => {
-            let (rest, result) = deliver_received(protocol, received, filled);
-            if let Some(received) = rest {
-                give_back(received);
-            }
-            result
-        }
+        Ok(_) => deliver_received(protocol, event_loop, received, filled),
     };
     delivered?;
     if read? { on_end(protocol) } else { Ok(()) }
 }
 
-/// Delivers the first `count` bytes of the loop's buffer; what is left of it is to be given back.
+/// Delivers the first `count` bytes of the loop's buffer, and gives that back.
 fn deliver_received(
     protocol: &Bound<'_, SSLProtocol>,
+    event_loop: Option<&Loop>,
     mut received: Received,
     count: usize,
-) -> (Option<Received>, PyResult<()>) {
+) -> PyResult<()> {
     let py = protocol.py();
+    if let Some(sink) = sink(protocol) {
+        return sink.receive(Input::new(py, event_loop, received, count));
+    }
     let copy = {
         let mut state = protocol.get().state.get_mut(py);
-        if state.stream.is_some() {
-            drop(state);
-            let result = deliver(protocol, &Data::Memory(received.bytes(count)));
-            return (Some(received), result);
-        }
         let copy = state.copies_left > 0;
         state.copies_left = state.copies_left.saturating_sub(1);
         copy
@@ -334,29 +332,33 @@ fn deliver_received(
     if data.was_kept() {
         protocol.get().state.get_mut(py).copies_left = buffers::COPIES_AFTER_KEPT;
     }
-    (received.put_back(&data), result)
+    if let (Some(received), Some(event_loop)) = (received.put_back(&data), event_loop) {
+        event_loop.return_receive_buffer(py, received);
+    }
+    result
 }
 
-/// Decrypted data.
-enum Data<'a, 'py> {
-    Object(&'a Bound<'py, PyBytes>),
-    /// For a stream reader, which copies.
-    Memory(&'a [u8]),
-}
-
-fn deliver(protocol: &Bound<'_, SSLProtocol>, data: &Data<'_, '_>) -> PyResult<()> {
+/// The protocol's sink, if it takes bytes natively.
+fn sink(protocol: &Bound<'_, SSLProtocol>) -> Option<Sink> {
     let py = protocol.py();
-    let stream = {
-        let state = protocol.get().state.get(py);
-        state.stream.as_ref().map(|stream| stream.clone_ref(py))
-    };
-    match (stream, data) {
-        (Some(stream), Data::Object(object)) => stream.feed(py, object.as_bytes()),
-        (Some(stream), Data::Memory(bytes)) => stream.feed(py, bytes),
-        (None, Data::Object(object)) => deliver_object(protocol, object.as_ptr()),
-        (None, Data::Memory(bytes)) => {
-            deliver_object(protocol, objects::bytes(py, bytes)?.as_ptr())
-        }
+    let state = protocol.get().state.get(py);
+    state.sink.as_ref().map(|sink| sink.clone_ref(py))
+}
+
+/// Delivers an object.
+fn deliver(protocol: &Bound<'_, SSLProtocol>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+    match sink(protocol) {
+        Some(sink) => sink.receive_bytes(protocol.py(), data.as_bytes()),
+        None => deliver_object(protocol, data.as_ptr()),
+    }
+}
+
+/// Delivers more than a receive buffer holds.
+fn deliver_bytes(protocol: &Bound<'_, SSLProtocol>, bytes: &[u8]) -> PyResult<()> {
+    let py = protocol.py();
+    match sink(protocol) {
+        Some(sink) => sink.receive_bytes(py, bytes),
+        None => deliver_object(protocol, objects::bytes(py, bytes)?.as_ptr()),
     }
 }
 

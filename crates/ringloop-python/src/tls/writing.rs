@@ -16,8 +16,7 @@ use super::{
 use crate::buffers::View;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, call_method1};
-use crate::transport::CloneRefOption;
+use crate::support::{self, CloneRefOption, call_method1};
 
 /// The most that one record holds: less is written together.
 const RECORD_LEN_MAX: usize = 16 * 1024;

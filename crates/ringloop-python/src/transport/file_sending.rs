@@ -9,11 +9,11 @@ use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 
 use super::writing::settle_waiter;
-use super::{CloneRefOption, SocketTransport, list, queue_ready, update_hold};
+use super::{SocketTransport, list, queue_ready, update_hold};
 use crate::metrics;
 use crate::names::intern;
 use crate::objects;
-use crate::support;
+use crate::support::{self, CloneRefOption};
 use crate::watches::Readiness;
 
 /// Bytes sent in one turn, so that a peer that takes all it gets doesn't hold up the others.

@@ -3,12 +3,12 @@
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 
-use super::{CloneRefOption, Receiver, SocketTransport, fatal_error, log_if_debug, update_hold};
+use super::{Receiver, SocketTransport, fatal_error, log_if_debug, update_hold};
 use crate::buffers::{self, Received};
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, call_method1};
-use crate::tls;
+use crate::receiver::Input;
+use crate::support::{self, CloneRefOption, call_method1};
 
 /// Reads once. Leaves `readable` set while there may be more.
 pub(super) fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
@@ -57,7 +57,7 @@ fn settle(
     }
 }
 
-/// Receives into the loop's buffer and delivers to `data_received`, or to the stream reader.
+/// Receives into the loop's buffer and delivers to `data_received`, or natively.
 fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
@@ -81,21 +81,14 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         event_loop.get().return_receive_buffer(py, received);
         return Ok(());
     };
-    let (feed, tls) = match &this.state.get(py).receiver {
-        Receiver::Stream(feed) => (Some(feed.clone_ref(py)), None),
-        Receiver::Tls(tls) => (None, Some(tls.clone_ref(py))),
-        Receiver::Data | Receiver::Buffered => (None, None),
+    let sink = match &this.state.get(py).receiver {
+        Receiver::Sink(sink) => Some(sink.clone_ref(py)),
+        Receiver::Data | Receiver::Buffered => None,
     };
-    if let Some(tls) = tls {
-        let taken = tls::feed(tls.bind(py), received.bytes(count));
-        event_loop.get().return_receive_buffer(py, received);
-        let result = taken.and_then(|()| tls::on_arrival(tls.bind(py)));
-        return delivered(transport, result, "buffer_updated");
-    }
-    if let Some(feed) = feed {
-        let result = feed.feed(py, received.bytes(count));
-        event_loop.get().return_receive_buffer(py, received);
-        return delivered(transport, result, "data_received");
+    if let Some(sink) = sink {
+        let input = Input::new(py, Some(event_loop.get()), received, count);
+        let result = sink.receive(input);
+        return delivered(transport, result, sink.method());
     }
     let copy = {
         let mut state = this.state.get_mut(py);

@@ -6,14 +6,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
-use super::{
-    CloneRefOption, SocketTransport, State, WRITE_ERROR, context_for, fatal_error, list,
-    update_hold,
-};
+use super::{SocketTransport, State, WRITE_ERROR, context_for, fatal_error, list, update_hold};
 use crate::buffers::{self, Chunk, View};
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support;
+use crate::support::{self, CloneRefOption};
 
 /// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.
 const LOST_WRITES_BEFORE_WARNING: u32 = 5;

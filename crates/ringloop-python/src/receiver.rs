@@ -1,0 +1,235 @@
+//! Receivers: native protocols that take what a connection has received without a Python call.
+//!
+//! A stream transport reads into the loop's receive buffer. For an ordinary protocol it then makes a `bytes` object and calls
+//! `data_received`. A protocol whose class is native and implements [`Receiver`] gets the buffer instead. The transport, and
+//! TLS for the protocol above it, find out by [`Sink::for_protocol`] whenever they are given a protocol: when they are made,
+//! and by `set_protocol`. Each native class is made known once, when the module is imported, by [`register`].
+//!
+//! # What a receiver must be
+//!
+//! A class that asyncio can use as a protocol, or the base of one. What happens once per connection, and what is rare, is
+//! done by the methods that every protocol has. The transport calls these by name, so a subclass in Python may replace them:
+//!
+//! - `connection_made(transport)`, before anything is received, and `connection_lost(exc)`, after everything.
+//! - `eof_received()`, at the end of the stream: the transport closes unless the answer is true.
+//! - `pause_writing()` and `resume_writing()`, when more than the high-water mark waits to be sent, and when that has gone
+//!   down to the low-water mark.
+//! - the method that [`Receiver::METHOD`] names, `data_received` for most, for transports that are not ours. Ours never call
+//!   it: [`Receiver::receive`] takes its place.
+//!
+//! # What a receiver gets
+//!
+//! [`Receiver::receive`] is called once for each read that has found something, in the context that reading was started in,
+//! with at least one byte and at most [`Received::CAPACITY`]. It is called again only after it has returned, even if it makes
+//! the loop turn. The transport reads again, in a later turn, until the kernel has nothing more. It calls `receive` no more
+//! once reading is paused, the connection is closing, or another protocol has been set; a receiver that hands over to
+//! another protocol passes on itself what it has not used.
+//!
+//! The bytes are in the loop's own buffer. They may be changed in place, and are gone when the [`Input`] is dropped. Whoever
+//! keeps a part must copy it. While an `Input` exists, the loop has no receive buffer and makes a new one of 256 KB for
+//! whoever else reads. So drop it before anything else may receive: before decrypting, and before running the user's code at
+//! length.
+//!
+//! An error that `receive` returns is what an exception from the protocol's method would be: it is reported to the loop's
+//! exception handler and ends the connection. `SystemExit` and `KeyboardInterrupt` end the loop.
+//!
+//! # How a receiver writes
+//!
+//! Through the transport that `connection_made` gave it: `write`, `writelines`, `write_eof`, `close`, `abort`, and
+//! `pause_reading` and `resume_reading` if it is given too much. That transport is a `SocketTransport`, the transport of TLS,
+//! or one of asyncio's or the user's. Methods of our own classes may be called natively only if nobody can have replaced
+//! them; by name is always right. All of them may be called from within `receive`.
+
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use pyo3::prelude::*;
+use pyo3::type_object::PyTypeInfo;
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::buffers::Received;
+use crate::event_loop::Loop;
+use crate::stream_reader::StreamFeed;
+use crate::support::GilCell;
+
+/// A native class that is a protocol, or the base of one; see the module's documentation.
+pub(crate) trait Receiver: PyTypeInfo {
+    /// The protocol's method that `receive` stands for, as reports of errors name it.
+    const METHOD: &'static str;
+
+    /// Takes what has been received.
+    fn receive(this: &Bound<'_, Self>, input: Input<'_, '_>) -> PyResult<()>;
+}
+
+/// Bytes that were received, for whoever takes them. Dropping it gives the loop its buffer back.
+pub(crate) struct Input<'a, 'py> {
+    memory: Memory,
+    /// Whose buffer it is; None where that goes with the input.
+    event_loop: Option<&'a Loop>,
+    py: Python<'py>,
+}
+
+enum Memory {
+    /// The first bytes of a receive buffer, so many.
+    Buffer(Received, usize),
+    Own(Vec<u8>),
+    Returned,
+}
+
+impl<'a, 'py> Input<'a, 'py> {
+    /// The first `count` bytes of the receive buffer of `event_loop`.
+    #[inline]
+    pub(crate) fn new(
+        py: Python<'py>,
+        event_loop: Option<&'a Loop>,
+        received: Received,
+        count: usize,
+    ) -> Self {
+        Self {
+            memory: Memory::Buffer(received, count),
+            event_loop,
+            py,
+        }
+    }
+}
+
+impl Deref for Input<'_, '_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Buffer(received, count) => received.bytes(*count),
+            Memory::Own(bytes) => bytes,
+            Memory::Returned => &[],
+        }
+    }
+}
+
+impl DerefMut for Input<'_, '_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.memory {
+            Memory::Buffer(received, count) => received.bytes_mut(*count),
+            Memory::Own(bytes) => bytes,
+            Memory::Returned => &mut [],
+        }
+    }
+}
+
+impl Drop for Input<'_, '_> {
+    #[inline]
+    fn drop(&mut self) {
+        let memory = std::mem::replace(&mut self.memory, Memory::Returned);
+        if let (Memory::Buffer(received, _), Some(event_loop)) = (memory, self.event_loop) {
+            event_loop.return_receive_buffer(self.py, received);
+        }
+    }
+}
+
+/// The functions of a native class.
+struct Class {
+    method: &'static str,
+    has: fn(&Bound<'_, PyAny>) -> bool,
+    receive: fn(&Native, Input<'_, '_>) -> PyResult<()>,
+}
+
+/// What a class's functions are made of.
+struct ClassOf<T>(PhantomData<T>);
+
+impl<T: Receiver> ClassOf<T> {
+    const CLASS: &'static Class = &Class {
+        method: T::METHOD,
+        has: |object| object.is_instance_of::<T>(),
+        receive: |native, input| {
+            let object = native.object.bind(input.py);
+            // SAFETY: `Sink::for_protocol` has made this `Native` with this class because the object is an instance of `T`.
+            T::receive(unsafe { object.cast_unchecked::<T>() }, input)
+        },
+    };
+}
+
+static CLASSES: GilCell<Vec<&'static Class>> = GilCell::new(Vec::new());
+
+/// Makes a native class known to the transports. To be called when the module is imported.
+pub(crate) fn register<T: Receiver>(py: Python<'_>) {
+    CLASSES.get_mut(py).push(ClassOf::<T>::CLASS);
+}
+
+/// A protocol that takes bytes without a Python call.
+pub(crate) enum Sink {
+    /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
+    Stream(StreamFeed),
+    Native(Native),
+}
+
+/// A native protocol.
+pub(crate) struct Native {
+    object: Py<PyAny>,
+    class: &'static Class,
+}
+
+impl Sink {
+    /// The protocol as a sink, if it is one.
+    pub(crate) fn for_protocol(protocol: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let class = {
+            let classes = CLASSES.get(protocol.py());
+            classes.iter().copied().find(|class| (class.has)(protocol))
+        };
+        if let Some(class) = class {
+            let object = protocol.clone().unbind();
+            return Ok(Some(Self::Native(Native { object, class })));
+        }
+        Ok(StreamFeed::for_protocol(protocol)?.map(Self::Stream))
+    }
+
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        match self {
+            Self::Stream(feed) => Self::Stream(feed.clone_ref(py)),
+            Self::Native(native) => Self::Native(Native {
+                object: native.object.clone_ref(py),
+                class: native.class,
+            }),
+        }
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::Stream(feed) => feed.traverse(visit),
+            Self::Native(native) => visit.call(&native.object),
+        }
+    }
+
+    /// The protocol's method that this goes without, as reports of errors name it.
+    pub(crate) fn method(&self) -> &'static str {
+        match self {
+            Self::Stream(_) => "data_received",
+            Self::Native(native) => native.class.method,
+        }
+    }
+
+    /// Delivers what was received.
+    pub(crate) fn receive(&self, input: Input<'_, '_>) -> PyResult<()> {
+        match self {
+            Self::Stream(feed) => feed.feed(input.py, &input),
+            Self::Native(native) => (native.class.receive)(native, input),
+        }
+    }
+
+    /// Delivers bytes that are in nobody's receive buffer.
+    pub(crate) fn receive_bytes(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
+        match self {
+            Self::Stream(feed) => feed.feed(py, bytes),
+            Self::Native(native) => {
+                let input = Input {
+                    memory: Memory::Own(bytes.to_vec()),
+                    event_loop: None,
+                    py,
+                };
+                (native.class.receive)(native, input)
+            }
+        }
+    }
+}
