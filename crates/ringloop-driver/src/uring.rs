@@ -39,7 +39,7 @@ use crate::table::{Course, Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 
-use completions::Remaining;
+use completions::{AtOnce, Remaining};
 use registered::Registered;
 use requests::{REGISTRY, WAKER};
 use ring::{REFUSALS_MAX, Ring};
@@ -422,30 +422,32 @@ impl Uring {
         for completion in self.ring.completions() {
             self.remaining.note(&completion, &mut self.table, events);
         }
-        self.do_remaining(events);
-    }
-
-    /// Does what completions have left to do. Level watches wait for the next poll.
-    fn do_remaining(&mut self, events: &mut Vec<Event>) {
-        for user_data in mem::take(&mut self.remaining.cancels) {
-            self.ring.push(requests::cancel(user_data));
-        }
-        if mem::take(&mut self.remaining.waker_ended) {
-            self.arm_waker();
-        }
-        if mem::take(&mut self.remaining.registry_ended) {
-            self.arm_registry();
-        }
         if mem::take(&mut self.remaining.registry_reported)
             && let Some(registered) = &mut self.registered
         {
             registered.note_report();
         }
-        for token in mem::take(&mut self.remaining.watches) {
+        if let Some(remaining) = self.remaining.at_once.take() {
+            self.do_at_once(remaining, events);
+        }
+    }
+
+    /// Does what completions have left to do.
+    fn do_at_once(&mut self, remaining: AtOnce, events: &mut Vec<Event>) {
+        for user_data in remaining.cancels {
+            self.ring.push(requests::cancel(user_data));
+        }
+        if remaining.waker_ended {
+            self.arm_waker();
+        }
+        if remaining.registry_ended {
+            self.arm_registry();
+        }
+        for token in remaining.watches {
             self.table.counters.rearms += 1;
             self.arm(token);
         }
-        for token in mem::take(&mut self.remaining.operations) {
+        for token in remaining.operations {
             self.begin_anew(token, events);
         }
     }

@@ -17,20 +17,27 @@ const NOTIFICATION_COPIED: i32 = i32::MIN;
 /// What completions leave to be done. Whoever does it takes it out of here.
 #[derive(Default)]
 pub(super) struct Remaining {
+    /// Most completions leave nothing.
+    pub(super) at_once: Option<AtOnce>,
+    /// Level watches that have fired: to be armed again at the next poll.
+    pub(super) level: Vec<Token>,
+    /// Whether the registry's epoll set has something to tell.
+    pub(super) registry_reported: bool,
+}
+
+/// What is to be done when all completions are noted.
+#[derive(Default)]
+pub(super) struct AtOnce {
     /// Requests to be cancelled, by their user data.
     pub(super) cancels: Vec<u64>,
+    /// Whether the request for the waker has ended.
+    pub(super) waker_ended: bool,
+    /// Whether the request for the registry's epoll set has ended.
+    pub(super) registry_ended: bool,
     /// Watches whose request the kernel has ended: to be armed anew.
     pub(super) watches: Vec<Token>,
     /// Operations that the kernel has ended before their time: to be queued anew.
     pub(super) operations: Vec<Token>,
-    /// Level watches that have fired: to be armed again at the next poll.
-    pub(super) level: Vec<Token>,
-    /// Whether the request for the waker has ended.
-    pub(super) waker_ended: bool,
-    /// Whether the registry's epoll set has something to tell.
-    pub(super) registry_reported: bool,
-    /// Whether the request for that set has ended.
-    pub(super) registry_ended: bool,
 }
 
 impl Remaining {
@@ -71,11 +78,11 @@ impl Remaining {
             Some((token, Owner::Operation(Course::ZeroCopy))) => {
                 let is_notification = cqueue::notif(completion.flags());
                 if end_zero_copy(table, token, result, more, is_notification, events) {
-                    self.operations.push(token);
+                    self.at_once().operations.push(token);
                 }
             }
             Some((token, Owner::Operation(_))) if table.opens_again(token, result) => {
-                self.operations.push(token);
+                self.at_once().operations.push(token);
             }
             Some((token, Owner::Operation(course))) => {
                 let multishot = course == Course::Multishot;
@@ -83,20 +90,27 @@ impl Remaining {
                 // queue is full; only an error ends it for the user.
                 let goes_on = more || multishot && result >= 0;
                 if goes_on && !more {
-                    self.operations.push(token);
+                    self.at_once().operations.push(token);
                 }
                 table.report_completion(token, result, goes_on, events);
             }
         }
     }
 
+    #[cold]
+    fn at_once(&mut self) -> &mut AtOnce {
+        self.at_once.get_or_insert_default()
+    }
+
     /// Notes a completion of one of the driver's own requests.
     fn note_internal(&mut self, user_data: u64, more: bool) {
         match user_data {
-            WAKER => self.waker_ended |= !more,
+            WAKER if !more => self.at_once().waker_ended = true,
             REGISTRY => {
                 self.registry_reported = true;
-                self.registry_ended |= !more;
+                if !more {
+                    self.at_once().registry_ended = true;
+                }
             }
             _ => {}
         }
@@ -112,7 +126,7 @@ impl Remaining {
         if let Some(watch) = table.watch_mut(token) {
             watch.outlasting = watch.mode != Mode::Edge;
         }
-        self.watches.push(token);
+        self.at_once().watches.push(token);
     }
 
     /// Changes the state of a watch that reports: after that it waits on, waits again from the next poll, or rests.
@@ -120,7 +134,7 @@ impl Remaining {
     fn fire(&mut self, token: Token, watch: Watch, user_data: u64, more: bool, table: &mut Table) {
         if watch.mode == Mode::Edge {
             if !more {
-                self.watches.push(token);
+                self.at_once().watches.push(token);
             }
             return;
         }
@@ -130,7 +144,7 @@ impl Remaining {
         }
         if more {
             // With another number, so that what the request still reports is stale.
-            self.cancels.push(user_data);
+            self.at_once().cancels.push(user_data);
             table.next_sequence(token);
         }
         if watch.mode == Mode::Level {
