@@ -10,7 +10,7 @@ use ringloop_driver::{Bytes, Driver, Message, Op, SharedFd};
 
 use crate::support::{
     PATIENCE, all_events, errno, event_of, fill, finish, lend, listener, on_both_backends, own,
-    pair, pipe, raw, receive,
+    pair, pipe, raw, receive, temporary_path,
 };
 
 on_both_backends!(
@@ -26,11 +26,7 @@ on_both_backends!(
 );
 
 fn what_is_cancelled_before_a_flush_never_begins(mut driver: Driver) {
-    let path = std::env::temp_dir().join(format!(
-        "ringloop-driver-{}-{}-unbegun",
-        std::process::id(),
-        driver.backend()
-    ));
+    let path = temporary_path(&driver, "unbegun");
     std::fs::write(&path, "old").unwrap();
     for by_discard in [false, true] {
         let (listener, address) = listener();
@@ -251,11 +247,7 @@ fn write_at(fd: &SharedFd, offset: u64) -> Op {
 }
 
 fn offsets_beyond_the_largest_are_mistakes(mut driver: Driver) {
-    let path = std::env::temp_dir().join(format!(
-        "ringloop-driver-{}-{}-offsets",
-        std::process::id(),
-        driver.backend()
-    ));
+    let path = temporary_path(&driver, "offsets");
     std::fs::write(&path, "old").unwrap();
     let file = SharedFd::new(File::options().read(true).write(true).open(&path).unwrap());
     for offset in [u64::MAX, u64::MAX - 1, i64::MAX as u64 + 1] {

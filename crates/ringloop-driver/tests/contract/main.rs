@@ -3,14 +3,20 @@
 //! Where `io_uring` is refused, its half says SKIPPED with the reason instead of failing.
 
 mod bounds;
+mod cancelling;
+mod connections;
+mod files;
 mod lifecycle;
 mod load;
+mod messages;
 mod operations;
 mod registry;
 mod scripted;
+mod streams;
 #[allow(
     dead_code,
     reason = "shared with the tests of processes, which use the rest"
 )]
 mod support;
 mod watches;
+mod zero_copy;

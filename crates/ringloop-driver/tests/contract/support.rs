@@ -3,14 +3,17 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, SharedFd, Token};
+use ringloop_driver::{
+    BackendChoice, Config, Driver, Event, Message, Op, SharedFd, SocketAddress, Token,
+};
 
 /// Longer than anything here takes; only a test that fails waits that long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -72,6 +75,42 @@ pub(crate) fn pair() -> (UnixStream, UnixStream) {
     one.set_nonblocking(true).unwrap();
     other.set_nonblocking(true).unwrap();
     (one, other)
+}
+
+/// Two connected TCP sockets that do not block.
+pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
+    let (listener, address) = listener();
+    let here = TcpStream::connect(address).unwrap();
+    let (there, _) = listener.accept().unwrap();
+    here.set_nonblocking(true).unwrap();
+    there.set_nonblocking(true).unwrap();
+    (here, there)
+}
+
+/// A new stream socket, not connected yet.
+pub(crate) fn stream_socket(family: i32, flags: i32) -> OwnedFd {
+    // SAFETY: takes no memory of ours.
+    own(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) })
+}
+
+/// What comes on a socket until its end.
+pub(crate) fn rest_of(far: &mut TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    far.set_nonblocking(false).unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    far.read_to_end(&mut received).unwrap();
+    received
+}
+
+/// Bytes below 251 that tell where they are.
+pub(crate) fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|index| (index % 251) as u8).collect()
+}
+
+/// A path for a file that no other test and no other run uses.
+pub(crate) fn temporary_path(driver: &Driver, name: &str) -> PathBuf {
+    let (process, backend) = (std::process::id(), driver.backend());
+    std::env::temp_dir().join(format!("ringloop-driver-{process}-{backend}-{name}"))
 }
 
 /// So many pairs of sockets: more than a process may have open on some machines, unless it asks for more.
@@ -160,6 +199,18 @@ pub(crate) fn descriptor_flags(fd: RawFd) -> i32 {
     unsafe { libc::fcntl(fd, libc::F_GETFD) }
 }
 
+/// Makes an open file one that does not block.
+pub(crate) fn set_nonblocking(file: &File) {
+    // SAFETY: takes no memory of ours.
+    let result = unsafe { libc::fcntl(raw(file), libc::F_SETFL, libc::O_NONBLOCK) };
+    assert_eq!(result, 0);
+}
+
+/// Whether a descriptor is as the driver makes them for its users.
+pub(crate) fn is_nonblocking_and_cloexec(fd: RawFd) -> bool {
+    status_flags(fd) & libc::O_NONBLOCK != 0 && descriptor_flags(fd) & libc::FD_CLOEXEC != 0
+}
+
 /// Raises the limit of open descriptors to more than all tests have open together, or to the most that is allowed.
 /// Returns how many of them this is.
 pub(crate) fn raise_descriptor_limit() -> RawFd {
@@ -203,6 +254,73 @@ pub(crate) fn receive(fd: RawFd, room: usize) -> Op {
         fd: lend(fd),
         buffer: Vec::with_capacity(room),
         flags: 0,
+    }
+}
+
+/// Sends these bytes.
+pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> Op {
+    Op::Send {
+        fd: lend(fd),
+        buffer: bytes.to_vec(),
+        start: 0,
+        flags: 0,
+    }
+}
+
+/// Reads from a pipe or a device, or at a file's position, into a buffer with so much room.
+pub(crate) fn read(fd: RawFd, room: usize) -> Op {
+    Op::Read {
+        fd: lend(fd),
+        buffer: Vec::with_capacity(room),
+        offset: None,
+    }
+}
+
+/// Receives into a message.
+pub(crate) fn receive_message(fd: RawFd, message: Message, flags: i32) -> Op {
+    Op::RecvMsg {
+        fd: lend(fd),
+        message,
+        flags,
+    }
+}
+
+/// Sends a message.
+pub(crate) fn send_message(fd: RawFd, message: Message) -> Op {
+    Op::SendMsg {
+        fd: lend(fd),
+        message,
+        flags: 0,
+    }
+}
+
+/// What an operation that is over has received or read.
+pub(crate) fn bytes_of(op: Op) -> Vec<u8> {
+    match op {
+        Op::Recv { buffer, .. } | Op::Read { buffer, .. } => buffer,
+        Op::RecvMsg { message, .. } => message.buffer,
+        other => panic!("{other:?} receives nothing"),
+    }
+}
+
+/// Connects to an address.
+pub(crate) fn connect(fd: RawFd, address: impl Into<SocketAddress>) -> Op {
+    Op::Connect {
+        fd: lend(fd),
+        addr: address.into(),
+    }
+}
+
+/// Shuts down a direction of a socket.
+pub(crate) fn shut_down(fd: RawFd, how: i32) -> Op {
+    Op::Shutdown { fd: lend(fd), how }
+}
+
+/// Accepts one connection.
+pub(crate) fn accept_one(fd: RawFd) -> Op {
+    Op::Accept {
+        fd: lend(fd),
+        multishot: false,
     }
 }
 

@@ -1,0 +1,136 @@
+//! Cancelling and discarding operations.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use ringloop_driver::{Driver, Interest, Mode, Op};
+
+use crate::support::{
+    PATIENCE, accept, all_events, event_of, fill, finish, listener, on_both_backends, pair, raw,
+    receive, send,
+};
+
+on_both_backends!(
+    cancelling_ends_an_operation,
+    cancelling_loses_to_what_has_happened,
+    cancelling_by_descriptor_leaves_the_watch,
+    a_discarded_operation_is_never_heard_of_again,
+    a_discarded_accept_closes_what_it_gets,
+);
+
+fn cancelling_ends_an_operation(mut driver: Driver) {
+    let (here, mut there) = pair();
+    // Before the kernel has heard of it, and after.
+    for flushed in [false, true] {
+        let token = driver.submit(receive(raw(&here), 8)).unwrap();
+        if flushed {
+            driver.flush().unwrap();
+        }
+        driver.cancel(token);
+        driver.cancel(token);
+        let event = event_of(&mut driver, token);
+        assert_eq!(event.result, -libc::ECANCELED);
+        assert_eq!(
+            event.io_result().unwrap_err().raw_os_error(),
+            Some(libc::ECANCELED)
+        );
+        assert!(
+            matches!(driver.take(token), Some(Op::Recv { buffer, .. }) if buffer.capacity() == 8)
+        );
+        driver.cancel(token);
+        assert_eq!(all_events(&mut driver), []);
+    }
+    there.write_all(b"kept").unwrap();
+    assert_eq!(finish(&mut driver, receive(raw(&here), 8)).0, 4);
+}
+
+fn cancelling_loses_to_what_has_happened(mut driver: Driver) {
+    // Whoever wins, there is one last event, and no byte is lost.
+    for round in 0..200_u8 {
+        let (mut here, mut there) = pair();
+        let token = driver.submit(receive(raw(&here), 8)).unwrap();
+        driver.flush().unwrap();
+        there.write_all(&[round]).unwrap();
+        if round % 2 == 0 {
+            driver.flush().unwrap();
+        }
+        driver.cancel(token);
+        let event = event_of(&mut driver, token);
+        let mut byte = [0];
+        match driver.take(token) {
+            Some(Op::Recv { buffer, .. }) if event.result == 1 => assert_eq!(buffer, [round]),
+            Some(Op::Recv { .. }) => {
+                assert_eq!(event.result, -libc::ECANCELED);
+                here.read_exact(&mut byte).unwrap();
+                assert_eq!(byte, [round]);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(driver.counters().operations, 0);
+    }
+}
+
+fn cancelling_by_descriptor_leaves_the_watch(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let (elsewhere, _peer) = pair();
+    let watch = driver
+        .watch(raw(&here), Interest::READ, Mode::Edge)
+        .unwrap();
+    fill(raw(&here));
+    let tokens = [
+        driver.submit(receive(raw(&here), 8)).unwrap(),
+        driver.submit(send(raw(&here), b"x")).unwrap(),
+    ];
+    let other = driver.submit(receive(raw(&elsewhere), 8)).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    driver.cancel_fd(raw(&here));
+    let mut events = all_events(&mut driver);
+    events.retain(|event| !event.is_watch());
+    events.sort_by_key(|event| event.token.index());
+    assert_eq!(
+        events.iter().map(|event| event.token).collect::<Vec<_>>(),
+        tokens
+    );
+    assert!(events.iter().all(|event| event.result == -libc::ECANCELED));
+    there.write_all(b"x").unwrap();
+    assert!(event_of(&mut driver, watch).readiness().is_readable());
+    driver.cancel(other);
+    assert_eq!(event_of(&mut driver, other).result, -libc::ECANCELED);
+}
+
+fn a_discarded_operation_is_never_heard_of_again(mut driver: Driver) {
+    let (here, mut there) = pair();
+    for flushed in [false, true] {
+        let token = driver.submit(receive(raw(&here), 8)).unwrap();
+        if flushed {
+            driver.flush().unwrap();
+        }
+        driver.discard(token);
+        assert_eq!(all_events(&mut driver), []);
+        assert!(driver.take(token).is_none());
+        assert_eq!(driver.counters().operations, 0);
+    }
+    there.write_all(b"x").unwrap();
+    // Also one that has happened, but was not reported.
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    driver.flush().unwrap();
+    driver.discard(token);
+    assert_eq!(all_events(&mut driver), []);
+}
+
+fn a_discarded_accept_closes_what_it_gets(mut driver: Driver) {
+    let (listener, address) = listener();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
+    driver.flush().unwrap();
+    let mut client = TcpStream::connect(address).unwrap();
+    driver.flush().unwrap();
+    driver.discard(token);
+    assert_eq!(all_events(&mut driver), []);
+    // Accepted and closed, or never accepted and reset with the listener: in no case left open.
+    drop(listener);
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    match client.read(&mut [0]) {
+        Ok(count) => assert_eq!(count, 0),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}

@@ -1,0 +1,231 @@
+//! Files, pipes and devices: opening, reading, writing, closing.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use ringloop_driver::{Driver, FileStatus, Op, SharedFd};
+
+use crate::support::{
+    PATIENCE, all_events, bytes_of, event_of, finish, lend, on_both_backends, own, pipe, poll, raw,
+    read, set_nonblocking, temporary_path,
+};
+
+on_both_backends!(
+    pipes_are_read_and_written,
+    files_are_opened_written_read_and_described,
+    a_close_that_is_cancelled_closes_all_the_same,
+    a_file_that_does_not_block_is_waited_for,
+);
+
+fn pipes_are_read_and_written(mut driver: Driver) {
+    for nonblocking in [true, false] {
+        let (reader, writer) = pipe();
+        if nonblocking {
+            for end in [&reader, &writer] {
+                set_nonblocking(end);
+            }
+        }
+        let read = || read(raw(&reader), 16);
+        let token = driver.submit(read()).unwrap();
+        assert_eq!(all_events(&mut driver), []);
+        let write = Op::Write {
+            fd: lend(raw(&writer)),
+            buffer: b"..abc".to_vec(),
+            start: 2,
+            offset: None,
+        };
+        let writing = driver.submit(write).unwrap();
+        let mut seen = Vec::new();
+        let mut buffer = None;
+        while seen.len() < 2 {
+            let mut events = Vec::new();
+            poll(&mut driver, Some(PATIENCE), &mut events);
+            for event in events {
+                seen.push((event.token, event.result));
+                if event.token == token {
+                    buffer = driver.take(token);
+                }
+            }
+        }
+        assert!(
+            seen.contains(&(token, 3)) && seen.contains(&(writing, 3)),
+            "{seen:?}"
+        );
+        assert!(matches!(buffer, Some(Op::Read { buffer, .. }) if buffer == b"abc"));
+        drop(writer);
+        assert_eq!(finish(&mut driver, read()).0, 0);
+    }
+}
+
+fn files_are_opened_written_read_and_described(mut driver: Driver) {
+    let path = temporary_path(&driver, "file");
+    let name = CString::new(path.to_str().unwrap()).unwrap();
+    let open = |flags| Op::OpenAt {
+        directory: None,
+        path: name.clone(),
+        flags,
+        mode: 0o600,
+    };
+    let (result, _) = finish(&mut driver, open(libc::O_RDWR));
+    assert_eq!(result, -libc::ENOENT);
+    let (result, _) = finish(
+        &mut driver,
+        open(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL),
+    );
+    let file = SharedFd::new(own(result));
+    let write = Op::Write {
+        fd: file.clone(),
+        buffer: b"0123456789".to_vec(),
+        start: 0,
+        offset: Some(5),
+    };
+    assert_eq!(finish(&mut driver, write).0, 10);
+    let write = Op::Write {
+        fd: file.clone(),
+        buffer: b"head".to_vec(),
+        start: 0,
+        offset: None,
+    };
+    assert_eq!(finish(&mut driver, write).0, 4);
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::Fsync {
+                fd: file.clone(),
+                data_only: true
+            }
+        )
+        .0,
+        0
+    );
+    assert_eq!(
+        finish(
+            &mut driver,
+            Op::Fsync {
+                fd: file.clone(),
+                data_only: false
+            }
+        )
+        .0,
+        0
+    );
+    let read = |offset| Op::Read {
+        fd: file.clone(),
+        buffer: Vec::with_capacity(64),
+        offset,
+    };
+    let (result, op) = finish(&mut driver, read(Some(7)));
+    assert_eq!((result, &bytes_of(op)[..]), (8, &b"23456789"[..]));
+    let (result, op) = finish(&mut driver, read(None));
+    assert_eq!((result, &bytes_of(op)[..]), (11, &b"\x000123456789"[..]));
+    assert_eq!(finish(&mut driver, read(Some(100))).0, 0);
+    let status = Box::<FileStatus>::default();
+    let (path_of, mask) = (name.clone(), libc::STATX_SIZE);
+    let (result, op) = finish(
+        &mut driver,
+        Op::Statx {
+            directory: None,
+            path: path_of,
+            flags: 0,
+            mask,
+            status,
+        },
+    );
+    assert_eq!(result, 0);
+    assert!(matches!(op, Op::Statx { status, .. } if status.0.stx_size == 15));
+    let fd = file.try_unwrap().expect("nobody else has it");
+    let number = raw(&fd);
+    let (result, op) = finish(&mut driver, Op::Close { fd: Some(fd) });
+    assert_eq!(result, 0);
+    assert!(matches!(op, Op::Close { fd: None }));
+    // Another test may have opened something under the same number.
+    let left = std::fs::read_link(format!("/proc/self/fd/{number}"));
+    assert_ne!(
+        left.ok(),
+        Some(path.canonicalize().unwrap()),
+        "the file is still open"
+    );
+    std::fs::remove_file(path).unwrap();
+}
+
+fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
+    let mut readers = Vec::new();
+    let mut submit = |driver: &mut Driver| {
+        let (reader, writer) = pipe();
+        readers.push(reader);
+        let fd = Some(OwnedFd::from(writer));
+        driver.submit(Op::Close { fd }).unwrap()
+    };
+    let cancelled = submit(&mut driver);
+    driver.cancel(cancelled);
+    let result = event_of(&mut driver, cancelled).result;
+    assert!([0, -libc::ECANCELED].contains(&result));
+    let discarded = submit(&mut driver);
+    driver.discard(discarded);
+    assert_eq!(all_events(&mut driver), []);
+    submit(&mut driver);
+    drop(driver);
+    for mut reader in readers {
+        // A child that another test has forked may have it open for a moment.
+        set_nonblocking(&reader);
+        let start = Instant::now();
+        while let Err(error) = reader.read(&mut [0]) {
+            assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+            assert!(start.elapsed() < PATIENCE, "the writer is open");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// What has no way to be read without waiting is not read before there is something, `O_NONBLOCK` or not.
+fn a_file_that_does_not_block_is_waited_for(mut driver: Driver) {
+    let folder = temporary_path(&driver, "watched");
+    std::fs::create_dir_all(&folder).unwrap();
+    let name = CString::new(folder.to_str().unwrap()).unwrap();
+    for flags in [0, libc::O_NONBLOCK] {
+        // SAFETY: the path is a terminated string, which outlives its call; the others take no memory of ours.
+        let (counter, notifier, terminal) = unsafe {
+            let notifier = libc::inotify_init1(flags);
+            libc::inotify_add_watch(notifier, name.as_ptr(), libc::IN_CREATE);
+            (
+                own(libc::eventfd(0, flags)),
+                own(notifier),
+                own(libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | flags)),
+            )
+        };
+        let (counter, notifier) = (SharedFd::new(counter), SharedFd::new(notifier));
+        let mut path = [0; 64];
+        // SAFETY: the kernel writes a terminated string of no more than `path` has room for.
+        let other_end = unsafe {
+            assert_eq!(libc::unlockpt(raw(&terminal)), 0);
+            assert_eq!(libc::ptsname_r(raw(&terminal), path.as_mut_ptr(), 64), 0);
+            own(libc::open(path.as_ptr(), libc::O_RDWR | libc::O_NOCTTY))
+        };
+        let mut other_end = File::from(other_end);
+        let terminal = SharedFd::new(terminal);
+        let read = |fd: &SharedFd| Op::Read {
+            fd: fd.clone(),
+            buffer: Vec::with_capacity(256),
+            offset: None,
+        };
+        let tokens = [&counter, &notifier, &terminal].map(|fd| driver.submit(read(fd)).unwrap());
+        assert_eq!(all_events(&mut driver), []);
+        // SAFETY: the kernel reads eight bytes of `one`.
+        unsafe { libc::write(raw(&counter), (&raw const ONE).cast(), 8) };
+        static ONE: u64 = 1;
+        std::fs::write(folder.join(format!("{flags}")), "").unwrap();
+        other_end.write_all(b"typed").unwrap();
+        let mut events = Vec::new();
+        while events.len() < tokens.len() {
+            poll(&mut driver, Some(PATIENCE), &mut events);
+        }
+        for (token, count) in tokens.into_iter().zip([8, 32, 5]) {
+            let event = events.iter().find(|event| event.token == token);
+            assert_eq!(event.unwrap().result, count, "flags {flags}");
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,135 @@
+//! Streams of bytes: receiving and sending.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+
+use ringloop_driver::{Driver, Message, Op};
+
+use crate::support::{
+    QUIET, all_events, event_of, finish, lend, on_both_backends, pair, pattern, poll, raw, receive,
+    send, send_message,
+};
+
+on_both_backends!(
+    bytes_are_received_and_sent,
+    a_send_that_is_cut_short_says_so,
+    sends_in_one_direction_keep_their_order,
+    the_end_of_a_stream_is_zero,
+    a_peer_that_is_gone_is_a_broken_pipe,
+);
+
+fn bytes_are_received_and_sent(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let token = driver.submit(receive(raw(&here), 64)).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.write_all(b"hello").unwrap();
+    let event = event_of(&mut driver, token);
+    assert_eq!(event.io_result().unwrap(), 5);
+    let Some(Op::Recv { mut buffer, .. }) = driver.take(token) else {
+        panic!("no buffer")
+    };
+    assert_eq!(buffer, b"hello");
+    // A buffer that holds something is appended to.
+    there.write_all(b", you").unwrap();
+    buffer.reserve(32);
+    let (result, op) = finish(
+        &mut driver,
+        Op::Recv {
+            fd: lend(raw(&here)),
+            buffer,
+            flags: 0,
+        },
+    );
+    assert_eq!(result, 5);
+    assert!(matches!(op, Op::Recv { buffer, .. } if buffer == b"hello, you"));
+    let (result, op) = finish(
+        &mut driver,
+        Op::Send {
+            fd: lend(raw(&here)),
+            buffer: b"--echo".to_vec(),
+            start: 2,
+            flags: 0,
+        },
+    );
+    assert_eq!(result, 4);
+    assert!(matches!(op, Op::Send { buffer, .. } if buffer == b"--echo"));
+    let mut answer = [0; 16];
+    assert_eq!(there.read(&mut answer).unwrap(), 4);
+    assert_eq!(&answer[..4], b"echo");
+}
+
+fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let large = pattern(4_000_000);
+    let mut buffer = large.clone();
+    let mut start = 0;
+    let mut received = Vec::new();
+    while start < large.len() {
+        let token = driver
+            .submit(Op::Send {
+                fd: lend(raw(&here)),
+                buffer,
+                start,
+                flags: 0,
+            })
+            .unwrap();
+        let mut events = Vec::new();
+        while events.is_empty() {
+            poll(&mut driver, Some(QUIET), &mut events);
+            let _ = there.read_to_end(&mut received);
+        }
+        assert_eq!(events[0].token, token);
+        let sent = events[0].io_result().unwrap() as usize;
+        assert!(sent > 0 && start + sent <= large.len());
+        start += sent;
+        let Some(Op::Send { buffer: same, .. }) = driver.take(token) else {
+            panic!("no buffer")
+        };
+        buffer = same;
+    }
+    drop(here);
+    let _ = there.read_to_end(&mut received);
+    assert!(
+        received == large,
+        "{} of {} bytes, or wrong ones",
+        received.len(),
+        large.len()
+    );
+}
+
+fn sends_in_one_direction_keep_their_order(mut driver: Driver) {
+    let (here, mut there) = pair();
+    // Each waits for the one before: upper layers keep one send in flight per socket.
+    let mut expected = Vec::new();
+    for number in 0..100_u8 {
+        let chunk = vec![number; 100];
+        let (result, _) = finish(&mut driver, send(raw(&here), &chunk));
+        assert_eq!(result, 100);
+        expected.extend(chunk);
+    }
+    let mut received = vec![0; expected.len()];
+    there.read_exact(&mut received).unwrap();
+    assert_eq!(received, expected);
+}
+
+fn the_end_of_a_stream_is_zero(mut driver: Driver) {
+    let (here, there) = pair();
+    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    there.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(event_of(&mut driver, token).result, 0);
+    // The other direction is open.
+    assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, 1);
+}
+
+fn a_peer_that_is_gone_is_a_broken_pipe(mut driver: Driver) {
+    let (here, there) = pair();
+    drop(there);
+    assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, -libc::EPIPE);
+    let message = Message::from(b"x".to_vec());
+    assert_eq!(
+        finish(&mut driver, send_message(raw(&here), message)).0,
+        -libc::EPIPE
+    );
+    assert_eq!(finish(&mut driver, receive(raw(&here), 8)).0, 0);
+}
