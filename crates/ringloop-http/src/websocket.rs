@@ -23,33 +23,15 @@
 //!
 //! There are no timers. The caller decides when to send pings, and how long to wait for the client's close frame.
 
+mod config;
 mod connection;
 mod deflate;
 mod frame;
 mod handshake;
 mod utf8;
 
+pub use config::Config;
 pub use connection::{Connection, Event, Failure, Frame, Payload, SendError};
 pub use deflate::{Deflate, Negotiated, Pool};
 pub use frame::ControlFrame;
 pub use handshake::{AcceptError, Handshake, Refusal};
-
-/// The settings of a server's WebSockets.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Config {
-    /// The size of the largest message to receive, in bytes, after decompression. A larger one ends the connection with
-    /// 1009, as soon as its size is known. Default: 16 MiB.
-    pub message_bytes: usize,
-    /// How to compress messages, with clients that support it. `None` turns compression off. Default: on.
-    pub deflate: Option<Deflate>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            message_bytes: 16 << 20,
-            deflate: Some(Deflate::default()),
-        }
-    }
-}

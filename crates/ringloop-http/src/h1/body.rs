@@ -3,8 +3,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::Limits;
 use super::fault::Fault;
+use super::limits::Limits;
 use crate::names::Known;
 use crate::syntax;
 

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::Limits;
 use super::body::{ChunkedDecoder, Piece};
 use super::fault::Fault;
-use super::head::{BodyLength, Facts, Head, Method, Scan, Upgrade, Version};
-use super::response::{self, CONTINUE, Framed, ResponseHead, write_checked_field};
+use super::head::{Facts, Head, Scan};
+use super::limits::Limits;
+use super::request::{BodyLength, Method, Upgrade, Version};
+use super::response::{self, CONTINUE, Framed, write_checked_field};
 use crate::names::Known;
 use crate::response::{Framing, Lines, ResponseError};
 
@@ -313,24 +314,6 @@ impl Connection {
         asks.then_some(CONTINUE)
     }
 
-    /// Start the response to the current request, with a status from 200 to 999. The head is appended to `out`.
-    ///
-    /// # Errors
-    /// If no request is waiting for a response, if the status is not a final one, or if it would turn the
-    /// connection into a tunnel.
-    pub fn respond<'a>(
-        &'a mut self,
-        status: u16,
-        out: &'a mut Vec<u8>,
-    ) -> Result<ResponseHead<'a>, ResponseError> {
-        self.check_awaits_response()?;
-        let opens_tunnel = self.facts.method == Method::Connect && (200..300).contains(&status);
-        if !(200..1000).contains(&status) || opens_tunnel {
-            return Err(ResponseError::Status(status));
-        }
-        Ok(ResponseHead::begin(self, status, out))
-    }
-
     /// Append an informational response to `out`, such as 103 with Link. Content-Length and Transfer-Encoding are left
     /// out, because it has no body (RFC 9110, section 8.6; RFC 9112, section 6.1). A client of HTTP/1.0 must not get
     /// one, so nothing is written for it (RFC 9110, section 15.2).
@@ -369,7 +352,7 @@ impl Connection {
         Ok(())
     }
 
-    fn check_awaits_response(&self) -> Result<(), ResponseError> {
+    pub(super) fn check_awaits_response(&self) -> Result<(), ResponseError> {
         match (&self.reading, self.writing) {
             (Reading::Head | Reading::Over, _) => Err(ResponseError::NoRequest),
             (_, Writing::Body(_) | Writing::Done) => Err(ResponseError::Begun),

@@ -1,7 +1,7 @@
 //! Request targets (RFC 9112, section 3.2).
 
 use super::fault::Fault;
-use super::head::{Method, Span};
+use super::request::{Method, Span};
 use crate::syntax;
 
 /// The form of a request target.

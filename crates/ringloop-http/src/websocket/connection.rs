@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::Config;
+use super::config::Config;
 use super::deflate::{Deflater, InflateError, Inflater, Negotiated, Pool};
 use super::frame::{self, CONTROL_BYTES_MAX, ControlFrame, FIN, Head, Opcode, RSV1, ServerHead};
 use super::utf8::Utf8;

@@ -6,8 +6,9 @@ use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
 
+use super::config::Config;
+use super::connection::Connection;
 use super::deflate::{self, Negotiated};
-use super::{Config, Connection};
 use crate::h1::{self, BodyLength, Facts, Head, Method, Upgrade};
 use crate::names::Known;
 use crate::response::{Lines, ResponseError};
