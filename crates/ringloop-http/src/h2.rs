@@ -45,79 +45,18 @@
 //! PROTOCOL_ERROR (RFC 9113, section 8.1.1). There are two differences, because the `h2` crate decides on these itself:
 //! it removes a fragment from `:path`, and it answers a header block that exceeds the limit with a 431.
 
+mod config;
 mod connection;
+mod event;
 mod meter;
 mod pipe;
 mod request;
+mod stream;
 
-pub use connection::{Connection, End, Event};
+pub use config::Config;
+pub use connection::Connection;
+pub use event::{End, Event};
 pub use request::Request;
-
-/// The settings and limits of a connection.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Config {
-    /// The flow-control window of a stream in bytes: how much of a request's body can wait for the application.
-    /// Default: 65,535, as in RFC 9113, section 6.9.2.
-    pub stream_window_bytes: u32,
-    /// The flow-control window of the connection in bytes, for all streams together. Default: 1 MiB.
-    pub connection_window_bytes: u32,
-    /// The size of a request's fields in bytes, with 32 bytes added for each (RFC 9113, section 6.5.2). Default: 64
-    /// KiB.
-    pub header_list_bytes: u32,
-    /// The number of fields of a request. Cookies count as one. More get a 431. Default: 128.
-    pub fields: usize,
-    /// The number of concurrent streams. Default: 128.
-    pub concurrent_streams: u32,
-    /// The number of requests after which the client is asked to open a new connection, by GOAWAY. Default: 1,000.
-    pub requests: u64,
-    /// How many streams a client can reset at once. Malformed requests and trailers count, too. Default: 200.
-    pub resets: u32,
-    /// How many more streams a client can reset per second. Default: 50.
-    pub resets_per_s: u32,
-    /// How many other control frames (PING, SETTINGS, PRIORITY, GOAWAY and unknown frames) a client can send at once.
-    /// Default: 1,000.
-    pub control_frames: u32,
-    /// How many more control frames a client can send per second. Default: 200.
-    pub control_frames_per_s: u32,
-    /// How many WINDOW_UPDATE frames a client can send at once. Default: 10,000.
-    pub window_updates: u32,
-    /// How many more WINDOW_UPDATE frames a client can send per second. Default: 5,000.
-    pub window_updates_per_s: u32,
-    /// How many DATA frames of less than 64 bytes, which do not end a request, a client can send at once. Default:
-    /// 20,000.
-    pub small_data_frames: u32,
-    /// How many more of these DATA frames a client can send per second. Default: 10,000.
-    pub small_data_frames_per_s: u32,
-    /// How many streams the `h2` crate refuses or resets, because the client violates the protocol, before it ends the
-    /// connection. Default: 256.
-    pub error_resets: usize,
-    /// How many bytes of output are produced before [`Connection::take_output`] must be called. Default: 64 KiB.
-    pub output_bytes: usize,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            stream_window_bytes: (64 << 10) - 1,
-            connection_window_bytes: 1 << 20,
-            header_list_bytes: 64 << 10,
-            fields: 128,
-            concurrent_streams: 128,
-            requests: 1_000,
-            resets: 200,
-            resets_per_s: 50,
-            control_frames: 1_000,
-            control_frames_per_s: 200,
-            window_updates: 10_000,
-            window_updates_per_s: 5_000,
-            small_data_frames: 20_000,
-            small_data_frames_per_s: 10_000,
-            error_resets: 256,
-            output_bytes: 64 << 10,
-        }
-    }
-}
 
 /// The input of the example: the preface, settings, and `GET /greet`.
 #[doc(hidden)]

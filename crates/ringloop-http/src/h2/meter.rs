@@ -1,6 +1,6 @@
 //! Counts the frames that a client sends, by their kinds.
 
-use super::Config;
+use super::config::Config;
 
 /// The length of a frame head in bytes (RFC 9113, section 4.1).
 const HEAD: usize = 9;

@@ -1,0 +1,457 @@
+//! A stream: the body of its request, and its response.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SERVER};
+use http::{Response, StatusCode};
+
+use super::event::Event;
+use super::request::Request;
+use crate::h1::{Form, is_forbidden_trailer};
+use crate::names::Known;
+use crate::response::{Framing, Lines, ResponseError};
+use crate::syntax;
+
+/// The size of the `h2` crate's send buffer of a stream, in bytes.
+pub(super) const SEND_BUFFER: usize = 64 << 10;
+
+/// The numbers of the streams that must be polled.
+pub(super) type Ready = Arc<Mutex<Vec<u32>>>;
+
+/// The waker of a stream: adds its number to those that must be polled.
+#[derive(Debug)]
+struct StreamFlag {
+    stream: u32,
+    is_ready: AtomicBool,
+    ready: Ready,
+}
+
+impl Wake for StreamFlag {
+    fn wake(self: Arc<Self>) {
+        if !self.is_ready.swap(true, Ordering::Relaxed) {
+            self.ready
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(self.stream);
+        }
+    }
+}
+
+/// The sending half of a stream.
+enum Sending {
+    Head(SendResponse<Bytes>),
+    Body(SendStream<Bytes>),
+}
+
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "the two directions are independent"
+)]
+pub(super) struct Stream {
+    flag: Arc<StreamFlag>,
+    waker: Waker,
+    is_head: bool,
+    is_connect: bool,
+    receiving: Option<RecvStream>,
+    /// Whether the request ended with trailers that are not allowed, so that the stream is reset.
+    has_invalid_trailers: bool,
+    flow: h2::FlowControl,
+    sending: Sending,
+    framing: Framing,
+    /// Whether the response consists of its head only.
+    is_head_only: bool,
+    /// The part of the response's body that the client has not made room for.
+    pending: VecDeque<Bytes>,
+    pending_bytes: usize,
+    /// Whether [`Event::Drained`] is due when nothing is pending any more.
+    has_waited: bool,
+    /// When the pending part was last reduced.
+    stalled_since_ms: u64,
+    /// Whether the application has passed in all of the response.
+    is_last: bool,
+    trailers: Option<HeaderMap>,
+    /// Whether the end of the response was passed to the `h2` crate.
+    has_ended: bool,
+}
+
+/// A head to send: what sends it, the head itself, and the Content-Length, which is not among its fields.
+type UnsentHead<'a> = (&'a mut SendResponse<Bytes>, Response<()>, Option<u64>);
+
+impl Stream {
+    /// The stream of a request. Its number is added to `ready` when it must be polled.
+    pub(super) fn new(
+        request: &Request,
+        receiving: RecvStream,
+        response: SendResponse<Bytes>,
+        ready: &Ready,
+    ) -> Self {
+        let flag = Arc::new(StreamFlag {
+            stream: response.stream_id().as_u32(),
+            is_ready: AtomicBool::new(false),
+            ready: Arc::clone(ready),
+        });
+        let mut receiving = receiving;
+        let flow = receiving.flow_control().clone();
+        Stream {
+            waker: Waker::from(Arc::clone(&flag)),
+            flag,
+            is_head: request.method() == "HEAD",
+            is_connect: request.form() == Form::Authority,
+            receiving: (!receiving.is_end_stream()).then_some(receiving),
+            has_invalid_trailers: false,
+            flow,
+            sending: Sending::Head(response),
+            framing: Framing::Nothing,
+            is_head_only: false,
+            pending: VecDeque::new(),
+            pending_bytes: 0,
+            has_waited: false,
+            stalled_since_ms: 0,
+            is_last: false,
+            trailers: None,
+            has_ended: false,
+        }
+    }
+
+    // ---- the request
+
+    /// Receive and send what is possible. An error ends the stream.
+    pub(super) fn poll(&mut self, events: &mut VecDeque<Event>, now_ms: u64) -> Result<(), Reason> {
+        self.flag.is_ready.store(false, Ordering::Relaxed);
+        self.receive(events)?;
+        self.check_reset()?;
+        self.send(now_ms)
+    }
+
+    /// Receive the request's body. An error ends the stream.
+    fn receive(&mut self, events: &mut VecDeque<Event>) -> Result<(), Reason> {
+        let mut context = Context::from_waker(&self.waker);
+        while let Some(receiving) = &mut self.receiving {
+            match receiving.poll_data(&mut context) {
+                Poll::Pending => break,
+                Poll::Ready(Some(Ok(data))) => {
+                    let end = receiving.is_end_stream();
+                    if end {
+                        self.receiving = None;
+                    } else if data.is_empty() {
+                        continue;
+                    }
+                    let stream = self.flag.stream;
+                    events.push_back(Event::Data { stream, data, end });
+                }
+                Poll::Ready(Some(Err(error))) => return Err(reason_of(&error)),
+                Poll::Ready(None) => match receiving.poll_trailers(&mut context) {
+                    Poll::Pending => break,
+                    Poll::Ready(Err(error)) => return Err(reason_of(&error)),
+                    Poll::Ready(Ok(trailers)) => {
+                        self.receiving = None;
+                        let stream = self.flag.stream;
+                        events.push_back(match trailers.as_ref().map(check_trailers) {
+                            None => Event::Data {
+                                stream,
+                                data: Bytes::new(),
+                                end: true,
+                            },
+                            Some(Some(fields)) => Event::Trailers { stream, fields },
+                            Some(None) => {
+                                self.has_invalid_trailers = true;
+                                return Err(Reason::PROTOCOL_ERROR);
+                            }
+                        });
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the request ended with trailers that are not allowed, so that the stream is reset.
+    pub(super) fn has_invalid_trailers(&self) -> bool {
+        self.has_invalid_trailers
+    }
+
+    /// Let the client send `length` more bytes of the request's body.
+    pub(super) fn release(&mut self, length: usize) {
+        // Releasing more than was received has no effect.
+        let _ = self.flow.release_capacity(length);
+    }
+
+    // ---- the response
+
+    /// Send the head of the response. See [`Connection::respond`](super::Connection::respond).
+    pub(super) fn respond<'f>(
+        &mut self,
+        status: u16,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        complete: Option<u64>,
+        lines: &mut Lines,
+        unix_s: u64,
+    ) -> Result<(), ResponseError> {
+        let (is_head, is_connect) = (self.is_head, self.is_connect);
+        let is_allowed = |code: StatusCode| {
+            let opens_tunnel = is_connect && code.is_success();
+            !code.is_informational() && !opens_tunnel
+        };
+        let (response, mut head, given) = self.head(status, is_allowed, fields)?;
+        let (framing, written) = Framing::choose(status, is_head, given, complete, Framing::Stream);
+        let headers = head.headers_mut();
+        if let Some(length) = written {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        let (date, server) = lines.values(unix_s);
+        for (name, value) in [(DATE, date), (SERVER, server)] {
+            if !value.is_empty() && !headers.contains_key(&name) {
+                // Both are valid.
+                if let Ok(value) = HeaderValue::from_bytes(value) {
+                    headers.insert(name, value);
+                }
+            }
+        }
+        let is_head_only = matches!(
+            framing,
+            Framing::Nothing | Framing::Discarded | Framing::Length(0)
+        );
+        let sending = response
+            .send_response(head, is_head_only)
+            .map_err(|_| ResponseError::NoRequest)?;
+        self.sending = Sending::Body(sending);
+        self.framing = framing;
+        self.is_head_only = is_head_only;
+        Ok(())
+    }
+
+    /// Send an informational response. See [`Connection::inform`](super::Connection::inform).
+    pub(super) fn inform<'f>(
+        &mut self,
+        status: u16,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+    ) -> Result<(), ResponseError> {
+        let is_allowed =
+            |code: StatusCode| code.is_informational() && code != StatusCode::SWITCHING_PROTOCOLS;
+        let (response, head, _) = self.head(status, is_allowed, fields)?;
+        response
+            .send_informational(head)
+            .map_err(|_| ResponseError::NoRequest)
+    }
+
+    /// A head with this status and these fields, if none was sent yet.
+    fn head<'f>(
+        &mut self,
+        status: u16,
+        is_allowed: impl FnOnce(StatusCode) -> bool,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+    ) -> Result<UnsentHead<'_>, ResponseError> {
+        let Sending::Head(response) = &mut self.sending else {
+            return Err(ResponseError::Begun);
+        };
+        let mut head = Response::new(());
+        *head.status_mut() = match StatusCode::from_u16(status) {
+            Ok(code) if is_allowed(code) => code,
+            _ => return Err(ResponseError::Status(status)),
+        };
+        let content_length = add_fields(fields, head.headers_mut())?;
+        Ok((response, head, content_length))
+    }
+
+    /// Buffer a piece of the body, for [`flush`](Stream::flush).
+    pub(super) fn add(
+        &mut self,
+        data: Bytes,
+        last: bool,
+        now_ms: u64,
+    ) -> Result<(), ResponseError> {
+        self.check_is_responding()?;
+        if self.framing.account(data.len(), last)? && !data.is_empty() {
+            if self.pending.is_empty() {
+                self.stalled_since_ms = now_ms;
+            }
+            self.pending_bytes += data.len();
+            self.pending.push_back(data);
+        }
+        self.is_last = last;
+        Ok(())
+    }
+
+    /// Finish the body with trailers, for [`flush`](Stream::flush).
+    pub(super) fn add_trailers<'f>(
+        &mut self,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+    ) -> Result<(), ResponseError> {
+        self.check_is_responding()?;
+        let mut trailers = HeaderMap::new();
+        for (name, value) in fields {
+            if is_forbidden_trailer(name) {
+                return Err(ResponseError::FieldName);
+            }
+            add_field(name, value, &mut trailers)?;
+        }
+        self.framing.account(0, true)?;
+        if !self.is_head_only {
+            self.trailers = Some(trailers);
+        }
+        self.is_last = true;
+        Ok(())
+    }
+
+    /// Fail unless the response was started and is not finished.
+    fn check_is_responding(&self) -> Result<(), ResponseError> {
+        match self.sending {
+            Sending::Head(_) => Err(ResponseError::NotBegun),
+            Sending::Body(_) if self.is_last => Err(ResponseError::NotBegun),
+            Sending::Body(_) => Ok(()),
+        }
+    }
+
+    /// Send what is buffered, as far as the client has made room.
+    pub(super) fn flush(&mut self, now_ms: u64) -> Result<(), Reason> {
+        let outcome = self.send(now_ms);
+        self.has_waited |= self.pending_bytes > 0;
+        outcome
+    }
+
+    /// How much is buffered, in bytes.
+    pub(super) fn buffered(&self) -> usize {
+        self.pending_bytes
+    }
+
+    /// When the buffered part was last reduced, if there is one.
+    pub(super) fn stalled_since_ms(&self) -> Option<u64> {
+        (self.pending_bytes > 0).then_some(self.stalled_since_ms)
+    }
+
+    /// Whether what was buffered is sent since the last call.
+    pub(super) fn has_drained(&mut self) -> bool {
+        let has_drained = self.has_waited && self.pending_bytes == 0;
+        if has_drained {
+            self.has_waited = false;
+        }
+        has_drained
+    }
+
+    /// Whether the end of the response was passed to the `h2` crate.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Fail if the client has reset the stream, or if the connection has failed.
+    fn check_reset(&mut self) -> Result<(), Reason> {
+        if self.has_ended {
+            return Ok(());
+        }
+        let mut context = Context::from_waker(&self.waker);
+        let polled = match &mut self.sending {
+            Sending::Head(response) => response.poll_reset(&mut context),
+            Sending::Body(body) => body.poll_reset(&mut context),
+        };
+        match polled {
+            Poll::Pending => Ok(()),
+            Poll::Ready(Ok(reason)) => Err(reason),
+            Poll::Ready(Err(error)) => Err(reason_of(&error)),
+        }
+    }
+
+    /// Pass to the `h2` crate what the client has made room for.
+    fn send(&mut self, now_ms: u64) -> Result<(), Reason> {
+        let Sending::Body(body) = &mut self.sending else {
+            return Ok(());
+        };
+        let mut context = Context::from_waker(&self.waker);
+        let gone = |_| Reason::CANCEL;
+        while let Some(front) = self.pending.front_mut() {
+            let mut capacity = body.capacity();
+            if capacity == 0 {
+                body.reserve_capacity(self.pending_bytes.min(SEND_BUFFER));
+                capacity = match body.poll_capacity(&mut context) {
+                    Poll::Pending => return Ok(()),
+                    Poll::Ready(Some(Ok(capacity))) => capacity,
+                    Poll::Ready(Some(Err(error))) => return Err(reason_of(&error)),
+                    Poll::Ready(None) => return Err(Reason::CANCEL),
+                };
+            }
+            let data = if capacity < front.len() {
+                front.split_to(capacity)
+            } else {
+                self.pending.pop_front().unwrap_or_default()
+            };
+            self.pending_bytes -= data.len();
+            self.stalled_since_ms = now_ms;
+            let ends = self.is_last && self.pending.is_empty() && self.trailers.is_none();
+            body.send_data(data, ends).map_err(gone)?;
+            self.has_ended |= ends;
+        }
+        if self.is_last && !self.has_ended {
+            match self.trailers.take() {
+                Some(trailers) => body.send_trailers(trailers).map_err(gone)?,
+                None if self.is_head_only => {}
+                None => body.send_data(Bytes::new(), true).map_err(gone)?,
+            }
+            self.has_ended = true;
+        }
+        Ok(())
+    }
+
+    /// Reset the stream.
+    pub(super) fn reset(&mut self, reason: Reason) {
+        match &mut self.sending {
+            Sending::Head(response) => response.send_reset(reason),
+            Sending::Body(body) => body.send_reset(reason),
+        }
+    }
+}
+
+fn reason_of(error: &h2::Error) -> Reason {
+    error.reason().unwrap_or(Reason::CANCEL)
+}
+
+/// Convert the trailers of a request. `None` if a field is not allowed in trailers.
+fn check_trailers(trailers: &HeaderMap) -> Option<Vec<(String, Vec<u8>)>> {
+    trailers
+        .iter()
+        .map(|(name, value)| {
+            let is_allowed = !is_forbidden_trailer(name.as_str().as_bytes());
+            is_allowed.then(|| (name.to_string(), value.as_bytes().to_vec()))
+        })
+        .collect()
+}
+
+/// Add the fields of a response, except for those of HTTP/1 connections and Content-Length, which is returned.
+fn add_fields<'f>(
+    fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+    headers: &mut HeaderMap,
+) -> Result<Option<u64>, ResponseError> {
+    let mut content_length = None;
+    for (name, value) in fields {
+        match Known::find(name) {
+            Some(
+                Known::CONNECTION
+                | Known::KEEP_ALIVE
+                | Known::PROXY_CONNECTION
+                | Known::TRANSFER_ENCODING
+                | Known::UPGRADE,
+            ) => {}
+            Some(Known::CONTENT_LENGTH) => {
+                let length =
+                    syntax::decimal(syntax::trim(value)).ok_or(ResponseError::ContentLength)?;
+                syntax::set_once(&mut content_length, length, ResponseError::ContentLength)?;
+            }
+            _ => add_field(name, value, headers)?,
+        }
+    }
+    Ok(content_length)
+}
+
+fn add_field(name: &[u8], value: &[u8], headers: &mut HeaderMap) -> Result<(), ResponseError> {
+    let name = HeaderName::from_bytes(name).map_err(|_| ResponseError::FieldName)?;
+    let value =
+        HeaderValue::from_bytes(syntax::trim(value)).map_err(|_| ResponseError::FieldValue)?;
+    headers
+        .try_append(name, value)
+        .map(drop)
+        .map_err(|_| ResponseError::FieldName)
+}
