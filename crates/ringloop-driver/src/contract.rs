@@ -2,6 +2,7 @@
 //! the kernel.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 /// A poll collects at least so many events, if there are as many, and then leaves the rest to the next one: whoever polls has
 /// timers to look at, too.
@@ -48,6 +49,40 @@ pub struct Counters {
     pub zero_copy_sends: u64,
     /// The part of them of which the kernel made a copy all the same.
     pub zero_copy_copies: u64,
+}
+
+/// How long a poll may go on waiting.
+pub(crate) struct Countdown {
+    deadline: Option<Instant>,
+    left: Option<Duration>,
+}
+
+impl Countdown {
+    /// Begins to count a timeout down, if the poll may wait at all.
+    #[inline]
+    pub(crate) fn new(timeout: Option<Duration>, may_wait: bool) -> Countdown {
+        Countdown {
+            deadline: timeout
+                .filter(|_| may_wait)
+                .and_then(|timeout| Instant::now().checked_add(timeout)),
+            left: timeout,
+        }
+    }
+
+    /// What was left at the last look; `None` is for ever.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        self.left
+    }
+
+    /// Looks at the clock. Returns whether the time is over.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let Some(deadline) = self.deadline else {
+            return false;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.left = Some(left);
+        left.is_zero()
+    }
 }
 
 /// What a child says to whoever uses its parent's driver.

@@ -11,9 +11,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::contract::{BATCH, Counters, Peek};
+use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::emulation::{Attempt, failure, try_now};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::Op;
@@ -292,7 +292,7 @@ impl Epoll {
 
     /// Which direction an operation waits for, if any.
     fn direction(&mut self, token: Token) -> Option<Interest> {
-        let parked = self.table.operation(token)?.parked.as_mut()?;
+        let parked = self.table.parked(token)?;
         match parked.get_mut().op {
             Op::Accept { .. } | Op::Recv { .. } | Op::RecvMsg { .. } | Op::Read { .. } => {
                 Some(Interest::READ)
@@ -436,14 +436,11 @@ impl Epoll {
         self.start_pending();
         self.report(events);
         let may_wait = timeout != Some(Duration::ZERO) && self.pending.is_empty();
-        let deadline = timeout
-            .filter(|_| may_wait)
-            .and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut remaining = timeout;
+        let mut countdown = Countdown::new(timeout, may_wait);
         loop {
             let wait = may_wait && events.len() == before && self.waker.fall_asleep();
             let waited = self.wait(if wait {
-                remaining
+                countdown.left()
             } else {
                 Some(Duration::ZERO)
             });
@@ -468,12 +465,8 @@ impl Epoll {
             if !wait || woken || events.len() > before || !self.pending.is_empty() {
                 break;
             }
-            if let Some(deadline) = deadline {
-                let now = Instant::now();
-                if now >= deadline {
-                    break;
-                }
-                remaining = Some(deadline - now);
+            if countdown.is_over() {
+                break;
             }
         }
         self.take_notice(events);

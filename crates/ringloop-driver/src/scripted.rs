@@ -304,13 +304,7 @@ impl Scripted {
     ) -> io::Result<()> {
         self.table.reclaim();
         for token in std::mem::take(&mut self.rearm) {
-            if let Some(watch) = self
-                .table
-                .watch_mut(token)
-                .filter(|watch| !watch.armed && watch.mode == Mode::Level)
-            {
-                watch.armed = true;
-                let fd = watch.fd;
+            if let Some(fd) = self.table.rearm_level(token) {
                 self.arm(token, Some(fd));
             }
         }
@@ -430,11 +424,7 @@ impl Scripted {
             });
             return;
         }
-        if let Some(parked) = self
-            .table
-            .operation(token)
-            .and_then(|submitted| submitted.parked.as_mut())
-        {
+        if let Some(parked) = self.table.parked(token) {
             parked.get_mut().play();
         }
         let goes_on = self
@@ -521,8 +511,7 @@ impl Scripted {
             }
             let fault = match self.table.by_user_data(user_data) {
                 Some((token, Owner::Operation(_))) => {
-                    let parked = self.table.operation(token);
-                    let parked = parked.and_then(|submitted| submitted.parked.as_mut());
+                    let parked = self.table.parked(token);
                     plan.decide(parked.map(|parked| &parked.get_mut().op))
                 }
                 _ => Fault::default(),

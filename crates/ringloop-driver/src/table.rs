@@ -218,6 +218,17 @@ impl Table {
         }
     }
 
+    /// Arms a level watch again that has fired, and returns its descriptor. `None` if it is gone by now, was changed, or was
+    /// armed by a rewatch.
+    pub(crate) fn rearm_level(&mut self, token: Token) -> Option<RawFd> {
+        let watch = self.watch_mut(token)?;
+        if watch.armed || watch.mode != Mode::Level {
+            return None;
+        }
+        watch.armed = true;
+        Some(watch.fd)
+    }
+
     /// The watch of a descriptor, armed or not.
     pub(crate) fn watch_of(&self, fd: RawFd) -> Option<(Token, Watch)> {
         let token = self.descriptors.get(usize::try_from(fd).ok()?)?.watch?;
@@ -290,6 +301,11 @@ impl Table {
             }
             _ => None,
         }
+    }
+
+    /// What an operation that has not finished is made of; `None` while a worker thread has it.
+    pub(crate) fn parked(&mut self, token: Token) -> Option<&mut Parked> {
+        self.operation(token)?.parked.as_mut()
     }
 
     /// The operations of a descriptor that have not finished.
@@ -433,8 +449,7 @@ impl Table {
     pub(crate) fn opens_again(&mut self, token: Token, result: i32) -> bool {
         result == -libc::EAGAIN
             && self
-                .operation(token)
-                .and_then(|submitted| submitted.parked.as_mut())
+                .parked(token)
                 .is_some_and(|parked| parked.get_mut().opens_again(result))
     }
 

@@ -30,7 +30,7 @@ use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use crate::contract::{BATCH, Counters, Peek};
+use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::event::{Event, Interest, Mode};
 use crate::op::Op;
 use crate::registry::Registry;
@@ -469,13 +469,7 @@ impl Uring {
     /// Queues the requests of the level watches that have fired, so that they fire again if still ready.
     fn rearm_level(&mut self) {
         for token in mem::take(&mut self.remaining.level) {
-            // Meanwhile it may be gone, changed, or armed by a rewatch.
-            if let Some(watch) = self
-                .table
-                .watch_mut(token)
-                .filter(|watch| !watch.armed && watch.mode == Mode::Level)
-            {
-                watch.armed = true;
+            if self.table.rearm_level(token).is_some() {
                 self.arm(token);
             }
         }
@@ -500,10 +494,7 @@ impl Uring {
         self.reap(events);
         let mut fetched = self.fetch_registered(events);
         let may_wait = timeout != Some(Duration::ZERO);
-        let deadline = timeout
-            .filter(|_| may_wait)
-            .and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut remaining = timeout;
+        let mut countdown = Countdown::new(timeout, may_wait);
         // What is armed now and ready already is reported first. It must not keep others that wait from being reported, and
         // neither must what has been collected so far.
         let enough = events.len() + BATCH + self.ring.queued();
@@ -513,7 +504,7 @@ impl Uring {
                 break;
             }
             let found = events.len();
-            let ended = self.enter_all(wait, remaining.filter(|_| wait), events);
+            let ended = self.enter_all(wait, countdown.left().filter(|_| wait), events);
             let woken = wait && self.waker.get_up();
             let nothing_came = self.ring.completions().is_empty();
             self.reap(events);
@@ -535,12 +526,8 @@ impl Uring {
             if !wait || woken || events.len() > before {
                 break;
             }
-            if let Some(deadline) = deadline {
-                let now = Instant::now();
-                if now >= deadline {
-                    break;
-                }
-                remaining = Some(deadline - now);
+            if countdown.is_over() {
+                break;
             }
             if nothing_came {
                 // An enter that has submitted something reports that, not the signal that ended its wait.

@@ -96,13 +96,23 @@ pub(crate) fn write_checked_field(
     value: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), ResponseError> {
-    if !names::is_valid(name, Known::find(name)) {
+    check_field(name, Known::find(name), value)?;
+    write_field(name, value, out);
+    Ok(())
+}
+
+/// Check the name and the value of a field.
+pub(super) fn check_field(
+    name: &[u8],
+    known: Option<Known>,
+    value: &[u8],
+) -> Result<(), ResponseError> {
+    if !names::is_valid(name, known) {
         return Err(ResponseError::FieldName);
     }
     if !syntax::is_field_value(value) {
         return Err(ResponseError::FieldValue);
     }
-    write_field(name, value, out);
     Ok(())
 }
 

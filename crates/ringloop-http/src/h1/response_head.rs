@@ -2,8 +2,8 @@
 
 use super::connection::Connection;
 use super::request::{Method, Version};
-use super::response::{write_field, write_status_line};
-use crate::names::{self, Known};
+use super::response::{check_field, write_field, write_status_line};
+use crate::names::Known;
 use crate::response::{Framing, Lines, ResponseError};
 use crate::syntax;
 
@@ -82,12 +82,7 @@ impl<'a> ResponseHead<'a> {
     /// framing has an invalid value.
     pub fn field(&mut self, name: &[u8], value: &[u8]) -> Result<(), ResponseError> {
         let known = Known::find(name);
-        if !names::is_valid(name, known) {
-            return Err(ResponseError::FieldName);
-        }
-        if !syntax::is_field_value(value) {
-            return Err(ResponseError::FieldValue);
-        }
+        check_field(name, known, value)?;
         match known {
             Some(Known::CONTENT_LENGTH) => {
                 let length =
