@@ -1,4 +1,4 @@
-//! Addresses of sockets in the kernel's form.
+//! Socket addresses in the kernel's format.
 
 #![allow(unsafe_code)]
 
@@ -76,7 +76,7 @@ impl SocketAddress {
         i32::from(self.storage.ss_family)
     }
 
-    /// The address as the standard library has it; `None` if it is not an IP address.
+    /// The address in the standard library's type. `None` if it is not an IP address.
     pub fn to_ip(&self) -> Option<SocketAddr> {
         let length = self.length as usize;
         if self.family() == libc::AF_INET && length >= size_of::<libc::sockaddr_in>() {
@@ -101,7 +101,7 @@ impl SocketAddress {
         (&raw const self.storage).cast()
     }
 
-    /// Where the kernel writes an address. It tells the length apart: see [`set_length`](SocketAddress::set_length).
+    /// Where the kernel writes an address. Then call [`set_length`](SocketAddress::set_length).
     pub(crate) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         (&raw mut self.storage).cast()
     }
@@ -110,7 +110,8 @@ impl SocketAddress {
         self.length
     }
 
-    /// Sets the length of an address that the kernel has written. One that was cut off is as long as its storage.
+    /// Sets the length of an address that the kernel has written. The kernel reports the full length of an address that
+    /// was truncated.
     pub(crate) fn set_length(&mut self, length: libc::socklen_t) {
         self.length = length.min(SocketAddress::CAPACITY);
     }

@@ -1,16 +1,16 @@
-//! Which CPUs a thread may run on, see sched_setaffinity(2).
+//! The CPUs that a thread may run on: sched_setaffinity(2).
 
 #![allow(unsafe_code)]
 
 use std::io;
 
-/// A set of CPUs as bits. A kernel that is built for more CPUs than the set has room for refuses it with `EINVAL`. A
-/// `cpu_set_t` has room for 1024, this one for 16 times as many.
+/// A set of CPUs, as bits. A kernel that is built for more CPUs than the set can hold refuses it with `EINVAL`. A
+/// `cpu_set_t` holds 1024, this set 16 times as many.
 type CpuSet = [u64; 256];
 
 const NONE: CpuSet = [0; 256];
 
-/// The CPUs of the process's thread `thread`, of the calling one if zero.
+/// The CPUs of a thread, or of the calling thread if `thread` is zero.
 fn get(thread: libc::pid_t) -> io::Result<CpuSet> {
     let mut set = NONE;
     // SAFETY: the kernel writes at most the given number of bytes to `set`, which is that long and outlives the call.
@@ -29,7 +29,7 @@ fn get(thread: libc::pid_t) -> io::Result<CpuSet> {
     Ok(set)
 }
 
-/// Binds the calling thread to these CPUs.
+/// Restricts the calling thread to these CPUs.
 fn set(set: &CpuSet) -> io::Result<()> {
     // SAFETY: the kernel reads the given number of bytes from `set`, which is that long and outlives the call.
     let result = unsafe {
@@ -64,8 +64,8 @@ pub fn pin_thread(cpu: usize) -> io::Result<()> {
 
 /// Lets the calling thread run on all CPUs that the process's first thread may use.
 ///
-/// A thread inherits the CPUs of the one that starts it. One that is started to take work off a thread with a CPU of its
-/// own would share that CPU with it. Nothing happens where the kernel does not allow it.
+/// A thread inherits the CPUs of the thread that starts it. A helper of a pinned thread would therefore share its CPU.
+/// Has no effect if the kernel does not allow it.
 pub fn unpin_thread() {
     if let Ok(first) = get(std::process::id().cast_signed()) {
         let _ = set(&first);
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_pinned_and_unpinned() {
-        // Whatever this thread was started with.
+        // Undo a restriction that this thread was started with.
         unpin_thread();
         let all = usable_cpus().unwrap();
         assert!(!all.is_empty());

@@ -1,4 +1,4 @@
-//! Which backend a driver runs on: the choice, and the way from one call to the chosen one.
+//! The choice of a backend, and the calls to the chosen one.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -15,14 +15,14 @@ use crate::token::Token;
 use crate::uring::Uring;
 use crate::waker::Waker;
 
-/// The backends. All are always compiled; which one runs is decided by trying.
+/// The backends. All of them are always compiled; which one is used is decided at run time.
 pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
     Scripted(Box<Scripted>),
 }
 
-/// Makes the backend that is asked for, and says in a line why it is this one.
+/// Makes the backend that is asked for. The text says why it is this one.
 pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, String)> {
     let epoll = |reason| {
         let epoll = Epoll::new(waker.clone(), config.slots)?;
@@ -54,7 +54,7 @@ pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, Str
     }
 }
 
-/// Calls the same method on whichever backend it is.
+/// Calls a method of the backend in use.
 macro_rules! each {
     ($backend:expr, $name:ident => $call:expr) => {
         match $backend {

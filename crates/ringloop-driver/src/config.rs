@@ -1,4 +1,4 @@
-//! What a driver is asked to be, and where the environment has a say.
+//! The configuration of a driver, from the program and from the environment.
 
 use std::env;
 use std::ffi::OsStr;
@@ -9,13 +9,13 @@ use std::str::FromStr;
 /// The environment variable that forces a backend: `io_uring`, `epoll` or `auto`.
 pub const BACKEND_VARIABLE: &str = "RINGLOOP_BACKEND";
 
-/// The most entries of a submission queue, `IORING_MAX_ENTRIES` of the kernel.
+/// The maximum size of a submission queue, the kernel's `IORING_MAX_ENTRIES`.
 const ENTRIES_MAX: u32 = 32_768;
 
-/// The most entries of a completion queue, `IORING_MAX_CQ_ENTRIES` of the kernel.
+/// The maximum size of a completion queue, the kernel's `IORING_MAX_CQ_ENTRIES`.
 pub(crate) const COMPLETION_ENTRIES_MAX: u32 = 2 * ENTRIES_MAX;
 
-/// The most watches and operations for which [`Config::slots`] sets memory aside.
+/// The maximum of [`Config::slots`].
 pub const SLOTS_MAX: usize = 1 << 24;
 
 /// How a [`Driver`](crate::Driver) is set up.
@@ -23,20 +23,20 @@ pub const SLOTS_MAX: usize = 1 << 24;
 pub struct Config {
     /// Which backend to use. [`BackendChoice::Auto`] tries `io_uring` and falls back to epoll.
     pub backend: BackendChoice,
-    /// Entries of the submission queue, from 1 to 32,768; the kernel rounds up to a power of two. More may be queued
-    /// between two polls: they wait in memory of ours. `io_uring` only.
+    /// Entries of the submission queue, from 1 to 32,768; the kernel rounds up to a power of two. More requests than
+    /// that may be queued between two polls: they wait in the driver's own memory. `io_uring` only.
     pub entries: u32,
-    /// Entries of the completion queue, from `entries` to 65,536; `None` means eight times `entries`, because a queue that
-    /// overflows ends multishot requests, which costs a re-arming each. `io_uring` only.
+    /// Entries of the completion queue, from `entries` to 65,536; `None` means eight times `entries`, because an
+    /// overflow of the queue ends multishot requests, and each has to be armed again. `io_uring` only.
     pub completion_entries: Option<u32>,
-    /// For how many watches and operations at a time memory is set aside at once, up to [`SLOTS_MAX`]. There is no limit to
-    /// their number: beyond that the tables grow when they are full, which copies them.
+    /// The number of watches and operations to preallocate memory for, up to [`SLOTS_MAX`]. It is not a limit: beyond
+    /// it, full tables grow by being copied.
     pub slots: usize,
-    /// Whether a kernel thread takes submissions without a system call (`IORING_SETUP_SQPOLL`). It burns a core
-    /// while busy, and it lets go of a descriptor some time after [`flush`](crate::Driver::flush), not during it.
-    /// `io_uring` only.
+    /// Whether a kernel thread takes submissions without a system call (`IORING_SETUP_SQPOLL`). That thread occupies a
+    /// CPU while there is work, and it releases a descriptor some time after [`flush`](crate::Driver::flush), not
+    /// during it. `io_uring` only.
     pub sq_poll: bool,
-    /// Who chose `backend`, for the reason that users see.
+    /// Who chose `backend`. It is part of the reason that users see.
     pub forced_by: ForcedBy,
 }
 
@@ -64,7 +64,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The default configuration with a backend of the caller's choice.
+    /// The default configuration with this backend.
     pub fn with_backend(backend: BackendChoice) -> Config {
         Config {
             backend,
@@ -72,10 +72,10 @@ impl Config {
         }
     }
 
-    /// The default configuration, with the backend that [`BACKEND_VARIABLE`] names, whatever its case and the white space
-    /// around it; unset or empty means [`BackendChoice::Auto`].
+    /// The default configuration, with the backend that [`BACKEND_VARIABLE`] names. Case and surrounding white space do
+    /// not matter. Unset or empty means [`BackendChoice::Auto`].
     ///
-    /// Fails with [`io::ErrorKind::InvalidInput`] on any other value, and names it and the accepted ones.
+    /// Fails with [`io::ErrorKind::InvalidInput`] on any other value. The error names it and the accepted values.
     pub fn from_env() -> io::Result<Config> {
         Config::from_variable(env::var_os(BACKEND_VARIABLE).as_deref())
     }
@@ -87,7 +87,7 @@ impl Config {
             return Ok(Config::default());
         }
         let backend = name.to_ascii_lowercase().parse();
-        // For the error, which quotes the value as it is.
+        // The error quotes the value as it was given.
         let backend = backend.or_else(|_| name.parse());
         let backend = backend.map_err(|error: UnknownBackend| {
             io::Error::new(
@@ -102,7 +102,7 @@ impl Config {
         })
     }
 
-    /// Refuses sizes that no backend can have, whichever is used. Fails with [`io::ErrorKind::InvalidInput`].
+    /// Checks the sizes, on any backend. Fails with [`io::ErrorKind::InvalidInput`].
     pub(crate) fn check(&self) -> io::Result<()> {
         let completions = self.completion_entries.unwrap_or(ENTRIES_MAX);
         let mistake = if !(1..=ENTRIES_MAX).contains(&self.entries) {
@@ -127,7 +127,7 @@ impl Config {
         Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
     }
 
-    /// "`RINGLOOP_BACKEND`" or "the configuration": who forced the backend.
+    /// Who forced the backend, as text: "`RINGLOOP_BACKEND`" or "the configuration".
     pub(crate) fn forced_by(&self) -> &'static str {
         match self.forced_by {
             ForcedBy::Configuration => "the configuration",
@@ -173,7 +173,7 @@ impl FromStr for BackendChoice {
     }
 }
 
-/// A name that is no backend's.
+/// The error for an unknown name of a backend.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct UnknownBackend {
     name: String,
@@ -200,9 +200,9 @@ impl From<UnknownBackend> for io::Error {
 /// Which backend a driver runs on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
 pub enum BackendKind {
-    /// The kernel's `io_uring`.
+    /// `io_uring`.
     IoUring,
-    /// epoll, with operations emulated.
+    /// epoll, with emulated operations.
     Epoll,
     /// A script, for tests.
     Scripted,
@@ -242,7 +242,7 @@ impl Refused {
         error.get_ref()?.downcast_ref()
     }
 
-    /// What the system call failed with, as in errno(3).
+    /// The errno of the system call.
     pub fn errno(&self) -> Option<i32> {
         self.errno
     }

@@ -1,11 +1,11 @@
-//! What all backends have in common: their counters, what they know before a poll, and the errors that do not come from
+//! What all backends have in common: counters, what is known before a poll, timeouts, and errors that do not come from
 //! the kernel.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-/// A poll collects at least so many events, if there are as many, and then leaves the rest to the next one: whoever polls has
-/// timers to look at, too.
+/// The number of events after which a poll may leave the rest to the next one, because its caller has timers to run,
+/// too.
 pub(crate) const BATCH: usize = 512;
 
 /// What a driver knows without a system call about the next poll.
@@ -13,7 +13,7 @@ pub(crate) const BATCH: usize = 512;
 pub enum Peek {
     /// A poll has something to do or to report.
     Ready,
-    /// A poll would report nothing now; with a timeout of zero it makes no system call.
+    /// A poll would report nothing now. With a timeout of zero it makes no system call.
     Empty,
     /// Only the kernel knows.
     Unknown,
@@ -23,42 +23,42 @@ pub enum Peek {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// System calls made by the driver and its [`Registry`], those of its worker threads and wakers excepted.
+    /// System calls made by the driver and its [`Registry`](crate::Registry), without those of worker threads and wakers.
     pub system_calls: u64,
     /// Events reported.
     pub events: u64,
-    /// Wakes from other threads that a poll has noticed; those in quick succession count once.
+    /// Wakes that a poll has noticed. Several between two polls count once.
     pub wakes: u64,
-    /// Watches that live now, armed or not; without those of the [`Registry`].
+    /// Current watches, armed or not, without those of the [`Registry`](crate::Registry).
     pub watches: u64,
     /// Operations that have not finished.
     pub operations: u64,
-    /// Events dropped because their owner was gone.
+    /// Events dropped because their watch or operation was gone.
     pub stale_events: u64,
-    /// Polls that found the completion queue overflowed.
+    /// Polls that found an overflow of the completion queue.
     pub overflows: u64,
-    /// Multishot requests that the kernel ended and the driver queued anew.
+    /// Multishot requests that the kernel ended and the driver queued again.
     pub rearms: u64,
-    /// Enters that took fewer entries than there were.
+    /// Enters that submitted only a part of the entries.
     pub short_submits: u64,
-    /// Enters refused for want of room or memory, and tried again.
+    /// Enters that the kernel refused for lack of room or memory, and that were repeated.
     pub refused_submits: u64,
     /// Rings built because the driver had moved to another thread.
     pub rings_rebuilt: u64,
-    /// Zero-copy sends that are over, those that failed excepted.
+    /// Zero-copy sends that have finished without an error.
     pub zero_copy_sends: u64,
-    /// The part of them of which the kernel made a copy all the same.
+    /// How many of them the kernel has copied after all.
     pub zero_copy_copies: u64,
 }
 
-/// How long a poll may go on waiting.
+/// The timeout of a poll, counting down.
 pub(crate) struct Countdown {
     deadline: Option<Instant>,
     left: Option<Duration>,
 }
 
 impl Countdown {
-    /// Begins to count a timeout down, if the poll may wait at all.
+    /// Starts counting down, if the poll may wait at all.
     #[inline]
     pub(crate) fn new(timeout: Option<Duration>, may_wait: bool) -> Countdown {
         Countdown {
@@ -69,12 +69,12 @@ impl Countdown {
         }
     }
 
-    /// What was left at the last look; `None` is for ever.
+    /// The time left when it was last checked. `None` is no limit.
     pub(crate) fn left(&self) -> Option<Duration> {
         self.left
     }
 
-    /// Looks at the clock. Returns whether the time is over.
+    /// Checks the clock. Returns whether the timeout has expired.
     pub(crate) fn is_over(&mut self) -> bool {
         let Some(deadline) = self.deadline else {
             return false;
@@ -85,17 +85,17 @@ impl Countdown {
     }
 }
 
-/// What a child says to whoever uses its parent's driver.
+/// The error for the use of a parent's driver in a child process.
 pub(crate) fn inherited() -> io::Error {
     io::Error::other(
         "this loop was inherited over fork: it belongs to the parent process; make a new one in the child",
     )
 }
 
-/// What a flush says that could not hand everything over.
+/// The error of a flush that could not submit everything.
 pub(crate) fn refused() -> io::Error {
     io::Error::new(
         io::ErrorKind::ResourceBusy,
-        "the kernel takes no more requests at the moment: what is queued goes along with a later flush or poll",
+        "the kernel accepts no more requests at the moment: a later flush or poll submits the queued ones",
     )
 }

@@ -1,7 +1,7 @@
-//! Operations done with ordinary system calls, by the thread that polls or by a worker.
+//! Operations performed with ordinary system calls, in the polling thread or by a worker.
 //!
-//! [`try_now`] never blocks: it says whether the operation is done, waits for its descriptor, or needs a worker. There
-//! [`perform`] does it, for as long as it takes.
+//! [`try_now`] never blocks. The result is that the operation is done, has to wait for its descriptor, or needs a
+//! worker. A worker calls [`perform`], which may block.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,18 +12,18 @@ use crate::parked::{Operation, Parked};
 use crate::shared_fd::SharedFd;
 use crate::sys::{self, Waiting};
 
-/// How many connections one accept operation takes before others get their turn.
+/// The number of connections that one accept operation accepts before others get their turn.
 const ACCEPTS_PER_TURN: u32 = 64;
 
-/// What trying an operation came to.
+/// The outcome of trying an operation.
 pub(crate) enum Attempt {
     /// The last result, or `-errno`.
     Done(i32),
-    /// It must wait for its direction.
+    /// It has to wait until its descriptor is ready.
     Blocked,
-    /// A multishot operation has had its share of this turn.
+    /// A multishot operation has accepted its share, and may have more to accept.
     Again,
-    /// It would block the thread: a worker's job.
+    /// It may block the thread, so a worker has to do it.
     Offload,
 }
 
@@ -90,15 +90,15 @@ pub(crate) fn try_now(
     }
 }
 
-/// An error in the form of a result.
+/// An error as a result: `-errno`.
 pub(crate) fn failure(error: &io::Error) -> i32 {
     -error.raw_os_error().unwrap_or(libc::EIO)
 }
 
 fn accept(fd: RawFd, multishot: bool, accepted: &mut Vec<i32>) -> Attempt {
     for _ in 0..ACCEPTS_PER_TURN {
-        // A listening socket that blocks would hold up the thread if somebody else took the connection between
-        // the question and the call; one that does not is not asked.
+        // A blocking socket is polled first, so that accept(2) does not block. It still could, if another process took
+        // the connection in between. A non-blocking socket needs no poll.
         if sys::is_nonblocking(fd).is_ok_and(|nonblocking| !nonblocking)
             && sys::poll_now(fd, libc::POLLIN).is_ok_and(|ready| ready == 0)
         {
@@ -145,7 +145,7 @@ fn connect(operation: &mut Operation) -> Attempt {
     }
 }
 
-/// How much may be written to a blocking pipe that has said it has room (pipe(7)).
+/// The number of bytes that can be written to a blocking pipe that is ready, without blocking (pipe(7)).
 const PIPE_ROOM: usize = 4096;
 
 pub(crate) fn read(
@@ -181,7 +181,7 @@ pub(crate) fn write(fd: RawFd, buffer: &[u8], offset: Option<u64>) -> io::Result
     }
 }
 
-/// Does an operation for as long as it takes; a worker's part.
+/// Performs an operation, and blocks as long as it takes. Called by workers.
 pub(crate) fn perform(parked: &mut Parked) -> i32 {
     let operation = parked.get_mut();
     loop {
@@ -237,7 +237,7 @@ fn attempt(operation: &mut Operation) -> i32 {
     }
 }
 
-/// Where relative paths begin.
+/// The directory that a relative path is resolved against.
 fn place(directory: Option<&SharedFd>) -> RawFd {
     directory.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd)
 }

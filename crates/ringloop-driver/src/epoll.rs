@@ -1,12 +1,13 @@
 //! The epoll backend: watches are epoll's, operations are emulated.
 //!
-//! - An operation is tried at the next poll or flush. If it would block, its descriptor is registered for what it
-//!   waits for, and it is tried again when that comes. Operations in one direction of one descriptor keep their order.
-//! - What cannot be waited for (files, opening, closing, metadata) goes to worker threads, which get the operation
-//!   with its buffers and give it back.
-//! - A descriptor has one registration, which serves its watch and its operations together. One that has fired as a
-//!   one-shot stays in the epoll set, disabled, and is left to close(2).
-//! - The registry's watches are in the same set, told apart by what the kernel gives back.
+//! - An operation is tried at the next poll or flush. If it would block, its descriptor is registered, and the
+//!   operation is tried again when the descriptor is ready. Operations in the same direction of a descriptor keep their
+//!   order.
+//! - Operations without readiness (on files, opening, closing, metadata) go to worker threads. A worker owns the
+//!   operation and its buffers while it works.
+//! - A descriptor has one registration, for its watch and its operations together. A one-shot registration that has
+//!   fired stays in the epoll set, disabled, until the descriptor is closed.
+//! - The registry's watches are in the same epoll set. The event's data tells them apart.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,12 +25,12 @@ use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::Workers;
 
-/// What the kernel gives back for the waker's eventfd: no descriptor has this number.
+/// The event data of the waker's eventfd. It is no descriptor's number.
 const WAKER: u64 = u64::MAX;
 
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
-/// What every registration reports unasked.
+/// What every registration reports without being asked.
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
 /// A result that has not been reported.
@@ -40,7 +41,7 @@ struct Completion {
 }
 
 pub(crate) struct Epoll {
-    /// It has the epoll set.
+    /// It owns the epoll set.
     registry: Registry,
     table: Table,
     waker: Waker,
@@ -125,7 +126,7 @@ impl Epoll {
         }
     }
 
-    /// What the kernel is to be told of a descriptor.
+    /// The events that a descriptor should be registered for.
     fn wanted(&mut self, fd: RawFd) -> u32 {
         let mut wanted = 0;
         for token in self.table.operations_of(fd) {
@@ -156,7 +157,7 @@ impl Epoll {
         wanted
     }
 
-    /// Tells the kernel what is wanted of a descriptor now. Arming checks the level.
+    /// Registers a descriptor for what is wanted now. If it is ready already, the kernel reports it.
     fn register(&mut self, fd: RawFd) -> io::Result<()> {
         let wanted = self.wanted(fd);
         let Some(descriptor) = self.table.descriptor(fd) else {
@@ -219,7 +220,7 @@ impl Epoll {
             return;
         };
         if submitted.parked.is_none() && submitted.phase == Phase::InFlight {
-            // A worker that has begun cannot be stopped: its result comes.
+            // A worker that has started cannot be stopped. Its result will come.
             let Some(parked) = self
                 .workers
                 .as_ref()
@@ -243,7 +244,7 @@ impl Epoll {
     pub(crate) fn discard(&mut self, token: Token) {
         self.cancel(token);
         self.table.discard(token);
-        // What is over is freed at once, and its file with it. A worker that has begun holds both until it is done.
+        // A finished operation is freed at once, with its file. A worker that has started keeps both until it is done.
         for _ in 0..self.completions.len() {
             match self.completions.pop_front() {
                 Some(completion) if completion.token == token => {
@@ -256,7 +257,7 @@ impl Epoll {
         }
     }
 
-    /// Queues the last result of an operation that waits.
+    /// Queues the last result of an operation in flight.
     fn finish(&mut self, token: Token, result: i32) {
         match self.table.operation(token) {
             Some(submitted) if submitted.phase == Phase::InFlight => submitted.phase = Phase::Ended,
@@ -270,7 +271,7 @@ impl Epoll {
         self.retire(token);
     }
 
-    /// Takes an operation out of its descriptor's list, so that it is not tried again.
+    /// Removes an operation from its descriptor's list, so that it is not tried again.
     fn retire(&mut self, token: Token) {
         let fd = self
             .table
@@ -285,12 +286,13 @@ impl Epoll {
         if let Some(fd) = fd.filter(|_| {
             descriptor.registration != 0 && descriptor.registration & (ONE_SHOT | EDGE) == 0
         }) {
-            // A level registration that nobody needs would spin; other kinds fire once more at most.
+            // A level-triggered registration that nobody needs would make each poll return. The other kinds fire at
+            // most once more.
             let _ = self.register(fd);
         }
     }
 
-    /// Which direction an operation waits for, if any.
+    /// The direction that an operation waits for, if any.
     fn direction(&mut self, token: Token) -> Option<Interest> {
         let parked = self.table.parked(token)?;
         match parked.get_mut().op {
@@ -326,13 +328,13 @@ impl Epoll {
             if self.attempt(token)
                 && let Some(Err(error)) = fd.map(|fd| self.register(fd))
             {
-                // It can't be waited for after all.
+                // The descriptor has no readiness.
                 self.finish(token, failure(&error));
             }
         }
     }
 
-    /// Whether an earlier operation waits for the same direction of the descriptor.
+    /// Whether an earlier operation waits for the same direction of the same descriptor.
     fn is_behind(&mut self, token: Token, fd: RawFd) -> bool {
         let direction = self.direction(token);
         let operations = self.table.operations_of(fd);
@@ -397,7 +399,7 @@ impl Epoll {
             .hire(token, parked);
     }
 
-    /// Takes over what the workers have done.
+    /// Collects the operations that the workers have finished.
     fn collect(&mut self) {
         let done = self
             .workers
@@ -419,7 +421,7 @@ impl Epoll {
         if idle { Peek::Unknown } else { Peek::Ready }
     }
 
-    /// Tries what was submitted. Watches and cancels have taken effect already.
+    /// Tries the submitted operations. Watches and cancels have taken effect already.
     #[expect(clippy::unnecessary_wraps, reason = "the backends have one interface")]
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.start_pending();
@@ -473,8 +475,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// Takes the notice of a wake, and what our own workers have done: they may have woken us since we looked, and the next
-    /// poll would sleep.
+    /// Consumes a wake, and collects from the workers again: one of them may have woken this poll after its last look,
+    /// and the next poll would sleep.
     fn take_notice(&mut self, events: &mut Vec<Event>) {
         let wakes = self.waker.clear();
         self.table.counters.wakes += wakes;
@@ -488,7 +490,7 @@ impl Epoll {
         self.table.counters.system_calls += 1;
         if self.precise {
             match sys::epoll_wait_precise(self.registry.set(), &mut self.buffer, timeout) {
-                // Linux before 5.11, or a filter that does not know the call.
+                // Linux before 5.11, or a seccomp filter that does not know the call.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                     self.precise = false;
                 }
@@ -498,7 +500,7 @@ impl Epoll {
         sys::epoll_wait(self.registry.set(), &mut self.buffer, timeout)
     }
 
-    /// Serves the operations and the watch of a descriptor that is ready.
+    /// Handles an event: tries the descriptor's operations and reports its watch.
     fn dispatch(&mut self, data: u64, bits: u32, events: &mut Vec<Event>) {
         if data == WAKER {
             return;
@@ -514,7 +516,7 @@ impl Epoll {
                 (descriptor.registration, !descriptor.operations.is_empty())
             }
             _ => {
-                // A registration of a file that lives on, through a duplicate, after its descriptor was closed.
+                // The descriptor was closed, but its file and registration live on because of a duplicate.
                 self.table.counters.stale_events += 1;
                 return;
             }
@@ -538,7 +540,7 @@ impl Epoll {
                     .report_readiness(token, Readiness::from_bits(bits), events);
             }
         }
-        // A one-shot registration that served only one of its clients is armed again for the others.
+        // The registration was for both: arm it again for whatever still waits.
         if registration == ONE_SHOT
             && (had_operations || !fired)
             && self.wanted(fd) != 0
@@ -550,7 +552,7 @@ impl Epoll {
         }
     }
 
-    /// Tries the operations that wait for what a descriptor is ready for.
+    /// Tries the operations that the descriptor is ready for.
     fn attempt_ready(&mut self, fd: RawFd, bits: u32) {
         let mut ready = [Interest::READ, Interest::WRITE]
             .map(|direction| (direction, bits & (direction.poll_bits() | ALWAYS) != 0));
@@ -558,14 +560,14 @@ impl Epoll {
             let direction = self.direction(token);
             for (of, is_ready) in &mut ready {
                 if direction == Some(*of) && *is_ready {
-                    // Whoever comes behind one that blocks would block as well.
+                    // The operations behind one that blocks would block as well.
                     *is_ready = !self.attempt(token);
                 }
             }
         }
     }
 
-    /// Reports the results that have come in.
+    /// Reports the queued results.
     fn report(&mut self, events: &mut Vec<Event>) {
         while let Some(Completion {
             token,
@@ -577,7 +579,7 @@ impl Epoll {
         }
     }
 
-    /// Says that this is a child process: the epoll set is the parent's, and the workers do not exist.
+    /// Marks this as a child process: the epoll set is the parent's, and there are no workers.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
     }
@@ -586,11 +588,11 @@ impl Epoll {
 impl Drop for Epoll {
     fn drop(&mut self) {
         if self.abandoned {
-            // A worker may have held the lock of its queue at the fork, so that it is never free here.
+            // A worker may have held the lock of the queue during the fork. Here it would stay locked for ever.
             std::mem::forget(self.workers.take());
             return;
         }
-        // Connections that were accepted and descriptors that were opened, but not reported.
+        // Close accepted connections and opened files that were not reported.
         self.collect();
         for token in self.table.operations() {
             self.discard(token);
@@ -617,7 +619,7 @@ mod tests {
             .unwrap();
         let mut events = Vec::new();
         epoll.flush().unwrap();
-        // As if it were done after this poll has asked its workers, and before it ends.
+        // The worker finishes after the poll has collected, and before the poll ends.
         while !epoll.waker.is_notified() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! What the driver reports: events, and the words for readiness.
+//! What the driver reports: events and readiness.
 
 use std::fmt;
 use std::io;
@@ -15,12 +15,12 @@ impl Interest {
     pub const READ: Interest = Interest(1);
     /// Room to write, or a connection that is established or has failed (`EPOLLOUT`).
     pub const WRITE: Interest = Interest(2);
-    /// Urgent data on a TCP socket (`EPOLLPRI`), at which a read ends though more may lie behind. Not to be watched for by
-    /// [`Mode::Level`], which would report it until somebody reads past it. `io_uring` cannot tell it from other data, and
-    /// never reports it.
+    /// Urgent data on a TCP socket (`EPOLLPRI`). A read stops there, even if there is more data behind it. Do not use
+    /// it with [`Mode::Level`], which would report it until it is read past. `io_uring` cannot tell it from other data
+    /// and never reports it.
     pub const PRIORITY: Interest = Interest(4);
 
-    /// Both; `|` for constants.
+    /// Both interests. The same as `|`, but usable in constants.
     #[must_use]
     pub const fn and(self, other: Interest) -> Interest {
         Interest(self.0 | other.0)
@@ -31,7 +31,7 @@ impl Interest {
         self.0 & other.0 == other.0
     }
 
-    /// The bits that epoll and `IORING_OP_POLL_ADD` understand. Both report errors and hang-ups unasked.
+    /// The bits that epoll and `IORING_OP_POLL_ADD` understand. Both report errors and hang-ups without being asked.
     pub(crate) fn poll_bits(self) -> u32 {
         let mut bits = 0;
         if self.contains(Interest::READ) {
@@ -78,17 +78,17 @@ impl fmt::Debug for Interest {
 /// When a watch reports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
 pub enum Mode {
-    /// If ready when armed, and again at each new arrival. Spurious events happen. Whoever leaves data behind gets
-    /// no new event for it, and must come back unasked.
+    /// When it is armed, if the descriptor is ready, and at each new arrival. There may be spurious events. Data that
+    /// is left behind causes no further event.
     Edge,
-    /// At each poll while ready.
+    /// At each poll while the descriptor is ready.
     Level,
-    /// Once; then it rests, holding nothing in the kernel, until [`rewatch`](crate::Driver::rewatch).
+    /// Once. Then it holds nothing in the kernel until [`rewatch`](crate::Driver::rewatch).
     OneShot,
 }
 
-/// What a descriptor is ready for: the bits of `poll(2)`. An [edge](Mode::Edge) event tells at least what is new; what
-/// was reported before and is still so may be missing.
+/// What a descriptor is ready for: the bits of `poll(2)`. An [edge](Mode::Edge) event has at least what is new. What
+/// was reported before and still holds may be missing.
 #[derive(Clone, Copy, Eq, PartialEq, Hash)]
 pub struct Readiness(u32);
 
@@ -99,7 +99,7 @@ impl Readiness {
     pub const WRITABLE: Readiness = Readiness(libc::EPOLLOUT as u32);
     /// The peer has finished sending (`EPOLLRDHUP`).
     pub const READ_CLOSED: Readiness = Readiness(libc::EPOLLRDHUP as u32);
-    /// An error is pending (`EPOLLERR`); reading or writing tells which.
+    /// An error is pending (`EPOLLERR`). A read or a write returns it.
     pub const ERROR: Readiness = Readiness(libc::EPOLLERR as u32);
     /// Both directions are closed (`EPOLLHUP`).
     pub const HANG_UP: Readiness = Readiness(libc::EPOLLHUP as u32);
@@ -178,7 +178,7 @@ impl fmt::Debug for Readiness {
     }
 }
 
-/// What an [`Event`] is about and whether another one follows.
+/// The kind of an [`Event`], and whether another one follows.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
 pub struct EventFlags(u32);
 
@@ -189,14 +189,14 @@ impl EventFlags {
     pub(crate) const FINAL: EventFlags = EventFlags(0);
 }
 
-/// One thing that happened.
+/// An event of a watch or of an operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Event {
-    /// Whose event it is.
+    /// The watch or the operation.
     pub token: Token,
-    /// For a watch the bits of its readiness; for an operation its result if not negative, else `-errno`.
+    /// The bits of the readiness for a watch; the result or `-errno` for an operation.
     pub result: i32,
-    /// Watch or operation, final or not.
+    /// Whether it is a watch's or an operation's, and whether it is the last.
     pub flags: EventFlags,
 }
 
@@ -245,7 +245,7 @@ impl Event {
         self.flags.0 & EventFlags::MORE.0 != 0
     }
 
-    /// What the watched descriptor is ready for; nothing for an operation.
+    /// What the watched descriptor is ready for. Empty for an operation.
     pub const fn readiness(&self) -> Readiness {
         if self.is_watch() {
             Readiness(self.result as u32)
@@ -254,7 +254,7 @@ impl Event {
         }
     }
 
-    /// The operation's result: bytes moved, a new descriptor, or 0; or the error that the system call would have given.
+    /// The operation's result: a number of bytes, a new descriptor, or 0. Otherwise the error of the system call.
     pub fn io_result(&self) -> io::Result<u32> {
         u32::try_from(self.result).map_err(|_| io::Error::from_raw_os_error(-self.result))
     }

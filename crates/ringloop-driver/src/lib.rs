@@ -4,31 +4,32 @@
 //!
 //! A [`Driver`] takes two kinds of request and gives one kind of [`Event`]:
 //!
-//! - A **watch** says when a descriptor is ready ([`Driver::watch`]), [at each arrival](Mode::Edge),
-//!   [as long as it is](Mode::Level) or [once](Mode::OneShot). A descriptor has one watch at a time.
-//! - An **operation** ([`Op`]) does something and reports its result. Its buffers, addresses and its hold on the file
-//!   belong to the driver until its last event, and go back through [`Driver::take`].
+//! - A **watch** reports when a descriptor is ready ([`Driver::watch`]): [at each arrival](Mode::Edge), [as long as it
+//!   is ready](Mode::Level) or [once](Mode::OneShot). A descriptor has one watch at a time.
+//! - An **operation** ([`Op`]) does something and reports its result. The driver owns its buffers, its addresses and
+//!   its reference to the file until its last event. [`Driver::take`] returns them.
 //!
-//! Each request gets a [`Token`]; tokens of what is gone are harmless. [`Driver::poll`] is the only call that blocks.
+//! Each request gets a [`Token`]. A token that outlives its request is harmless. [`Driver::poll`] is the only call that
+//! blocks.
 //!
 //! What holds on every backend:
 //!
-//! - `unwatch`, `cancel` and their like take effect at once as far as events go: a watch that was dropped never
-//!   reports again. An operation that was cancelled still ends with one last event, either `ECANCELED` or what it
-//!   came to before; [`Driver::discard`] is for those who do not want to hear of it. What was neither flushed nor polled
-//!   before its cancel never begins.
-//! - An operation holds its file open ([`SharedFd`]): none ever meets another file that has got the same number.
-//! - Before a descriptor that is watched is closed: [`Driver::unwatch`], then [`Driver::flush`], then close(2). An operation
-//!   that was [discarded](Driver::discard) holds its file until it is over; a socket no longer than until the next flush or
-//!   poll. After that nobody holds it, and a peer sees the end at once.
-//! - Where others may close a descriptor without telling the driver, a [`Registry`] watches it.
-//! - A bad descriptor is refused by `watch` with `EBADF`, a file that cannot be waited for with `EPERM`, a second
-//!   watch with `EEXIST`. An operation's errors are its result.
-//! - `EAGAIN`, `EBUSY` and `ETIME` are the driver's business and never the user's, but for `EAGAIN` if `MSG_DONTWAIT` asks for
-//!   it; `EINTR` is the user's.
-//! - A driver may move between threads; it works in the thread that polls it. With operations in flight on `io_uring`
-//!   it cannot, and says so; there the files of its watches are held a moment longer, by the ring that stays behind.
-//! - In a child after fork(2) the driver does nothing and says so: the kernel objects are the parent's.
+//! - After `unwatch` a watch reports nothing more. A cancelled operation still has one last event: `ECANCELED`, or its
+//!   result if it was over before. [`Driver::discard`] suppresses that event. An operation that is cancelled before the
+//!   next flush or poll never starts.
+//! - An operation holds its file open ([`SharedFd`]), so it never works on another file that has got the same number.
+//! - To close a watched descriptor, call [`Driver::unwatch`], then [`Driver::flush`], then close(2). A
+//!   [discarded](Driver::discard) operation holds its file until it is over, but a socket only until the next flush or
+//!   poll. After that a close reaches the peer at once.
+//! - A descriptor that others may close without telling the driver is watched by a [`Registry`].
+//! - `watch` fails with `EBADF` for a bad descriptor, with `EPERM` for a file that has no readiness, and with `EEXIST`
+//!   for a second watch. The error of an operation is its result.
+//! - The driver handles `EAGAIN`, `EBUSY` and `ETIME`. Users see only `EINTR`, and `EAGAIN` if they ask for it with
+//!   `MSG_DONTWAIT`.
+//! - A driver may move between threads and works in the thread that polls it. On `io_uring` this is an error while
+//!   operations are in flight, and the old ring holds the watched files for a moment longer.
+//! - In a child process after fork(2) the driver does nothing and fails with an error: its kernel objects are the
+//!   parent's.
 //!
 //! ```
 //! use std::io::Write;
@@ -51,8 +52,8 @@
 //! # The backends
 //!
 //! [`Driver::new`] tries `io_uring` and falls back to epoll; [`Driver::backend_reason`] says why. `io_uring` queues
-//! entries and hands them over at the next poll, so that watching costs no system call of its own. epoll is told at
-//! once about watches; operations are emulated there.
+//! entries and submits them at the next poll, so a watch costs no system call of its own. With epoll each watch is
+//! registered at once, and operations are emulated.
 
 #![deny(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -104,7 +105,7 @@ use backend::Backend;
 use contract::inherited;
 use scripted::Scripted;
 
-/// The longest that one poll waits: some thirty years, which every kernel can count.
+/// The longest timeout of a poll, about thirty years. Every kernel can represent it.
 const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
 
 /// The kernel's I/O for one thread at a time. See the [crate's documentation](crate) for the contract.
@@ -119,9 +120,9 @@ pub struct Driver {
 impl Driver {
     /// Makes a driver.
     ///
-    /// [`BackendChoice::Auto`] fails only where epoll does: for want of descriptors or memory.
-    /// [`BackendChoice::IoUring`] fails where `io_uring` is refused, with the reason and what to do. Sizes that no backend
-    /// can have are [`io::ErrorKind::InvalidInput`].
+    /// [`BackendChoice::Auto`] fails only if epoll fails, for lack of descriptors or memory. [`BackendChoice::IoUring`]
+    /// fails if `io_uring` is refused; the error gives the reason and a remedy. Sizes out of range are
+    /// [`io::ErrorKind::InvalidInput`].
     pub fn new(config: &Config) -> io::Result<Driver> {
         config.check()?;
         let forks = process::fork_generation();
@@ -135,8 +136,8 @@ impl Driver {
         })
     }
 
-    /// Makes a driver that does what a script says, for tests of what is built on the driver. Descriptors are only
-    /// numbers to it. Fails only for want of a descriptor for the [`Waker`].
+    /// Makes a driver that plays a script, for tests of code that uses a driver. Its descriptors are just numbers.
+    /// Fails only if there is no descriptor left for the [`Waker`].
     pub fn scripted(script: Script) -> io::Result<Driver> {
         let forks = process::fork_generation();
         let waker = Waker::new()?;
@@ -154,7 +155,7 @@ impl Driver {
         self.backend.kind()
     }
 
-    /// Why it runs on that one, in a line for people: what the kernel grants, or why `io_uring` was not to be had.
+    /// Why it runs on that backend, as one line of text: what the kernel grants, or why `io_uring` is not available.
     pub fn backend_reason(&self) -> &str {
         &self.reason
     }
@@ -164,7 +165,7 @@ impl Driver {
         self.waker.clone()
     }
 
-    /// Whether the driver came into this process by fork(2).
+    /// Whether this process inherited the driver over fork(2).
     fn is_inherited(&self) -> bool {
         self.forks != process::forks()
     }
@@ -179,16 +180,16 @@ impl Driver {
 
     /// Reports when `fd` is ready, until [`unwatch`](Driver::unwatch).
     ///
-    /// Fails with `EBADF` if `fd` is not open, `EPERM` if it can't be waited for (a regular file, a directory), and
-    /// `EEXIST` if it is watched already; a [`Mode::OneShot`] watch that has fired does not count. `EBUSY` if
-    /// the driver moved to this thread with operations in flight.
+    /// Fails with `EBADF` if `fd` is not open, `EPERM` if it has no readiness (a regular file, a directory), `EEXIST`
+    /// if it has a watch already, unless that is a [`Mode::OneShot`] watch that has fired, and `EBUSY` if the driver
+    /// moved to this thread with operations in flight.
     pub fn watch(&mut self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Token> {
         self.check_process()?;
         self.backend.watch(fd, interest, mode)
     }
 
-    /// Changes a watch, and arms it again if it had fired as a [`Mode::OneShot`]. Arming reports what is ready
-    /// already. The token stays.
+    /// Changes a watch. Arms it again if it is a [`Mode::OneShot`] watch that has fired. A descriptor that is ready
+    /// already is reported. The token stays the same.
     ///
     /// Fails with `ENOENT` if the token is stale, and as [`watch`](Driver::watch) does.
     pub fn rewatch(&mut self, token: Token, interest: Interest, mode: Mode) -> io::Result<()> {
@@ -196,9 +197,9 @@ impl Driver {
         self.backend.rewatch(token, interest, mode)
     }
 
-    /// Drops a watch: its token is never reported again. A stale token is no error.
+    /// Drops a watch. Its token is never reported again. A stale token is not an error.
     ///
-    /// `io_uring` holds on to the file until the next [`flush`](Driver::flush) or [`poll`](Driver::poll).
+    /// `io_uring` holds the file until the next [`flush`](Driver::flush) or [`poll`](Driver::poll).
     pub fn unwatch(&mut self, token: Token) -> io::Result<()> {
         if !self.is_inherited() {
             self.backend.unwatch(token);
@@ -206,25 +207,25 @@ impl Driver {
         Ok(())
     }
 
-    /// The watches that any thread may make, and that keep no file open. The same registry each time.
+    /// The registry of this driver, for watches that any thread may make and that keep no file open.
     ///
-    /// Fails for want of descriptors or memory, and with [`io::ErrorKind::Unsupported`] on a scripted driver.
+    /// Fails for lack of descriptors or memory, and with [`io::ErrorKind::Unsupported`] on a scripted driver.
     pub fn registry(&mut self) -> io::Result<Registry> {
         self.check_process()?;
         self.backend.registry()
     }
 
-    /// Begins an operation, at the next [`poll`](Driver::poll) or [`flush`](Driver::flush).
+    /// Starts an operation at the next [`poll`](Driver::poll) or [`flush`](Driver::flush).
     ///
-    /// Fails with [`io::ErrorKind::InvalidInput`] for a mistake in `op`, such as a buffer without room. Whatever the
-    /// kernel says comes as the operation's event.
+    /// Fails with [`io::ErrorKind::InvalidInput`] for a mistake in `op`, such as a buffer without room. Errors of the
+    /// kernel arrive as the operation's event.
     pub fn submit(&mut self, op: Op) -> io::Result<Token> {
         self.check_process()?;
         self.backend.submit(op)
     }
 
-    /// Gives back what a finished operation was made of, its buffers filled. `None` before its last event, and after
-    /// the poll that follows, which frees what nobody took.
+    /// Returns the resources of a finished operation, with its buffers filled. `None` before its last event, and after
+    /// the next poll, which frees what was not taken.
     pub fn take(&mut self, token: Token) -> Option<Op> {
         if self.is_inherited() {
             None
@@ -233,34 +234,36 @@ impl Driver {
         }
     }
 
-    /// Asks an operation to end. Its last event comes in any case: with `ECANCELED`, or with what it came to before.
-    /// A close goes on. A stale token is no error.
+    /// Cancels an operation. Its last event comes in any case, with `ECANCELED` or with its result if it was over
+    /// before. A close is not cancelled. A stale token is not an error.
     pub fn cancel(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.cancel(token);
         }
     }
 
-    /// Asks all operations on a descriptor to end. Its watch stays.
+    /// Cancels all operations on a descriptor. Its watch stays.
     pub fn cancel_fd(&mut self, fd: RawFd) {
         if !self.is_inherited() {
             self.backend.cancel_fd(fd);
         }
     }
 
-    /// Cancels an operation and reports nothing more of it. Its memory and its file live until the kernel lets go, its socket
-    /// until the next [`flush`](Driver::flush) or [`poll`](Driver::poll), and a descriptor that it may still bring is closed.
+    /// Cancels an operation and suppresses its events. Its memory and its file are kept until the kernel has released
+    /// them, a socket only until the next [`flush`](Driver::flush) or [`poll`](Driver::poll). A descriptor that it
+    /// still returns is closed.
     pub fn discard(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.discard(token);
         }
     }
 
-    /// Hands all that is queued to the kernel and lets it act, but collects no events. To be called between dropping
-    /// a watch or cancelling an operation and closing its descriptor.
+    /// Submits all queued requests and lets the kernel process them, but collects no events. Call it after dropping a
+    /// watch or cancelling an operation, before closing its descriptor.
     ///
-    /// Fails with [`io::ErrorKind::ResourceBusy`] if the kernel takes no more for want of memory or room: the rest stays queued
-    /// for the next flush or poll, and descriptors that were lent to operations must stay open until then.
+    /// Fails with [`io::ErrorKind::ResourceBusy`] if the kernel accepts no more requests for lack of memory or room.
+    /// The rest stays queued for the next flush or poll, and descriptors that were lent to operations must stay open
+    /// until then.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.is_inherited() {
             Ok(())
@@ -269,14 +272,14 @@ impl Driver {
         }
     }
 
-    /// Waits for events and appends them; for at most `timeout`, for ever if `None`, not at all if zero. Returns with
-    /// none when the time is over or a [`Waker`] was used.
+    /// Waits for events and appends them to `events`. Waits for at most `timeout`: not at all if it is zero, without a
+    /// limit if it is `None`. Returns without events at the timeout, and when a [`Waker`] was used.
     ///
-    /// Reports everything that is ready, or where that is much, at least 512 events. The next poll reports what this one has
-    /// left, whatever else has become ready since, so that every watch gets its turn.
+    /// Reports everything that is ready, but may stop after 512 events. The next poll then reports the rest first, so
+    /// that every watch gets its turn.
     ///
-    /// Fails with [`io::ErrorKind::Interrupted`] if a signal handler ran; `events` may have grown all the same. A poll
-    /// that fails takes no notice of wakes: they end the next one.
+    /// Fails with [`io::ErrorKind::Interrupted`] if a signal handler ran; `events` may still have grown. A poll that
+    /// fails does not consume wakes: they end the next one.
     pub fn poll(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
         self.check_process()?;
         self.backend

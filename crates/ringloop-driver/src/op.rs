@@ -1,7 +1,7 @@
 //! Operations: what a user submits.
 //!
 //! An operation's buffers and addresses belong to the driver from [`submit`](crate::Driver::submit) to its last
-//! completion, and then go back through [`take`](crate::Driver::take). `parked.rs` keeps them meanwhile.
+//! completion, and then go back through [`take`](crate::Driver::take). In between they are in `parked.rs`.
 
 use std::ffi::CString;
 use std::fmt;
@@ -13,23 +13,24 @@ use crate::address::SocketAddress;
 use crate::shared_fd::SharedFd;
 use crate::sys;
 
-/// Something for the kernel to do. Its [`Event`](crate::Event) carries the result.
+/// An operation. Its [`Event`](crate::Event) carries the result.
 ///
-/// Buffers to be filled are appended to: into the vector's spare capacity, and its length grows by the result.
+/// Received data is appended to a buffer: it is written to the vector's spare capacity, and the length grows by the
+/// result.
 ///
-/// Flags of sockets are passed on to the kernel, but for `MSG_ZEROCOPY`, which is refused: that is what
-/// [`SendZeroCopy`](Op::SendZeroCopy) is for. With `MSG_DONTWAIT` an operation that would wait is `EAGAIN`. With `MSG_TRUNC`
-/// the result of receiving counts all that came, also what there was no room for; the buffer grows by no more than its room,
-/// and a TCP socket, which throws the bytes away, leaves zeroes in it.
+/// Socket flags are passed to the kernel, except for `MSG_ZEROCOPY`, which is refused in favour of
+/// [`SendZeroCopy`](Op::SendZeroCopy). With `MSG_DONTWAIT` an operation that would wait fails with `EAGAIN`. With
+/// `MSG_TRUNC` the result of a receive counts all bytes that came, even those that did not fit. The buffer grows by at
+/// most its spare capacity. A TCP socket discards the bytes and leaves zeroes in the buffer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Op {
-    /// Accepts one connection, or each one as it comes until an error or a cancel. The result is the connection's
-    /// descriptor, which does not block and is closed on exec; it is the user's.
+    /// Accepts one connection, or each one that comes, until an error or a cancel. The result is the connection's
+    /// descriptor, non-blocking and close-on-exec. The user owns it.
     Accept {
         /// The listening socket.
         fd: SharedFd,
-        /// Whether to go on after the first connection; all events but the last then have
+        /// Whether to continue after the first connection. All events but the last then have
         /// [`is_more`](crate::Event::is_more).
         multishot: bool,
     },
@@ -40,7 +41,7 @@ pub enum Op {
         /// The peer.
         addr: SocketAddress,
     },
-    /// Receives from a socket into spare capacity. The result counts bytes; 0 is the end of a stream.
+    /// Receives from a socket into spare capacity. The result is the number of bytes, 0 at the end of a stream.
     Recv {
         /// The socket.
         fd: SharedFd,
@@ -49,8 +50,8 @@ pub enum Op {
         /// `MSG_*` as for recv(2).
         flags: i32,
     },
-    /// Sends `buffer[start..]` on a socket. The result counts bytes, which may be fewer: submit the rest with a
-    /// larger `start`. A peer that is gone is `EPIPE`, without a signal.
+    /// Sends `buffer[start..]` on a socket. The result is the number of bytes sent, which may be fewer: submit the rest
+    /// with a larger `start`. If the peer is gone, the error is `EPIPE`, without a signal.
     Send {
         /// The socket.
         fd: SharedFd,
@@ -61,33 +62,33 @@ pub enum Op {
         /// `MSG_*` as for send(2).
         flags: i32,
     },
-    /// Sends on a socket from where the bytes lie, without a copy of them in the kernel, where it can do that.
+    /// Sends on a socket directly from the user's memory, without a copy in the kernel, where the kernel supports that.
     ///
-    /// There are two events. The first, which [is not the last](crate::Event::is_more), counts bytes, as for
-    /// [`Send`](Op::Send). The last comes when the kernel has let go of the bytes, for TCP when the peer has acknowledged
-    /// them; its result is [`SENT_WITHOUT_COPY`] or [`SENT_BY_COPY`]. An error is the only event.
+    /// There are two events. The first, which is [not the last](crate::Event::is_more), has the number of bytes, as for
+    /// [`Send`](Op::Send). The last comes when the kernel has released the bytes, for TCP when the peer has
+    /// acknowledged them. Its result is [`SENT_WITHOUT_COPY`] or [`SENT_BY_COPY`]. An error is the only event.
     ///
-    /// Copies are made under epoll, by kernels before Linux 6.2, for sockets that know nothing else (Unix sockets), where
-    /// `RLIMIT_MEMLOCK` allows no more memory to be held, and where data is delivered on the same machine.
+    /// The data is copied on epoll, by kernels before Linux 6.2, for sockets that do not support it (Unix sockets),
+    /// when `RLIMIT_MEMLOCK` is exhausted, and when it is delivered on the same machine.
     SendZeroCopy {
         /// The socket.
         fd: SharedFd,
-        /// What to send. It must not change: the kernel may read it again to send it again.
+        /// What to send. It must not change, because the kernel may read it again to retransmit it.
         bytes: Bytes,
         /// `MSG_*` as for send(2).
         flags: i32,
     },
-    /// Receives a datagram, or bytes with descriptors. The result counts bytes.
+    /// Receives a datagram, or bytes with descriptors. The result is the number of bytes.
     RecvMsg {
         /// The socket.
         fd: SharedFd,
-        /// Where all of it goes.
+        /// Where the message is stored.
         message: Message,
         /// `MSG_*` as for recvmsg(2).
         flags: i32,
     },
-    /// Sends a datagram, or bytes with descriptors. The result counts bytes. A peer that is gone is `EPIPE`,
-    /// without a signal.
+    /// Sends a datagram, or bytes with descriptors. The result is the number of bytes. If the peer is gone, the error
+    /// is `EPIPE`, without a signal.
     SendMsg {
         /// The socket.
         fd: SharedFd,
@@ -96,19 +97,20 @@ pub enum Op {
         /// `MSG_*` as for sendmsg(2).
         flags: i32,
     },
-    /// Reads from a file, a pipe or a device into spare capacity. The result counts bytes; 0 is the end.
+    /// Reads from a file, a pipe or a device into spare capacity. The result is the number of bytes, 0 at the end.
     Read {
         /// The file.
         fd: SharedFd,
         /// Where the bytes are appended. Must have spare capacity.
         buffer: Vec<u8>,
-        /// Where in the file, in bytes, up to `i64::MAX`; `ESPIPE` for what has no such places (pipes, sockets, terminals).
+        /// The offset in the file, in bytes, up to `i64::MAX`. Fails with `ESPIPE` if the file has no offsets (pipes,
+        /// sockets, terminals).
         ///
-        /// `None` is for those, and for the position that the kernel keeps. Do not go by that of a
-        /// [file with a position](SharedFd::has_position): `io_uring` leaves it where it was if a transfer is cut short.
+        /// `None` is for those files, and for the position that the kernel keeps. Do not rely on the latter for a [file
+        /// with a position](SharedFd::has_position): `io_uring` does not update it if a transfer is cut short.
         offset: Option<u64>,
     },
-    /// Writes `buffer[start..]` to a file, a pipe or a device. The result counts bytes, which may be fewer.
+    /// Writes `buffer[start..]` to a file, a pipe or a device. The result is the number of bytes, which may be fewer.
     Write {
         /// The file.
         fd: SharedFd,
@@ -116,35 +118,35 @@ pub enum Op {
         buffer: Vec<u8>,
         /// Where in the buffer to begin, in bytes.
         start: usize,
-        /// Where in the file, as for [`Read`](Op::Read).
+        /// The offset in the file, as for [`Read`](Op::Read).
         offset: Option<u64>,
     },
     /// Flushes a file to storage. The result is 0.
     Fsync {
         /// The file.
         fd: SharedFd,
-        /// Whether metadata that reading does not need may stay behind (fdatasync(2)).
+        /// Whether to skip metadata that is not needed for reading (fdatasync(2)).
         data_only: bool,
     },
-    /// Opens a file. The result is its descriptor, which is the user's.
+    /// Opens a file. The result is its descriptor. The user owns it.
     ///
-    /// Does not wait for the other end of a FIFO: as with `O_NONBLOCK`, reading begins at once, and writing is `ENXIO` without a
-    /// reader (fifo(7)).
+    /// Does not wait for the other end of a FIFO. As with `O_NONBLOCK`, opening for reading succeeds at once, and
+    /// opening for writing fails with `ENXIO` if there is no reader (fifo(7)).
     OpenAt {
         /// Where relative paths begin: a directory; `None` is the working directory.
         directory: Option<SharedFd>,
         /// The path.
         path: CString,
-        /// `O_*` as for openat(2); `O_CLOEXEC` is added.
+        /// `O_*` as for openat(2). `O_CLOEXEC` is added.
         flags: i32,
         /// Permissions of a file that is created.
         mode: u32,
     },
-    /// Asks for a file's metadata. The result is 0.
+    /// Gets a file's metadata. The result is 0.
     Statx {
         /// Where relative paths begin: a directory; `None` is the working directory.
         directory: Option<SharedFd>,
-        /// The path; empty with `AT_EMPTY_PATH` for `directory` itself, which may then be any file.
+        /// The path. If it is empty, and with `AT_EMPTY_PATH`, it is `directory` itself, which may then be any file.
         path: CString,
         /// `AT_*` as for statx(2).
         flags: i32,
@@ -160,15 +162,15 @@ pub enum Op {
         /// `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
         how: i32,
     },
-    /// Closes a descriptor, and waits for what that takes. The result is 0. It is closed in any case: also if the operation
-    /// fails, is cancelled or discarded, or the driver is dropped.
+    /// Closes a descriptor, and waits as long as that takes. The result is 0. The descriptor is closed even if the
+    /// operation fails, is cancelled or discarded, or if the driver is dropped.
     Close {
-        /// The descriptor; `None` in an operation that is given back.
+        /// The descriptor. `None` in a finished operation.
         fd: Option<OwnedFd>,
     },
 }
 
-/// The file that an operation works on, as a reference of the kind that the operation is given by.
+/// The file that an operation works on: a reference, mutable if the one to the operation is.
 macro_rules! file_of {
     ($op:expr) => {
         match $op {
@@ -189,8 +191,8 @@ macro_rules! file_of {
 }
 
 impl Op {
-    /// The descriptor that the operation works on: what [`cancel_fd`](crate::Driver::cancel_fd) goes by.
-    /// `None` where it works on a path.
+    /// The descriptor that the operation works on, by which [`cancel_fd`](crate::Driver::cancel_fd) finds it. `None` if
+    /// it works on a path.
     pub fn fd(&self) -> Option<RawFd> {
         match self {
             Op::Close { fd } => fd.as_ref().map(AsRawFd::as_raw_fd),
@@ -198,7 +200,7 @@ impl Op {
         }
     }
 
-    /// Refuses what could only be a mistake: an empty buffer would make a result of 0 look like the end.
+    /// Refuses mistakes. With an empty buffer, for instance, a result of 0 would look like the end of a stream.
     pub(crate) fn check(&self) -> io::Result<()> {
         let mistake = match self {
             Op::Recv { buffer, .. } | Op::Read { buffer, .. }
@@ -209,7 +211,7 @@ impl Op {
             Op::Send { buffer, start, .. } | Op::Write { buffer, start, .. }
                 if *start > buffer.len() =>
             {
-                "the start lies beyond the end of the buffer"
+                "the start is beyond the end of the buffer"
             }
             Op::Read { offset, .. } | Op::Write { offset, .. }
                 if offset.is_some_and(|offset| i64::try_from(offset).is_err()) =>
@@ -234,13 +236,13 @@ impl Op {
         Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
     }
 
-    /// The file that the operation works on, which is looked up when the kernel takes the request. Directories are looked up
-    /// when their paths are.
+    /// The file that the operation works on. The kernel looks it up when it takes the request. It looks up directories
+    /// later, with their paths.
     pub(crate) fn file_mut(&mut self) -> Option<&mut SharedFd> {
         file_of!(self)
     }
 
-    /// Whether it works on a socket, whose peer waits to hear that it is closed.
+    /// Whether it works on a socket. The peer of a socket has to hear of a close soon.
     pub(crate) fn is_on_socket(&self) -> bool {
         matches!(
             self,
@@ -255,7 +257,7 @@ impl Op {
         )
     }
 
-    /// Gives the room to receive into a content where the kernel may count bytes that it has not stored.
+    /// Zeroes the spare capacity if the kernel may count bytes that it has not stored.
     pub(crate) fn initialise(&mut self) {
         let buffer = match self {
             Op::Recv { buffer, flags, .. } if *flags & libc::MSG_TRUNC != 0 => buffer,
@@ -267,7 +269,7 @@ impl Op {
         buffer.spare_capacity_mut().fill(MaybeUninit::new(0));
     }
 
-    /// Whether it fails with `EAGAIN` rather than wait.
+    /// Whether it fails with `EAGAIN` instead of waiting.
     pub(crate) fn never_waits(&self) -> bool {
         match self {
             Op::Recv { flags, .. }
@@ -279,7 +281,7 @@ impl Op {
         }
     }
 
-    /// Whether it reads or writes at an offset that its file cannot have.
+    /// Whether it has an offset although its file has none.
     pub(crate) fn is_misplaced(&self) -> bool {
         match self {
             Op::Read { fd, offset, .. } | Op::Write { fd, offset, .. } => {
@@ -290,17 +292,17 @@ impl Op {
     }
 }
 
-/// With the first the kernel would read the bytes after the operation's end, when they have been given back. With the second,
-/// which `io_uring` takes from programs of any kind, control messages have the layout of 32-bit programs.
+/// With the first, the kernel would read the bytes after the end of the operation, when the user has them back. With
+/// the second, which `io_uring` accepts from any program, control messages have the layout of 32-bit programs.
 const FLAGS_REFUSED: i32 = libc::MSG_ZEROCOPY | 0x8000_0000_u32 as i32;
 
-/// The last result of an [`Op::SendZeroCopy`] whose bytes were sent from where they lay.
+/// The last result of an [`Op::SendZeroCopy`] whose bytes were sent from the user's memory.
 pub const SENT_WITHOUT_COPY: i32 = 0;
 
 /// The last result of an [`Op::SendZeroCopy`] of which the kernel has copied at least a part.
 pub const SENT_BY_COPY: i32 = 1;
 
-/// Bytes with their owner, whatever it is, at an address that stays.
+/// Bytes, with their owner, at a stable address.
 ///
 /// ```
 /// use ringloop_driver::Bytes;
@@ -311,7 +313,7 @@ pub const SENT_BY_COPY: i32 = 1;
 pub struct Bytes(Box<dyn AsRef<[u8]> + Send>);
 
 impl Bytes {
-    /// The bytes that `owner` gives out, which must be the same each time.
+    /// The bytes of `owner`, which must return the same ones each time.
     pub fn new(owner: impl AsRef<[u8]> + Send + 'static) -> Bytes {
         Bytes(Box::new(owner))
     }
@@ -328,10 +330,10 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// The most descriptors that one message carries: `SCM_MAX_FD` of the kernel.
+/// The maximum number of descriptors in a message, the kernel's `SCM_MAX_FD`.
 pub(crate) const DESCRIPTORS_MAX: usize = 253;
 
-/// A file's metadata as statx(2) gives it.
+/// A file's metadata, as returned by statx(2).
 #[derive(Clone, Copy)]
 pub struct FileStatus(pub libc::statx);
 
@@ -364,11 +366,11 @@ impl fmt::Debug for FileStatus {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Message {
-    /// The bytes: appended to when receiving.
+    /// The bytes. Received ones are appended.
     pub buffer: Vec<u8>,
     /// The sender, or the receiver; `None` on a connected socket.
     pub addr: Option<SocketAddress>,
-    /// Descriptors that travel along (`SCM_RIGHTS`, Unix sockets). Those received are closed on exec.
+    /// Descriptors that are sent along (`SCM_RIGHTS`, Unix sockets). Received ones are close-on-exec.
     pub descriptors: Vec<OwnedFd>,
     /// How many descriptors may be received, up to 253. The kernel closes the rest and sets `MSG_CTRUNC`.
     pub descriptors_max: usize,
@@ -377,7 +379,7 @@ pub struct Message {
 }
 
 impl From<Vec<u8>> for Message {
-    /// A message of these bytes, or with room for some; without an address and descriptors.
+    /// A message with this buffer, without an address and descriptors.
     fn from(buffer: Vec<u8>) -> Message {
         Message {
             buffer,

@@ -1,8 +1,6 @@
-//! Operations that the driver has taken: where the user's part lies while the kernel works on it, and the headers that
-//! only the kernel needs.
+//! Operations in flight: the user's part, and the headers that only the kernel needs.
 //!
-//! All of it stays at one address from [`submit`](crate::Driver::submit) to the operation's last completion, whatever
-//! happens to the user in between.
+//! All of it stays at the same address from [`submit`](crate::Driver::submit) to the operation's last completion.
 
 #![allow(unsafe_code)]
 
@@ -15,16 +13,17 @@ use crate::address::SocketAddress;
 use crate::op::{DESCRIPTORS_MAX, Message, Op};
 use crate::sys;
 
-/// An operation in flight: the user's part and the headers that only the kernel needs, at addresses that stay.
+/// An operation in flight: the user's part, and the headers that only the kernel needs.
 ///
-/// Once prepared it is reached through the raw pointer of its [`Parked`] alone, because the kernel writes to it.
+/// Once the operation is prepared, it is accessed only through the raw pointer in its [`Parked`], because the kernel
+/// writes to it.
 pub(crate) struct Operation {
     pub(crate) op: Op,
-    /// The epoll backend's: whether a connect is under way.
+    /// For the epoll backend: whether a connect was started.
     pub(crate) started: bool,
-    /// The `io_uring` backend's: whether a send without a copy is to be an ordinary one.
+    /// For the `io_uring` backend: whether to use an ordinary send in place of a zero-copy one.
     pub(crate) copies: bool,
-    /// Whether opening may wait after all, for somebody to give up a lease.
+    /// Whether opening may wait after all, for another process to release a lease.
     pub(crate) waits_to_open: bool,
     header: libc::msghdr,
     vector: libc::iovec,
@@ -32,11 +31,11 @@ pub(crate) struct Operation {
     control: Vec<u64>,
 }
 
-// SAFETY: the pointers in `header` and `vector` lead into the operation itself and are set anew each time that it is
-// prepared; nothing else in it is bound to a thread.
+// SAFETY: the pointers in `header` and `vector` point into the operation itself and are set each time it is prepared.
+// Nothing else in it is bound to a thread.
 unsafe impl Send for Operation {}
 
-/// An operation on the heap, which does not move and whose memory nobody in Rust claims to know.
+/// An operation on the heap. It does not move, and no Rust reference to it exists while the kernel may write to it.
 pub(crate) struct Parked(ptr::NonNull<Operation>);
 
 // SAFETY: a Parked owns its Operation, which is Send.
@@ -71,15 +70,15 @@ impl Parked {
         unsafe { self.0.as_mut() }
     }
 
-    /// The user's part, to let go of its file.
+    /// The user's part, to release its file.
     fn op_in_flight(&mut self) -> &mut Op {
         // SAFETY: as above; also while the kernel may write, because it writes to what `op` points to and to its neighbours,
         // but not to `op` itself.
         unsafe { &mut (*self.0.as_ptr()).op }
     }
 
-    /// Closes the socket that the operation works on, unless others have it, too. Only once the kernel has looked it up, and
-    /// if the operation is given back to nobody.
+    /// Releases the socket that the operation works on. Call it only after the kernel has looked the socket up, and
+    /// only if nobody will take the operation.
     pub(crate) fn release_socket(&mut self) {
         let op = self.op_in_flight();
         if op.is_on_socket()
@@ -96,8 +95,8 @@ impl Parked {
         operation.op
     }
 
-    /// Gives the memory up for good, because the kernel may still write to it. It has the file itself, or will never look
-    /// it up.
+    /// Leaks the memory, because the kernel may still write to it. The file is released: the kernel has a reference to
+    /// it, or will never look it up.
     pub(crate) fn leak(mut self) {
         if let Some(fd) = self.op_in_flight().file_mut() {
             fd.release();
@@ -113,7 +112,7 @@ impl Drop for Parked {
     }
 }
 
-/// Room for one control message that carries `count` descriptors, in words, so that it is aligned for a cmsghdr.
+/// The size of a control message with `count` descriptors, in words, so that it is aligned for a cmsghdr.
 fn control_words(count: usize) -> usize {
     // SAFETY: CMSG_SPACE only computes.
     let bytes = unsafe { libc::CMSG_SPACE((count * size_of::<RawFd>()) as libc::c_uint) } as usize;
@@ -121,8 +120,8 @@ fn control_words(count: usize) -> usize {
 }
 
 impl Operation {
-    /// The header for recvmsg or sendmsg; it and what it points to stay valid as long as the operation lives unmoved
-    /// and its message is left alone.
+    /// The header for recvmsg or sendmsg. It and what it points to are valid as long as the operation lives, does not
+    /// move, and its message is not changed.
     pub(crate) fn message_header(&mut self) -> *mut libc::msghdr {
         let (receive, message) = match &mut self.op {
             Op::RecvMsg { message, .. } => (true, message),
@@ -190,7 +189,7 @@ impl Operation {
     /// Receives or sends the message now. Only for `RecvMsg` and `SendMsg`.
     pub(crate) fn transfer_message(&mut self) -> io::Result<usize> {
         let header = self.message_header();
-        // SAFETY: the header has just been made and leads to memory of this operation's.
+        // SAFETY: the header was just made and points to memory of this operation.
         unsafe {
             match &self.op {
                 Op::RecvMsg { fd, flags, .. } => sys::receive_message(
@@ -208,7 +207,7 @@ impl Operation {
         }
     }
 
-    /// Starts to connect now. Only for `Connect`.
+    /// Starts connecting now. Only for `Connect`.
     pub(crate) fn connect(&mut self) -> io::Result<()> {
         let Op::Connect { fd, addr } = &self.op else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -230,8 +229,8 @@ impl Operation {
         flags | libc::O_CLOEXEC | patience
     }
 
-    /// Whether opening failed because it would have to wait, for somebody to give up a lease (fcntl(2)), and is to be tried
-    /// again so that it does.
+    /// Whether opening failed because it would have to wait for another process to release a lease (fcntl(2)). The next
+    /// try then waits.
     pub(crate) fn opens_again(&mut self, result: i32) -> bool {
         let again = matches!(self.op, Op::OpenAt { flags, .. } if flags & libc::O_NONBLOCK == 0)
             && result == -libc::EAGAIN
@@ -240,7 +239,7 @@ impl Operation {
         again
     }
 
-    /// Gives a file that was opened the flags that were asked for.
+    /// Sets the flags of an opened file to those that the user asked for.
     pub(crate) fn finish_opening(&self, result: i32) {
         if let Op::OpenAt { flags, .. } = self.op
             && result >= 0
@@ -250,7 +249,7 @@ impl Operation {
         }
     }
 
-    /// Gives the descriptor that is to be closed away, to be closed by its number. Only for `Close`, once.
+    /// Gives up the descriptor to close, which the kernel closes by its number. Only for `Close`, once.
     pub(crate) fn hand_over(&mut self) -> Option<RawFd> {
         match &mut self.op {
             Op::Close { fd } => fd.take().map(IntoRawFd::into_raw_fd),
@@ -258,7 +257,7 @@ impl Operation {
         }
     }
 
-    /// Does the kernel's part for a script: gives what is received or read a content, and closes what is to be closed.
+    /// Does the kernel's part for a script: received bytes are zeroes, and a descriptor to close is closed.
     pub(crate) fn play(&mut self) {
         match &mut self.op {
             Op::Recv { buffer, .. }
@@ -272,10 +271,10 @@ impl Operation {
         }
     }
 
-    /// Gives the user's part what the kernel has written, after the last completion.
+    /// Updates the user's part with what the kernel has written, after the last completion.
     pub(crate) fn settle(&mut self, result: i32) {
         if let Op::Close { fd } = &mut self.op {
-            // If it was cancelled before anybody closed it.
+            // It is still open if the operation was cancelled early.
             drop(fd.take());
         }
         let Ok(count) = usize::try_from(result) else {
@@ -295,16 +294,16 @@ impl Operation {
     }
 }
 
-/// Counts `count` more bytes of the buffer as filled, or all of it: with `MSG_TRUNC` the count is of what came, which may be
-/// more than there was room for.
+/// Grows the buffer's length by `count`, at most to its capacity. With `MSG_TRUNC` the count may be larger than the
+/// room.
 fn grow(buffer: &mut Vec<u8>, count: usize) {
     let length = buffer.len().saturating_add(count).min(buffer.capacity());
-    // SAFETY: the capacity holds them. The kernel has filled what it counts; but with MSG_TRUNC it may not have, and then
-    // they were zeroed by `Op::initialise`.
+    // SAFETY: the length is within the capacity. The kernel has filled the bytes that it counts, except with MSG_TRUNC,
+    // and then `Op::initialise` has zeroed them.
     unsafe { buffer.set_len(length) };
 }
 
-/// A control message that consists of a descriptor for the sending process, for sockets with `SO_PASSPIDFD` (Linux 6.5).
+/// A control message with a descriptor of the sending process, on sockets with `SO_PASSPIDFD` (Linux 6.5).
 const SCM_PIDFD: i32 = 4;
 
 /// Takes over the descriptors that a received message carries.
@@ -323,7 +322,7 @@ fn receive_descriptors(header: &libc::msghdr, descriptors: &mut Vec<OwnedFd>) {
                 for index in 0..payload / size_of::<RawFd>() {
                     let fd = RawFd::from_ne_bytes(data.add(index).read());
                     let descriptor = (fd >= 0).then(|| OwnedFd::from_raw_fd(fd));
-                    // A process was not asked for: its descriptor is closed.
+                    // The process is not wanted, so its descriptor is closed.
                     descriptors.extend(descriptor.filter(|_| kind == libc::SCM_RIGHTS));
                 }
             }

@@ -1,4 +1,4 @@
-//! Faults by plan: what is asked of the scripted kernel is really done, but late, in part, or not at all.
+//! Planned faults: requests to the scripted kernel are really performed, but late, in part, or not at all.
 
 use std::fmt;
 use std::io;
@@ -9,17 +9,17 @@ use crate::op::{Op, SENT_BY_COPY};
 use crate::parked::{Operation, Parked};
 use crate::sys::{self, Waiting};
 
-/// What becomes of one request under a [plan](crate::Script::plan). The default is that it is done at once.
+/// What happens to a request under a [plan](crate::Script::plan). By default it is performed at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Fault {
-    /// For how many polls it is put off, and each of its further events, its cancel included.
+    /// The number of polls by which it is delayed, and each of its further events, including a cancel.
     pub polls: u32,
-    /// What it fails with, instead of being done (errno(3)); 0 for nothing.
+    /// The errno that it fails with instead of being performed, or 0.
     pub errno: i32,
-    /// How many bytes it reads or writes at the most.
+    /// The maximum number of bytes that it reads or writes.
     pub bytes_max: usize,
-    /// Whether a cancel comes too late, and it is done all the same, if it can be.
+    /// Whether a cancel comes too late, so that the operation is performed if possible.
     pub outruns_cancel: bool,
 }
 
@@ -34,7 +34,7 @@ impl Default for Fault {
     }
 }
 
-/// Decides what becomes of requests: of an operation, or of the readiness of a watch.
+/// Decides what happens to requests: to an operation, or to the readiness of a watch.
 pub(crate) struct Plan(Box<Decide>);
 
 type Decide = dyn FnMut(Option<&Op>) -> Fault + Send;
@@ -55,20 +55,21 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// A request that the kernel has, and what becomes of it.
+/// A request that the kernel has, and what happens to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
     pub(crate) user_data: u64,
     pub(crate) fault: Fault,
-    /// For how many polls its next event is put off.
+    /// The number of polls by which its next event is delayed.
     pub(crate) left: u32,
     pub(crate) is_cancelled: bool,
-    /// A watch's: whether its readiness has been seen, and is put off.
+    /// For a watch: whether it was found ready, and the event is delayed.
     pub(crate) is_ready: bool,
 }
 
 impl Planned {
-    /// Does an operation, as far as the plan lets it. Results that come before the last go to `earlier`; `None` if it waits.
+    /// Performs an operation as far as the plan allows. Results before the last one go to `earlier`. `None` if it
+    /// waits.
     pub(crate) fn perform(
         &self,
         parked: &mut Parked,
@@ -99,7 +100,7 @@ fn whole(parked: &mut Parked, multishot: bool, earlier: &mut Vec<i32>) -> Option
     }
 }
 
-/// Moves no more than so many bytes; `None` if the operation moves none, or may move any number.
+/// Transfers at most this many bytes. `None` if the operation transfers none, or any number.
 fn in_part(
     operation: &mut Operation,
     bytes_max: usize,

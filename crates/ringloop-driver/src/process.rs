@@ -1,4 +1,4 @@
-//! Which process, thread and kernel this is.
+//! The identity of the process and of its threads, and the version of the kernel.
 
 #![allow(unsafe_code)]
 
@@ -13,24 +13,24 @@ extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How many forks lie between this process and the one that first asked. It changes in the child alone.
+/// The number of forks since the first call, which a process inherits from its parent. It changes only in children.
 pub(crate) fn fork_generation() -> u64 {
     static REGISTER: Once = Once::new();
     REGISTER.call_once(|| {
-        // SAFETY: the handler is a function of this program's that only increments an atomic, which is allowed in
-        // the child of a process with several threads.
+        // SAFETY: the handler only increments an atomic, which is allowed in the child of a process with several
+        // threads.
         unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
     });
     forks()
 }
 
-/// The same, where [`fork_generation`] was called before.
+/// The same, if [`fork_generation`] was called before.
 #[inline]
 pub(crate) fn forks() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// A number that no other thread of this process has or will have, from 1; without a system call.
+/// A number from 1 that is unique to the calling thread and never reused. Makes no system call.
 #[inline]
 pub(crate) fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -1,10 +1,10 @@
 //! Watches that any thread may make, and that keep no file open.
 //!
-//! A poll request of `io_uring` holds its file: a socket that is closed while a ring watches it stays connected, and its
-//! peer hears nothing, until the request is cancelled. An epoll set forgets a file when its last descriptor is closed.
-//! So whatever may be closed without the driver's knowledge is watched here: by the set of the epoll backend, or by a set
-//! that the ring watches in its turn. Besides, `epoll_ctl(2)` takes effect at once, in any thread, also while another
-//! one waits.
+//! A poll request of `io_uring` holds its file. A socket that is closed while a ring watches it stays connected until
+//! the request is cancelled. An epoll set, however, drops a file when its last descriptor is closed. So a descriptor
+//! that may be closed without the driver's knowledge is watched here: by the epoll backend's own set, or by an epoll
+//! set that the ring watches. Also, `epoll_ctl(2)` takes effect at once, in any thread, even while another thread
+//! waits.
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -17,15 +17,16 @@ use crate::process;
 use crate::sys;
 use crate::token::Token;
 
-/// In the lower half of what the kernel gives back: this is a registration. Descriptors have no such bit.
+/// In the lower half of the event data: marks a registration. Descriptors never have this bit.
 const MARK: u32 = 1 << 31;
-/// In the upper half: the registration reports at each poll while ready.
+/// In the upper half of the event data: the registration is level-triggered.
 const LEVEL: u32 = 1 << 31;
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 
-/// Names a watch of a [`Registry`]: a descriptor, and which of the registrations of that number it is.
+/// Names a watch of a [`Registry`]: its descriptor, and a number that tells it from other registrations of that
+/// descriptor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
 pub struct Registration {
     fd: RawFd,
@@ -38,7 +39,7 @@ impl Registration {
         self.fd
     }
 
-    /// What the kernel is told, and gives back with each event.
+    /// The event data.
     fn data(self, mode: Mode) -> u64 {
         let level = if mode == Mode::Level { LEVEL } else { 0 };
         u64::from(self.number | level) << 32 | u64::from(self.fd as u32 | MARK)
@@ -46,7 +47,8 @@ impl Registration {
 }
 
 impl Event {
-    /// Whose event it is, if it is that of a [`Registry`]'s watch; its [`token`](Event::token) names nothing then.
+    /// The registration, if this is the event of a [`Registry`]'s watch. Its [`token`](Event::token) then has no
+    /// meaning.
     pub const fn registration(&self) -> Option<Registration> {
         if !self.is_registered() {
             return None;
@@ -58,12 +60,11 @@ impl Event {
     }
 }
 
-/// The event of what an epoll set has reported, and whether that will be reported again at the next look if nothing is
-/// done about it. `None` for what is no registration.
+/// The event for what an epoll set has reported, and whether it is level-triggered. `None` if it is not a registration.
 pub(crate) fn event_of(reported: libc::epoll_event) -> Option<(Event, bool)> {
     let libc::epoll_event { events, u64: data } = reported;
     let (upper, lower) = ((data >> 32) as u32, data as u32);
-    // The epoll backend's waker has all bits set.
+    // The event data of the epoll backend's waker has all bits set.
     if lower & MARK == 0 || data == u64::MAX {
         return None;
     }
@@ -72,16 +73,16 @@ pub(crate) fn event_of(reported: libc::epoll_event) -> Option<(Event, bool)> {
     Some((event, upper & LEVEL != 0))
 }
 
-/// Watches that any thread may make, change and drop, also while the driver waits in another; from
+/// Watches that any thread may make, change and drop, even while the driver waits in another thread. See
 /// [`Driver::registry`](crate::Driver::registry).
 ///
 /// Unlike [`Driver::watch`](crate::Driver::watch), a registration doesn't keep its file open. When the file's last
-/// descriptor is closed, the registration is gone, and nothing more is heard of it. When it is not the last one, because
-/// the file was duplicated or a child has it, the registration stays, and may still report: so an event may be that of a
-/// descriptor whose number means another file by now. Whoever gets it compares the [`Registration`].
+/// descriptor is closed, the registration is gone and reports nothing more. If the file has other descriptors, because
+/// it was duplicated or inherited, the registration stays and may still report. So an event may belong to a descriptor
+/// whose number now means another file. Compare the [`Registration`] to detect this.
 ///
-/// The registry keeps no table: a descriptor has one registration at a time, the one that was made last, and only that
-/// may be changed or dropped. Clones refer to the same set.
+/// The registry keeps no table. A descriptor has one registration at a time, the latest one, and only that may be
+/// changed or dropped. Clones share one epoll set.
 #[derive(Clone, Debug)]
 pub struct Registry {
     shared: Arc<Shared>,
@@ -118,10 +119,9 @@ impl Registry {
         self.shared.system_calls.load(Relaxed)
     }
 
-    /// Reports when `fd` is ready. A registration that its file has already under this number is replaced: it reports
-    /// nothing more.
+    /// Reports when `fd` is ready. An earlier registration of the same descriptor is replaced and reports nothing more.
     ///
-    /// Fails with `EBADF` if `fd` is not open, and with `EPERM` if it can't be waited for (a regular file, a directory).
+    /// Fails with `EBADF` if `fd` is not open, and with `EPERM` if it has no readiness (a regular file, a directory).
     pub fn add(&self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Registration> {
         if fd < 0 {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
@@ -139,11 +139,11 @@ impl Registry {
         Ok(registration)
     }
 
-    /// Changes what a registration waits for, and arms it again if it has fired as a [`Mode::OneShot`]. What is ready
-    /// already is reported.
+    /// Changes what a registration waits for. Arms it again if it is a [`Mode::OneShot`] that has fired. A descriptor
+    /// that is ready already is reported.
     ///
-    /// Fails with `ENOENT` or `EBADF` if the file was closed, so that the registration is gone: `ENOENT` where the number
-    /// means another file by now.
+    /// Fails if the file was closed and the registration is gone: with `ENOENT` if the number means another file now,
+    /// otherwise with `EBADF`.
     pub fn change(
         &self,
         registration: Registration,
@@ -153,9 +153,9 @@ impl Registry {
         self.control(libc::EPOLL_CTL_MOD, registration, interest, mode)
     }
 
-    /// Drops a registration. One that is gone with its file is no error. An event that was on its way may still come.
+    /// Drops a registration. It is not an error if it is gone already. An event that is under way may still come.
     pub fn remove(&self, registration: Registration) {
-        // Neither a file that was closed nor a process that inherited the set leaves anything to be done.
+        // It fails if the file was closed, or in a child process. In both cases there is nothing to do.
         let _ = self.control(
             libc::EPOLL_CTL_DEL,
             registration,

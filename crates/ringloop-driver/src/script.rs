@@ -1,4 +1,4 @@
-//! What a scripted kernel does, as a test writes it.
+//! Scripts: what a scripted kernel does in a test.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -9,34 +9,34 @@ use crate::event::Readiness;
 use crate::op::Op;
 use crate::plan::{Fault, Plan};
 
-/// Something that the scripted kernel does.
+/// A step of the scripted kernel.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Step {
     /// A watched descriptor is ready.
     Ready(RawFd, Readiness),
-    /// The oldest operation on a descriptor comes to this result; a negative one is `-errno`. A multishot operation
-    /// goes on unless the result is negative. What is received or read is zeroes.
+    /// The oldest operation on a descriptor gets this result, `-errno` if negative. A multishot operation continues
+    /// unless the result is negative. Received data is zeroes.
     Complete(RawFd, i32),
-    /// The same for the oldest operation on a path: opening a file, or asking for its metadata, which is all zeroes.
+    /// The same for the oldest operation on a path: opening a file, or getting its metadata, which is all zeroes.
     CompletePath(i32),
-    /// A completion comes for the latest arming that a descriptor's watch or operation no longer has.
+    /// A late completion comes for the latest outdated arming of a descriptor's watch or operation.
     Late(RawFd),
-    /// The completion queue overflows: every multishot request in the kernel ends, and is to be queued anew.
+    /// The completion queue overflows: every multishot request in the kernel ends and has to be queued again.
     Overflow,
     /// The kernel takes at most this many of the queued requests in this turn.
     Accept(usize),
-    /// Somebody uses the waker while the poll waits.
+    /// The waker is used while the poll waits.
     Wake,
-    /// A signal ends the wait, after what else happens in this turn.
+    /// A signal ends the wait, after the other steps of this turn.
     Interrupt,
     /// The poll fails with this errno.
     Fail(i32),
 }
 
-/// What the scripted kernel does, poll by poll, and what it was asked for.
+/// What the scripted kernel does, poll by poll, and a record of how it was polled.
 ///
-/// Clones share one script, so that a test keeps one while the driver has another.
+/// Clones share one script: the test keeps one, the driver has another.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
     shared: Arc<Mutex<Shared>>,
@@ -62,7 +62,7 @@ impl Script {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a turn: what happens during the next poll that has none yet.
+    /// Adds a turn: the steps of the next poll that has none yet.
     pub fn turn(&self, steps: impl IntoIterator<Item = Step>) -> &Script {
         self.lock().turns.push_back(steps.into_iter().collect());
         self
@@ -80,15 +80,15 @@ impl Script {
         self
     }
 
-    /// Makes the driver that is made next with this script do what it is asked for, with the faults that `decide` chooses: for
-    /// each operation when the kernel hears of it, and with `None` for each readiness of a watch. Steps are played besides.
-    /// Polls wait for a moment only.
+    /// Makes the next driver with this script really perform its requests, with faults that `decide` chooses. It is
+    /// called for each operation that the kernel takes, and with `None` whenever a watch is ready. Steps are played,
+    /// too. Polls wait for a moment only.
     pub fn plan(&self, decide: impl FnMut(Option<&Op>) -> Fault + Send + 'static) -> &Script {
         self.lock().plan = Some(Plan::new(decide));
         self
     }
 
-    /// For how long each poll so far would have waited: its timeout, or zero if it had something to report at once.
+    /// How long each poll so far would have waited: its timeout, or zero if it had something to report at once.
     pub fn timeouts(&self) -> Vec<Option<Duration>> {
         self.lock().timeouts.clone()
     }

@@ -1,11 +1,11 @@
-//! A backend that does what a test says, faults included: the kernel is a [`Script`].
+//! A backend for tests. Its kernel plays a [`Script`], including faults.
 //!
-//! The bookkeeping is the real one: armings, tokens and resources go through the same table as on the other backends,
-//! so that a test can say "a completion of an earlier arming comes late" and see what a user of the driver sees. Time
-//! does not pass: a poll takes one turn of the script and notes for how long it would have waited.
+//! Armings, tokens and resources use the same table as on the other backends. So a test can make a completion of an
+//! earlier arming come late, for instance, and observe what a user of the driver sees. Time does not pass: a poll plays
+//! one turn of the script and records how long it would have waited.
 //!
-//! Under a [plan](Script::plan) the descriptors are the kernel's, and what is asked for is done by it: what the plan decides
-//! is when, how much of it, and whether.
+//! Under a [plan](Script::plan) the descriptors are real and the requests are really performed. The plan decides when,
+//! how much of them, and whether.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,10 +23,10 @@ use crate::table::{Course, Owner, Phase, Table, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 
-/// How long a poll sleeps under a plan when nothing happens: the kernel is asked again and again.
+/// How long a poll sleeps under a plan before it polls the kernel again.
 const NAP: Duration = Duration::from_micros(20);
 
-/// A request on its way to the kernel or in it.
+/// A request, queued or in the kernel.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     fd: Option<RawFd>,
@@ -39,18 +39,18 @@ pub(crate) struct Scripted {
     waker: Waker,
     queued: VecDeque<Request>,
     accepted: Vec<Request>,
-    /// Armings that are over for us, though the kernel may not know yet; the latest last.
+    /// Armings that are over for the driver, though the kernel may not know yet. The latest is last.
     removed: Vec<Request>,
     /// Level watches that have fired.
     rearm: Vec<Token>,
-    /// What happened to requests that the kernel does not have yet.
+    /// Steps for requests that the kernel does not have yet.
     early: Vec<Step>,
     /// Operations that were cancelled.
     cancelled: Vec<Token>,
-    /// Those of them that were discarded, whose sockets are let go of when the kernel has heard of all.
+    /// Discarded operations. Their sockets are released when the kernel has taken all requests.
     discarded: Vec<Token>,
     plan: Option<Plan>,
-    /// What becomes of the requests that were accepted, under a plan.
+    /// Under a plan: what happens to the accepted requests.
     planned: Vec<Planned>,
 }
 
@@ -123,7 +123,7 @@ impl Scripted {
         self.queued.push_back(Request { fd, user_data });
     }
 
-    /// Takes a request away from the kernel; it may still speak of it.
+    /// Removes a request from the kernel, which may still report it late.
     fn disarm(&mut self, user_data: u64) {
         let is_meant = |request: &Request| request.user_data == user_data;
         self.removed
@@ -186,8 +186,8 @@ impl Scripted {
         Ok(())
     }
 
-    /// Lets go of the sockets of discarded operations, if the kernel has everything. Under a plan those operations may still
-    /// be done, on what the kernel would hold.
+    /// Releases the sockets of discarded operations once the kernel has taken all requests. Under a plan those
+    /// operations may still be performed, on files that a real kernel would hold.
     fn release_discarded(&mut self) {
         if self.queued.is_empty() && self.plan.is_none() {
             for token in std::mem::take(&mut self.discarded) {
@@ -287,7 +287,7 @@ impl Scripted {
         outcome
     }
 
-    /// Whether the kernel has heard of a request, and is not done with it.
+    /// Whether the kernel has a request.
     fn is_accepted(&self, user_data: u64) -> bool {
         let mut accepted = self.accepted.iter();
         accepted.any(|request| request.user_data == user_data)
@@ -299,7 +299,7 @@ impl Scripted {
         };
         let user_data = self.table.user_data(token);
         if !self.is_accepted(user_data) {
-            // The kernel finds it ready once it hears of it.
+            // The kernel will find it ready when it takes the request.
             if watch.armed {
                 self.early.push(Step::Ready(fd, readiness));
             }
@@ -375,7 +375,7 @@ impl Scripted {
         let request = self.removed.remove(index);
         match self.table.by_user_data(request.user_data) {
             None => self.table.counters.stale_events += 1,
-            // Only a bug in the table leads here, and the user is shown it.
+            // Only a bug in the table leads here. Report the event, so that the test fails.
             Some((token, Owner::Watch(_))) => {
                 self.table
                     .report_readiness(token, Readiness::READABLE, events);
@@ -410,7 +410,7 @@ impl Scripted {
         }
     }
 
-    /// Decides what becomes of the requests that have just been accepted.
+    /// Decides what happens to the requests that were just accepted.
     fn draw_up(&mut self) {
         let Some(plan) = &mut self.plan else {
             return;
@@ -437,7 +437,7 @@ impl Scripted {
         }
     }
 
-    /// Does what is due of the plan.
+    /// Performs what is due under the plan.
     fn carry_out(&mut self, events: &mut Vec<Event>) {
         for mut planned in std::mem::take(&mut self.planned) {
             if !self.is_accepted(planned.user_data) {
@@ -456,7 +456,7 @@ impl Scripted {
         }
     }
 
-    /// Reports that a descriptor is ready, at each poll that finds it so.
+    /// Reports a descriptor at each poll that finds it ready.
     fn carry_out_watch(
         &mut self,
         planned: &mut Planned,
@@ -483,7 +483,7 @@ impl Scripted {
         true
     }
 
-    /// Does an operation whose time has come. Returns whether there is more to come of it.
+    /// Performs an operation that is due. Returns whether it has more events.
     fn carry_out_operation(
         &mut self,
         planned: &mut Planned,
@@ -529,7 +529,7 @@ impl Scripted {
         }
     }
 
-    /// There are no kernel objects to let go of.
+    /// There are no kernel objects to abandon.
     pub(crate) fn abandon(&mut self) {
         self.accepted.clear();
     }

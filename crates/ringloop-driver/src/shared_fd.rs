@@ -1,4 +1,4 @@
-//! What operations work on: descriptors that stay open meanwhile.
+//! Descriptors that stay open while operations work on them.
 
 #![allow(unsafe_code)]
 
@@ -8,10 +8,10 @@ use std::sync::{Arc, OnceLock};
 
 use crate::sys::{self, FileKind};
 
-/// A descriptor that is open as long as this or a clone of it lives.
+/// A descriptor that is open as long as this value or a clone of it lives.
 ///
-/// Operations hold one, so that whoever submits them may let go at any time: the number is not given to another file while
-/// the kernel may still look it up.
+/// Operations hold a clone, so the submitter may drop its own at any time. The number is not reused for another file
+/// while the kernel may still look it up.
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
@@ -40,10 +40,10 @@ struct Owned {
     nature: OnceLock<Nature>,
 }
 
-/// What is to be known of a file before it is read or written. It does not change.
+/// The properties of a file that matter for reading and writing. They do not change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nature {
-    /// It is never waited for: a regular file, a directory, a block device.
+    /// It has no readiness: a regular file, a directory, a block device.
     pub(crate) is_storage: bool,
     /// It can be read or written at an offset.
     pub(crate) takes_offsets: bool,
@@ -54,7 +54,7 @@ impl Nature {
         let kind = sys::file_kind(fd);
         Nature {
             is_storage: matches!(kind, Ok(FileKind::Storage)),
-            // What is wrong with a bad descriptor is for the operation to find out.
+            // An operation on a bad descriptor will report the error itself.
             takes_offsets: !matches!(kind, Ok(FileKind::Stream)) && sys::is_seekable(fd),
         }
     }
@@ -69,17 +69,17 @@ impl SharedFd {
         })))
     }
 
-    /// A descriptor that is somebody else's, who must keep it open.
+    /// A borrowed descriptor. Its owner must keep it open.
     ///
     /// # Safety
-    /// Nobody may close it before each operation that is submitted with this or a clone of it has had its last event, or was
-    /// [discarded](crate::Driver::discard) and a [`flush`](crate::Driver::flush) after that has succeeded: the kernel would
-    /// read, write or accept from another file that has got the same number.
+    /// The descriptor must stay open until each operation with this value or a clone has had its last event, or was
+    /// [discarded](crate::Driver::discard) and a later [`flush`](crate::Driver::flush) has succeeded. Otherwise the
+    /// kernel could read, write or accept from another file with the same number.
     pub unsafe fn borrow_raw(descriptor: RawFd) -> SharedFd {
         SharedFd(Repr::Borrowed(descriptor))
     }
 
-    /// The descriptor, if this is the last that has it; otherwise this again.
+    /// The descriptor, if this is its last reference. Otherwise returns this value again.
     pub fn try_unwrap(self) -> Result<OwnedFd, SharedFd> {
         match self.0 {
             Repr::Owned(owned) => Arc::try_unwrap(owned)
@@ -89,8 +89,9 @@ impl SharedFd {
         }
     }
 
-    /// Whether it has places to read and to write, and a position among them: a regular file or a block device. Pipes, sockets
-    /// and terminals have none, and an operation with an offset fails with `ESPIPE` there. Asks the kernel the first time.
+    /// Whether it can be read and written at an offset and has a position: a regular file or a block device. Pipes,
+    /// sockets and terminals have no offsets: an operation with one fails with `ESPIPE`. The first call asks the
+    /// kernel.
     pub fn has_position(&self) -> bool {
         let nature = self.nature();
         nature.is_storage && nature.takes_offsets
@@ -105,7 +106,7 @@ impl SharedFd {
         }
     }
 
-    /// Lets go of the descriptor. From now on this is none.
+    /// Releases the descriptor. This value then has none.
     pub(crate) fn release(&mut self) {
         self.0 = Repr::Borrowed(-1);
     }
@@ -124,7 +125,7 @@ impl AsFd for SharedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
             Repr::Owned(owned) => owned.descriptor.as_fd(),
-            // SAFETY: it is open: whoever called `borrow_raw` keeps it so. Those that were released stay in the driver.
+            // SAFETY: it is open, as the caller of `borrow_raw` promised. Released values never leave the driver.
             Repr::Borrowed(descriptor) => unsafe { BorrowedFd::borrow_raw(*descriptor) },
         }
     }

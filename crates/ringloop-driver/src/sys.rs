@@ -1,4 +1,4 @@
-//! System calls, each as a safe function where it can be one.
+//! System calls, as safe functions where possible.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
-/// Turns the C convention into Rust's.
+/// Converts the result of a system call.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -25,18 +25,18 @@ fn check_size(result: libc::ssize_t) -> io::Result<usize> {
 
 // ---- descriptors
 
-/// What kind of file a descriptor refers to, as far as waiting for it goes.
+/// The kind of a file, as far as readiness is concerned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum FileKind {
-    /// A socket, a pipe, or an anonymous file such as an eventfd or a timerfd: can be waited for.
+    /// A socket, a pipe, or an anonymous file such as an eventfd or a timerfd. It has readiness.
     Stream,
-    /// A character device: some can be waited for.
+    /// A character device. Some have readiness.
     Character,
-    /// A regular file, a directory or a block device: always "ready", never waited for.
+    /// A regular file, a directory or a block device. It has no readiness.
     Storage,
 }
 
-/// The kind of an open descriptor. Fails with `EBADF` if it is none.
+/// The kind of an open descriptor's file. Fails with `EBADF` if it is not open.
 pub(crate) fn file_kind(fd: RawFd) -> io::Result<FileKind> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the pointer is to memory of a stat's size and alignment.
@@ -50,14 +50,14 @@ pub(crate) fn file_kind(fd: RawFd) -> io::Result<FileKind> {
     })
 }
 
-/// Whether a descriptor has places to read and write; one that is not open is said to have.
+/// Whether a file can be read and written at an offset. True for a descriptor that is not open.
 pub(crate) fn is_seekable(fd: RawFd) -> bool {
-    // SAFETY: no pointers are involved, and the position stays.
+    // SAFETY: no pointers are involved, and the position does not change.
     let position = check_size(unsafe { libc::lseek64(fd, 0, libc::SEEK_CUR) as libc::ssize_t });
     !matches!(position, Err(error) if error.raw_os_error() == Some(libc::ESPIPE))
 }
 
-/// Whether the number is an open descriptor: `EBADF` if not.
+/// Fails with `EBADF` if the number is not an open descriptor.
 pub(crate) fn check_open(fd: RawFd) -> io::Result<()> {
     // SAFETY: F_GETFD takes no argument and changes nothing.
     check(unsafe { libc::fcntl(fd, libc::F_GETFD) }).map(drop)
@@ -83,14 +83,14 @@ pub(crate) fn set_nonblocking(fd: RawFd, nonblocking: bool) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
 }
 
-/// Sets those flags of an open file that can be changed, such as `O_NONBLOCK`, to what they are in `flags`.
+/// Sets the flags of an open file that can be changed, such as `O_NONBLOCK`, to their values in `flags`.
 pub(crate) fn set_status_flags(fd: RawFd, flags: libc::c_int) {
-    // SAFETY: F_SETFL takes an int. It cannot fail: the file has been opened with all of these flags that it has now.
+    // SAFETY: F_SETFL takes an int. It cannot fail, because the file was opened with these flags.
     unsafe { libc::fcntl(fd, libc::F_SETFL, flags) };
 }
 
-/// Closes a descriptor that an event carried to nobody. An error says that it is closed all the same (close(2)), so there is
-/// nothing to do about it.
+/// Closes a descriptor that an event carries, but nobody will take. Errors are ignored: the descriptor is closed even
+/// then (close(2)).
 pub(crate) fn close_orphan(fd: RawFd) {
     // SAFETY: the caller holds the only copy of a descriptor that the kernel has just made.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -98,11 +98,11 @@ pub(crate) fn close_orphan(fd: RawFd) {
 
 /// close(2), with its error.
 pub(crate) fn close(descriptor: OwnedFd) -> io::Result<()> {
-    // SAFETY: nobody else owns it, and from here on nobody does.
+    // SAFETY: the caller has given up the only owner.
     check(unsafe { libc::close(descriptor.into_raw_fd()) }).map(drop)
 }
 
-/// Asks poll(2), without waiting, which of `events` a descriptor is ready for.
+/// Which of `events` a descriptor is ready for. Calls poll(2) without waiting.
 pub(crate) fn poll_now(fd: RawFd, events: libc::c_short) -> io::Result<libc::c_short> {
     let mut entry = libc::pollfd {
         fd,
@@ -123,7 +123,7 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Adds one to an eventfd. A full counter is emptied first: what counts is that a waiter sees a change.
+/// Adds one to an eventfd. A full counter is emptied first, so that waiters see a change.
 pub(crate) fn eventfd_signal(fd: &OwnedFd) {
     let one = 1_u64;
     loop {
@@ -139,7 +139,7 @@ pub(crate) fn eventfd_signal(fd: &OwnedFd) {
                 // SAFETY: the pointer is to eight bytes of ours.
                 unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
             }
-            // An eventfd that is open fails in no other way (eventfd(2)).
+            // An open eventfd has no other errors (eventfd(2)).
             _ => return,
         }
     }
@@ -164,12 +164,12 @@ pub(crate) fn epoll_control(
     check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), operation, fd, &raw mut event) }).map(drop)
 }
 
-/// Whether epoll can wait for this descriptor: asked of an epoll instance that lives for the question alone.
+/// Fails if epoll cannot wait for this descriptor. Tries it with a temporary epoll instance.
 pub(crate) fn can_be_polled(fd: RawFd) -> io::Result<()> {
     epoll_control(&epoll_create()?, libc::EPOLL_CTL_ADD, fd, 0, 0)
 }
 
-/// A timeout in the kernel's terms; one that it cannot express becomes its longest.
+/// A timeout in the kernel's format. One that is too long becomes the longest possible.
 pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -177,7 +177,8 @@ pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// `epoll_pwait2(2)`, Linux 5.11, to the nanosecond; `None` waits for ever. Returns how many entries of `events` are filled.
+/// `epoll_pwait2(2)`, since Linux 5.11, with a precision of nanoseconds. `None` waits without a limit. Returns how many
+/// entries of `events` are filled.
 pub(crate) fn epoll_wait_precise(
     epoll: &OwnedFd,
     events: &mut [libc::epoll_event],
@@ -185,8 +186,8 @@ pub(crate) fn epoll_wait_precise(
 ) -> io::Result<usize> {
     let timeout = timeout.map(timespec);
     let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the events are ours and as many as we say; the timeout is null or lives until the call is over; the
-    // signal mask is null, which leaves it as it is, whatever its size.
+    // SAFETY: `events` is a valid buffer of that length. The timeout is null or lives until the call returns. A null
+    // signal mask leaves the mask unchanged, and its size is ignored.
     let count = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait2,
@@ -201,7 +202,7 @@ pub(crate) fn epoll_wait_precise(
     check(count as libc::c_int).map(|count| count as usize)
 }
 
-/// `epoll_wait(2)`, for kernels without the other; the timeout is rounded up to whole milliseconds.
+/// `epoll_wait(2)`, for kernels without `epoll_pwait2(2)`. The timeout is rounded up to whole milliseconds.
 pub(crate) fn epoll_wait(
     epoll: &OwnedFd,
     events: &mut [libc::epoll_event],
@@ -224,10 +225,10 @@ pub(crate) fn epoll_wait(
 
 // ---- io_uring
 
-/// Enters a ring with nothing to submit and nothing to wait for: an answer says that `io_uring_enter(2)` is allowed.
+/// Enters a ring without submitting or waiting for anything, to find out whether `io_uring_enter(2)` is allowed.
 pub(crate) fn probe_enter(fd: RawFd) -> io::Result<()> {
     const NOTHING: libc::c_long = 0;
-    // SAFETY: no memory is passed, and nothing is submitted: whatever the ring's queue holds stays there.
+    // SAFETY: no memory is passed, and nothing is submitted.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_enter,
@@ -242,12 +243,12 @@ pub(crate) fn probe_enter(fd: RawFd) -> io::Result<()> {
     check(result as libc::c_int).map(drop)
 }
 
-/// Asks a ring about none of its operations: an answer says that `io_uring_register(2)` is allowed.
+/// Probes none of a ring's operations, to find out whether `io_uring_register(2)` is allowed.
 pub(crate) fn probe_register(fd: RawFd) -> io::Result<()> {
     const REGISTER_PROBE: libc::c_long = 8;
-    // A `struct io_uring_probe` without a list, to be zero.
+    // A `struct io_uring_probe` with an empty list. It must be zero.
     let mut probe = [0_u64; 2];
-    // SAFETY: the kernel reads and writes no more of `probe` than it has, as the list's length of zero says.
+    // SAFETY: with a list of length zero the kernel accesses no more than `probe`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,
@@ -262,7 +263,7 @@ pub(crate) fn probe_register(fd: RawFd) -> io::Result<()> {
 
 // ---- sockets
 
-/// Accepts a connection that does not block and is closed on exec.
+/// Accepts a connection, non-blocking and close-on-exec.
 pub(crate) fn accept(fd: RawFd) -> io::Result<RawFd> {
     // SAFETY: null pointers say that the peer's address is not wanted.
     check(unsafe {
@@ -356,7 +357,7 @@ pub(crate) fn shutdown(fd: RawFd, how: libc::c_int) -> io::Result<()> {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Waiting {
     Allowed,
-    /// `EAGAIN` instead of waiting; `EOPNOTSUPP` where the file cannot promise that (`RWF_NOWAIT`).
+    /// `EAGAIN` instead of waiting, `EOPNOTSUPP` if the file does not support that (`RWF_NOWAIT`).
     Forbidden,
 }
 
@@ -368,7 +369,7 @@ pub(crate) fn read(
     waiting: Waiting,
 ) -> io::Result<usize> {
     let (data, length) = (buffer.as_mut_ptr().cast(), buffer.len());
-    // SAFETY: the buffer is ours to write, and as long as we say; so is the vector that names it.
+    // SAFETY: the buffer is valid for writes of that length, and so is the vector for reads.
     check_size(unsafe {
         match (waiting, offset) {
             (Waiting::Allowed, None) => libc::read(fd, data, length),
@@ -395,7 +396,7 @@ pub(crate) fn write(
     waiting: Waiting,
 ) -> io::Result<usize> {
     let (data, length) = (buffer.as_ptr().cast::<libc::c_void>(), buffer.len());
-    // SAFETY: the buffer is readable, and as long as we say; so is the vector that names it, which pwritev2 only reads.
+    // SAFETY: the buffer is valid for reads of that length, and so is the vector; pwritev2 only reads both.
     check_size(unsafe {
         match (waiting, offset) {
             (Waiting::Allowed, None) => libc::write(fd, data, length),
@@ -436,7 +437,7 @@ pub(crate) fn open_at(
     check(unsafe { libc::openat(directory, path.as_ptr(), flags, libc::c_uint::from(mode)) })
 }
 
-/// A statx without content, to be filled.
+/// An empty statx.
 pub(crate) fn empty_statx() -> libc::statx {
     // SAFETY: a statx consists of integers, for which all zeroes are valid.
     unsafe { mem::zeroed() }

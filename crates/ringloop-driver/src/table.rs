@@ -1,5 +1,4 @@
-//! What a driver knows of its watches, its operations and the descriptors that they work on: the part of the
-//! bookkeeping that is the same on every backend.
+//! The bookkeeping that all backends share: watches, operations, and the descriptors that they work on.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -11,15 +10,16 @@ use crate::parked::Parked;
 use crate::sys;
 use crate::token::{Slots, Token};
 
-/// A user's wish to know when a descriptor is ready.
+/// A watch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watch {
     pub(crate) fd: RawFd,
     pub(crate) interest: Interest,
     pub(crate) mode: Mode,
-    /// Whether it waits for an event. A `OneShot` that has fired does not, nor does a watch that the kernel refused.
+    /// Whether it waits for an event. A `OneShot` that has fired does not, and neither does a watch that the kernel
+    /// refused.
     pub(crate) armed: bool,
-    /// The `io_uring` backend's: whether the kernel has a multishot request for it although its mode is not `Edge`.
+    /// For the `io_uring` backend: whether its request is multishot although its mode is not `Edge`.
     pub(crate) outlasting: bool,
 }
 
@@ -30,24 +30,24 @@ pub(crate) struct Submitted {
     pub(crate) fd: Option<RawFd>,
     pub(crate) course: Course,
     pub(crate) phase: Phase,
-    /// The `io_uring` backend's: whether a cancel was asked for, so that no request is queued anew.
+    /// For the `io_uring` backend: whether it was cancelled, so that its request must not be queued again.
     pub(crate) cancelled: bool,
-    /// The `io_uring` backend's: the error of a zero-copy send that still has its memory; 0 if there is none.
+    /// For the `io_uring` backend: the errno of a zero-copy send whose memory is still in use, or 0.
     pub(crate) error: i32,
-    /// Nobody wants its events any more: what they carry is closed or freed.
+    /// Whether its events are suppressed. What they carry is closed or freed.
     discarded: bool,
 }
 
-/// How an operation goes on after its beginning.
+/// The sequence of an operation's events.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Course {
-    /// It has one result.
+    /// One result.
     Once,
-    /// It has results until it fails.
+    /// Results until it fails.
     Multishot,
-    /// It has a count, and then its memory back.
+    /// A count, and then the release of its memory.
     ZeroCopy,
-    /// It has one result, and cannot be called back: nobody could tell whether the descriptor was closed.
+    /// One result. Once in flight it is not cancelled, because it would be unknown whether the descriptor was closed.
     Close,
 }
 
@@ -64,15 +64,15 @@ impl Course {
     }
 }
 
-/// How far an operation has come.
+/// The state of an operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Phase {
-    /// The `io_uring` backend's: the kernel has not heard of it, or not again.
+    /// For the `io_uring` backend: its request is queued, and the kernel does not have it.
     Queued,
     InFlight,
-    /// A zero-copy send's: the count has been reported, and only the memory is still with the kernel.
+    /// For a zero-copy send: the count was reported, and the kernel still uses the memory.
     Answered,
-    /// The last result is known, but not reported.
+    /// The last result is known, but not reported yet.
     Ended,
     /// The last event has been reported.
     Finished,
@@ -83,30 +83,30 @@ enum Entry {
     Operation(Submitted),
 }
 
-/// What is known of one descriptor.
+/// The state of a descriptor.
 #[derive(Default)]
 pub(crate) struct Descriptor {
     watch: Option<Token>,
     /// Operations that have not finished, in the order of their submission.
     pub(crate) operations: Vec<Token>,
-    /// The epoll backend's: what the kernel was last told, 0 if nothing is registered.
+    /// For the epoll backend: the registered events, 0 if there are none.
     pub(crate) registration: u32,
-    /// The epoll backend's: tells this registration from an earlier one of the same descriptor number.
+    /// For the epoll backend: tells this registration from an earlier one of the same number.
     pub(crate) epoch: u32,
 }
 
 pub(crate) struct Table {
     slots: Slots<Entry>,
     descriptors: Vec<Descriptor>,
-    /// Operations whose final event has been reported; freed at the next poll if nobody takes them.
+    /// Operations whose last event was reported. They are freed at the next poll unless they are taken.
     finished: Vec<Token>,
     pub(crate) counters: Counters,
-    /// Whether descriptors are the kernel's; those of a script are only numbers.
+    /// Whether descriptors are real. Those of a script are just numbers.
     real: bool,
 }
 
 impl Table {
-    /// A table with memory for so many watches and operations.
+    /// A table with memory for this many watches and operations.
     pub(crate) fn new(slots: usize) -> Table {
         Table {
             real: true,
@@ -117,7 +117,7 @@ impl Table {
         }
     }
 
-    /// A table whose descriptors need not exist, unless they are said to be real.
+    /// A table for a script, whose descriptors may be just numbers.
     pub(crate) fn for_script(real: bool) -> Table {
         Table {
             real,
@@ -125,11 +125,11 @@ impl Table {
         }
     }
 
-    /// Grows the table of descriptors to hold `fd`; `EBADF` if that is no open descriptor's number.
+    /// Grows the table of descriptors to hold `fd`. `EBADF` if that is not an open descriptor.
     fn admit(&mut self, fd: RawFd) -> io::Result<&mut Descriptor> {
         let index = usize::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
         if index >= self.descriptors.len() {
-            // Only numbers that the kernel has given out may cost memory.
+            // Only open descriptors may cost memory.
             if self.real {
                 sys::check_open(fd)?;
             }
@@ -144,8 +144,8 @@ impl Table {
 
     // ---- watches
 
-    /// Makes a watch, armed. `EEXIST` if the descriptor has one, unless that is a `OneShot` that has fired: then the
-    /// descriptor may have been closed and its number reused without our knowledge.
+    /// Makes an armed watch. `EEXIST` if the descriptor has one, unless that is a `OneShot` that has fired: such a
+    /// descriptor may have been closed, and its number reused, without the driver's knowledge.
     pub(crate) fn insert_watch(
         &mut self,
         fd: RawFd,
@@ -179,7 +179,7 @@ impl Table {
         }
     }
 
-    /// Changes a watch and arms it. `ENOENT` for a stale token, `EEXIST` if another watch has taken its descriptor.
+    /// Changes a watch and arms it. `ENOENT` for a stale token, `EEXIST` if its descriptor has another watch by now.
     pub(crate) fn renew_watch(
         &mut self,
         token: Token,
@@ -218,8 +218,8 @@ impl Table {
         }
     }
 
-    /// Arms a level watch again that has fired, and returns its descriptor. `None` if it is gone by now, was changed, or was
-    /// armed by a rewatch.
+    /// Arms a fired level watch again, and returns its descriptor. `None` if it is gone, was changed, or is armed
+    /// already.
     pub(crate) fn rearm_level(&mut self, token: Token) -> Option<RawFd> {
         let watch = self.watch_mut(token)?;
         if watch.armed || watch.mode != Mode::Level {
@@ -235,7 +235,7 @@ impl Table {
         self.watch(token).map(|watch| (token, *watch))
     }
 
-    /// Forgets a watch. `None` for a stale token.
+    /// Removes a watch. `None` for a stale token.
     pub(crate) fn remove_watch(&mut self, token: Token) -> Option<Watch> {
         let watch = *self.watch(token)?;
         self.slots.remove(token);
@@ -274,7 +274,7 @@ impl Table {
 
     pub(crate) fn insert_operation(&mut self, op: Op) -> io::Result<Token> {
         op.check()?;
-        // A bad descriptor is the operation's result, as it is a system call's, not a refusal to try.
+        // A bad descriptor is an error of the operation, not of `submit`.
         let fd = op.fd().filter(|fd| self.admit(*fd).is_ok());
         let submitted = Submitted {
             course: Course::of(&op),
@@ -303,7 +303,7 @@ impl Table {
         }
     }
 
-    /// What an operation that has not finished is made of; `None` while a worker thread has it.
+    /// The memory of an operation that has not finished. `None` while a worker has it.
     pub(crate) fn parked(&mut self, token: Token) -> Option<&mut Parked> {
         self.operation(token)?.parked.as_mut()
     }
@@ -321,12 +321,12 @@ impl Table {
         tokens
     }
 
-    /// Whether the kernel has an operation that is not over.
+    /// Whether the kernel has an operation.
     pub(crate) fn has_in_flight(&self) -> bool {
         self.in_flight().next().is_some()
     }
 
-    /// Whether the kernel has a close that is not over.
+    /// Whether the kernel has a close.
     pub(crate) fn is_closing(&self) -> bool {
         self.in_flight()
             .any(|submitted| submitted.course == Course::Close)
@@ -343,7 +343,7 @@ impl Table {
         })
     }
 
-    /// From now on the operation's events are dropped, and what they carry with them.
+    /// Suppresses the events of an operation. What they carry is closed or freed.
     pub(crate) fn discard(&mut self, token: Token) {
         if let Some(submitted) = self.operation(token) {
             submitted.discarded = true;
@@ -409,7 +409,7 @@ impl Table {
         }
     }
 
-    /// Gives the resources of a finished operation back and frees its slot.
+    /// Returns the resources of a finished operation and frees its slot.
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         match self.slots.get(token) {
             Some(Entry::Operation(Submitted {
@@ -427,14 +427,14 @@ impl Table {
         }
     }
 
-    /// Frees the finished operations that nobody took since the last poll.
+    /// Frees the finished operations that were not taken since the last poll.
     pub(crate) fn reclaim(&mut self) {
         while let Some(token) = self.finished.pop() {
             drop(self.take(token));
         }
     }
 
-    /// Forgets an operation without freeing what the kernel may still write to.
+    /// Removes an operation without freeing memory that the kernel may still write to.
     pub(crate) fn leak_operation(&mut self, token: Token) {
         if let Some(Entry::Operation(Submitted {
             parked: Some(parked),
@@ -445,7 +445,7 @@ impl Table {
         }
     }
 
-    /// Whether an operation has failed to open a file without waiting, and is to be tried again.
+    /// Whether an operation could not open a file without waiting, and has to be tried again.
     pub(crate) fn opens_again(&mut self, token: Token, result: i32) -> bool {
         result == -libc::EAGAIN
             && self
@@ -453,7 +453,7 @@ impl Table {
                 .is_some_and(|parked| parked.get_mut().opens_again(result))
     }
 
-    /// Lets go of the socket of an operation that was discarded, and that the kernel has taken.
+    /// Releases the socket of a discarded operation that the kernel has taken.
     pub(crate) fn release_socket(&mut self, token: Token) {
         if let Some(Submitted {
             parked: Some(parked),
@@ -477,7 +477,7 @@ impl Table {
         self.slots.user_data(token)
     }
 
-    /// Hands a queued request to the kernel: after this it goes its way there. False if nobody wants it any more.
+    /// Notes that a queued request goes to the kernel. False if it is outdated.
     pub(crate) fn hand_over(&mut self, user_data: u64) -> bool {
         match self.slots.by_user_data(user_data) {
             Some((_, Entry::Operation(submitted))) if submitted.phase == Phase::Queued => {
@@ -494,7 +494,7 @@ impl Table {
         }
     }
 
-    /// Whose arming the kernel speaks of, and whether it is a watch's; `None` if that arming is over.
+    /// The watch or operation with this user data. `None` if that arming is over.
     pub(crate) fn by_user_data(&mut self, user_data: u64) -> Option<(Token, Owner)> {
         let (token, entry) = self.slots.by_user_data(user_data)?;
         match entry {
@@ -507,7 +507,7 @@ impl Table {
     }
 }
 
-/// Whose event it is.
+/// The owner of a completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Owner {
     Watch(Watch),

@@ -1,12 +1,12 @@
 //! Tokens, and the table of slots that they name.
 //!
-//! A slot has two counters. The *generation* is part of the token that a user holds and changes when the slot is
-//! freed, so a token outlives its slot harmlessly. The *sequence* is part of what the kernel is told and changes at
-//! each arming, so a completion of an earlier arming is recognised even while the slot lives on.
+//! A slot has two counters. The *generation* is part of the user's token and changes when the slot is freed, so a token
+//! that outlives its slot is harmless. The *sequence* is part of the kernel's user data and changes at each arming, so
+//! a completion of an earlier arming is recognised.
 
 use std::fmt;
 
-/// Names a watch or an operation of one driver: a slot's index and the generation that it was given out in.
+/// Names a watch or an operation of a driver: the index and the generation of its slot.
 #[derive(Clone, Copy, Eq, PartialEq, Hash)]
 pub struct Token(u64);
 
@@ -15,8 +15,8 @@ impl Token {
         Token((generation as u64) << 32 | index as u64)
     }
 
-    /// The slot's index: small and dense, so that a user can keep what belongs to the token in a vector.
-    /// The next owner of the slot has the same index and another token.
+    /// The slot's index. Indices are small and dense, so users can keep a vector by them. The next owner of the slot
+    /// has the same index, but another token.
     pub const fn index(self) -> u32 {
         self.0 as u32
     }
@@ -58,7 +58,7 @@ impl<T> Slots<T> {
             slot.value = Some(value);
             return Token::new(index, slot.generation);
         }
-        // The largest index stays unused: user data with that index is the driver's own.
+        // The largest index is not used for slots: the driver's own requests have it.
         let index = self.slots.len() as u32;
         assert!(
             index < u32::MAX,
@@ -79,7 +79,7 @@ impl<T> Slots<T> {
         }
         let value = slot.value.take()?;
         slot.sequence = slot.sequence.wrapping_add(1);
-        // A slot whose generations are used up is retired, so that no token ever comes back to life.
+        // A slot that has used all generations is not used again, so that no old token becomes valid again.
         if let Some(generation) = slot.generation.checked_add(1) {
             slot.generation = generation;
             self.free.push(token.index());
@@ -103,7 +103,7 @@ impl<T> Slots<T> {
         slot.value.as_mut()
     }
 
-    /// The present owner of a slot, if any.
+    /// The current token of a slot, if any.
     pub(crate) fn token_at(&self, index: u32) -> Option<Token> {
         let slot = self.slots.get(index as usize)?;
         slot.value
@@ -111,19 +111,19 @@ impl<T> Slots<T> {
             .map(|_| Token::new(index, slot.generation))
     }
 
-    /// Begins a new arming of the slot and returns what the kernel is to be told.
+    /// Begins a new arming of the slot and returns its user data.
     pub(crate) fn next_sequence(&mut self, token: Token) -> u64 {
         let slot = &mut self.slots[token.index() as usize];
         slot.sequence = slot.sequence.wrapping_add(1);
         u64::from(slot.sequence) << 32 | u64::from(token.index())
     }
 
-    /// What the kernel was told at the slot's latest arming.
+    /// The user data of the slot's latest arming.
     pub(crate) fn user_data(&self, token: Token) -> u64 {
         u64::from(self.slots[token.index() as usize].sequence) << 32 | u64::from(token.index())
     }
 
-    /// The owner of the arming that the kernel speaks of; `None` if that arming is over.
+    /// The owner of the arming with this user data. `None` if that arming is over.
     pub(crate) fn by_user_data(&mut self, user_data: u64) -> Option<(Token, &mut T)> {
         let index = user_data as u32;
         let slot = self.slots.get_mut(index as usize)?;
@@ -134,7 +134,7 @@ impl<T> Slots<T> {
         slot.value.as_mut().map(|value| (token, value))
     }
 
-    /// What all live tokens name.
+    /// The values of all live tokens.
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref())
     }
@@ -169,8 +169,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of insertions, removals and armings: a live token finds its own value, a dead one
-        /// nothing, and only a slot's latest arming is heard.
+        /// In any order of insertions, removals and armings, a live token finds its own value, a dead one finds
+        /// nothing, and only the latest arming of a slot is found.
         #[test]
         fn tokens_and_armings_never_come_back(steps in proptest::collection::vec(step(), 1..200)) {
             let mut slots = Slots::with_capacity(0);

@@ -1,22 +1,23 @@
 //! The `io_uring` backend.
 //!
-//! - Nothing is handed to the kernel before [`poll`](Uring::poll) or [`flush`](Uring::flush): entries wait in a queue
-//!   of ours, so that watching, dropping and submitting cost no system call and never find the submission queue full.
-//!   What is cancelled there never gets out of it.
-//! - The kernel looks a descriptor up when it takes the entry that names it. Until then, and as long as the driver may have
-//!   to make the request anew, the operation's slot holds the file open; so no entry meets another file.
-//! - The ring is made disabled and enabled by the thread that first enters it, because with `SINGLE_ISSUER` that
-//!   thread owns it. Another thread that comes later gets a ring of its own and arms the watches there; arming checks
-//!   the level, so that nothing is lost.
-//! - An enter always asks for events (`GETEVENTS`): with `DEFER_TASKRUN` completions are not made otherwise.
-//! - What the kernel writes to belongs to the operation's slot until the last completion. On drop everything is
-//!   cancelled and reaped, and what the kernel will not let go of is leaked rather than freed.
-//! - The registry's watches are in an epoll set of their own, which the ring watches. What it has to tell is fetched
-//!   with one `epoll_wait(2)` when the ring says so.
+//! - Nothing is handed to the kernel before [`poll`](Uring::poll) or [`flush`](Uring::flush): entries wait in the
+//!   driver's own queue. So watching, dropping and submitting make no system call and never find the submission queue
+//!   full. Entries that are cancelled in that queue never reach the kernel.
+//! - The kernel looks up a descriptor when it takes its entry. Until then, and as long as the driver may have to repeat
+//!   the request, the operation's slot holds the file open. So no entry refers to another file with the same number.
+//! - The ring is created disabled, and enabled by the first thread that enters it, because with `SINGLE_ISSUER` that
+//!   thread owns it. If another thread comes later, it gets a ring of its own, and the watches are armed there. Arming
+//!   reports what is ready already, so nothing is lost.
+//! - An enter always uses `GETEVENTS`: otherwise `DEFER_TASKRUN` produces no completions.
+//! - The memory that the kernel writes to belongs to the operation's slot until the last completion. On drop everything
+//!   is cancelled and reaped. Memory that the kernel still uses is leaked instead of freed.
+//! - The registry's watches are in an epoll set of their own, which the ring watches. When the ring reports the set,
+//!   its events are fetched with one `epoll_wait(2)`.
 //!
-//! `setup` makes the ring, `requests` writes its entries, `ring` hands them over, `completions` reads what comes back, and
-//! `registered` looks after the registry's set. This file decides what is asked for and when: watches, operations, polling,
-//! moving between threads, and the end.
+//! `setup` makes the ring, `requests` builds its entries, `ring` submits them, `completions` interprets the results,
+//! and `registered` is the registry's epoll set. This file decides what to request and when: watches, operations,
+//! polling, moving to another thread, and winding up. It stays in one piece because all of these change the same state
+//! of watches and operations.
 
 mod completions;
 mod registered;
@@ -45,22 +46,22 @@ use requests::{REGISTRY, WAKER};
 use ring::{REFUSALS_MAX, Ring};
 use setup::{SETUPS, SETUPS_SQ_POLL, Setup};
 
-/// An enter that brings at least this many events may have left some behind: it runs at most 20 pieces of task work
-/// (`IO_LOCAL_TW_DEFAULT_MAX`, Linux 6.13), and a few of them may be no events.
+/// An enter that yields at least this many events may have left others behind: it runs at most 20 pieces of task work
+/// (`IO_LOCAL_TW_DEFAULT_MAX`, Linux 6.13), and some of them may yield no event.
 const FULL_ENTER: usize = 16;
 
 pub(crate) struct Uring {
     ring: Ring,
-    /// What the completions that were taken have left to do.
+    /// What is left to do after the last completions.
     remaining: Remaining,
-    /// Results that are known without the kernel, to be reported.
+    /// Results that do not come from the kernel, to be reported.
     ended: Vec<(Token, i32)>,
     /// Discarded operations that hold their sockets until the kernel has taken all entries.
     discarded: Vec<Token>,
     table: Table,
     waker: Waker,
     registered: Option<Registered>,
-    /// Whether this is a child process, to which the ring does not belong.
+    /// Whether this is a child process: the ring is the parent's.
     abandoned: bool,
 }
 
@@ -105,7 +106,7 @@ impl Uring {
 
     pub(crate) fn watch(&mut self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Token> {
         self.settle_in()?;
-        // The kernel would say "always ready" of a file, and nothing of a bad descriptor before the next poll.
+        // The kernel would report a regular file as always ready, and a bad descriptor only at the next poll.
         self.table.counters.system_calls += 1;
         match sys::file_kind(fd)? {
             FileKind::Stream => {}
@@ -140,27 +141,27 @@ impl Uring {
         }
     }
 
-    /// Queues the poll request of a watch.
+    /// Queues the request of a watch.
     fn arm(&mut self, token: Token) {
         let Some(watch) = self.table.watch(token).copied() else {
             return;
         };
         let user_data = self.table.next_sequence(token);
-        // TCP's wake-ups bear EPOLLPRI with any data, and io_uring believes them, where epoll asks the socket.
+        // TCP's wake-ups contain EPOLLPRI with any data. epoll then checks the socket, but io_uring reports it.
         let bits = watch.interest.poll_bits() & !(libc::EPOLLPRI as u32);
         let multishot = watch.mode == Mode::Edge || watch.outlasting;
         self.ring
             .push(requests::poll(watch.fd, bits, multishot, user_data));
     }
 
-    /// Queues the removal of a watch's poll request, if the kernel has one.
+    /// Queues a cancel of a watch's request, if the kernel has one.
     fn disarm(&mut self, token: Token, watch: Watch) {
         if !watch.armed {
             return;
         }
-        // A request that has just completed is not found, which is as good. POLL_REMOVE would not do: the kernel answers
-        // EALREADY, and leaves the poll armed and the file open, where an arrival is just being processed
-        // (io_poll_disarm in io_uring/poll.c); a cancel marks the request, and whoever processes it ends it.
+        // A request that has just completed is not found, which is fine. POLL_REMOVE cannot be used: while an arrival
+        // is being processed the kernel returns EALREADY and leaves the poll armed and the file open (io_poll_disarm in
+        // io_uring/poll.c). A cancel marks the request, and the processing ends it.
         self.ring
             .push(requests::cancel(self.table.user_data(token)));
     }
@@ -189,7 +190,7 @@ impl Uring {
         }
     }
 
-    /// Whether the registry's epoll set may have something to tell.
+    /// Whether the registry's epoll set may have events.
     fn must_fetch(&self) -> bool {
         self.registered.as_ref().is_some_and(Registered::is_due)
     }
@@ -221,7 +222,7 @@ impl Uring {
         let operation = parked.get_mut();
         operation.copies |= !self.ring.sends_zero_copy;
         if operation.op.is_misplaced() {
-            // io_uring ignores the offset of what has none (FMODE_STREAM).
+            // io_uring ignores the offset if the file has none (FMODE_STREAM).
             self.end(token, -libc::ESPIPE);
             return;
         }
@@ -229,7 +230,7 @@ impl Uring {
             .push(requests::operation(operation).user_data(user_data));
     }
 
-    /// Ends an operation that the kernel does not have; its entry, if there is one, stays behind in the queue.
+    /// Ends an operation that the kernel does not have. Its entry may stay in the queue and is skipped later.
     fn end(&mut self, token: Token, result: i32) {
         if let Some(submitted) = self.table.operation(token) {
             submitted.phase = Phase::Ended;
@@ -237,10 +238,10 @@ impl Uring {
         }
     }
 
-    /// Reports the results that are known without the kernel.
+    /// Reports the results that do not come from the kernel.
     fn report_ended(&mut self, events: &mut Vec<Event>) {
         for (token, result) in mem::take(&mut self.ended) {
-            // Those that were discarded since are gone.
+            // Operations that were discarded since then are gone.
             if self.table.operation(token).is_some() {
                 self.table.report_completion(token, result, false, events);
             }
@@ -257,13 +258,13 @@ impl Uring {
         };
         match submitted.phase {
             Phase::Queued => self.end(token, -libc::ECANCELED),
-            // Of a close nobody could tell whether ECANCELED comes from the cancel or from the file.
+            // ECANCELED of a close could come from the cancel or from the file.
             Phase::InFlight if submitted.course != Course::Close => {
                 submitted.cancelled = true;
                 self.ring
                     .push(requests::cancel(self.table.user_data(token)));
             }
-            // A zero-copy send that has been answered is over but for its memory, which nobody can call back.
+            // An answered zero-copy send is over, except for its memory, which only the kernel can release.
             _ => {}
         }
     }
@@ -280,7 +281,7 @@ impl Uring {
         let phase = self.table.operation(token).map(|submitted| submitted.phase);
         match phase {
             None => {}
-            // The kernel does not have it: it is freed at once.
+            // The kernel does not have it, so it is freed at once.
             Some(Phase::Ended) => {
                 self.table
                     .report_completion(token, -libc::ECANCELED, false, &mut Vec::new());
@@ -289,7 +290,7 @@ impl Uring {
         }
     }
 
-    /// Lets go of the sockets of discarded operations once the kernel has taken all entries, and so looked them up.
+    /// Releases the sockets of discarded operations once the kernel has taken all entries, and so has looked them up.
     fn release_discarded(&mut self) {
         if self.discarded.is_empty() || !self.ring.is_drained() {
             return;
@@ -301,7 +302,7 @@ impl Uring {
 
     // ---- the kernel
 
-    /// Makes sure that the ring is this thread's.
+    /// Makes sure that this thread may use the ring.
     fn settle_in(&mut self) -> io::Result<()> {
         if self.ring.is_usable() {
             Ok(())
@@ -310,12 +311,12 @@ impl Uring {
         }
     }
 
-    /// Builds a ring for this thread and arms everything there.
+    /// Makes a ring for this thread and arms everything there.
     #[cold]
     fn rebuild(&mut self) -> io::Result<()> {
-        // Operations that are queued move along; those that the old ring has cannot.
+        // Queued operations move along. Those in the old ring cannot.
         if self.table.has_in_flight() {
-            // Completions that are there already need no kernel; but only poll may report them.
+            // Some may have completed already, but only poll may report that.
             return Err(io::Error::new(
                 io::ErrorKind::ResourceBusy,
                 "the loop moved to another thread while operations were in flight: \
@@ -339,7 +340,7 @@ impl Uring {
         }
     }
 
-    /// What can be known without a system call.
+    /// What is known without a system call.
     pub(crate) fn peek(&self) -> Peek {
         let idle = self.remaining.level.is_empty()
             && !self.must_fetch()
@@ -349,9 +350,8 @@ impl Uring {
         if idle { Peek::Empty } else { Peek::Ready }
     }
 
-    /// Submits what is queued, until events come or all is submitted, and then waits for a completion if `wait`. The
-    /// rest stays queued, and so do entries that the kernel won't take for want of memory or of room. Returns how the
-    /// wait ended.
+    /// Submits the queued entries until all are submitted or events come. Then waits for a completion if `wait`.
+    /// Entries that the kernel does not accept, for lack of memory or room, stay queued. Returns how the wait ended.
     fn enter_all(
         &mut self,
         wait: bool,
@@ -372,8 +372,8 @@ impl Uring {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ETIME) => return Ok(Ended::TimedOut),
                     Some(libc::EINTR) => return Ok(Ended::Interrupted),
-                    // The completion queue has overflowed, or there is no memory for requests: room is made by
-                    // reaping, and what stays queued is tried again at the next poll at the latest.
+                    // The completion queue has overflowed, or there is no memory for requests. Reaping makes room, and
+                    // what stays queued is tried again at the next poll at the latest.
                     Some(libc::EBUSY | libc::EAGAIN) => {
                         refusals += 1;
                         self.table.counters.refused_submits += 1;
@@ -382,8 +382,8 @@ impl Uring {
                         }
                         std::thread::yield_now();
                     }
-                    // Completions were lost for want of memory (Linux 5.19, io_uring_enter(2)): arming the watches
-                    // again checks their level.
+                    // Completions were lost for lack of memory (Linux 5.19, io_uring_enter(2)). Arming the watches
+                    // again reports what is ready.
                     Some(libc::EBADR) => {
                         self.table.counters.overflows += 1;
                         self.disarm_everything();
@@ -393,15 +393,15 @@ impl Uring {
                 },
             }
             self.reap(events);
-            // Whoever has events in hand must not wait for more; nor go on submitting, because with a full completion
-            // queue each enter may end as many multishot requests as it takes, and the queue never runs dry.
+            // Once there are events, do not wait for more, and do not go on submitting: with a full completion queue
+            // each enter may end as many multishot requests as it submits, so the queue would never be empty.
             if events.len() > before || self.must_fetch() {
                 return Ok(Ended::Returned);
             }
         }
     }
 
-    /// Queues the removal of every request for a watch.
+    /// Queues a cancel of every watch's request.
     fn disarm_everything(&mut self) {
         self.ring.push(requests::cancel(WAKER));
         self.ring.push(requests::cancel(REGISTRY));
@@ -432,7 +432,7 @@ impl Uring {
         }
     }
 
-    /// Does what completions have left to do.
+    /// Does what completions have left to do at once.
     fn do_at_once(&mut self, remaining: AtOnce, events: &mut Vec<Event>) {
         for user_data in remaining.cancels {
             self.ring.push(requests::cancel(user_data));
@@ -452,12 +452,12 @@ impl Uring {
         }
     }
 
-    /// Queues the request of an operation that the kernel has ended before its time.
+    /// Queues the request of an operation again that the kernel has ended early.
     fn begin_anew(&mut self, token: Token, events: &mut Vec<Event>) {
         let submitted = self.table.operation(token);
         if submitted.is_some_and(|submitted| submitted.cancelled) {
-            // The kernel would begin it before it hears of a second cancel; what the cancel was to precede has been
-            // done meanwhile, and the descriptor's number may be another file's.
+            // The kernel would start it before it processes a second cancel. By now the user may have gone on, and the
+            // descriptor's number may belong to another file.
             self.table
                 .report_completion(token, -libc::ECANCELED, false, events);
             return;
@@ -466,7 +466,7 @@ impl Uring {
         self.start(token);
     }
 
-    /// Queues the requests of the level watches that have fired, so that they fire again if still ready.
+    /// Arms the level watches again that have fired, so that they fire again if still ready.
     fn rearm_level(&mut self) {
         for token in mem::take(&mut self.remaining.level) {
             if self.table.rearm_level(token).is_some() {
@@ -495,8 +495,8 @@ impl Uring {
         let mut fetched = self.fetch_registered(events);
         let may_wait = timeout != Some(Duration::ZERO);
         let mut countdown = Countdown::new(timeout, may_wait);
-        // What is armed now and ready already is reported first. It must not keep others that wait from being reported, and
-        // neither must what has been collected so far.
+        // Watches that are armed now and ready already are reported first. They must not displace other events that are
+        // waiting, and neither must the events collected so far.
         let enough = events.len() + BATCH + self.ring.queued();
         loop {
             let wait = may_wait && events.len() == before && self.waker.fall_asleep();
@@ -530,7 +530,7 @@ impl Uring {
                 break;
             }
             if nothing_came {
-                // An enter that has submitted something reports that, not the signal that ended its wait.
+                // An enter that has submitted entries returns their number, not the signal that ended its wait.
                 return Err(io::ErrorKind::Interrupted.into());
             }
         }
@@ -538,12 +538,12 @@ impl Uring {
         Ok(())
     }
 
-    /// Says that this is a child process: the ring is the parent's, and nothing may be asked of it any more.
+    /// Marks this as a child process: the ring is the parent's and must not be used any more.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
     }
 
-    /// Drops what is queued; operations that the kernel has not heard of are over.
+    /// Drops the queued entries. Operations that the kernel does not have are over.
     fn drop_queued(&mut self, events: &mut Vec<Event>) {
         self.report_ended(events);
         for entry in self.ring.take_queued() {
@@ -556,7 +556,7 @@ impl Uring {
         }
     }
 
-    /// Cancels everything and waits, for a while, until the kernel has let go of it.
+    /// Cancels everything and waits for a limited time until the kernel has released it.
     fn wind_up(&mut self) {
         let mut events = Vec::new();
         for token in self.table.operations() {
@@ -564,9 +564,10 @@ impl Uring {
         }
         self.drop_queued(&mut events);
         if self.ring.is_own() {
-            // Watches too: a child that inherited the ring's descriptor keeps the ring alive, and with it the files.
+            // Watches are cancelled, too: a child that inherited the ring's descriptor would keep the ring and the
+            // files alive.
             if self.table.is_closing() {
-                // One that is cancelled might close nothing, and nobody could tell.
+                // A cancelled close might not close its descriptor, and nobody could tell.
                 self.disarm_everything();
                 for token in self.table.operations() {
                     self.cancel(token);
@@ -579,7 +580,7 @@ impl Uring {
                 let wait = !self.table.operations().is_empty();
                 let entered = self.enter_all(wait, Some(WIND_UP_STEP), &mut events);
                 self.reap(&mut events);
-                // Reaping queues anew what the kernel has ended.
+                // Reaping queues requests again that the kernel has ended.
                 self.drop_queued(&mut events);
                 let idle = self.table.operations().is_empty() && !self.ring.must_enter();
                 if entered.is_err() || idle || Instant::now() > deadline {
@@ -587,14 +588,15 @@ impl Uring {
                 }
             }
         }
-        // The kernel may still write to what is left: its ring is another thread's, or the operation won't be cancelled.
+        // The kernel may still write to the remaining operations: the ring is another thread's, or they cannot be
+        // cancelled.
         for token in self.table.operations() {
             self.table.leak_operation(token);
         }
     }
 }
 
-/// How long dropping a driver waits for operations that the kernel will not cancel, such as a write to a slow disk.
+/// How long dropping a driver waits for operations that the kernel cannot cancel, such as a write to a slow disk.
 const WIND_UP_MAX: Duration = Duration::from_secs(1);
 
 /// How long it waits at a time.
@@ -602,11 +604,12 @@ const WIND_UP_STEP: Duration = Duration::from_millis(10);
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // In a child process the table is a copy that no kernel writes to: it is simply freed.
+        // In a child process the table is a copy that the kernel does not write to, so it is just freed.
         if !self.abandoned {
             self.wind_up();
         }
-        // The ring's memory is unmapped and its descriptor closed after this, and the table freed last.
+        // After this the ring's memory is unmapped, its descriptor closed, and the table freed, in the order of the
+        // fields.
     }
 }
 
@@ -627,7 +630,7 @@ mod tests {
     use crate::op::{Bytes, SENT_BY_COPY};
     use crate::shared_fd::SharedFd;
 
-    /// Polls until something comes.
+    /// Polls until there are events.
     fn next_events(uring: &mut Uring) -> Vec<Event> {
         let mut events = Vec::new();
         while events.is_empty() {
@@ -639,7 +642,7 @@ mod tests {
         events
     }
 
-    /// Older kernels grant less; what works with the best setup works with the least.
+    /// What works with the best setup also works with those for older kernels.
     #[test]
     fn every_setup_serves_and_lets_go() {
         for first in 0..SETUPS.len() {
@@ -685,7 +688,7 @@ mod tests {
         }
     }
 
-    /// Before Linux 6.2, zero-copy sends are ordinary ones with the events of others.
+    /// Before Linux 6.2, zero-copy sends are ordinary sends with the events of zero-copy ones.
     #[test]
     fn a_kernel_without_zero_copy_sends_copies() {
         let mut uring = match Uring::new(&Config::default(), Waker::new().unwrap()) {

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::sys;
 
-/// The poller runs, and nobody has woken it since it last looked.
+/// The poller runs, and was not woken since its last poll.
 const AWAKE: u8 = 0;
 /// The poller sleeps in the kernel, or is about to.
 const ASLEEP: u8 = 1;
-/// Somebody has woken it.
+/// The poller was woken.
 const NOTIFIED: u8 = 2;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ struct Shared {
     event: OwnedFd,
 }
 
-/// Whether the poller sleeps, or has been woken.
+/// Whether the poller sleeps or was woken.
 #[derive(Debug)]
 struct Sleep(AtomicU8);
 
@@ -33,9 +33,9 @@ impl Sleep {
         Sleep(AtomicU8::new(AWAKE))
     }
 
-    /// Notes a wake. True if the caller has to end the poller's sleep.
+    /// Notes a wake. True if the poller sleeps, so that the caller has to signal the eventfd.
     fn wake(&self) -> bool {
-        // AcqRel: releases what the caller has queued to the poller, which acquires it in `clear`.
+        // AcqRel: releases what the caller has queued; the poller acquires it in `clear`.
         self.0.swap(NOTIFIED, Ordering::AcqRel) == ASLEEP
     }
 
@@ -71,7 +71,7 @@ impl Sleep {
 
 /// Ends a driver's [`poll`](crate::Driver::poll) from any thread.
 ///
-/// Wakes are coalesced: any number of them between two polls end one poll. Only a poller that sleeps costs a
+/// Wakes are coalesced: any number of them between two polls ends one poll. Only waking a sleeping poller costs a
 /// system call. The eventfd is never read: both backends watch it edge-triggered, so each write is an event.
 #[derive(Clone, Debug)]
 pub struct Waker {
@@ -88,8 +88,8 @@ impl Waker {
         })
     }
 
-    /// Makes the running poll return, or else the next one. What the caller wrote before is visible to the poller
-    /// after. Safe in a signal handler.
+    /// Makes the current poll return, or the next one. What the caller wrote before is visible to the poller
+    /// afterwards. Safe in a signal handler.
     pub fn wake(&self) {
         if self.shared.sleep.wake() {
             sys::eventfd_signal(&self.shared.event);
@@ -101,23 +101,24 @@ impl Waker {
         self.shared.event.as_raw_fd()
     }
 
-    /// Announces that the poller is about to sleep. `false`: it has been woken already and must not.
+    /// Announces that the poller is about to sleep. Returns false if it was woken already and must not sleep.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.shared.sleep.fall_asleep()
     }
 
-    /// The poller is back from its sleep. Returns whether it was woken by one of us; the notice stays for `clear`.
+    /// Notes that the poller no longer sleeps. Returns whether a waker has woken it. The wake stays pending until
+    /// `clear`.
     pub(crate) fn get_up(&self) -> bool {
         self.shared.sleep.get_up()
     }
 
-    /// Whether a wake waits to be noticed.
+    /// Whether a wake is pending.
     #[inline]
     pub(crate) fn is_notified(&self) -> bool {
         self.shared.sleep.is_notified()
     }
 
-    /// Takes the notice, if there is one, and returns how many that is: whoever wakes from here on ends the next poll.
+    /// Consumes the pending wake, if there is one, and returns the number of wakes. Later wakes end the next poll.
     #[inline]
     pub(crate) fn clear(&self) -> u64 {
         self.shared.sleep.clear()
@@ -164,8 +165,8 @@ mod model {
     use loom::sync::{Arc, Notify};
     use loom::thread;
 
-    /// A poller that sleeps whenever it may sees what two threads have queued; a wake that is lost is a deadlock. The
-    /// eventfd is loom's `Notify`: signalled before the sleep, it ends it.
+    /// A poller that always tries to sleep sees what two threads have queued. A lost wake would be a deadlock. The
+    /// eventfd is loom's `Notify`: if it is signalled before the sleep, it ends the sleep.
     #[test]
     fn no_wake_is_lost() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! Threads for what cannot be waited for: the epoll backend's files.
+//! Worker threads for the epoll backend, for operations that block.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use crate::sys;
 use crate::token::Token;
 use crate::waker::Waker;
 
-/// How many threads work on a driver's files at most, its own or the kernel's: a file that is stuck, such as one of a server
-/// that does not answer, holds up one of them.
+/// The maximum number of threads for the files of a driver, whether they are its own or the kernel's. A file that
+/// hangs, for instance on a server that does not answer, occupies one of them.
 pub(crate) const THREADS_MAX: usize = 64;
 
-/// How long a thread stays without work.
+/// How long an idle thread stays.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -37,12 +37,12 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing that runs under the lock panics half way through a change.
+        // No code panics under the lock in the middle of a change.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The threads. They own an operation while they work on it, so that nobody else can touch its buffers.
+/// The worker threads. A worker owns an operation while it works on it, so nobody else can access its buffers.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
 }
@@ -75,7 +75,8 @@ impl Workers {
         if let Err(error) = spawned {
             let mut queue = self.shared.lock();
             queue.threads -= 1;
-            // With another thread it is only slower; without any the operation fails as the thread did.
+            // If there is another thread, the operation only waits longer. Without any, it fails with the error of the
+            // spawn.
             if queue.threads == 0 {
                 let jobs = std::mem::take(&mut queue.jobs);
                 queue.done.extend(
@@ -87,14 +88,14 @@ impl Workers {
         }
     }
 
-    /// Takes an operation back that no worker has begun.
+    /// Takes back an operation that no worker has started.
     pub(crate) fn withdraw(&self, token: Token) -> Option<Parked> {
         let mut queue = self.shared.lock();
         let index = queue.jobs.iter().position(|(job, _)| *job == token)?;
         queue.jobs.remove(index).map(|(_, parked)| parked)
     }
 
-    /// What is done.
+    /// Takes the finished operations and their results.
     pub(crate) fn collect(&self) -> Vec<(Token, Parked, i32)> {
         std::mem::take(&mut self.shared.lock().done)
     }
@@ -145,7 +146,7 @@ fn work(shared: &Shared) {
     queue.threads -= 1;
 }
 
-/// Drops a result that came after its driver was gone, and closes the descriptor that it may be.
+/// Drops a result that came after its driver was dropped. Closes it if it is a descriptor.
 fn discard(parked: Parked, result: i32) {
     if matches!(parked.into_op(), Op::OpenAt { .. }) && result >= 0 {
         sys::close_orphan(result);

@@ -1,4 +1,4 @@
-//! What completions mean: the events that they are, and what they leave to be done.
+//! The meaning of completions: the events that they cause, and the work that they leave.
 
 use io_uring::cqueue;
 
@@ -11,21 +11,21 @@ use crate::token::Token;
 /// What the kernel reports of a descriptor without being asked.
 const UNASKED: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32 | libc::POLLNVAL as u32;
 
-/// Set in the result of a notification if the kernel has copied (`IORING_NOTIF_USAGE_ZC_COPIED`).
+/// Set in the result of a notification if the kernel has copied the data (`IORING_NOTIF_USAGE_ZC_COPIED`).
 const NOTIFICATION_COPIED: i32 = i32::MIN;
 
-/// What completions leave to be done. Whoever does it takes it out of here.
+/// The work that completions leave. It is taken out of here when it is done.
 #[derive(Default)]
 pub(super) struct Remaining {
-    /// Most completions leave nothing.
+    /// `None` in the common case.
     pub(super) at_once: Option<AtOnce>,
-    /// Level watches that have fired: to be armed again at the next poll.
+    /// Level watches that have fired, to be armed again at the next poll.
     pub(super) level: Vec<Token>,
-    /// Whether the registry's epoll set has something to tell.
+    /// Whether the ring has reported the registry's epoll set.
     pub(super) registry_reported: bool,
 }
 
-/// What is to be done when all completions are noted.
+/// The work to do when all completions are noted.
 #[derive(Default)]
 pub(super) struct AtOnce {
     /// Requests to be cancelled, by their user data.
@@ -34,14 +34,14 @@ pub(super) struct AtOnce {
     pub(super) waker_ended: bool,
     /// Whether the request for the registry's epoll set has ended.
     pub(super) registry_ended: bool,
-    /// Watches whose request the kernel has ended: to be armed anew.
+    /// Watches whose request the kernel has ended, to be armed again.
     pub(super) watches: Vec<Token>,
-    /// Operations that the kernel has ended before their time: to be queued anew.
+    /// Operations that the kernel has ended early, to be queued again.
     pub(super) operations: Vec<Token>,
 }
 
 impl Remaining {
-    /// Turns a completion into its events.
+    /// Reports the events of a completion, and notes the work that it leaves.
     #[inline]
     pub(super) fn note(
         &mut self,
@@ -58,15 +58,15 @@ impl Remaining {
         match table.by_user_data(user_data) {
             None => table.counters.stale_events += 1,
             Some((token, Owner::Watch(_))) if result < 0 => {
-                // The kernel would not wait for it: reading or writing will tell why.
+                // The kernel cannot wait for it. A read or a write returns the reason.
                 if let Some(watch) = table.watch_mut(token) {
                     watch.armed = false;
                 }
                 table.report_readiness(token, Readiness::ERROR | Readiness::HANG_UP, events);
             }
             Some((token, Owner::Watch(watch))) => {
-                // The kernel reports the end of what the peer sends unasked, too, as epoll does not (IO_POLL_UNMASK in
-                // io_uring/poll.c).
+                // Unlike epoll, the kernel also reports the end of the peer's data without being asked (IO_POLL_UNMASK
+                // in io_uring/poll.c).
                 let readiness = result as u32 & (watch.interest.poll_bits() | UNASKED);
                 if readiness == 0 {
                     self.go_on_watching(token, more, table);
@@ -86,8 +86,8 @@ impl Remaining {
             }
             Some((token, Owner::Operation(course))) => {
                 let multishot = course == Course::Multishot;
-                // The kernel may end a multishot request after any completion, for instance when the completion
-                // queue is full; only an error ends it for the user.
+                // The kernel may end a multishot request after any completion, for instance when the completion queue
+                // is full; for the user only an error ends it.
                 let goes_on = more || multishot && result >= 0;
                 if goes_on && !more {
                     self.at_once().operations.push(token);
@@ -116,20 +116,21 @@ impl Remaining {
         }
     }
 
-    /// Lets a watch wait on, of which the kernel has reported nothing that was asked for.
+    /// Keeps a watch waiting: the kernel has reported nothing that was asked for.
     fn go_on_watching(&mut self, token: Token, more: bool, table: &mut Table) {
         if more {
             return;
         }
-        // A request that ends at the first report would do so again and again. A multishot one says it once, and goes on to
-        // say what was asked for.
+        // A one-shot request would end with the same report again and again. A multishot one reports it once and
+        // continues.
         if let Some(watch) = table.watch_mut(token) {
             watch.outlasting = watch.mode != Mode::Edge;
         }
         self.at_once().watches.push(token);
     }
 
-    /// Changes the state of a watch that reports: after that it waits on, waits again from the next poll, or rests.
+    /// Updates a watch that fires. An edge watch keeps waiting, a level watch waits again from the next poll, and a
+    /// one-shot watch stops.
     #[inline]
     fn fire(&mut self, token: Token, watch: Watch, user_data: u64, more: bool, table: &mut Table) {
         if watch.mode == Mode::Edge {
@@ -143,7 +144,7 @@ impl Remaining {
             watch.outlasting = false;
         }
         if more {
-            // With another number, so that what the request still reports is stale.
+            // A new sequence number makes its further reports stale.
             self.at_once().cancels.push(user_data);
             table.next_sequence(token);
         }
@@ -153,8 +154,8 @@ impl Remaining {
     }
 }
 
-/// Takes a completion of a zero-copy send: its result, after which a notification follows if `more`, or that
-/// notification, after which the kernel has let go of the memory. Returns whether the request is to be queued anew.
+/// Handles a completion of a zero-copy send. It is either the result, after which a notification follows if `more`, or
+/// that notification, after which the kernel has released the memory. Returns whether to queue the request again.
 fn end_zero_copy(
     table: &mut Table,
     token: Token,
@@ -173,7 +174,7 @@ fn end_zero_copy(
             error => error,
         }
     } else if result < 0 && more {
-        // The memory is still with the kernel: the error waits for the notification.
+        // The kernel still uses the memory, so the error waits for the notification.
         submitted.error = result;
         return false;
     } else if result < 0 {
@@ -183,7 +184,7 @@ fn end_zero_copy(
         if more {
             return false;
         }
-        // An ordinary send, which has copied all.
+        // It was an ordinary send, which copies everything.
         SENT_BY_COPY
     };
     if matches!(-last, libc::EOPNOTSUPP | libc::ENOMEM)
@@ -191,7 +192,7 @@ fn end_zero_copy(
         && let Some(parked) = submitted.parked.as_mut()
         && !parked.get_mut().copies
     {
-        // The socket knows no such sending, as a Unix socket doesn't; or RLIMIT_MEMLOCK is used up.
+        // The socket does not support it, such as a Unix socket, or RLIMIT_MEMLOCK is exhausted.
         submitted.error = 0;
         parked.get_mut().copies = true;
         return true;

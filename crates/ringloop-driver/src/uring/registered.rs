@@ -1,4 +1,4 @@
-//! The registry as the ring sees it: an epoll set that the ring watches.
+//! The registry's epoll set, which the ring watches.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,8 +16,8 @@ use crate::table::Table;
 pub(super) struct Registered {
     registry: Registry,
     buffer: Vec<libc::epoll_event>,
-    /// Whether the set may have something to tell: the ring has said so, or what was fetched last was not all, or is to be
-    /// told as long as it is so.
+    /// Whether the set may have events: the ring has reported it, the last fetch did not get all of them, or it got a
+    /// level-triggered one.
     is_due: bool,
 }
 
@@ -49,15 +49,15 @@ impl Registered {
         self.is_due
     }
 
-    /// Fetches what the set has to tell, if anything, and returns whether there was something. After that not again in the
-    /// same poll: what is told as long as it is so would come twice.
+    /// Fetches the set's events and returns whether there were any. Do not repeat this in the same poll:
+    /// level-triggered events would come twice.
     pub(super) fn fetch(&mut self, table: &mut Table, events: &mut Vec<Event>) -> bool {
         if !self.is_due {
             return false;
         }
         table.counters.system_calls += 1;
         let set = self.registry.set();
-        // With a timeout of zero it fails only where the set or the memory is not ours.
+        // With a timeout of zero it fails only for a bad descriptor or bad memory.
         let count = sys::epoll_wait(set, &mut self.buffer, Some(Duration::ZERO)).unwrap_or(0);
         self.is_due = count == self.buffer.len();
         for reported in &self.buffer[..count] {

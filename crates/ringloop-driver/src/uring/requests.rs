@@ -1,4 +1,4 @@
-//! What the kernel is asked for: the entries of the submission queue, and the user data that names them.
+//! Requests to the kernel: the entries of the submission queue, and their user data.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -9,16 +9,16 @@ use crate::op::{Bytes, Op};
 use crate::parked::Operation;
 use crate::shared_fd::SharedFd;
 
-/// The slot index that no watch or operation has: user data with it is the driver's own.
+/// The slot index in the user data of the driver's own requests. No watch or operation has it.
 pub(super) const INTERNAL: u64 = u32::MAX as u64;
-/// Completions that nobody waits for: those of removals and cancels that found nothing.
+/// Requests whose completions are ignored: cancels that found nothing.
 pub(super) const IGNORED: u64 = 1 << 32 | INTERNAL;
 /// The watch on the waker's eventfd.
 pub(super) const WAKER: u64 = 2 << 32 | INTERNAL;
 /// The watch on the registry's epoll set.
 pub(super) const REGISTRY: u64 = 3 << 32 | INTERNAL;
 
-/// Asks the kernel when a descriptor is ready for any of `bits`: once, or at each arrival if `multishot`.
+/// Polls a descriptor for any of `bits`: once, or at each arrival if `multishot`.
 ///
 /// Without `IORING_POLL_ADD_LEVEL` a multishot poll is edge-triggered (io_uring_enter(2)).
 pub(super) fn poll(fd: RawFd, bits: u32, multishot: bool, user_data: u64) -> squeue::Entry {
@@ -28,7 +28,7 @@ pub(super) fn poll(fd: RawFd, bits: u32, multishot: bool, user_data: u64) -> squ
         .user_data(user_data)
 }
 
-/// Asks the kernel to end a request. One that has just completed is not found, which is as good.
+/// Cancels a request. One that has just completed is not found, which is fine.
 pub(super) fn cancel(user_data: u64) -> squeue::Entry {
     opcode::AsyncCancel::new(user_data)
         .build()
@@ -36,22 +36,22 @@ pub(super) fn cancel(user_data: u64) -> squeue::Entry {
         .user_data(IGNORED)
 }
 
-/// Asks the kernel to end every request.
+/// Cancels every request.
 pub(super) fn cancel_all() -> squeue::Entry {
     opcode::AsyncCancel2::new(CancelBuilder::any().all())
         .build()
         .user_data(IGNORED)
 }
 
-/// Whether a queued entry is more than the arming of a watch.
+/// Whether an entry is not the arming of a watch.
 pub(super) fn is_operation_or_cancel(entry: &squeue::Entry) -> bool {
     entry.get_opcode() != u32::from(opcode::PollAdd::CODE)
 }
 
-/// Asks that the notification say whether the kernel has copied (`IORING_SEND_ZC_REPORT_USAGE`).
+/// Makes the notification report whether the kernel has copied the data (`IORING_SEND_ZC_REPORT_USAGE`).
 const REPORT_USAGE: u16 = 1 << 3;
 
-/// The kernel's form of an operation. The pointers in it lead into the operation, which the table keeps unmoved.
+/// The entry of an operation. Its pointers point into the operation, which the table does not move.
 pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
     let header = operation.message_header();
     let open_flags = operation.open_flags();
@@ -145,7 +145,7 @@ pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
     }
 }
 
-/// The kernel's form of an accept.
+/// The entry of an accept.
 fn accept(fd: Fd, multishot: bool) -> squeue::Entry {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     if multishot {
@@ -162,12 +162,12 @@ fn number(fd: &SharedFd) -> Fd {
     Fd(fd.as_raw_fd())
 }
 
-/// Where relative paths begin.
+/// The directory that a relative path is resolved against.
 fn place(directory: Option<&SharedFd>) -> Fd {
     directory.map_or(Fd(libc::AT_FDCWD), number)
 }
 
-/// The kernel's form of a zero-copy send, or of an ordinary one in its place if it `copies`.
+/// The entry of a zero-copy send, or of an ordinary send in its place if it `copies`.
 fn send_zero_copy(fd: Fd, bytes: &Bytes, flags: i32, copies: bool) -> squeue::Entry {
     let (bytes, flags) = (bytes.as_slice(), flags | libc::MSG_NOSIGNAL);
     if copies {
@@ -182,7 +182,7 @@ fn send_zero_copy(fd: Fd, bytes: &Bytes, flags: i32, copies: bool) -> squeue::En
     }
 }
 
-/// A length in the kernel's terms: one transfer moves less than two gigabytes anyway (read(2)).
+/// A length as the kernel takes it. One transfer moves less than two gigabytes anyway (read(2)).
 fn length(length: usize) -> u32 {
     length.min(0x7fff_f000) as u32
 }

@@ -1,7 +1,7 @@
 //! The ring, and the queue of entries in front of it.
 //!
-//! Entries wait in a queue of ours, which is never full, until the driver enters the kernel. Entering hands over as many as fit,
-//! runs the kernel's pending work for this ring (task work), and may wait for a completion.
+//! Entries wait in the driver's own queue, which is never full, until the driver enters the kernel. An enter submits as
+//! many as fit, runs the kernel's pending work for this ring (task work), and may wait for a completion.
 
 #![allow(unsafe_code)]
 
@@ -19,10 +19,11 @@ use crate::contract::{Counters, refused};
 use crate::process;
 use crate::table::Table;
 
-/// How often entries are offered that the kernel will not take, before others have their turn.
+/// How often to submit entries that the kernel refuses, before giving up for now.
 pub(super) const REFUSALS_MAX: u32 = 100;
 
-/// How long a flush waits for the kernel's submission thread, which takes what is queued within microseconds if it gets to run.
+/// How long a flush waits for the kernel's submission thread. It takes what is queued within microseconds, once it is
+/// scheduled.
 const PATIENCE_FOR_THREAD: Duration = Duration::from_secs(1);
 
 pub(super) struct Ring {
@@ -32,16 +33,16 @@ pub(super) struct Ring {
     description: String,
     /// Whether the kernel can send without copying.
     pub(super) sends_zero_copy: bool,
-    /// The number of the thread that enabled the ring; 0 as long as nobody has.
+    /// The number of the thread that enabled the ring. 0 if none has.
     owner: u64,
     /// Entries that are not in the kernel's queue yet.
     queued: VecDeque<squeue::Entry>,
-    /// Whether the kernel's submission thread was woken for all that its queue holds. It may not have got round to run.
+    /// Whether the kernel's submission thread was woken for everything in its queue. It may not have run yet.
     thread_is_woken: bool,
 }
 
 impl Ring {
-    /// Sets a ring up, in the first of these ways that the kernel grants.
+    /// Sets up a ring, with the first of these setups that the kernel grants.
     pub(super) fn new(config: &Config, setups: &'static [Setup]) -> io::Result<Ring> {
         let Granted {
             ring,
@@ -60,7 +61,7 @@ impl Ring {
         })
     }
 
-    /// What the kernel grants, in a line for people.
+    /// What the kernel grants, as one line of text.
     pub(super) fn description(&self) -> &str {
         &self.description
     }
@@ -72,14 +73,15 @@ impl Ring {
         self.owner == process::thread_number()
     }
 
-    /// Whether this thread may use the ring: nobody else has enabled it.
+    /// Whether this thread may use the ring: no other thread has enabled it.
     #[inline]
     pub(super) fn is_usable(&self) -> bool {
         self.owner == 0 || self.is_own()
     }
 
-    /// Replaces the ring by a new one for this thread. Closing the old one makes the kernel drop the requests that it still has.
-    /// Of what is queued only the arming of watches is dropped, because all of them have to be armed anew.
+    /// Replaces the ring with a new one for this thread. The kernel drops the requests of the old ring when it is
+    /// closed. Queued armings of watches are dropped, because the caller arms all watches again. Other queued entries
+    /// stay.
     pub(super) fn rebuild(&mut self) -> io::Result<()> {
         let Granted {
             ring, description, ..
@@ -88,7 +90,7 @@ impl Ring {
         self.thread_is_woken = false;
         self.description = description;
         self.owner = 0;
-        // A cancel of a request that the old ring had finds nothing here, and is no harm.
+        // A cancel of a request in the old ring finds nothing in the new one, which is fine.
         self.queued.retain(requests::is_operation_or_cancel);
         Ok(())
     }
@@ -116,7 +118,7 @@ impl Ring {
         self.queued.is_empty() && self.kernel.submission().is_empty()
     }
 
-    /// Whether the kernel has taken what is in its queue, or has a thread that will.
+    /// Whether the kernel has taken everything in its queue, or has a thread that does.
     pub(super) fn has_submitted(&mut self) -> bool {
         self.config.sq_poll || self.kernel.submission().is_empty()
     }
@@ -129,30 +131,31 @@ impl Ring {
         self.kernel.completion()
     }
 
-    /// Whether completions wait in the kernel, because their queue was full.
+    /// Whether completions wait in the kernel because the completion queue was full.
     pub(super) fn has_overflowed(&mut self) -> bool {
         self.kernel.submission().cq_overflow()
     }
 
     // ---- entering
 
-    /// Whether nothing is queued, and the kernel has neither completions nor work that becomes completions when we enter.
+    /// Whether nothing is queued, and the kernel has neither completions nor work that an enter would turn into
+    /// completions.
     pub(super) fn is_idle(&self) -> bool {
-        // SAFETY: no other view of the completion queue exists: those that `completions` makes borrow the ring mutably.
+        // SAFETY: no other view of the completion queue exists: those made by `completions` borrow the ring mutably.
         let completions = unsafe { self.kernel.completion_shared() };
         self.queued.is_empty() && completions.is_empty() && !self.kernel_waits()
     }
 
-    /// Whether something is queued, or entering would do anything.
+    /// Whether something is queued, or an enter would have something to do.
     pub(super) fn must_enter(&self) -> bool {
         !self.queued.is_empty() || self.kernel_waits()
     }
 
-    /// Whether the kernel waits for us to enter. What lies in its queue is nothing to enter for while a thread of its own looks
-    /// there.
+    /// Whether the kernel waits for an enter. With a submission thread, entries in its queue need an enter only to wake
+    /// that thread.
     fn kernel_waits(&self) -> bool {
-        // SAFETY: no other view of the submission queue exists: `Ring`'s other methods make theirs with `&mut self`, and keep
-        // none of them.
+        // SAFETY: no other view of the submission queue exists: the other methods that make one take `&mut self` and do
+        // not keep it.
         let submission = unsafe { self.kernel.submission_shared() };
         submission.taskrun()
             || submission.cq_overflow()
@@ -160,7 +163,7 @@ impl Ring {
                 && (!self.config.sq_poll || submission.need_wakeup() && !self.thread_is_woken)
     }
 
-    /// Moves queued entries into the kernel's queue as far as they fit. Returns whether all did.
+    /// Moves queued entries into the kernel's queue as far as there is room. Returns whether all fitted.
     pub(super) fn fill(&mut self, table: &mut Table) -> bool {
         if self.queued.is_empty() {
             return true;
@@ -183,10 +186,10 @@ impl Ring {
     }
 
     /// One `io_uring_enter(2)` that submits what the kernel's queue holds, runs task work, and waits for a completion
-    /// if `wait`. Enables the ring first where nobody has.
+    /// if `wait`. Enables the ring first if that was not done yet.
     ///
-    /// With a submission thread of the kernel's it wakes that if need be, waits until there is room in a queue that is full, and
-    /// is left out where there is nothing of that to be done.
+    /// With a submission thread, it wakes the thread if necessary, and waits for room if the queue is full. If neither
+    /// is necessary, it makes no system call.
     pub(super) fn enter(
         &mut self,
         wait: bool,
@@ -216,7 +219,7 @@ impl Ring {
             if submission.is_full() {
                 flags |= EnterFlags::SQ_WAIT;
             }
-            // Or it would be the result, and not what has ended the wait.
+            // Otherwise it would be the result, instead of what has ended the wait.
             to_submit = 0;
         }
         let is_full = submission.is_full();
@@ -237,16 +240,17 @@ impl Ring {
             )
         };
         if result? < to_submit {
-            // The rest stays in the queue and goes along with the next enter.
+            // The rest stays in the queue and is submitted by the next enter.
             counters.short_submits += 1;
         }
         Ok(())
     }
 
-    /// Hands all entries to the kernel, and lets it do its work for this ring. Fails if it does not take all of them.
+    /// Submits all entries, and lets the kernel do its pending work for this ring. Fails if the kernel does not take
+    /// all entries.
     pub(super) fn flush(&mut self, table: &mut Table) -> io::Result<()> {
-        // One enter runs at least twenty pieces of task work, in order, so that after this many everything that was
-        // pending has had its turn. Without a bound a busy ring would never be done.
+        // One enter runs at least twenty pieces of task work, in order. So after this many enters, everything that was
+        // pending has been processed. Without a bound, a busy ring would never be done.
         let live = table.counters.watches + table.counters.operations;
         let mut runs_left = 8 + live / 16;
         let mut refusals = 0;
@@ -285,7 +289,8 @@ impl Ring {
         }
     }
 
-    /// Waits until the kernel's submission thread has taken all entries, for a while: it may not get to run.
+    /// Waits until the kernel's submission thread has taken all entries, for a limited time, because it may not be
+    /// scheduled.
     fn wait_for_thread(&mut self, counters: &mut Counters) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE_FOR_THREAD;
         for round in 0_u32.. {

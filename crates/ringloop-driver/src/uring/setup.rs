@@ -1,4 +1,4 @@
-//! Setting a ring up: what is asked of the kernel, what it grants, and why it refuses.
+//! The setup of a ring: what is requested, what the kernel grants, and why it refuses.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,19 +11,19 @@ use crate::process;
 use crate::sys;
 use crate::workers::THREADS_MAX;
 
-/// The smallest submission queue that is tried when memory is short.
+/// The smallest submission queue to try when memory is short.
 const ENTRIES_MIN: u32 = 8;
 
-/// One way to set a ring up.
+/// One way to set up a ring.
 pub(super) struct Setup {
     flags: &'static [&'static str],
     apply: fn(&mut io_uring::Builder),
 }
 
-/// The ways, from the best to the least that will do.
+/// The setups, from the best to the least that is sufficient.
 ///
 /// `DEFER_TASKRUN` needs Linux 6.1, `NO_SQARRAY` 6.6, `SINGLE_ISSUER` 6.0, `COOP_TASKRUN` and `TASKRUN_FLAG` 5.19.
-/// Without the last one nobody could see without a system call whether there is work, so that is where we stop.
+/// Without the last one it takes a system call to find out whether there is work, so it is required.
 pub(super) const SETUPS: &[Setup] = &[
     Setup {
         flags: &[
@@ -66,7 +66,7 @@ pub(super) const SETUPS: &[Setup] = &[
     },
 ];
 
-/// With a kernel thread that takes the submissions, task work is that thread's.
+/// With a submission thread, task work is run by that thread.
 pub(super) const SETUPS_SQ_POLL: &[Setup] = &[Setup {
     flags: &["SQPOLL"],
     apply: |builder| {
@@ -80,13 +80,13 @@ const SQ_POLL_IDLE_MS: u32 = 10;
 /// What a ring was granted.
 pub(super) struct Granted {
     pub(super) ring: IoUring,
-    /// What was granted, in a line for people.
+    /// What was granted, as one line of text.
     pub(super) description: String,
-    /// Whether the kernel has the operation for it.
+    /// Whether the kernel can send without copying.
     pub(super) sends_zero_copy: bool,
 }
 
-/// Why `io_uring` cannot be had, for people: the system call that was refused, and what is likely to have refused it.
+/// The error for a refused system call: which one it was, and what has probably refused it.
 fn refusal(call: &str, error: &io::Error) -> io::Error {
     let is_setup = call == "io_uring_setup";
     let why = match error.raw_os_error() {
@@ -107,11 +107,11 @@ fn refusal(call: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), Refused::new(error.raw_os_error(), text))
 }
 
-/// Checks that the other two calls are allowed as well: a filter may know only one of the three. Both find nothing to do, and
-/// together they cost a hundredth of what setting the ring up has cost.
+/// Checks that the other two system calls are allowed as well: a seccomp filter may allow only some of the three.
+/// Neither call has anything to do, and together they cost a hundredth of setting up the ring.
 fn check_calls(ring: &IoUring) -> io::Result<()> {
     match sys::probe_enter(ring.as_raw_fd()) {
-        // A ring that is still disabled cannot be entered.
+        // The ring is still disabled, so it cannot be entered.
         Err(error) if error.raw_os_error() != Some(libc::EBADFD) => {
             return Err(refusal("io_uring_enter", &error));
         }
@@ -120,7 +120,7 @@ fn check_calls(ring: &IoUring) -> io::Result<()> {
     sys::probe_register(ring.as_raw_fd()).map_err(|error| refusal("io_uring_register", &error))
 }
 
-/// Makes a disabled ring of what the kernel grants, in the first way that it does. The error's text is for people.
+/// Makes a disabled ring, with the first setup that the kernel grants. The error message is meant for users.
 pub(super) fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
     let mut entries = config.entries;
     let mut completion_entries = config
@@ -140,7 +140,7 @@ pub(super) fn set_up(config: &Config, setups: &[Setup]) -> io::Result<Granted> {
                 Ok(ring) => {
                     check_calls(&ring)?;
                     let sends_zero_copy = check_features(&ring)?;
-                    // Four for each CPU unless told (Linux 5.15). An error leaves it at that.
+                    // The default is four for each CPU (Linux 5.15). It stays if this fails.
                     let mut threads = [THREADS_MAX as u32, 0];
                     drop(ring.submitter().register_iowq_max_workers(&mut threads));
                     return Ok(Granted {
@@ -179,7 +179,7 @@ fn describe(setup: &Setup, ring: &IoUring) -> String {
     )
 }
 
-/// Operations without which the backend is no use, each since Linux 5.11 or earlier.
+/// Operations that the backend requires. All of them exist since Linux 5.11 or earlier.
 const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::PollAdd::CODE, "POLL_ADD"),
     (opcode::AsyncCancel::CODE, "ASYNC_CANCEL"),
@@ -198,8 +198,8 @@ const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::Close::CODE, "CLOSE"),
 ];
 
-/// Checks that the kernel has all that the backend builds on, and says whether it sends without copying. Asked once per
-/// process: kernels don't change under us.
+/// Checks that the kernel has everything that the backend requires, and returns whether it can send without copying.
+/// Done once per process, because the kernel does not change.
 fn check_features(ring: &IoUring) -> io::Result<bool> {
     static SENDS_ZERO_COPY: OnceLock<bool> = OnceLock::new();
     if let Some(known) = SENDS_ZERO_COPY.get() {
@@ -232,8 +232,8 @@ fn check_features(ring: &IoUring) -> io::Result<bool> {
             return lacks(name);
         }
     }
-    // The operation came with Linux 6.0, and with 6.2 the report of whether it copied (IORING_SEND_ZC_REPORT_USAGE), which
-    // no probe knows.
+    // The operation exists since Linux 6.0. The report of whether it has copied (IORING_SEND_ZC_REPORT_USAGE) came with
+    // 6.2 and cannot be probed.
     let sends_zero_copy =
         probe.is_supported(opcode::SendZc::CODE) && process::kernel_is_at_least(6, 2);
     Ok(*SENDS_ZERO_COPY.get_or_init(|| sends_zero_copy))
