@@ -1,9 +1,9 @@
-//! What the server's processes cost: CPU time, context switches, threads, memory.
+//! The cost of the server's processes: CPU time, context switches, threads, memory.
 //!
-//! A process counts with its descendants, those that end meanwhile and those that begin meanwhile too. CPU time comes from the
-//! processes' own CPU clocks, in ns; that of a busy process may lag by a tick of its kernel (1 to 10 ms). They are read in the instants
-//! in which the window opens and closes. What /proc tells takes longer to read and stands outside of these instants: the window opens
-//! after it was read and closes before.
+//! A process counts with its descendants, including those that start or end during the run. CPU time comes from the processes'
+//! CPU clocks, in ns. The clock of a busy process may lag by a tick of the kernel (1 to 10 ms). These clocks are read at the
+//! instants at which the window opens and closes. /proc takes longer to read, so it is read before the window opens and after it
+//! closes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -24,13 +24,13 @@ pub(crate) struct NoProcess {
     source: io::Error,
 }
 
-/// The processes of the server: those that were named, whose descendants count as well.
+/// The processes of the server that were named. Their descendants count as well.
 #[derive(Debug)]
 pub(crate) struct Account {
     pids: Vec<i32>,
 }
 
-/// What /proc says of all processes together. Times are with those of ended children that were waited for.
+/// What /proc reports, summed over all processes. Times include those of ended children that were waited for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
     /// The processes, in ascending order.
@@ -41,12 +41,12 @@ pub(crate) struct Details {
     waited_ns: u64,
     threads: u64,
     pub(crate) rss_bytes: u64,
-    /// Of each thread, because those of a thread that has ended are gone.
+    /// By thread, because the numbers of an ended thread are lost.
     switches: HashMap<i32, Switches>,
 }
 
 impl Details {
-    /// The switches since `earlier` of all threads that are there still.
+    /// The switches since `earlier` of all threads that still exist.
     fn switches_since(&self, earlier: &Self) -> Switches {
         let mut all = Switches::default();
         for (thread, now) in &self.switches {
@@ -58,10 +58,10 @@ impl Details {
     }
 }
 
-/// The CPU time of each process until some instant, in ns.
+/// The CPU time of each process up to an instant, in ns.
 type CpuTimes = BTreeMap<i32, u64>;
 
-/// The readings of a run; `None` where a process was gone.
+/// The readings of a run. `None` where a process was gone.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     pub(crate) rss_bytes_at_rest: Option<u64>,
@@ -79,14 +79,14 @@ impl Readings {
         self.details_begin = self.noted(account.details());
     }
 
-    /// The fast readings in the instant in which the window opens.
+    /// The fast readings at the instant at which the window opens.
     pub(crate) fn open(&mut self, account: &Account) {
         let pids = self.details_begin.as_ref().map(|details| &details.pids);
         let cpu = pids.map(|pids| account.cpu_times(pids));
         self.cpu_begin = cpu.and_then(|cpu| self.noted(cpu));
     }
 
-    /// The fast readings in the instant in which the window closes.
+    /// The fast readings at the instant at which the window closes.
     pub(crate) fn close(&mut self, account: &Account) {
         let begin = self.cpu_begin.as_ref();
         let pids = begin.map(|begin| begin.keys().copied().collect::<Vec<_>>());
@@ -116,7 +116,8 @@ impl Readings {
             .ok()
     }
 
-    /// The CPU time of the window: what all have used by its end, the ended ones among them, less what they had used before.
+    /// The CPU time of the window: what all processes, including ended ones, have used by its end, minus what they had used
+    /// before.
     fn cpu_ns(&self) -> Result<u64, &'static str> {
         let missing = "a process was gone";
         let (before, after) = self
@@ -132,7 +133,7 @@ impl Readings {
         let waited_ns = after.waited_ns.saturating_sub(before.waited_ns);
         let gone = begin.iter().filter(|(pid, _)| !end.contains_key(pid));
         let gone_ns: u64 = gone.map(|(_, ns)| ns).sum();
-        // Times of ended children are rounded to ticks, and twice.
+        // Times of ended children are rounded to ticks, twice.
         if gone_ns > waited_ns + 2 * system::tick_ns() * begin.len() as u64 {
             return Err(
                 "a child process ended, and its parent hasn't waited for it, so its CPU time is lost",
@@ -158,7 +159,7 @@ impl Account {
         self.pids.is_empty()
     }
 
-    /// The CPU time so far of each of these processes. One that is gone is left out, unless it was named.
+    /// The CPU time so far of each of these processes. A process that is gone is left out, unless it was named.
     fn cpu_times(&self, pids: &[i32]) -> Result<CpuTimes, NoProcess> {
         let time = |&pid: &i32| {
             let read = Clock::of_process(pid).and_then(Clock::read_ns);
@@ -169,7 +170,7 @@ impl Account {
             .collect()
     }
 
-    /// What /proc says now.
+    /// What /proc reports now.
     pub(crate) fn details(&self) -> Result<Details, NoProcess> {
         let mut all = Details::default();
         for pid in self.with_descendants() {
@@ -187,7 +188,7 @@ impl Account {
         Ok(all)
     }
 
-    /// A reading of a process; none if it is gone, which is an error for a process that was named.
+    /// A reading of a process. `None` if it is gone, which is an error for a process that was named.
     fn unless_gone<T>(&self, pid: i32, read: io::Result<T>) -> Result<Option<T>, NoProcess> {
         match read {
             Ok(value) => Ok(Some(value)),
@@ -230,7 +231,7 @@ impl Account {
         found
     }
 
-    /// The result's `server`: differences over the window; null without processes.
+    /// The `server` field of the result: differences over the window. Null without processes.
     pub(crate) fn to_json(&self, readings: &Readings) -> Value {
         if self.is_empty() {
             return Value::Null;
@@ -271,7 +272,7 @@ struct Stat(String);
 impl Stat {
     fn read(pid: i32) -> io::Result<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The name in parentheses may hold anything; what follows the last one is fields, from the third one on.
+        // The name in parentheses may contain anything. After the last parenthesis come the fields, from the third one on.
         let (_, fields) = stat.rsplit_once(") ").ok_or_else(|| invalid("stat"))?;
         Ok(Self(fields.to_owned()))
     }
@@ -311,7 +312,7 @@ fn details_of(pid: i32) -> io::Result<Details> {
         }
     }
     let ns = |number| Ok::<_, io::Error>(stat.field(number)? * system::tick_ns());
-    // utime, stime, and the same of the children that were waited for.
+    // utime, stime, and the same for the children that were waited for.
     let (user_ns, system_ns, waited_user_ns, waited_system_ns) =
         (ns(14)?, ns(15)?, ns(16)?, ns(17)?);
     Ok(Details {

@@ -17,46 +17,47 @@ const VERSION: &str = if cfg!(debug_assertions) {
     concat!(env!("CARGO_PKG_VERSION"), " (release)")
 };
 
-/// How long a connection may take that tells whether a server listens on an address of a name.
+/// The timeout of the connections that find out on which address of a name a server listens.
 const NAME_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest message, in bytes.
+/// The maximum size of a message, in bytes.
 const SIZE_MAX: usize = 256 * 1024 * 1024;
-/// The most requests per second that are due. Far more than a server answers; the generator must be able to count them.
+/// The maximum rate of requests per second: far more than a server answers, but the generator can still count them.
 const RATE_MAX: f64 = 1e7;
 
 const RESULT_HELP: &str = "\
 The result:
-  void          null, or why the figures mean nothing: a wrong byte came back, or nothing did
-  window_s      how long was measured, in seconds; all figures are over exactly that time
-  operations    frames, requests or messages that were answered rightly; and operations_per_s
+  void          null, or why the figures are meaningless: a wrong byte came back, or nothing did
+  window_s      the length of the measurement in seconds; all figures are over exactly this time
+  operations    frames, requests or messages that were answered correctly; and operations_per_s
   bytes_in/_out payload received and sent, in bytes
-  latency       service: from sending to the whole answer; corrected (open loop): from when it
-                should have been sent; cold (rtt): first messages. Each {count, mean_ns, min_ns,
-                p50_ns, ..., p999_ns, max_ns, hdr}; percentiles have three significant digits
-  errors        {kind: {count, first}}, with the first one in words; empty if all went well.
+  latency       service: from sending a request to the whole answer; corrected (open loop): from
+                when it should have been sent; cold (rtt): first messages. Each {count, mean_ns,
+                min_ns, p50_ns, ..., p999_ns, max_ns, hdr}, with three significant digits
+  errors        {kind: {count, first}}, where first describes the first one; empty without errors.
                 Kinds: connect, reset, closed, half_answer, timeout, mismatch, unexpected,
                 status, malformed, other
   connections   asked, opened, reopened, alive_at_end, opening_s, and connect (latencies)
   fairness      operations per connection: min, p5, median, p95, max, and Jain's index (1: all
                 equal)
-  streams       (echo --mode stream) outstanding_bytes_max: the most that was sent on a connection
-                and had not come back; held_back: how often sending stopped on one, because that
-                was outstanding_bytes_most, and went on when half had come back
-  littles_law   requests in flight: in_flight_average is rate times latency, expected is as they
-                were counted; their ratio is 1, or the figures contradict each other
-  open_loop     due: requests of the window; unfinished: those without an answer in the end,
-                which count in corrected with the time they had waited; send_lateness: how late
-                requests were sent whose connection was free, which is the generator's own
+  streams       (echo --mode stream) outstanding_bytes_max: the maximum that was sent on a
+                connection and had not come back; held_back: how often sending stopped on a
+                connection, because outstanding_bytes_most was reached, until half had come back
+  littles_law   requests in flight: in_flight_average is rate times latency, expected is counted;
+                their ratio is 1, or the figures contradict each other
+  open_loop     due: requests of the window; unfinished: those that were never answered, which
+                count in corrected with the time that they waited; send_lateness: how late
+                requests were sent on free connections, which is the generator's own delay
   client        cpu_ns, and busy_fraction: the part of the time in which the generator did
-                anything but wait. Above 0.67 it could not have loaded the server half as much
-                again: then the rate is not the server's alone
-  server        with --account: cpu_ns of all threads and child processes, of ended ones and of
-                the kernel's for them too; user_ns and system_ns (in steps of 10 ms); context
-                switches; threads; memory at rest, with connections and at the end; processes
-  ceiling       (ceiling) operations_per_s if the generator did nothing but work
+                anything but wait. Above 0.67 it could not have sent half as much load again:
+                then the rate is not limited by the server alone
+  server        with --account: cpu_ns of all threads and child processes, including ended ones
+                and kernel threads that work for them; user_ns and system_ns (in steps of 10 ms);
+                context switches; threads; memory at rest, with connections and at the end;
+                processes
+  ceiling       (ceiling) operations_per_s if the generator were busy all the time
 and interrupted, ended_early, options, schema_version, workload.
 
-Example: 50 connections for 5 s, on CPU 1, with what the server costs:
+Example: 50 connections for 5 s, on CPU 1, with the cost of the server:
   ringlab-load http --address 127.0.0.1:8080 --cpu 1 --account $(pgrep -o myserver)
 Each workload has its own help: ringlab-load http --help";
 
@@ -87,7 +88,7 @@ Example, on a machine with two CPUs:
 
 `ringlab-load --help` explains the result.";
 
-/// Loads a TCP server, checks every byte that comes back, and measures: throughput, latency, and what the server's processes cost.
+/// Loads a TCP server, checks every byte that comes back, and measures throughput, latency, and the cost of the server's processes.
 ///
 /// Prints JSON on stdout, one object per line: events while it runs ("connected", "window_start", "progress" once per second,
 /// "window_end"), and as the last line the "result". Sizes are in bytes, times on the command line in seconds, times in the output in
@@ -103,7 +104,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The command line; ends the process where it is wrong, or asks for help.
+    /// The command line. Ends the process if it is wrong or asks for help.
     pub(crate) fn get() -> Self {
         let arguments = Self::parse();
         if let Workload::Echo(echo) = &arguments.workload
@@ -125,46 +126,46 @@ pub(crate) enum Workload {
     /// Messages that an echo server sends back, on many connections: framed and checked, or endless streams
     ///
     /// A frame carries the number of its connection, its sequence number and seeded random bytes; each connection sends the next one
-    /// when it has the whole echo (closed loop). A single wrong byte ends the run and makes it void. An operation is one frame.
+    /// when it has received the whole echo (closed loop). A single wrong byte ends the run and voids it. An operation is one frame.
     #[command(after_long_help = ECHO_HELP)]
     Echo(Echo),
 
-    /// GET requests to an HTTP/1.1 server: as many as it can answer, or a fixed rate; or a probe of how it parses
+    /// GET requests to an HTTP/1.1 server: as many as it can answer, or at a fixed rate; or a probe of its parser
     ///
-    /// Without --rate each connection sends its next request when it has the whole response (closed loop): this shows the
-    /// server's capacity. With --rate requests are due at instants that are spread evenly over time and connections (open loop), whether
+    /// Without --rate each connection sends its next request when it has received the whole response (closed loop). This shows the
+    /// server's capacity. With --rate requests are due at instants that are evenly distributed over time and connections (open loop), whether
     /// the server keeps up or not. "corrected" latencies then count from these instants, so that a server that stalls is charged
     /// for all requests that had to wait (free of coordinated omission); "service" latencies count from when a request was sent.
     #[command(after_long_help = HTTP_HELP)]
     Http(Http),
 
-    /// Round trips of one message at a time on one connection, and the first message of fresh connections apart
+    /// Round trips of one message at a time on one connection, and separately the first message of fresh connections
     ///
-    /// First come the fresh connections, one after the other: connect, one message, close ("cold"). Then one connection sends messages
-    /// for the warm-up and the window, each after the echo of the one before; every byte is checked.
+    /// The fresh connections come first, one after another: connect, one message, close ("cold"). Then one connection sends messages
+    /// during the warm-up and the window, each after the echo of the previous one. Every byte is checked.
     #[command(after_long_help = RTT_HELP)]
     Rtt(Rtt),
 
-    /// The generator's own maximum: against the smallest responder there is, which runs on CPUs of its own and never sleeps
+    /// The generator's own maximum, against a minimal responder that runs on CPUs of its own and never sleeps
     ///
-    /// The responder's work for an answer is about the generator's for a request, so it may be what limits the rate; therefore
-    /// "ceiling" in the result says what the generator would reach if its CPUs were fully used at the same cost per operation.
+    /// An answer costs the responder about as much as a request costs the generator, so the responder may limit the rate. Therefore
+    /// "ceiling" in the result is the rate that the generator would reach if it were busy all the time, at the same cost per operation.
     #[command(after_long_help = CEILING_HELP)]
     Ceiling(Ceiling),
 
-    /// The responder of `ceiling`, on 127.0.0.1; it ends when its stdin ends
+    /// The responder of `ceiling`, on 127.0.0.1. It ends when its stdin ends
     Responder(Responder),
 }
 
-/// How a load is measured, whatever it is.
+/// How any load is measured.
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Measuring {
-    /// Seconds for which the load runs before anything is counted
+    /// Seconds of load before anything is counted
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
     pub(crate) warm_up: Duration,
 
-    /// Seconds that are measured
+    /// Seconds to measure
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
     #[serde(rename = "window_s", serialize_with = "as_seconds")]
     pub(crate) window: Duration,
@@ -173,10 +174,10 @@ pub(crate) struct Measuring {
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub(crate) cpu: Option<Cpus>,
 
-    /// Microseconds for which to look for events before sleeping; 0: sleep at once
+    /// Microseconds to poll for events before sleeping; 0: sleep at once
     ///
-    /// Waking a sleeping generator costs a local server CPU time, and the more often, the slower it answers: a cost that is neither its
-    /// own nor the same for all servers. So the generator sleeps only when nothing has come for a while.
+    /// Waking a sleeping generator costs a local server CPU time, and the more often, the slower it answers. This cost is not the server's
+    /// own and differs between servers. So the generator sleeps only when nothing has come for a while.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
     pub(crate) spin_us: u32,
 
@@ -185,7 +186,7 @@ pub(crate) struct Measuring {
     pub(crate) hdr: bool,
 }
 
-/// What the loads of a server have in common.
+/// The options that all loads of a server have in common.
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Common {
     /// Server to load, as in 127.0.0.1:8080, [::1]:8080 or localhost:8080
@@ -196,7 +197,7 @@ pub(crate) struct Common {
     #[serde(flatten)]
     pub(crate) measuring: Measuring,
 
-    /// Seconds over which the connections are opened, evenly; never more than 8000 per second
+    /// Seconds over which the connections are opened, evenly, at most 8000 per second
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
     #[serde(rename = "ramp_s", serialize_with = "as_seconds")]
     pub(crate) ramp: Duration,
@@ -206,7 +207,7 @@ pub(crate) struct Common {
     #[serde(rename = "timeout_s", serialize_with = "as_seconds")]
     pub(crate) timeout: Duration,
 
-    /// Ends the window once so many operations are counted (or a few more), if it isn't over before [default: no limit]
+    /// Ends the window early when this many operations (or a few more) are counted [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_operations: Option<u64>,
 
@@ -214,15 +215,15 @@ pub(crate) struct Common {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Process of the server, whose CPU time and memory to account for, and those of its descendants; may be given several times [default: none]
+    /// Process of the server: its CPU time and memory, with those of its descendants, are in the result. May be given several times [default: none]
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) account: Vec<i32>,
 }
 
-/// How long messages are.
+/// The size of messages.
 #[derive(Args, Clone, Copy, Debug, Serialize)]
 pub(crate) struct Size {
-    /// Bytes of each message that is echoed (not of streams and of http)
+    /// Bytes of each echoed message (not for streams and http)
     #[arg(long, value_name = "BYTES", default_value = "1024", value_parser = parse_size)]
     #[serde(rename = "size_bytes")]
     pub(crate) size: usize,
@@ -235,11 +236,11 @@ pub(crate) struct Load {
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) connections: Option<u32>,
 
-    /// Threads of the generator, among which the connections are divided; more than CPUs make it slower
+    /// Threads of the generator, which share the connections; more threads than CPUs make it slower
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: u32,
 
-    /// Requests in flight on each connection (not of streams)
+    /// Requests in flight on each connection (not for streams)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) pipeline: u32,
 }
@@ -248,9 +249,9 @@ pub(crate) struct Load {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// Frames, of which each waits for the echo of the one before
+    /// Frames, each sent after the echo of the previous one
     Framed,
-    /// 'hello world' over and over, written as fast as the server takes it. An operation is one such message; there are no latencies
+    /// 'hello world' repeated, as fast as the server takes it. An operation is one such message; there are no latencies
     Stream,
 }
 
@@ -295,17 +296,17 @@ pub(crate) struct Http {
     #[arg(long, value_name = "TEXT", default_value = "Hello, World!")]
     pub(crate) body: String,
 
-    /// Take any body
+    /// Accept any body
     #[arg(long, conflicts_with = "body")]
     pub(crate) any_body: bool,
 
-    /// Requests per second, over all connections, that are due whether the server keeps up or not (open loop) [default: closed loop]
+    /// Requests per second, over all connections, whether the server keeps up or not (open loop) [default: closed loop]
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
     #[serde(rename = "rate_per_s")]
     pub(crate) rate: Option<f64>,
 
-    /// Don't measure: tell a server that parses requests from one that sends a canned answer, and print what came to which. Of the other
-    /// options it takes --address, --path and --timeout
+    /// Don't measure. Find out whether the server parses requests or sends a canned answer, and print the answers. Uses only --address,
+    /// --path and --timeout
     #[arg(long, conflicts_with = "rate")]
     #[serde(skip)]
     pub(crate) probe: bool,
@@ -325,12 +326,12 @@ pub(crate) struct Rtt {
     #[serde(flatten)]
     pub(crate) size: Size,
 
-    /// Fresh connections that send one message each, before the others
+    /// Fresh connections that send one message each, before the measurement
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub(crate) cold: u32,
 }
 
-/// What the responder speaks.
+/// The protocol of the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protocol {
@@ -358,14 +359,14 @@ pub(crate) struct Ceiling {
     #[serde(flatten)]
     pub(crate) size: Size,
 
-    /// CPUs for the responder, which has a thread on each; give it and the generator (--cpu) different ones [default: one thread]
+    /// CPUs for the responder, with a thread on each. Use others than for the generator (--cpu) [default: one thread]
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub(crate) responder_cpu: Option<Cpus>,
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Responder {
-    /// What to speak
+    /// Protocol to speak
     #[arg(value_enum)]
     pub(crate) protocol: Protocol,
 
@@ -379,7 +380,7 @@ pub(crate) struct Responder {
 }
 
 impl Ceiling {
-    /// The options of the same load on the server at `address`.
+    /// The same options for a load of the server at `socket`.
     pub(crate) fn common(&self, socket: SocketAddr, pid: i32) -> Common {
         Common {
             address: Address {
@@ -397,7 +398,7 @@ impl Ceiling {
 }
 
 impl Common {
-    /// The settings of a run with that load.
+    /// The settings of a run with this load.
     pub(crate) fn settings(
         &self,
         load: &Load,
@@ -410,7 +411,7 @@ impl Common {
             address: self.address.socket,
             connections,
             pipeline: load.pipeline,
-            // More threads than connections would have nothing to do.
+            // Further threads would have nothing to do.
             threads: load.threads.min(connections) as usize,
             cpus: measuring.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
             ramp_ns: system::ns(self.ramp),
@@ -430,7 +431,7 @@ impl Common {
 /// Where the server is.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
-    /// As it was given, with the port.
+    /// The address as it was given, with the port.
     pub(crate) name: String,
     pub(crate) socket: SocketAddr,
 }
@@ -481,9 +482,7 @@ fn parse_address(text: &str) -> Result<Address, String> {
     let socket =
         first_that_answers(&addresses).ok_or_else(|| format!("'{text}' has no address"))?;
     if socket.port() == 0 {
-        return Err(
-            "the port must be the one that the server listens on, and 0 is none".to_owned(),
-        );
+        return Err("the port must be the one that the server listens on, not 0".to_owned());
     }
     Ok(Address {
         name: text.to_owned(),
@@ -491,8 +490,8 @@ fn parse_address(text: &str) -> Result<Address, String> {
     })
 }
 
-/// A name may have several addresses, and a server listen on one of them alone: the first that takes a connection; the first of all
-/// where none does.
+/// A name may have several addresses, and the server may listen on only one of them. Returns the first that accepts a connection, or the
+/// first of all if none does.
 fn first_that_answers(addresses: &[SocketAddr]) -> Option<SocketAddr> {
     let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, NAME_TIMEOUT).is_ok();
     let found = match addresses {

@@ -1,4 +1,4 @@
-//! What the generator itself can do, found with a [responder](crate::responder) in a process of its own.
+//! The generator's own maximum, measured against a [responder](crate::responder) in a process of its own.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ impl Process {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for the generator, which ends the run first, and the responder after it.
+            // Ctrl-C is for the generator only, which ends the run first and then the responder.
             .process_group(0)
             .spawn()
             .context("the responder can't be started")?;
@@ -61,13 +61,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It is gone already, or goes now; in both cases nothing is left to do.
+        // It has ended already or ends now. In both cases there is nothing else to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Measures the ceiling: the result of the load on the responder, and what follows from it.
+/// Measures the ceiling. Returns the result of loading the responder, with the ceiling computed from it.
 pub(crate) fn measure(
     ceiling: &Ceiling,
     connections: u32,

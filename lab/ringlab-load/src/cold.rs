@@ -1,4 +1,4 @@
-//! The first message of fresh connections, which the first one after a while of the same costs more than its successors.
+//! The first message of fresh connections, which costs more than the messages after it.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,19 +11,19 @@ use crate::pattern::{Frame, Pattern};
 use crate::settings::Settings;
 use crate::system::now_ns;
 
-/// The numbers of fresh connections count from here, so that their frames are no others'.
+/// The first number of fresh connections, so that their frames differ from all others.
 const FIRST_NUMBER: u32 = 1 << 31;
 
-/// How often it is looked, while nothing comes, whether to go on.
+/// How often to check, while nothing comes, whether to continue.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What fresh connections took.
+/// Latencies of fresh connections.
 #[derive(Debug)]
 pub(crate) struct Cold {
     pub(crate) connect: Latencies,
-    /// From sending the first message to having its whole echo.
+    /// From sending the first message to receiving its whole echo.
     pub(crate) first_message: Latencies,
-    /// That of the very first connection.
+    /// That latency on the very first connection.
     pub(crate) first_of_all_ns: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn measure(
                 }
             }
             Err(failure) => {
-                // What took that long once would take it again and again.
+                // It would take as long for each further connection.
                 let hopeless =
                     matches!(failure.kind, Kind::Connect | Kind::Timeout) || failure.kind.voids();
                 failures.add(failure);
@@ -68,7 +68,7 @@ pub(crate) fn measure(
     cold
 }
 
-/// How long connecting took, and how long the message, in ns; none if it was interrupted.
+/// The latencies of connecting and of the message, in ns. `None` if it was interrupted.
 fn one_message(
     settings: &Settings,
     pattern: &mut Pattern,
@@ -92,7 +92,8 @@ fn one_message(
     prepared.map_err(|error| explain(index, &error, 0))?;
 
     let sent_ns = now_ns();
-    // The server echoes while it receives, so sending all before receiving would make both wait where a message fills all buffers.
+    // The server echoes while it receives. If a message fills all buffers, sending all of it before receiving would be a
+    // deadlock.
     let mut sent = 0;
     let mut received = 0;
     let size = buffer.len();
@@ -105,7 +106,7 @@ fn one_message(
                 .map_err(|error| explain(index, &error, received))?;
             sent = until;
         }
-        // As much of the echo stays outstanding as any socket holds; at the end everything is waited for.
+        // Up to a portion, which any socket can hold, stays outstanding. At the end, wait for everything.
         while received < size && (sent == size || sent - received > portion) {
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -113,7 +114,7 @@ fn one_message(
             if now_ns() - sent_ns > settings.timeout_ns {
                 return Err(explain(index, &io::ErrorKind::TimedOut.into(), received));
             }
-            // An echo is no longer than what was sent: what came beyond is found wrong with what follows.
+            // The echo can't be longer than what was sent. Extra bytes are detected with the next ones.
             match receive(&mut stream, &mut buffer[received..sent], settings.spin_ns) {
                 Ok(0) => {
                     return Err(explain(
@@ -137,7 +138,7 @@ fn one_message(
     Ok(Some((connected_ns - began_ns, answered_ns - sent_ns)))
 }
 
-/// Receives something, and looks for it for a while before it sleeps, as the load does: the two are to be compared.
+/// Receives something. It spins before it sleeps, as the load does, so that the two can be compared.
 fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin_ns: u64) -> io::Result<usize> {
     if spin_ns > 0 {
         stream.set_nonblocking(true)?;

@@ -1,17 +1,17 @@
-//! One connection of the generator, as its thread keeps it.
+//! One connection of the generator.
 
 use std::net::TcpStream;
 
 use crate::pattern::Frame;
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Not yet made.
+    /// Not opened yet.
     New,
     Connecting,
     Open,
-    /// Failed; it isn't made again.
+    /// It has failed and isn't opened again.
     Dead,
 }
 
@@ -21,34 +21,34 @@ pub(crate) struct Connection<P> {
     pub(crate) state: State,
     /// Its number among all connections of the run.
     pub(crate) number: u32,
-    /// Requests are numbered from 0. Those below `answered` are answered, those below `sent` are sent, those below `started`
-    /// were to be sent, those below `due` should have been: `answered <= sent <= started <= due`, the last in the open loop only.
-    /// A stream is one request without an end, which counts as sent while nothing more of it is to be sent.
+    /// Requests are numbered from 0. Those below `answered` are answered, those below `sent` are sent, those below `started` are
+    /// started, and in the open loop those below `due` are due: `answered <= sent <= started <= due`. A stream is one endless
+    /// request, which counts as sent while it is held back.
     pub(crate) answered: u32,
     pub(crate) sent: u32,
     pub(crate) started: u32,
     pub(crate) due: u32,
-    /// How much of request `sent` is sent, in bytes; how much of the message that a stream repeats.
+    /// How many bytes of request `sent` are sent. For a stream, the position in the repeated message.
     pub(crate) position: usize,
-    /// What was sent on a stream and has not come back, in bytes.
+    /// The number of bytes that were sent on a stream and have not come back.
     pub(crate) outstanding: u64,
-    /// Sending failed, because the server has closed the connection or reset it.
+    /// Sending failed, because the server has closed or reset the connection.
     pub(crate) broken: bool,
-    /// It was open at some time.
+    /// It was open at least once.
     pub(crate) opened: bool,
-    /// What `answered` was when the connection was made the last time.
+    /// The value of `answered` when the connection was last opened.
     pub(crate) answered_before: u32,
-    /// The server said that it will close.
+    /// The server has announced that it will close the connection.
     pub(crate) closing: bool,
     pub(crate) partial: P,
-    /// When the connection was begun, or (streams) something came last, or the server said that it will close.
+    /// When opening the connection began, when something last came (streams), or when the server announced the close.
     pub(crate) since_ns: u64,
-    /// What was answered in the window: requests, or (streams) bytes.
+    /// What was answered in the window: requests, or bytes (streams).
     pub(crate) operations: u64,
 }
 
 impl<P: Default> Connection<P> {
-    /// A connection that isn't made yet.
+    /// A connection that isn't opened yet.
     pub(crate) fn new(number: u32) -> Self {
         Self {
             stream: None,
@@ -72,19 +72,19 @@ impl<P: Default> Connection<P> {
 }
 
 impl<P> Connection<P> {
-    /// How many requests are started and not answered.
+    /// The number of requests that are started and not answered.
     #[inline]
     pub(crate) fn in_flight(&self) -> u32 {
         self.started.wrapping_sub(self.answered)
     }
 
-    /// How many requests are started and not sent.
+    /// The number of requests that are started and not sent.
     #[inline]
     pub(crate) fn unsent(&self) -> u32 {
         self.started.wrapping_sub(self.sent)
     }
 
-    /// What names one of its requests.
+    /// The identity of one of its requests.
     #[inline]
     pub(crate) fn frame(&self, sequence: u32) -> Frame {
         Frame {

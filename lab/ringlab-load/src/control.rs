@@ -1,7 +1,7 @@
-//! The way of a run from phase to phase: connect, warm up, measure, drain.
+//! The phases of a run: connect, warm up, measure, drain.
 //!
-//! The first thread calls [`Control::advance`] between two turns of its own loop. There the clocks of the server's processes and the
-//! generator's own are read and the window is opened or closed, so that these readings and the counts belong to the same instants.
+//! The first thread calls [`Control::advance`] between two turns of its loop. It reads the clocks of the server's processes and
+//! of the generator, and opens or closes the window, so the readings and the counts belong to the same instants.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,10 +13,10 @@ use crate::settings::Settings;
 use crate::shared::{Phase, Shared};
 use crate::system::{self, Clock, NS_PER_S, Switches, now_ns};
 
-/// For how long answers are waited for after Ctrl-C.
+/// How long to wait for answers after Ctrl-C.
 const INTERRUPTED_DRAIN_NS: u64 = NS_PER_S;
 
-/// What is recorded of a run besides what its threads measure.
+/// What is recorded of a run, apart from the measurements of its threads.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) readings: Readings,
@@ -27,7 +27,7 @@ pub(crate) struct Record {
     /// How long it took to open all connections.
     pub(crate) connected_ns: u64,
     pub(crate) was_interrupted: bool,
-    /// Why the run ended before its time.
+    /// Why the run ended early.
     pub(crate) ended_early: Option<String>,
 }
 
@@ -38,11 +38,11 @@ pub(crate) struct Control<'a> {
     account: &'a Account,
     interrupted: &'a AtomicBool,
     began_ns: u64,
-    /// When the present phase ends at the latest.
+    /// When the current phase ends at the latest.
     deadline_ns: u64,
     next_progress_ns: u64,
     last_progress: (u64, u64),
-    /// The slow readings before the window are taken.
+    /// Whether the slow readings before the window are done.
     prepared: bool,
     pub(crate) record: Record,
 }
@@ -70,12 +70,12 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// When there is something to do, apart from what other threads or users want.
+    /// When [`advance`](Self::advance) must be called next, unless another thread or the user changes something.
     pub(crate) fn next_ns(&self) -> u64 {
         self.deadline_ns.min(self.next_progress_ns)
     }
 
-    /// Does what is to be done; returns the time.
+    /// Does what is due. Returns the time.
     pub(crate) fn advance(&mut self, mut now: u64) -> u64 {
         let phase = self.shared.phase();
         if now >= self.next_progress_ns {
@@ -162,14 +162,14 @@ impl<'a> Control<'a> {
         self.shared.sending_begin_ns.store(now, Ordering::Release);
         self.shared.set_phase(Phase::WarmUp);
         if without_warm_up {
-            // Nothing is sent before the window, so that no answer is outside of it.
+            // Nothing is sent before the window, so no answer falls outside of it.
             return self.open_window();
         }
         now
     }
 
-    /// Takes the slow readings, and puts the window off by as long again: until then this thread takes the answers that came meanwhile,
-    /// which the server has worked for before the window, so that they don't count in it.
+    /// Takes the slow readings, and delays the window by the same time again. In that time this thread takes the answers that
+    /// came during the readings. The server has worked for these before the window, so they must not count in it.
     fn prepare_window(&mut self) -> u64 {
         let begin_ns = now_ns();
         self.record.readings.prepare(self.account);

@@ -1,4 +1,4 @@
-//! What is sent and what must come back: the part of the generator that knows a protocol.
+//! Protocols: what is sent, and what must come back.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -6,21 +6,21 @@ use std::net::TcpStream;
 use crate::failure::{Failure, Kind};
 use crate::pattern::{Frame, Pattern};
 
-/// A protocol of requests and answers, which come in the order of the requests. Each thread has one of its own.
+/// A protocol of requests and answers. Answers come in the order of the requests. Each thread has its own instance.
 pub(crate) trait Exchange {
-    /// What is remembered of an answer of which a part has come.
+    /// The state of an answer that has come in part.
     type Partial: Default;
 
-    /// Bytes flow both ways without pauses: what counts is how many came back, and there are no single latencies.
+    /// Whether bytes flow both ways without pauses. Then the bytes that come back are counted, and there are no latencies.
     const STREAMING: bool = false;
 
-    /// A connection that the server closes after an answer, with nothing else to answer, is made anew.
+    /// Whether to open a connection again that the server closes after an answer, with no request outstanding.
     const RECONNECTS: bool = false;
 
     /// The length of each request in bytes.
     fn request_bytes(&self) -> usize;
 
-    /// Sends requests from `first` on, beginning at byte `position` of it, `count` at most; returns how many bytes the socket took.
+    /// Sends at most `count` requests, from byte `position` of `first` on. Returns how many bytes the socket took.
     fn send(
         &mut self,
         to: &TcpStream,
@@ -29,7 +29,7 @@ pub(crate) trait Exchange {
         count: usize,
     ) -> io::Result<usize>;
 
-    /// Takes received bytes, which are not none, of the answer to `request`: at most to its end.
+    /// Takes received bytes (at least one) of the answer to `request`, at most up to its end.
     fn take(
         &mut self,
         request: Frame,
@@ -37,38 +37,38 @@ pub(crate) trait Exchange {
         received: &[u8],
     ) -> Result<Taken, Failure>;
 
-    /// How much of an answer has come, in words; `None` if nothing has.
+    /// How much of an answer has come, as text. `None` if nothing has.
     fn describe(&self, partial: &Self::Partial) -> Option<String>;
 }
 
-/// What was made of received bytes.
+/// The result of taking received bytes.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// How many of them belong to the answer.
+    /// The number of bytes that belong to the answer.
     pub(crate) bytes: usize,
     pub(crate) answer: Answer,
 }
 
-/// How far an answer is.
+/// The state of an answer.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// More is to come.
+    /// More bytes are to come.
     Incomplete,
-    /// Nothing more is to come.
+    /// It is complete.
     Complete {
-        /// The server says that it will close the connection.
+        /// Whether the server has announced that it will close the connection.
         last: bool,
-        /// Why it isn't what was asked for, though the connection can go on.
+        /// Why the answer is wrong, although the connection can go on.
         wrong: Option<Failure>,
     },
 }
 
-/// Frames that are echoed.
+/// Echoed frames.
 #[derive(Clone, Debug)]
 pub(crate) struct Frames(pub(crate) Pattern);
 
 impl Exchange for Frames {
-    /// How many bytes have come.
+    /// The number of bytes that have come.
     type Partial = usize;
 
     fn request_bytes(&self) -> usize {
@@ -113,30 +113,30 @@ impl Exchange for Frames {
     }
 }
 
-/// What the streams say, over and over.
+/// The message that streams repeat.
 pub(crate) const STREAM_MESSAGE: &[u8] = b"hello world";
-/// How much of a stream is written at once.
+/// The number of bytes of a stream that are written at once.
 pub(crate) const STREAM_WRITE_BYTES: usize = 128 * 1024;
 
-/// How many bytes of a stream may be sent and not have come back, on each of so many connections.
+/// The maximum number of outstanding bytes of a stream, on each of this many connections.
 ///
-/// A server that doesn't read on while it can't send leaves them in the buffers of the two sockets (tcp_rmem and tcp_wmem, tens of MB
-/// at most, and mostly less than 10): on few connections it never meets this bound. One that takes everything before it answers would
-/// take until the machine has no memory left. What is below the bound keeps any server busy.
+/// If a server stops reading while it can't send, outstanding bytes are in the buffers of the two sockets (tcp_rmem and tcp_wmem,
+/// tens of MB at most, usually less than 10). With few connections it never reaches this bound. A server that reads everything
+/// before it answers would use up the machine's memory without the bound. The bound is large enough to keep any server busy.
 pub(crate) fn outstanding_most(connections: u32) -> u64 {
     const MIB: u64 = 1024 * 1024;
     (1024 * MIB / u64::from(connections.max(1))).clamp(4 * MIB, 256 * MIB)
 }
 
-/// Endless streams of 'hello world', as tcpkali sends them, that are echoed. `Frame::sequence` has no meaning for them; positions
-/// are those within the repeated message.
+/// Echoed endless streams of 'hello world', as tcpkali sends them. `Frame::sequence` has no meaning here, and positions are those
+/// in the repeated message.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     repeated: Vec<u8>,
 }
 
 impl Stream {
-    /// Streams of which at most `read_bytes` are received at once.
+    /// Streams of which at most `read_bytes` bytes are received at once.
     pub(crate) fn new(read_bytes: usize) -> Self {
         let length = read_bytes.max(STREAM_WRITE_BYTES) + STREAM_MESSAGE.len();
         Self {
@@ -151,7 +151,7 @@ impl Stream {
 }
 
 impl Exchange for Stream {
-    /// How many bytes have come since the connection was made.
+    /// The number of bytes that have come since the connection was opened.
     type Partial = u64;
 
     const STREAMING: bool = true;

@@ -1,4 +1,4 @@
-//! What can go wrong on a connection, by kind, and how it is counted.
+//! Failures of connections: their kinds, and how they are counted.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// The kinds of failures. One of the kinds that [void](Kind::voids) a run ends it at once.
+/// The kinds of failures. A failure that [voids](Kind::voids) a run ends it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -21,15 +21,15 @@ pub(crate) enum Kind {
     HalfAnswer,
     /// No answer came in time.
     Timeout,
-    /// An answer has other bytes than it must have.
+    /// An answer has wrong bytes.
     Mismatch,
-    /// Bytes came that answer nothing.
+    /// Bytes came that nobody had asked for.
     Unexpected,
-    /// An HTTP response with another status than 200.
+    /// An HTTP response with a status other than 200.
     Status,
     /// Something that isn't an HTTP response.
     Malformed,
-    /// Anything else that the kernel reports on a connection.
+    /// Any other error that the kernel reports.
     Other,
 }
 
@@ -62,13 +62,13 @@ impl Kind {
         }
     }
 
-    /// After it no figure of the run can be trusted: what was measured isn't what was asked for.
+    /// Whether it makes all figures of the run meaningless.
     pub(crate) fn voids(self) -> bool {
         matches!(self, Self::Mismatch | Self::Unexpected)
     }
 }
 
-/// One failure, in words.
+/// A failure, with its description.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: Kind,
@@ -90,8 +90,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// All failures of a run: how many of each kind, and the first of each in words. Shared by the threads; nothing of it is touched
-/// while all goes well.
+/// All failures of a run: the number of each kind, and the description of the first. Shared by the threads, but not accessed
+/// unless there is a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     kinds: Mutex<[(u64, Option<String>); KINDS.len()]>,
@@ -113,7 +113,7 @@ impl Failures {
         self.read(|kinds| kinds.iter().map(|(count, _)| count).sum())
     }
 
-    /// The first failure of a kind, in words.
+    /// The description of the first failure of a kind.
     pub(crate) fn first(&self, kind: Kind) -> Option<String> {
         self.read(|kinds| kinds[kind as usize].1.clone())
     }
@@ -124,7 +124,7 @@ impl Failures {
         voiding.into_iter().find_map(|kind| self.first(kind))
     }
 
-    /// `{KIND: {"count": N, "first": TEXT}}`, with the kinds that there were.
+    /// `{KIND: {"count": N, "first": TEXT}}`, with the kinds that occurred.
     pub(crate) fn to_json(&self) -> Value {
         self.read(|kinds| {
             let mut object = Map::new();
@@ -149,7 +149,7 @@ impl Failures {
     }
 }
 
-/// Why a connection couldn't be made, with what to do about it.
+/// Why a connection couldn't be made, and what to do about it.
 pub(crate) fn connect_failure(
     number: u32,
     address: std::net::SocketAddr,

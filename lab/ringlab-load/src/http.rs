@@ -1,7 +1,7 @@
-//! HTTP/1.1: a GET request, and whether its response is right.
+//! HTTP/1.1: GET requests, and the check of their responses.
 //!
-//! Most servers answer with the same bytes all the time, but for the date. So each thread keeps the last response that it has read with
-//! the parser and found right, and compares what comes with that first; only what differs is parsed.
+//! Most servers answer with the same bytes each time, except for the date. So each thread remembers the last response that was
+//! parsed and correct, and compares the next ones with it. Only a response that differs is parsed.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -14,25 +14,26 @@ use crate::pattern::Frame;
 const HEADERS_MAX: usize = 100;
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 const BODY_BYTES_MAX: usize = 256 * 1024 * 1024;
-/// How much of a wrong body is shown.
+/// How many bytes of a wrong body are shown.
 const SHOWN_BYTES: usize = 40;
-/// How many requests at most are sent at once where several are due.
+/// The maximum number of requests that are sent at once, if several are due.
 const TOGETHER: usize = 64;
 
-/// Requests that are all the same, and the responses to them.
+/// Identical requests, and their responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Requests {
     /// The request, [`TOGETHER`] times.
     repeated: Vec<u8>,
     request_bytes: usize,
-    /// The body that responses must have; `None`: any.
+    /// The body that responses must have. `None` for any.
     body: Option<Vec<u8>>,
-    /// The last response that was found right, if the connection went on after it.
+    /// The last correct response, if the connection stayed open after it.
     familiar: Vec<u8>,
 }
 
 impl Requests {
-    /// GET requests for `path` with further `headers`, as in `Accept: text/html`. `host` is what Host says, unless one of these does.
+    /// GET requests for `path` with additional `headers`, such as `Accept: text/html`. `host` is the value of Host, unless it is
+    /// among them.
     pub(crate) fn new(path: &str, host: &str, headers: &[String], body: Option<Vec<u8>>) -> Self {
         let mut request = format!("GET {path} HTTP/1.1\r\n");
         let names = |header: &String| header.to_ascii_lowercase().starts_with("host:");
@@ -52,7 +53,7 @@ impl Requests {
         }
     }
 
-    /// Looks at a response that may not be complete.
+    /// Examines a response that may be incomplete.
     fn judge(&self, request: Frame, response: &[u8]) -> Result<Option<Judged>, Failure> {
         let place = format!(
             "connection {}, request {}",
@@ -76,7 +77,7 @@ impl Requests {
             Progress::Whole(whole) => whole.status,
             _ => 200,
         };
-        // A length that can't be right needs no waiting for the rest.
+        // If the length is wrong, do not wait for the rest.
         if let (Some(right), Some(announced), 200) = (&self.body, announced, status)
             && right.len() != announced
         {
@@ -131,14 +132,14 @@ impl Requests {
     }
 }
 
-/// A complete response whose connection can go on, or ends in good order.
+/// A complete response, after which the connection goes on or ends in order.
 struct Judged {
     bytes: usize,
     last: bool,
     wrong: Option<Failure>,
 }
 
-/// What has come of a response.
+/// The received part of a response.
 #[derive(Debug, Default)]
 pub(crate) struct Response(Vec<u8>);
 
@@ -212,30 +213,30 @@ impl Exchange for Requests {
     }
 }
 
-/// How far a response has come.
+/// The progress of a response.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// Its head isn't complete.
+    /// Its head is incomplete.
     Head,
-    /// Its head is complete; its body will have as many bytes, if that was said.
+    /// Its head is complete. The length of its body, if it was announced.
     Body {
         announced: Option<usize>,
     },
     Whole(Whole),
 }
 
-/// A response that has come as a whole.
+/// A complete response.
 #[derive(Debug)]
 pub(crate) struct Whole {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
-    /// Its length in all, in bytes.
+    /// Its total length in bytes.
     pub(crate) bytes: usize,
-    /// The server says that it closes the connection.
+    /// Whether the server has announced that it closes the connection.
     pub(crate) last: bool,
 }
 
-/// Parses the response to a GET request; the error says what makes it none.
+/// Parses the response to a GET request. The error says what is wrong with it.
 pub(crate) fn parse(response: &[u8]) -> Result<Progress, String> {
     let mut skipped = 0;
     loop {
@@ -252,9 +253,9 @@ pub(crate) fn parse(response: &[u8]) -> Result<Progress, String> {
     }
 }
 
-/// What a response begins with.
+/// The beginning of a response.
 enum Part {
-    /// One that only announces another, of that length.
+    /// An interim response of that length. Another one follows it.
     Interim {
         bytes: usize,
     },
@@ -277,7 +278,7 @@ fn parse_one(response: &[u8]) -> Result<Part, String> {
     let status = head.code.unwrap_or_default();
     let rest = &response[head_bytes..];
     let mut framing = Framing::default();
-    // The default is a connection that goes on since HTTP/1.1 (RFC 9112, section 9.3).
+    // Since HTTP/1.1 connections stay open by default (RFC 9112, section 9.3).
     let mut last = head.version != Some(1);
     for header in head.headers.iter() {
         framing.note(header)?;
@@ -302,9 +303,9 @@ fn parse_one(response: &[u8]) -> Result<Part, String> {
     };
     let incomplete = |announced| Part::Response(Progress::Body { announced });
     match status {
-        // An interim response; the one that counts follows it (RFC 9110, section 15.2).
+        // An interim response. The final one follows it (RFC 9110, section 15.2).
         100 | 102..=199 => return Ok(Part::Interim { bytes: head_bytes }),
-        // These have no body, whatever their headers say (RFC 9112, section 6.3).
+        // These have no body, regardless of their headers (RFC 9112, section 6.3).
         101 | 204 | 304 => return Ok(whole(Vec::new(), 0)),
         _ => {}
     }
@@ -327,7 +328,7 @@ fn parse_one(response: &[u8]) -> Result<Part, String> {
     }
 }
 
-/// What a head says about where its body ends.
+/// How a head delimits the body.
 #[derive(Debug, Default)]
 struct Framing {
     length: Option<usize>,
@@ -358,7 +359,7 @@ impl Framing {
     }
 }
 
-/// The body that `encoded` holds in chunks, and how many bytes of `encoded` that took; `None` if it isn't complete.
+/// The chunked body at the beginning of `encoded`, and its length there in bytes. `None` if it is incomplete.
 fn dechunk(encoded: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
     let mut body = Vec::new();
     let mut position = 0;
@@ -375,7 +376,7 @@ fn dechunk(encoded: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
             ));
         }
         if size == 0 {
-            // After the last chunk come trailers, mostly none, and an empty line.
+            // After the last chunk come trailers, usually none, and an empty line.
             let mut trailers = [httparse::EMPTY_HEADER; HEADERS_MAX];
             return match httparse::parse_headers(&rest[start..], &mut trailers) {
                 Ok(httparse::Status::Complete((bytes, _))) => {

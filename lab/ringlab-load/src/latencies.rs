@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
 use serde_json::{Value, json};
 
-/// The longest latency that is told apart from longer ones: an hour, in ns.
+/// The longest latency that is recorded exactly, in ns: an hour. Longer ones count as this.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// A histogram of latencies with three significant digits, and their exact sum.
@@ -42,13 +42,13 @@ impl Latencies {
         self.histogram.len()
     }
 
-    /// The mean in ns; none without a latency.
+    /// The mean in ns. `None` without latencies.
     pub(crate) fn mean_ns(&self) -> Option<f64> {
         (self.count() > 0).then(|| self.sum_ns as f64 / self.count() as f64)
     }
 
-    /// `{count, mean_ns, min_ns, p50_ns, ..., max_ns, hdr}`; the figures are null without a latency. `hdr` is the whole histogram
-    /// in HdrHistogram's V2 format, compressed and in base64, and null unless asked for.
+    /// `{count, mean_ns, min_ns, p50_ns, ..., max_ns, hdr}`; the figures are null without latencies. `hdr` is the whole
+    /// histogram, in HdrHistogram's compressed V2 format, as base64. It is null unless requested.
     pub(crate) fn to_json(&self, with_histogram: bool) -> Value {
         let any = self.count() > 0;
         let quantile = |fraction| any.then(|| self.histogram.value_at_quantile(fraction));

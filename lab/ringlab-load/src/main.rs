@@ -1,17 +1,19 @@
-//! The load generator of ringlab: it loads a TCP server, checks every byte that comes back, and says what it measured as JSON.
+//! The load generator of ringlab: it loads a TCP server, checks every byte that comes back, and prints its measurements as JSON.
 //!
-//! `ringlab-load --help` explains workloads, options, units and the result. This is how it works:
+//! `ringlab-load --help` explains workloads, options, units and the result. The principles:
 //!
-//! - **It favours nobody.** Plain epoll, no runtime, no code of the servers that it measures. It allocates nothing per request; of its
-//!   CPU time, 96% is the kernel's TCP.
-//! - **Every byte counts.** Echo frames say which connection and message they are and are compared with a seeded pattern
-//!   ([`pattern`]); responses are parsed, or compared with one that was ([`http`]). One wrong byte voids the run.
-//! - **One clock, one window.** A run connects, warms up, measures and drains ([`control`]). The server's CPU clocks are read in the
-//!   instants in which the window opens and closes ([`accounting`]), between two turns of the first thread's loop ([`worker`]).
-//!   Operations count if they are complete in the window, and so do their latencies; those of the open loop, if they were due in it.
-//! - **The open loop doesn't wait for the server.** Requests are due at fixed instants ([`schedule`]), and latencies count from these.
-//! - **It doesn't sleep while there is something to do**, because a local server pays for waking its client.
-//! - **It knows its limits**: how much of the time it was busy, how late it was, and its ceiling ([`ceiling`]).
+//! - **It favours nobody.** Plain epoll, no runtime, no code of the servers that it measures. It allocates nothing per request,
+//!   and 96% of its CPU time is the kernel's TCP.
+//! - **Every byte counts.** Echo frames contain the numbers of their connection and message and are compared with a seeded
+//!   pattern ([`pattern`]). Responses are parsed, or compared with one that was parsed ([`http`]). One wrong byte voids the run.
+//! - **One clock, one window.** A run connects, warms up, measures and drains ([`control`]). The server's CPU clocks are read at
+//!   the instants at which the window opens and closes ([`accounting`]), between two turns of the first thread's loop
+//!   ([`worker`]). Operations and their latencies count if they are completed in the window, in the open loop if they were due in
+//!   it.
+//! - **The open loop doesn't wait for the server.** Requests are due at fixed instants ([`schedule`]), from which latencies
+//!   count.
+//! - **It doesn't sleep while there is something to do**, because a local server would pay for waking its client.
+//! - **It knows its limits**: it reports how busy it was, how late it was, and its own maximum ([`ceiling`]).
 //!
 //! [`exchange`] is the interface between the loop and the protocols; `unsafe` is in [`system`] alone.
 
@@ -56,7 +58,7 @@ use crate::http::Requests;
 use crate::pattern::Pattern;
 use crate::worker::READ_BYTES;
 
-/// How many connections a workload has that is about many.
+/// The default number of connections, for workloads with many.
 const CONNECTIONS: u32 = 50;
 
 fn main() -> ExitCode {
@@ -83,7 +85,7 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // The second signal ends the process in its default way.
+        // The second signal has its default action, which ends the process.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupted))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
             .context("signals can't be handled")?;

@@ -5,33 +5,33 @@ use crate::latencies::Latencies;
 /// What a thread has measured.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// From the instant in which a request was sent.
+    /// From the instant at which a request was sent.
     pub(crate) service: Latencies,
-    /// From the instant in which it was to be sent (open loop).
+    /// From the instant at which it was due (open loop).
     pub(crate) corrected: Latencies,
-    /// How late requests were sent on connections that were free (open loop): the generator's own share of `corrected`.
+    /// How late requests were sent on free connections (open loop): the generator's own share of `corrected`.
     pub(crate) lateness: Latencies,
     /// How long connecting took.
     pub(crate) connecting: Latencies,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// For each connection that was opened, what was answered in the window: requests, or (streams) messages.
+    /// For each connection that was opened, the requests or (streams) messages that were answered in the window.
     pub(crate) operations: Vec<u64>,
     pub(crate) opened: u64,
     pub(crate) reopened: u64,
     pub(crate) alive: u64,
-    /// Requests that were due in the window (open loop), and those of them that had no answer in the end.
+    /// Requests that were due in the window (open loop), and those of them that were never answered.
     pub(crate) due: u64,
     pub(crate) unfinished: u64,
-    /// How long in the window the thread did anything but wait.
+    /// How long the thread did anything but wait, in the window.
     pub(crate) busy_ns: u64,
-    /// The longest that a turn of the loop took, its waiting excepted.
+    /// The longest turn of the loop, without its waiting.
     pub(crate) turn_ns_max: u64,
-    /// The sum over the window of requests in flight times ns.
+    /// The integral of the number of requests in flight over the window, in ns.
     pub(crate) in_flight_ns: u128,
     /// How often a stream was held back.
     pub(crate) held_back: u64,
-    /// The most that was sent on a stream and had not come back, in bytes.
+    /// The maximum of the outstanding bytes on a stream.
     pub(crate) outstanding_max: u64,
 }
 

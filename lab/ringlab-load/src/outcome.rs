@@ -1,4 +1,4 @@
-//! The result of a run, from what its threads have measured and what was recorded of it.
+//! The result of a run, from the measurements of its threads and from what was recorded.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::measured::Measured;
 use crate::settings::Settings;
 use crate::shared::Shared;
 
-/// The result as JSON: `measured` is from each thread, `streaming` says that no latencies were measured.
+/// The result as JSON: `measured` has one value for each thread. With `streaming` there are no latencies.
 pub(crate) fn outcome(
     settings: &Settings,
     shared: &Shared,
@@ -97,7 +97,7 @@ pub(crate) fn outcome(
     })
 }
 
-/// Why the figures mean nothing; `None` if they do.
+/// Why the figures are meaningless, if they are.
 fn void_reason(shared: &Shared, completed: u64) -> Option<String> {
     let failures = &shared.failures;
     failures.void_reason().or_else(|| {
@@ -110,8 +110,8 @@ fn void_reason(shared: &Shared, completed: u64) -> Option<String> {
         }
     })
 }
-/// How evenly the connections were served, from what was answered on each, in ascending order. Jain's index is 1 if all are equal
-/// and 1/n if one has everything.
+/// How evenly the connections were served. `operations` has the answers on each connection, in ascending order. Jain's index is 1
+/// if all are equal, and 1/n if one has everything.
 fn fairness(operations: &[u64]) -> Value {
     let Some(last) = operations.len().checked_sub(1) else {
         return Value::Null;
@@ -129,7 +129,8 @@ fn fairness(operations: &[u64]) -> Value {
     })
 }
 
-/// Requests in flight on average, once as rate times latency, and once as they were counted. If these differ, one of the three is wrong.
+/// The average number of requests in flight: once as rate times latency, and once as counted. If they differ, one of the figures
+/// is wrong.
 fn littles_law(in_flight_average: Option<f64>, counted: f64) -> Value {
     let expected = (counted.is_finite() && counted > 0.0).then_some(counted);
     json!({

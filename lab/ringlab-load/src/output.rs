@@ -5,14 +5,14 @@ use std::process;
 
 use serde_json::Value;
 
-/// The version of the result's shape. It grows when a field changes its meaning or goes, not when one is added.
+/// The version of the result's format. It is increased when a field changes its meaning or is removed, not when one is added.
 pub(crate) const SCHEMA_VERSION: u32 = 1;
 
-/// Prints an event: `fields` is an object, to which its name is added.
+/// Prints an event: the object `fields`, with its name added.
 pub(crate) fn event(name: &str, mut fields: Value) {
     fields["event"] = name.into();
     if let Err(error) = writeln!(io::stdout().lock(), "{fields}") {
-        // Whoever asked for the measurement has gone; nobody is left to measure for.
+        // The reader of the output is gone, so there is nobody to measure for.
         eprintln!("ringlab-load: stdout can't be written: {error}");
         process::exit(1);
     }

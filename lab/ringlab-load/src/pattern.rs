@@ -1,18 +1,18 @@
-//! The bytes of echo frames: each frame says which connection and which message it is, and the rest follows from a seed.
+//! The bytes of echo frames. Each frame contains the numbers of its connection and message. The rest is determined by a seed.
 //!
 //! A frame of `size` bytes is a header of 16 bytes and filler. The header is an 8-byte mark, which is a hash of seed, connection
 //! and sequence, then the connection's number and the frame's sequence number (4 bytes each, little-endian). The filler is a part
-//! of one fixed sequence of random bytes; which part depends on the mark. So neighbouring frames differ in every place, and no
-//! frame costs more than writing 16 bytes. Frames shorter than 16 bytes have the beginning of the header.
+//! of a fixed sequence of random bytes, chosen by the mark. So successive frames differ everywhere, and a frame costs no more
+//! than writing 16 bytes. Frames shorter than 16 bytes consist of the beginning of the header.
 
 use std::io::{self, Write};
 
 use crate::failure::{Failure, Kind};
 
 const HEADER_BYTES: usize = 16;
-/// How many different parts of the filler frames begin with. A prime, so that no regular pattern of numbers uses few of them.
+/// The number of different starting points in the filler. A prime, so that regular sequences of numbers use many of them.
 const VARIANTS: usize = 4093;
-/// How much is sent at once where several frames are due.
+/// How many bytes are sent at once, if several frames are due.
 const TOGETHER_BYTES: usize = 64 * 1024;
 
 /// The bytes of all frames of a run.
@@ -21,18 +21,18 @@ pub(crate) struct Pattern {
     seed: u64,
     size: usize,
     filler: Vec<u8>,
-    /// Where several frames are put together.
+    /// Where several frames are assembled.
     together: Vec<u8>,
 }
 
-/// Which frame a header belongs to.
+/// The identity of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) connection: u32,
     pub(crate) sequence: u32,
 }
 
-/// A bijection of 64 bits that leaves no pattern (splitmix64's finalizer, by Sebastiano Vigna, in the public domain).
+/// A bijection on 64 bits whose results look random (splitmix64's finalizer, by Sebastiano Vigna, in the public domain).
 pub(crate) fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -73,7 +73,7 @@ impl Pattern {
         (header, (mark % VARIANTS as u64) as usize)
     }
 
-    /// Writes `frames` frames from `first` on, beginning at byte `position` of it, in one call; returns how many bytes were taken.
+    /// Writes `frames` frames, from byte `position` of `first` on, in one call. Returns how many bytes were written.
     pub(crate) fn write(
         &mut self,
         mut to: impl Write,
@@ -99,7 +99,7 @@ impl Pattern {
         result
     }
 
-    /// Shows a frame in one piece: its header is laid over the filler for that time.
+    /// Provides a frame in one piece: its header temporarily replaces a part of the filler.
     pub(crate) fn with_frame<R>(&mut self, frame: Frame, show: impl FnOnce(&[u8]) -> R) -> R {
         let (header, offset) = self.header(frame);
         let length = HEADER_BYTES.min(self.size);
@@ -111,7 +111,7 @@ impl Pattern {
         result
     }
 
-    /// Whether `received` is what stands at byte `position` of a frame, of which it may be a part.
+    /// Whether `received` are the bytes at `position` of a frame.
     pub(crate) fn check(
         &mut self,
         frame: Frame,
@@ -131,7 +131,7 @@ impl Pattern {
         Err(self.explain(frame, position, received))
     }
 
-    /// Says in words what is wrong with received bytes.
+    /// Describes what is wrong with received bytes.
     #[cold]
     fn explain(&mut self, frame: Frame, position: usize, received: &[u8]) -> Failure {
         let size = self.size;

@@ -1,8 +1,9 @@
-//! Whether an HTTP server parses what it is asked, or sends the same answer to whatever comes.
+//! Finds out whether an HTTP server parses requests, or sends a canned answer to anything.
 //!
-//! Both kinds are worth measuring, but not against each other. Three requests decide, because a server can only answer them as it must
-//! if it knows where requests begin and end: one in pieces, several at once, and one whose body looks like another request.
-//! A malformed one must not be answered as if it were right. What came to further requests is reported and decides nothing.
+//! Both kinds are worth measuring, but not against each other. Three kinds of requests decide, because a server can answer them
+//! correctly only if it knows where requests begin and end: one in pieces, several at once, and one whose body looks like another
+//! request. Also, a malformed request must not be answered like a correct one. The answers to further requests are reported, but
+//! do not count.
 
 use std::io::{self, Read, Write};
 use std::mem;
@@ -16,33 +17,33 @@ use serde_json::{Map, Value, json};
 use crate::arguments::Address;
 use crate::http::{Progress, parse, shown};
 
-/// How long the pieces of a request are apart.
+/// The pause between the pieces of a request.
 const BETWEEN_PIECES: Duration = Duration::from_millis(30);
-/// For how long after the awaited answers one too many is looked for.
+/// How long to wait for a superfluous answer after the expected ones.
 const AFTERWARDS: Duration = Duration::from_millis(150);
 /// How long an answer may take.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 
-/// What came of one request or several.
+/// The answers to one or several requests.
 #[derive(Debug, Default)]
 struct Came {
     /// The status and the length of the body of each answer.
     answers: Vec<(u16, usize)>,
-    /// Something came before the request was sent to its end.
+    /// Whether something came before the request was sent completely.
     early: bool,
-    /// The server closed the connection.
+    /// Whether the server closed the connection.
     closed: bool,
-    /// What came last and isn't a whole answer.
+    /// Trailing bytes that aren't a complete answer.
     rest: Vec<u8>,
 }
 
 impl Came {
-    /// All answers are there, as many as were awaited, and none came early.
+    /// Whether exactly the expected answers came, and none too early.
     fn answers_exactly(&self, count: usize) -> bool {
         self.answers.len() == count && !self.early && self.rest.is_empty()
     }
 
-    /// The server said, in whatever form, that it won't, or closed the connection.
+    /// Whether the server refused in any way, or closed the connection.
     fn refused(&self) -> bool {
         let statuses = self.answers.iter().map(|&(status, _)| status);
         let refusals = statuses
@@ -51,7 +52,7 @@ impl Came {
         refusals && (self.closed || !self.answers.is_empty())
     }
 
-    /// The status of an answer that only the end of the connection ended.
+    /// The status of an answer that was delimited by the end of the connection.
     fn rest_status(&self) -> Option<u16> {
         let mut headers = [httparse::EMPTY_HEADER; 100];
         let mut head = httparse::Response::new(&mut headers);
@@ -81,22 +82,22 @@ impl Came {
     }
 }
 
-/// How the answers to a request look.
+/// The format of the answers to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bodies {
     Present,
-    /// The request was HEAD: the head says how long the body would be, and none follows.
+    /// The request was HEAD: the head has the length of the body, but no body follows.
     Absent,
 }
 
-/// A server that is probed.
+/// The server to probe.
 struct Prober {
     address: SocketAddr,
     patience: Duration,
 }
 
 impl Prober {
-    /// Sends `pieces` one after the other on a fresh connection, and waits for `awaited` answers.
+    /// Sends `pieces` one after another on a fresh connection, and waits for `awaited` answers.
     fn ask(&self, pieces: &[&str], awaited: usize, bodies: Bodies) -> io::Result<Came> {
         let mut stream = TcpStream::connect_timeout(&self.address, self.patience)?;
         stream.set_nodelay(true)?;
@@ -113,7 +114,7 @@ impl Prober {
                 came.early |= !came.rest.is_empty();
             }
             match stream.write_all(piece.as_bytes()) {
-                // A server may refuse, and close, before it has read to the end.
+                // A server may refuse and close before it has read everything.
                 Err(error) if is_over(&error) => came.closed = true,
                 result => result?,
             }
@@ -142,7 +143,7 @@ fn is_over(error: &io::Error) -> bool {
     )
 }
 
-/// Receives until the deadline, the end of the connection, or until it is `enough`.
+/// Receives until the deadline, the end of the connection, or until `enough` is true.
 fn receive(
     stream: &mut TcpStream,
     came: &mut Came,
@@ -175,7 +176,7 @@ fn count_answers(received: &[u8], bodies: Bodies) -> usize {
     split_answers(received, bodies).0.len()
 }
 
-/// The whole answers that received bytes begin with, and how many bytes these take.
+/// The complete answers at the beginning of received bytes, and their total length.
 fn split_answers(received: &[u8], bodies: Bodies) -> (Vec<(u16, usize)>, usize) {
     let mut answers = Vec::new();
     let mut taken = 0;
@@ -200,7 +201,7 @@ fn split_answers(received: &[u8], bodies: Bodies) -> (Vec<(u16, usize)>, usize) 
     (answers, taken)
 }
 
-/// What came to the requests that decide.
+/// The answers to the requests that decide.
 struct Decisive {
     plain: Came,
     in_pieces: Came,
@@ -250,12 +251,12 @@ impl Decisive {
     }
 }
 
-/// What is asked on a connection of its own.
+/// A question to the server, on a connection of its own.
 struct Question<'a> {
     name: &'static str,
-    /// Sent one after the other.
+    /// The pieces, which are sent one after another.
     pieces: Vec<&'a str>,
-    /// How many answers there are to wait for.
+    /// The number of answers to wait for.
     awaited: usize,
     bodies: Bodies,
 }
@@ -271,7 +272,8 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Asks all questions at once, for most of the time goes by in waiting for one answer too many; returns what came, in their order.
+/// Asks all questions at once, because most of the time is spent waiting for superfluous answers. Returns the answers in the
+/// order of the questions.
 fn ask_all(prober: &Prober, questions: &[Question<'_>]) -> io::Result<Vec<Came>> {
     thread::scope(|scope| {
         let asked: Vec<_> = questions
@@ -313,7 +315,7 @@ pub(crate) fn probe(address: &Address, path: &str, timeout: Duration) -> anyhow:
     let http_1_0 = format!("GET {path} HTTP/1.0\r\n{host}\r\n");
     let close = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
 
-    // Cuts at the places where a parser's state is delicate: in the method, in a name, and within the empty line that ends the head.
+    // Cuts at critical places for a parser: in the method, in a name, and within the empty line at the end of the head.
     let end = get.len();
     let cuts = [2, end - host.len(), end - 3, end - 2, end - 1, end];
     let mut begin = 0;

@@ -1,7 +1,7 @@
-//! The smallest server that the generator can be loaded with, to find what the generator itself can do.
+//! A minimal server, to find the generator's own maximum.
 //!
-//! It answers as fast as sockets allow: one read and one write per message, no checks, no waiting. The first thread accepts and
-//! deals the connections out to the others, each of which never sleeps.
+//! It answers as fast as sockets allow: one read and one write per message, no checks, no waiting. The first thread accepts
+//! connections and distributes them among the other threads, which never sleep.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -21,13 +21,13 @@ const REQUEST_END: &[u8] = b"\r\n\r\n";
 /// One connection of a thread.
 struct Client {
     stream: TcpStream,
-    /// What the socket has not taken yet.
+    /// What is still to be sent.
     unsent: Vec<u8>,
-    /// How many bytes of [`REQUEST_END`] were the last that came.
+    /// How many bytes of [`REQUEST_END`] the received bytes end with.
     matched: usize,
 }
 
-/// One thread: the set that it waits on, and the connections that it was given and doesn't know yet.
+/// A thread: its epoll set, and new connections that were assigned to it.
 struct Place {
     epoll: Epoll,
     given: Mutex<Vec<(u64, TcpStream)>>,
@@ -39,7 +39,7 @@ pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", responder.port))?;
     println!("listening on {}", listener.local_addr()?);
     thread::spawn(|| {
-        // Whoever started the responder holds the other end; when it has gone, by whatever way, so must this.
+        // The process that started the responder has the other end. When it is gone, for any reason, the responder must end, too.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         process::exit(0);
     });
@@ -73,7 +73,7 @@ pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let place = &places[number as usize % places.len()];
-        // The thread that hears of the connection waits here until it is given.
+        // The thread that gets an event of the connection waits here until the connection is assigned.
         let mut given = place.given.lock().unwrap_or_else(PoisonError::into_inner);
         let events = READABLE | WRITABLE | ENDED | EDGE_TRIGGERED;
         place.epoll.add(&stream, events, number)?;
@@ -112,7 +112,7 @@ fn work(place: &Place, protocol: Protocol) -> io::Result<()> {
 }
 
 impl Client {
-    /// Answers what has come; fails when the connection is over.
+    /// Answers what has come. Fails when the connection is over.
     fn answer(
         &mut self,
         protocol: Protocol,
@@ -141,7 +141,7 @@ impl Client {
                 }
             }
             if bytes < buffer.len() && self.unsent.is_empty() {
-                // What comes now makes a new edge.
+                // What comes from now on causes a new edge.
                 return Ok(());
             }
         }

@@ -1,4 +1,4 @@
-//! A run of a workload: its threads, from the first to the last.
+//! A run of a workload, with its threads.
 //!
 //! The first thread moves the run from phase to phase ([`Control`]). The others see the phase with each operation.
 
@@ -50,7 +50,7 @@ pub(crate) enum Unmeasurable {
     System(#[from] io::Error),
 }
 
-/// Puts the calling thread where `settings` want it.
+/// Prepares the calling thread: precise waits, and its CPU.
 pub(crate) fn prepare_thread(settings: &Settings, thread: usize) -> Result<(), Unmeasurable> {
     system::ask_for_precise_waits();
     if settings.cpus.is_empty() {
@@ -64,7 +64,7 @@ pub(crate) fn prepare_thread(settings: &Settings, thread: usize) -> Result<(), U
     })
 }
 
-/// Ends the run for all threads when one of them ends, for whatever reason.
+/// Ends the run for all threads when one of them ends for any reason.
 struct EndOfRun<'a>(&'a Shared);
 
 impl Drop for EndOfRun<'_> {
@@ -73,7 +73,7 @@ impl Drop for EndOfRun<'_> {
     }
 }
 
-/// Runs a workload, and returns its result; `failures` are those that came before, `exchange` makes each thread's protocol.
+/// Runs a workload and returns its result. `failures` has earlier failures, and `exchange` makes each thread's protocol.
 pub(crate) fn run<E: Exchange>(
     settings: &Settings,
     interrupted: &AtomicBool,

@@ -2,11 +2,11 @@
 
 use crate::pattern::mix;
 
-/// The intended instants of the open loop: request `number` of this thread is due at `begin_ns + number * gap_ns`, on the
-/// connections in turn.
+/// The intended instants of the open loop. Request `number` of this thread is due at `begin_ns + number * gap_ns`. The
+/// connections take turns.
 pub(crate) struct Schedule {
     begin_ns: u64,
-    /// Between one request of this thread and the next.
+    /// The time between two requests of this thread.
     pub(crate) gap_ns: f64,
     /// The connections, in the order in which their requests are due.
     order: Vec<u32>,
@@ -18,7 +18,7 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule that hasn't begun, for `connections` connections in an order that `seed` decides.
+    /// A schedule that hasn't begun yet. `seed` determines the order of the connections.
     pub(crate) fn new(connections: usize, gap_ns: f64, seed: u64) -> Self {
         let mut order: Vec<u32> = (0..connections as u32).collect();
         for last in (1..order.len()).rev() {
@@ -41,7 +41,7 @@ impl Schedule {
         }
     }
 
-    /// Lets the first request be due at `begin_ns`.
+    /// Begins: the first request is due at `begin_ns`.
     pub(crate) fn begin(&mut self, begin_ns: u64) {
         self.begin_ns = begin_ns;
         self.next_ns = self.instant_ns(0);
@@ -52,7 +52,7 @@ impl Schedule {
         self.begin_ns + (number as f64 * self.gap_ns) as u64
     }
 
-    /// How many of the requests that came due were due from `begin_ns` on and before `end_ns`.
+    /// The number of requests that were due from `begin_ns` on and before `end_ns`.
     pub(crate) fn count_between(&self, begin_ns: u64, end_ns: u64) -> u64 {
         let before = |ns: u64| {
             let (mut low, mut high) = (0, self.next);
@@ -77,7 +77,7 @@ impl Schedule {
         )
     }
 
-    /// The connection whose request is due next; the one after it becomes the next.
+    /// The connection whose request is due next. Moves on to the request after it.
     #[inline]
     pub(crate) fn step(&mut self) -> usize {
         let connection = self.order[(self.next % self.order.len() as u64) as usize];
@@ -101,7 +101,7 @@ mod tests {
             let due_ns = schedule.next_ns;
             assert_eq!(due_ns, 1_000_000 + number * 250);
             let connection = schedule.step();
-            // What the answer's latency counts from is the instant at which the request was due.
+            // The latency of the answer counts from the instant at which the request was due.
             assert_eq!(schedule.intended_ns(connection, next[connection]), due_ns);
             next[connection] += 1;
         }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-/// What a run is to do.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) address: SocketAddr,
@@ -10,17 +10,17 @@ pub(crate) struct Settings {
     /// Requests in flight on each connection.
     pub(crate) pipeline: u32,
     pub(crate) threads: usize,
-    /// The CPUs of the threads, in turn; empty: wherever the kernel puts them.
+    /// The CPUs of the threads, in turn. If empty, the kernel chooses.
     pub(crate) cpus: Vec<usize>,
     pub(crate) ramp_ns: u64,
     pub(crate) warm_up_ns: u64,
     pub(crate) window_ns: u64,
-    /// Requests per second of the open loop, over all connections; `None`: the closed loop.
+    /// Requests per second of the open loop, over all connections. `None` for the closed loop.
     pub(crate) rate: Option<f64>,
     pub(crate) max_operations: Option<u64>,
     pub(crate) timeout_ns: u64,
     pub(crate) seed: u64,
-    /// For how long to look for events before sleeping.
+    /// How long to poll for events before sleeping.
     pub(crate) spin_ns: u64,
     pub(crate) account: Vec<i32>,
     /// Print the histograms.

@@ -1,10 +1,10 @@
-//! What the threads of a run share: its phase, its window, and what each of them has done.
+//! The state that the threads of a run share: its phase, its window, and the progress of each thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::failure::{Failure, Failures};
 
-/// Where a run is.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 #[repr(u8)]
 pub(crate) enum Phase {
@@ -15,27 +15,27 @@ pub(crate) enum Phase {
     Over,
 }
 
-/// What one thread tells the others, in cache lines of its own.
+/// The progress of one thread, in a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Published {
     completed: AtomicU64,
-    /// Connections that are open or in the making.
+    /// Connections that are open or being opened.
     alive: AtomicU64,
 }
 
-/// What the threads of a run share.
+/// The state that the threads of a run share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     phase: AtomicU8,
-    /// What began in the window is between these; nothing is before the window is opened.
+    /// The window. The beginning and the end are `u64::MAX` until they are known.
     window_begin_ns: AtomicU64,
     window_end_ns: AtomicU64,
-    /// When the first request was allowed.
+    /// From when on requests may be sent.
     pub(crate) sending_begin_ns: AtomicU64,
     pub(crate) threads_ready: AtomicUsize,
     pub(crate) threads_drained: AtomicUsize,
-    /// A failure after which nothing counts.
+    /// Whether a failure has voided the run.
     voided: AtomicBool,
     published: Vec<Published>,
     pub(crate) failures: Failures,
@@ -67,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// Goes on to a phase; none comes back.
+    /// Moves on to a phase, never back to an earlier one.
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
     }
@@ -131,7 +131,7 @@ impl Shared {
         self.set_phase(Phase::Drain);
     }
 
-    /// The length of the window; 0 unless it was opened and closed.
+    /// The length of the window. 0 unless it was opened and closed.
     pub(crate) fn window_s(&self) -> f64 {
         let (begin, end) = (self.window_begin_ns(), self.window_end_ns());
         if end == u64::MAX {

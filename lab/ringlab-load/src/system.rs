@@ -1,4 +1,4 @@
-//! What the generator needs of the kernel beyond the standard library: epoll, clocks, limits, CPUs. The only file with `unsafe`.
+//! System calls that the standard library lacks: epoll, clocks, limits, CPUs. The only file with `unsafe`.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub(crate) const NS_PER_S: u64 = 1_000_000_000;
 
-/// Turns what a system call returned into its result.
+/// Converts the return value of a system call.
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -26,13 +26,13 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
 pub(crate) struct Clock(libc::clockid_t);
 
 impl Clock {
-    /// Time since some moment in the past, the same for all threads.
+    /// Monotonic time, the same for all threads.
     pub(crate) const MONOTONIC: Self = Self(libc::CLOCK_MONOTONIC);
-    /// The CPU time of this process, all its threads together.
+    /// The CPU time of this process, over all threads.
     pub(crate) const OWN_CPU: Self = Self(libc::CLOCK_PROCESS_CPUTIME_ID);
 
-    /// The CPU time of another process: user and system time of all its threads, also of those that ended and of io_uring's
-    /// workers, which are threads of the process. Fails if there is no such process.
+    /// The CPU time of another process: user and system time of all its threads, including ended ones and io_uring's workers,
+    /// which are threads of the process. Fails if there is no such process.
     pub(crate) fn of_process(pid: i32) -> io::Result<Self> {
         let mut clock: libc::clockid_t = 0;
         // SAFETY: the pointer is to a local that outlives the call.
@@ -42,7 +42,7 @@ impl Clock {
         }
     }
 
-    /// What the clock shows, in ns.
+    /// The time of the clock, in ns.
     pub(crate) fn read_ns(self) -> io::Result<u64> {
         let mut now = MaybeUninit::<libc::timespec>::uninit();
         // SAFETY: the pointer is to a local that outlives the call.
@@ -53,7 +53,7 @@ impl Clock {
     }
 }
 
-/// The time in ns by which everything here is measured.
+/// The current time in ns. All measurements use it.
 #[inline]
 pub(crate) fn now_ns() -> u64 {
     Clock::MONOTONIC
@@ -61,7 +61,7 @@ pub(crate) fn now_ns() -> u64 {
         .expect("CLOCK_MONOTONIC exists on every Linux")
 }
 
-/// Lets waits end as closely to their time as the kernel can: by default it may put them off by 50 us.
+/// Makes waits end as precisely as the kernel can. By default it may delay them by 50 us.
 pub(crate) fn ask_for_precise_waits() {
     // SAFETY: PR_SET_TIMERSLACK takes a number and touches no memory. It can't fail with a positive one (prctl(2)).
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
@@ -69,10 +69,10 @@ pub(crate) fn ask_for_precise_waits() {
 
 // --- epoll ---
 
-/// What happened to a watched socket.
+/// An event of a watched socket.
 pub(crate) type Event = libc::epoll_event;
 
-/// No event, to fill an array with.
+/// An empty event, to fill an array with.
 pub(crate) const NO_EVENT: Event = Event { events: 0, u64: 0 };
 
 pub(crate) const READABLE: u32 = libc::EPOLLIN as u32;
@@ -86,13 +86,13 @@ pub(crate) const EDGE_TRIGGERED: u32 = libc::EPOLLET as u32;
 pub(crate) enum Wait {
     /// Not at all.
     Poll,
-    /// That many ns, rounded up to a millisecond: the cheaper system call.
+    /// This many ns, rounded up to a millisecond. The cheaper system call.
     Coarse(u64),
-    /// That many ns.
+    /// This many ns.
     Precise(u64),
 }
 
-/// A set of watched sockets, see `epoll(7)`. A socket leaves it by being closed.
+/// A set of watched sockets, see `epoll(7)`. Closing a socket removes it.
 #[derive(Debug)]
 pub(crate) struct Epoll(OwnedFd);
 
@@ -104,12 +104,12 @@ impl Epoll {
         Ok(Self(descriptor))
     }
 
-    /// Watches a socket for `events`, which will be reported with `token`.
+    /// Watches a socket for `events`, which are reported with `token`.
     pub(crate) fn add(&self, socket: &impl AsRawFd, events: u32, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, socket, events, token)
     }
 
-    /// Changes what a watched socket is watched for.
+    /// Changes the events that a socket is watched for.
     pub(crate) fn change(&self, socket: &impl AsRawFd, events: u32, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, socket, events, token)
     }
@@ -134,7 +134,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// Waits, and returns the events that happened; none after a signal or when the time is up.
+    /// Waits for events and returns them. There are none after a signal or at the timeout.
     pub(crate) fn wait<'a>(&self, events: &'a mut [Event], wait: Wait) -> io::Result<&'a [Event]> {
         let descriptor = self.0.as_raw_fd();
         let result = match wait {
@@ -165,7 +165,8 @@ fn wait_ms(descriptor: RawFd, events: &mut [Event], ms: libc::c_int) -> io::Resu
     })
 }
 
-/// As epoll_pwait2(2), which kernels before 5.11 and older C libraries lack: ppoll(2) on the set counts in ns as well.
+/// Like epoll_pwait2(2), which kernels before 5.11 and older C libraries lack: ppoll(2) on the epoll set has a precision of ns,
+/// too.
 fn wait_ns(descriptor: RawFd, events: &mut [Event], ns: u64) -> io::Result<libc::c_int> {
     let mut watched = libc::pollfd {
         fd: descriptor,
@@ -187,7 +188,7 @@ fn wait_ns(descriptor: RawFd, events: &mut [Event], ns: u64) -> io::Result<libc:
 
 // --- limits and CPUs ---
 
-/// Raises the limit of open descriptors as far as it goes, and returns it.
+/// Raises the limit of open descriptors to its maximum, and returns it.
 pub(crate) fn raise_descriptor_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -215,7 +216,7 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// How often the threads of this process gave their CPU up, and how often they lost it to others.
+/// How often the threads of this process gave up their CPU, and how often they were preempted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Switches {
     pub(crate) voluntary: u64,
@@ -235,20 +236,20 @@ pub(crate) fn own_switches() -> io::Result<Switches> {
     })
 }
 
-/// How many ns there are in one of the ticks that /proc counts CPU time in.
+/// The length of a tick, in which /proc counts CPU time, in ns.
 pub(crate) fn tick_ns() -> u64 {
     // SAFETY: the call takes a number and touches no memory.
     let ticks_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     NS_PER_S / ticks_per_s.max(1) as u64
 }
 
-/// The size of a page of memory in bytes.
+/// The size of a memory page in bytes.
 pub(crate) fn page_bytes() -> u64 {
     // SAFETY: the call takes a number and touches no memory.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64
 }
 
-/// How many ports the kernel may give to outgoing connections.
+/// The number of ports that the kernel may use for outgoing connections.
 pub(crate) fn local_ports() -> Option<u64> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
     let mut bounds = range.split_whitespace().map(str::parse::<u64>);
@@ -256,7 +257,7 @@ pub(crate) fn local_ports() -> Option<u64> {
     Some(high.saturating_sub(low) + 1)
 }
 
-/// `Duration` as ns in 64 bits, which suffice for 584 years.
+/// A `Duration` in ns. 64 bits are enough for 584 years.
 pub(crate) fn ns(duration: Duration) -> u64 {
     duration.as_nanos().min(u128::from(u64::MAX)) as u64
 }

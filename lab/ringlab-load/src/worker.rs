@@ -1,10 +1,10 @@
 //! One thread of the generator: its connections, and the loop that serves them.
 //!
-//! In the closed loop a connection sends its next request when an answer is complete: the instant of the one is the instant of the
-//! other, so one reading of the clock serves both. In the open loop requests have intended instants, evenly spread over time
-//! and connections; a request whose connection is still busy waits, and its latency counts from the intended instant.
+//! In the closed loop a connection sends its next request when an answer is complete. Both happen at the same instant, so the
+//! clock is read once for both. In the open loop requests have intended instants, evenly distributed over time and connections. A
+//! request waits while its connection is busy, and its latency counts from the intended instant.
 //!
-//! Sockets are edge-triggered (streams excepted): each is read once per answer, and a short read says that nothing is left.
+//! Sockets are edge-triggered, except for streams: each is read once per answer, and a short read means that nothing is left.
 //!
 //! The file is long because it is one state machine: connecting, sending, receiving and closing all change the same counts of what is
 //! in flight.
@@ -27,15 +27,15 @@ use crate::system::{
     EDGE_TRIGGERED, ENDED, Epoll, Event, NO_EVENT, READABLE, WRITABLE, Wait, now_ns,
 };
 
-/// The most that is received at once, in bytes.
+/// The maximum number of bytes received at once.
 pub(crate) const READ_BYTES: usize = 256 * 1024;
 const EVENTS_PER_TURN: usize = 256;
-/// How far apart connections are begun at least. On the same machine they are made at once, whether the server accepts or not: more than
-/// it has room for would be lost, and tried again only after a second.
+/// The minimum time between opening two connections. On the same machine they are established at once, even before the server
+/// accepts them. If its backlog is full, the kernel drops them and tries again only after a second.
 const BETWEEN_CONNECTIONS_NS: u64 = 125_000;
-/// How often late answers are looked for.
+/// How often to check for late answers.
 const TICK_NS: u64 = 50_000_000;
-/// How often a thread looks whether it is to begin or end, while nothing happens.
+/// How often an idle thread checks whether to begin or to end.
 const IDLE_NS: u64 = 1_000_000;
 
 /// One thread's part of a run.
@@ -46,14 +46,14 @@ pub(crate) struct Worker<'a, E: Exchange> {
     thread: usize,
     epoll: Epoll,
     connections: Vec<Connection<E::Partial>>,
-    /// When the requests in flight were started: `pipeline` places for each connection.
+    /// When the requests in flight were started, with `pipeline` entries for each connection.
     starts_ns: Vec<u64>,
     schedule: Option<Schedule>,
-    /// What may be outstanding on each stream, in bytes.
+    /// The maximum of outstanding bytes on each stream.
     outstanding_most: u64,
-    /// New requests may be started.
+    /// Whether new requests may be started.
     sending: bool,
-    /// How many connections were begun, how many of these are neither open nor dead, and when the first was begun.
+    /// How many connections were begun, how many of these are neither open nor dead yet, and when the first was begun.
     begun: usize,
     connecting: usize,
     begun_ns: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Worker<'a, E: Exchange> {
 }
 
 impl<'a, E: Exchange> Worker<'a, E> {
-    /// The part of thread `thread`: every connection whose number leaves that rest.
+    /// The part of a thread: the connections whose number modulo the number of threads is `thread`.
     pub(crate) fn new(
         settings: &'a Settings,
         shared: &'a Shared,
@@ -108,7 +108,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         })
     }
 
-    /// Runs until the phase is [`Phase::Over`]. The first thread has the control of the run, the others follow.
+    /// Runs until the phase is [`Phase::Over`]. The first thread controls the run, the others follow.
     pub(crate) fn run(mut self, mut control: Option<&mut Control<'_>>) -> io::Result<Measured> {
         let mut buffer = vec![0; READ_BYTES];
         let mut events = [NO_EVENT; EVENTS_PER_TURN];
@@ -118,7 +118,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         loop {
             self.publish();
             if let Some(control) = &mut control {
-                // What is due is sent first, so that nothing due in the window is left out.
+                // Send what is due first, so that no request that is due in the window is left out.
                 now = self.send_due(now);
                 now = control.advance(now);
             }
@@ -142,7 +142,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             }
             let wait = match &self.schedule {
                 _ if now < idle_since_ns + self.settings.spin_ns => Wait::Poll,
-                // Waking up takes some tens of microseconds, by which requests would be late.
+                // Waking up takes tens of microseconds, which would delay requests.
                 Some(schedule) if self.sending => {
                     let next_ns = until_ns.min(schedule.next_ns);
                     match next_ns.saturating_sub(now + self.settings.spin_ns) {
@@ -168,7 +168,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             idle_since_ns = now;
             if self.shared.phase() == Phase::Window {
                 self.measured.turn_ns_max = self.measured.turn_ns_max.max(now - woken_ns);
-                // A look that finds something is work, sleep is not.
+                // A poll that finds something counts as work, sleeping does not.
                 let asleep = !matches!(wait, Wait::Poll);
                 let since_ns = if asleep { woken_ns } else { waiting_ns };
                 let begin_ns = self.shared.window_begin_ns();
@@ -205,7 +205,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Begins to make a connection.
+    /// Begins to open a connection.
     fn open(&mut self, index: usize, now: u64) {
         let address = self.settings.address;
         let connect = || -> io::Result<(TcpStream, bool)> {
@@ -288,7 +288,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.sending = true;
         let begin_ns = self.shared.sending_begin_ns.load(Ordering::Acquire);
         if let Some(schedule) = &mut self.schedule {
-            // The threads' schedules are staggered, so that together they are even as well.
+            // The schedules of the threads are staggered, so that their sum is even, too.
             schedule.begin(
                 begin_ns
                     + (schedule.gap_ns / self.settings.threads as f64 * self.thread as f64) as u64,
@@ -303,7 +303,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Starts the requests of the open loop that are due; returns the time.
+    /// Starts the requests of the open loop that are due. Returns the time.
     #[inline]
     fn send_due(&mut self, mut now: u64) -> u64 {
         if !self.sending {
@@ -321,8 +321,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 && connection.state == State::Open
                 && !connection.closing;
             if free {
-                // The requests before it took their time, which belongs to this one's lateness. Where none is sent the clock isn't
-                // read either: however high the rate, this loop must be faster.
+                // The time spent on the requests before it belongs to its lateness. The clock is read only if something is sent,
+                // because this loop must be faster than any rate.
                 now = now_ns();
                 if self.shared.counts(intended_ns) {
                     self.measured
@@ -336,12 +336,12 @@ impl<'a, E: Exchange> Worker<'a, E> {
         now
     }
 
-    /// Starts as many requests of a connection as it may have.
+    /// Starts as many requests on a connection as are allowed.
     fn start_all(&mut self, index: usize, now: u64) {
         while self.start_next(index, now) {}
     }
 
-    /// Starts a connection's next request, if it may have one more.
+    /// Starts the next request of a connection, if one more is allowed.
     #[inline]
     fn start_next(&mut self, index: usize, now: u64) -> bool {
         let pipeline = self.settings.pipeline;
@@ -362,7 +362,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         true
     }
 
-    /// Adds up the requests in flight, of which there were as many until now, as far as that was in the window.
+    /// Adds the requests that were in flight since the last change to the integral, as far as that time was in the window.
     #[inline]
     fn count_in_flight(&mut self, now: u64) {
         let from_ns = self.in_flight_since_ns.max(self.shared.window_begin_ns());
@@ -372,7 +372,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.in_flight_since_ns = now;
     }
 
-    /// Sends what is started and not sent, as far as the socket takes it; an edge brings the rest.
+    /// Sends started requests, as far as the socket takes them. An edge triggers sending the rest.
     fn send(&mut self, index: usize) {
         let request_bytes = self.exchange.request_bytes();
         loop {
@@ -411,7 +411,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted => {}
-                    // What the server said before may still be there to be read; the socket's event will bring it, and the end.
+                    // There may still be data to read that the server sent before. The socket's event will bring it, and the end.
                     io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                         connection.broken = true;
                         return;
@@ -428,7 +428,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Sends nothing more on a stream.
+    /// Stops sending on a stream.
     #[cold]
     fn stop_stream(&mut self, index: usize) {
         let connection = &mut self.connections[index];
@@ -436,7 +436,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.watch_stream(index, READABLE | ENDED);
     }
 
-    /// Sends on a stream again.
+    /// Resumes sending on a stream.
     #[cold]
     fn resume_stream(&mut self, index: usize) {
         let connection = &mut self.connections[index];
@@ -444,7 +444,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.watch_stream(index, READABLE | WRITABLE | ENDED);
     }
 
-    /// Watches a stream for other events: it is level-triggered, so one that nobody serves would come again at once.
+    /// Changes the events of a stream. It is level-triggered, so an event that is not handled would repeat at once.
     fn watch_stream(&mut self, index: usize, events: u32) {
         let connection = &self.connections[index];
         let Some(stream) = &connection.stream else {
@@ -459,7 +459,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     // --- answers ---
 
-    /// Serves a socket; returns the time.
+    /// Handles an event of a socket. Returns the time.
     #[inline]
     fn serve(&mut self, event: Event, buffer: &mut [u8], now: u64) -> u64 {
         let (events, index) = (event.events, event.u64 as usize);
@@ -510,7 +510,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Takes what has come on a connection; returns whether it is still open.
+    /// Takes received bytes of a connection. Returns whether it is still open.
     #[inline]
     fn take(&mut self, index: usize, received: &[u8], now: u64) -> bool {
         let counting = self.shared.phase() == Phase::Window;
@@ -601,7 +601,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         true
     }
 
-    /// The oldest request of a connection has its whole answer.
+    /// Completes the oldest request of a connection.
     #[inline]
     fn complete(&mut self, index: usize, now: u64, counting: bool, right: bool) {
         let pipeline = self.settings.pipeline;
@@ -615,8 +615,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 self.completed += 1;
             }
             match &self.schedule {
-                // Also where it was sent before the window: to leave these out would be to leave the longest out, because the longer an
-                // answer takes, the fewer that end in the window began in it.
+                // It also counts if it was sent before the window. Otherwise the longest latencies would be missing: the longer
+                // an answer takes, the less likely it is that it both begins and ends in the window.
                 None => {
                     if counting {
                         self.measured.service.record(now - started_ns);
@@ -638,14 +638,14 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.start_next(index, now);
     }
 
-    /// The server has closed a connection, or it broke.
+    /// Handles a connection that the server has closed, or that broke.
     #[cold]
     fn ended(&mut self, index: usize, error: Option<&io::Error>) {
         let connection = &mut self.connections[index];
         let idle =
             connection.in_flight() == 0 && self.exchange.describe(&connection.partial).is_none();
         let between = idle && error.is_none() && connection.answered != connection.answered_before;
-        // A server that has announced the end may reset the connection: it leaves requests unread that came after the last it answers.
+        // A server that has announced the end may reset the connection, because it leaves later requests unread.
         if E::RECONNECTS && (connection.closing || between) {
             self.reopen(index);
             return;
@@ -680,7 +680,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.fail(index, failure);
     }
 
-    /// Makes a connection anew that the server closed in good order.
+    /// Opens a connection again that the server closed in order.
     fn reopen(&mut self, index: usize) {
         self.forget(index);
         let connection = &mut self.connections[index];
@@ -690,7 +690,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.open(index, now_ns());
     }
 
-    /// Reports a failure and gives its connection up.
+    /// Reports a failure and gives up its connection.
     #[cold]
     fn fail(&mut self, index: usize, failure: Failure) {
         self.forget(index);
@@ -698,7 +698,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.shared.fail(failure);
     }
 
-    /// Closes an open connection; nothing of it is in flight any more.
+    /// Closes an open connection. Its requests are no longer in flight.
     fn forget(&mut self, index: usize) {
         self.count_in_flight(now_ns());
         let connection = &mut self.connections[index];
@@ -712,7 +712,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     // --- time ---
 
-    /// Gives up what takes too long.
+    /// Gives up connections and requests that take too long.
     fn tick(&mut self, now: u64) {
         let timeout_ns = self.settings.timeout_ns;
         for index in 0..self.connections.len() {
@@ -766,10 +766,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Starts nothing new, and says when everything is answered.
+    /// Starts nothing new, and reports when everything is answered.
     fn drain(&mut self) {
         if self.sending {
-            // The first thread has closed the window, perhaps while this one didn't run: what was due in it is due still.
+            // The first thread may have closed the window while this one didn't run. Requests that were due in it must still be
+            // sent.
             self.send_due(self.shared.window_end_ns());
             self.sending = false;
             self.count_in_flight(now_ns());
@@ -792,7 +793,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Ends a stream on which everything has come back.
+    /// Ends a stream when everything has come back.
     fn end_stream(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         if connection.outstanding == 0 && connection.in_flight() > 0 {
@@ -802,7 +803,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// The requests that were due in the window and have no answer count with the time for which they had waited, at least.
+    /// Requests that were due in the window and have no answer count with the time that they have waited so far.
     fn count_unfinished(&mut self, now: u64) {
         let Some(schedule) = &self.schedule else {
             return;
