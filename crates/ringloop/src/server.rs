@@ -26,240 +26,49 @@
 //! # }
 //! ```
 
+mod accepting;
+mod client;
 mod conversation;
+mod counters;
 mod drain;
+mod end_signals;
+mod handler;
 mod idle;
+mod running;
 mod wire;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::pin::pin;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use async_channel as channel;
 use async_lock::Semaphore;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
-use signal_hook::iterator::Signals;
-use signal_hook::low_level::signal_name;
 use socket2::Socket;
 
 use crate::net::stream::HasCore;
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
 use crate::pool::{self, Pool, PoolConfig};
-use crate::shared::Shared;
-use crate::source::Recheck;
-use crate::time::sleep;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
-use crate::trace;
-use conversation::{Conversation, Ending, Handshake, Served};
-use drain::{Drain, Listener};
-use wire::{Link, Wire};
+use accepting::{Accepting, Worker, accept, bind_each, until_closed};
+use conversation::Conversation;
+use counters::WorkerCounters;
+use drain::Listener;
+use wire::Wire;
 
+pub use client::Client;
+pub use counters::Counters;
 pub use drain::Draining;
-
-/// How long to wait when the process has no descriptor or no memory for a connection: first, and at most.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+pub use end_signals::{EndSignals, Signal};
+pub use handler::{Connection, Handler};
+pub use running::Running;
 
 /// How long connections may take to end, unless it is said otherwise.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What happens on a connection. Each connection has a handler of its own, in one thread.
-///
-/// An error that a method returns closes the connection, and so does a panic; no other connection notices.
-///
-/// ```
-/// use ringloop::server::{Connection, Handler, Server};
-/// use std::io::{self, Read, Write};
-///
-/// /// Answers each line with its number.
-/// #[derive(Default)]
-/// struct Numbers {
-///     lines: usize,
-/// }
-///
-/// impl Handler for Numbers {
-///     fn connected(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
-///         connection.write(b"welcome\n")
-///     }
-///
-///     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
-///         for _ in bytes.iter().filter(|byte| **byte == b'\n') {
-///             self.lines += 1;
-///             connection.write(format!("{}\n", self.lines).as_bytes())?;
-///         }
-///         if self.lines >= 2 {
-///             connection.close();
-///         }
-///         Ok(())
-///     }
-/// }
-///
-/// let server = Server::bind("127.0.0.1:0").start(Numbers::default)?;
-/// let mut client = std::net::TcpStream::connect(server.local_addr())?;
-/// client.write_all(b"one\ntwo\n")?;
-/// let mut answer = String::new();
-/// client.read_to_string(&mut answer)?;
-/// assert_eq!(answer, "welcome\n1\n2\n");
-/// # Ok::<(), std::io::Error>(())
-/// ```
-pub trait Handler: 'static {
-    /// The connection has been made.
-    fn connected(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
-        let _ = connection;
-        Ok(())
-    }
-
-    /// Bytes have come. They lie in a buffer that all connections of the thread share: what is kept must be copied.
-    fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()>;
-
-    /// No byte has moved, in either direction, for the server's idle timeout. Closes the connection, unless it is written
-    /// otherwise; then the time begins anew. What a peer that reads nothing has not taken by then is given up.
-    fn timeout(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
-        connection.close();
-        Ok(())
-    }
-
-    /// The server is about to end, and nothing that has come is waiting to be handled. Closes the connection, once all that
-    /// was written is sent, unless it is written otherwise: a handler in the middle of something says so to its peer, or
-    /// remembers to close the connection when it is done. Who is not done by the server's deadline is cut off.
-    fn draining(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
-        connection.close();
-        Ok(())
-    }
-
-    /// The connection failed, or a method of this handler did. `closed` follows.
-    fn error(&mut self, error: &io::Error) {
-        let _ = error;
-    }
-
-    /// The connection is over.
-    fn closed(&mut self) {}
-}
-
-/// A connection as its [`Handler`] has it.
-#[derive(Debug)]
-pub struct Connection<'a> {
-    link: Link<'a>,
-    is_closing: &'a mut bool,
-    peer: SocketAddr,
-}
-
-impl Connection<'_> {
-    /// Writes bytes: directly, as far as there is room; the rest is kept, and nothing more is read until it is sent.
-    ///
-    /// # Errors
-    /// Those of send(2).
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match &mut self.link {
-            Link::Plain { stream, unsent } => unsent.write(stream, bytes),
-            #[cfg(feature = "tls")]
-            Link::Tls(stream) => stream.write_or_queue(bytes),
-        }
-    }
-
-    /// Closes the connection once everything is sent; over TLS, with the word that nothing will follow.
-    pub fn close(&mut self) {
-        *self.is_closing = true;
-    }
-
-    /// The address of the other end.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.peer
-    }
-
-    /// The TCP connection itself, for its options.
-    pub fn stream(&self) -> &TcpStream {
-        match &self.link {
-            Link::Plain { stream, .. } => stream,
-            #[cfg(feature = "tls")]
-            Link::Tls(stream) => stream.stream(),
-        }
-    }
-
-    /// What was agreed on in TLS; none on a server without.
-    #[cfg(feature = "tls")]
-    pub fn tls(&self) -> Option<&TlsStream> {
-        match &self.link {
-            Link::Plain { .. } => None,
-            Link::Tls(stream) => Some(stream),
-        }
-    }
-}
-
-/// Who is at the other end of a connection that a function serves, and whether the server is about to end.
-///
-/// ```
-/// use futures_util::future::{Either, select};
-/// use ringloop::server::Server;
-/// use std::pin::pin;
-/// use std::time::Duration;
-///
-/// let server = Server::bind("127.0.0.1:0").start_with(|mut stream, client| async move {
-///     loop {
-///         let read = match select(pin!(stream.read(Vec::with_capacity(1024))), client.draining()).await {
-///             Either::Left((read, _)) => read,
-///             // Between two requests: nothing is lost.
-///             Either::Right(_) => return Ok(()),
-///         };
-///         let (count, bytes) = read;
-///         if count? == 0 {
-///             return Ok(());
-///         }
-///         stream.write_all(&bytes[..]).await.0?;
-///     }
-/// })?;
-/// server.shutdown(Duration::from_secs(5));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct Client {
-    address: SocketAddr,
-    drain: Rc<Drain>,
-    connection: Recheck,
-}
-
-impl Client {
-    /// The address of the other end.
-    pub fn addr(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// Waits until the server begins to drain, and what the peer had sent by then was read by whoever reads from the
-    /// connection: who serves it finishes what he is at and ends it. Who is not done by the server's deadline is cut off.
-    pub fn draining(&self) -> Draining {
-        Draining::new(Rc::clone(&self.drain), self.connection.clone())
-    }
-
-    /// Whether it has begun.
-    pub fn is_draining(&self) -> bool {
-        self.drain.has_begun()
-    }
-}
-
-impl fmt::Debug for Client {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Client")
-            .field("addr", &self.address)
-            .field("is_draining", &self.is_draining())
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for Client {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.address.fmt(formatter)
-    }
-}
 
 /// What a server's connections are: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`.
 pub trait Transport: Wire {}
@@ -268,62 +77,6 @@ impl Transport for TcpStream {}
 
 #[cfg(feature = "tls")]
 impl Transport for TlsStream {}
-
-/// What a server has done since it was started, all workers together.
-///
-/// ```
-/// use std::io::{Read, Write};
-///
-/// # use ringloop::server::{Connection, Handler, Server};
-/// # struct Echo;
-/// # impl Handler for Echo {
-/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
-/// #         connection.write(bytes)
-/// #     }
-/// # }
-/// let server = Server::bind("127.0.0.1:0").start(|| Echo)?;
-/// let mut client = std::net::TcpStream::connect(server.local_addr())?;
-/// client.write_all(b"x")?;
-/// client.read_exact(&mut [0])?;
-/// let counters = server.counters();
-/// assert_eq!((counters.accepted, counters.live, counters.errors), (1, 1, 0));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Connections that were accepted.
-    pub accepted: u64,
-    /// Those that are alive.
-    pub live: u64,
-    /// Those that ended in an error.
-    pub errors: u64,
-    /// Those that ended in a panic of their handler.
-    pub panics: u64,
-    /// Times that a connection was idle for too long.
-    pub timeouts: u64,
-    /// Times that a connection could not be accepted.
-    pub accept_errors: u64,
-    /// Connections whose TLS handshake failed or took too long. They count as nothing else, and no handler hears of them.
-    pub handshake_errors: u64,
-}
-
-/// A worker's part of the counters. Only the worker writes, so that counting needs no atomic addition.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct WorkerCounters {
-    accepted: AtomicU64,
-    ended: AtomicU64,
-    errors: AtomicU64,
-    panics: AtomicU64,
-    timeouts: AtomicU64,
-    accept_errors: AtomicU64,
-    handshake_errors: AtomicU64,
-}
-
-fn count(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-}
 
 /// A server that is to be started.
 ///
@@ -552,14 +305,7 @@ impl<S: Transport> Server<S> {
                 let drain = Rc::clone(&worker.drain);
                 move |stream: S| {
                     let connection = stream.socket().core().recheck();
-                    serve(
-                        stream,
-                        Client {
-                            address,
-                            drain,
-                            connection,
-                        },
-                    )
+                    serve(stream, Client::new(address, drain, connection))
                 }
             }
         })
@@ -639,288 +385,6 @@ impl<S: Transport> Server<S> {
                 worker.drain.begin();
             }));
         }
-        Ok(Running {
-            pool,
-            address,
-            stop,
-            counters,
-        })
-    }
-}
-
-/// What the connections of a worker share.
-#[derive(Clone)]
-struct Worker {
-    counters: Arc<WorkerCounters>,
-    drain: Rc<Drain>,
-}
-
-/// How connections are taken.
-struct Accepting<T> {
-    permits: Arc<Semaphore>,
-    settings: T,
-    nodelay: bool,
-    idle_timeout: Option<Duration>,
-}
-
-/// Runs a future until a channel is closed; then it is dropped.
-async fn until_closed(channel: &channel::Receiver<Infallible>, future: impl Future<Output = ()>) {
-    let mut future = pin!(future);
-    let mut closed = pin!(channel.recv());
-    std::future::poll_fn(|context| {
-        if closed.as_mut().poll(context).is_ready() {
-            return Poll::Ready(());
-        }
-        future.as_mut().poll(context)
-    })
-    .await;
-}
-
-/// A listener for each worker, all on one address.
-fn bind_each(
-    address: &str,
-    workers: usize,
-    options: &TcpListenerOptions,
-) -> io::Result<Vec<std::net::TcpListener>> {
-    let mut last_error = io::Error::new(
-        io::ErrorKind::NotFound,
-        format!("{address:?} has no address"),
-    );
-    for address in address.to_socket_addrs()? {
-        match TcpListener::bind_several(address, workers, options) {
-            Ok(listeners) => return Ok(listeners),
-            Err(error) => last_error = error,
-        }
-    }
-    Err(last_error)
-}
-
-/// Accepts connections for as long as the future lives.
-async fn accept<S, G, N, F>(
-    listener: TcpListener,
-    accepting: Accepting<S::Settings>,
-    begin: G,
-    worker: &Worker,
-) where
-    S: Transport,
-    G: Fn(SocketAddr) -> N,
-    N: FnOnce(S) -> F + 'static,
-    F: Future<Output = io::Result<()>> + 'static,
-{
-    let Accepting {
-        permits,
-        settings,
-        nodelay,
-        idle_timeout,
-    } = accepting;
-    let counters = &worker.counters;
-    let handshake_limit = S::handshake_limit(&settings);
-    let mut back_off = BACK_OFF.0;
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                back_off = BACK_OFF.0;
-                // Not before: a worker that waits for a connection would keep others from serving theirs.
-                let permit = permits.acquire_arc().await;
-                count(&counters.accepted);
-                let ending = Ending {
-                    counters: Arc::clone(counters),
-                    _permit: permit,
-                };
-                // A peer may be gone already; serving will tell.
-                let _ = stream.set_nodelay(nodelay);
-                let Ok(wire) = S::new(stream, &settings) else {
-                    count(&counters.handshake_errors);
-                    continue;
-                };
-                let handshake =
-                    handshake_limit.map(|limit| Handshake::new(limit, Rc::clone(&worker.drain)));
-                let served = Served::new(wire, begin(peer), handshake, idle_timeout, ending);
-                drop(Shared::current().spawn_watched(trace::connection(peer, served)));
-            }
-            // By a rule of the kernel's, for this connection.
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                count(&counters.accept_errors);
-            }
-            Err(error) => {
-                // No descriptor or no memory: it can only help to wait for connections to end.
-                count(&counters.accept_errors);
-                trace::cannot_accept(&error, back_off);
-                sleep(back_off).await;
-                back_off = (back_off * 2).min(BACK_OFF.1);
-            }
-        }
-    }
-}
-
-/// A signal that asks a process to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Signal(i32);
-
-impl Signal {
-    /// Its number, as in signal(7).
-    pub fn number(self) -> i32 {
-        self.0
-    }
-}
-
-impl fmt::Display for Signal {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(signal_name(self.0).unwrap_or("an unknown signal"))
-    }
-}
-
-/// Listens to the signals that ask a process to end, SIGINT (Ctrl-C) and SIGTERM, from when it is made: a program that says
-/// that it is ready should listen before. A second such signal ends the process at once, and so does the first after this was
-/// dropped.
-///
-/// ```no_run
-/// use ringloop::server::{Connection, EndSignals, Handler, Server};
-/// use std::{io, time::Duration};
-///
-/// # struct Echo;
-/// # impl Handler for Echo {
-/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
-/// #         connection.write(bytes)
-/// #     }
-/// # }
-/// # fn main() -> io::Result<()> {
-/// let signals = EndSignals::listen()?;
-/// let server = Server::bind("127.0.0.1:7000").start(|| Echo)?;
-/// println!("ready");
-/// let signal = signals.wait();
-/// println!("{signal}: ending");
-/// server.shutdown(Duration::from_secs(5));
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct EndSignals {
-    signals: Signals,
-    /// Whether the next signal ends the process.
-    asked: Arc<AtomicBool>,
-    has_come: bool,
-}
-
-impl EndSignals {
-    /// Listens from now on, until the process ends.
-    ///
-    /// # Errors
-    /// Those of sigaction(2).
-    pub fn listen() -> io::Result<Self> {
-        let signals = Signals::new([SIGINT, SIGTERM])?;
-        let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds `asked` unset.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
-            flag::register(signal, Arc::clone(&asked))?;
-        }
-        Ok(Self {
-            signals,
-            asked,
-            has_come: false,
-        })
-    }
-
-    /// Blocks until the first such signal, which may have come already.
-    pub fn wait(mut self) -> Signal {
-        let signal = self.signals.forever().next().unwrap_or(SIGTERM);
-        self.has_come = true;
-        Signal(signal)
-    }
-}
-
-impl Drop for EndSignals {
-    /// Where nobody has waited, as for a server that could not start, the next signal ends the process.
-    fn drop(&mut self) {
-        // The handler of one that has come may still be on its way to look.
-        if !self.has_come {
-            self.asked.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-/// A server that runs.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// # use ringloop::server::{Connection, Handler, Server};
-/// # struct Echo;
-/// # impl Handler for Echo {
-/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
-/// #         connection.write(bytes)
-/// #     }
-/// # }
-/// let server = Server::bind("127.0.0.1:0").workers(1).start(|| Echo)?;
-/// println!("listening on {}", server.local_addr());
-/// // The workers may have tasks of the program's own.
-/// drop(server.pool().spawn_on(0, || async { println!("beside the connections") }));
-/// server.shutdown(Duration::from_secs(5));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-#[derive(Debug)]
-#[must_use = "a server ends when this is dropped"]
-pub struct Running {
-    pool: Pool,
-    address: SocketAddr,
-    /// Closed when nothing is to be accepted any more.
-    stop: channel::Sender<Infallible>,
-    counters: Vec<Arc<WorkerCounters>>,
-}
-
-impl Running {
-    /// The address that it listens on.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The workers, for tasks of the program's own.
-    pub fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
-    /// What has happened so far.
-    pub fn counters(&self) -> Counters {
-        let sum = |counter: fn(&WorkerCounters) -> &AtomicU64| {
-            self.counters
-                .iter()
-                .map(|counters| counter(counters).load(Ordering::Relaxed))
-                .sum::<u64>()
-        };
-        // In this order: a connection that ends meanwhile is not counted as one that never was.
-        let ended = sum(|counters| &counters.ended);
-        let accepted = sum(|counters| &counters.accepted);
-        Counters {
-            accepted,
-            live: accepted.saturating_sub(ended),
-            errors: sum(|counters| &counters.errors),
-            panics: sum(|counters| &counters.panics),
-            timeouts: sum(|counters| &counters.timeouts),
-            accept_errors: sum(|counters| &counters.accept_errors),
-            handshake_errors: sum(|counters| &counters.handshake_errors),
-        }
-    }
-
-    /// Blocks until the process is asked to end: [`EndSignals`], from now on.
-    ///
-    /// # Errors
-    /// Those of sigaction(2).
-    pub fn wait_for_signal(&self) -> io::Result<Signal> {
-        Ok(EndSignals::listen()?.wait())
-    }
-
-    /// Stops listening, asks the connections to end ([`Handler::draining`], [`Client::draining`]), gives them `patience` to
-    /// do so, and cuts off those that have not.
-    ///
-    /// Connections that the kernel has made and nobody has accepted are reset.
-    pub fn shutdown(self, patience: Duration) {
-        self.stop.close();
-        self.pool.shutdown(patience);
-    }
-
-    fn run(self, signals: EndSignals, patience: Duration) {
-        signals.wait();
-        self.shutdown(patience);
+        Ok(Running::new(pool, address, stop, counters))
     }
 }

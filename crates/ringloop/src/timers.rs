@@ -29,6 +29,8 @@
 //! assert!(timers.is_empty());
 //! ```
 
+// One file, although it is long: the heap's entries and the slots refer to one another, and each operation keeps both in step.
+
 use std::collections::{HashMap, TryReserveError};
 use std::num::NonZeroU32;
 

@@ -12,10 +12,11 @@ use std::time::Duration;
 use async_lock::SemaphoreGuardArc;
 use pin_project_lite::pin_project;
 
+use super::counters::{WorkerCounters, count};
 use super::drain::{Drain, Listener};
+use super::handler::{Connection, Handler};
 use super::idle::Idle;
 use super::wire::Wire;
-use super::{Connection, Handler, WorkerCounters, count};
 use crate::net::stream::HasCore;
 use crate::time::{Elapsed, Sleep, sleep};
 use crate::trace;

@@ -1,0 +1,628 @@
+//! Open files.
+
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fmt;
+use std::io::{self, Seek, SeekFrom};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use ringloop_driver::{Op, SharedFd};
+
+use super::metadata::{Metadata, status};
+use super::{OpenOptions, is_interrupted, lost, perform};
+use crate::sys;
+
+/// By how much a buffer grows at least, when nobody knows how much is to be read.
+const GROWTH_MIN: usize = 8 * 1024;
+
+/// Refuses an offset that no file can have. The driver would, too, but not give the buffer back.
+fn check(offset: u64) -> io::Result<()> {
+    match i64::try_from(offset) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the offset lies beyond the largest that a file can have, 2^63 - 1",
+        )),
+    }
+}
+
+/// An open file. It is closed when this and all operations on it are gone.
+///
+/// It may move to another thread, and be used in any runtime. Reads append to a buffer, as much as it has room for.
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, fs};
+/// use std::io::SeekFrom;
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("ringloop-file-{}", std::process::id()));
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let options = fs::OpenOptions::new().read(true).write(true).create(true);
+///     let mut file = options.open(&path).await?;
+///     file.write_all(b"hello world".to_vec()).await.0?;
+///     file.write_all_at(b"W".to_vec(), 6).await.0?;
+///     file.sync_all().await?;
+///     file.seek(SeekFrom::Start(6))?;
+///     let (count, bytes) = file.read_to_end(Vec::new()).await;
+///     assert_eq!((count?, &bytes[..]), (5, &b"World"[..]));
+/// #   std::fs::remove_file(&path)?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub struct File {
+    pub(super) fd: SharedFd,
+    /// Whether all writes go to its end.
+    appends: bool,
+}
+
+impl File {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-8-{}", std::process::id()));
+    /// fs::write(&path, "there").await?;
+    /// let (result, bytes) = File::open(&path).await?.read_to_end(Vec::new()).await;
+    /// assert_eq!((result?, &bytes[..]), (5, &b"there"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        OpenOptions::new().read(true).open(path).await
+    }
+
+    /// Opens a file for writing; makes it, or throws away what it has.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-9-{}", std::process::id()));
+    /// let mut file = File::create(&path).await?;
+    /// for line in ["one\n", "two\n"] {
+    ///     file.write_all(line.into()).await.0?;
+    /// }
+    /// assert_eq!(fs::read(&path).await?, b"one\ntwo\n");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        let options = OpenOptions::new().write(true).create(true).truncate(true);
+        options.open(path).await
+    }
+
+    pub(super) fn from_descriptor(descriptor: u32, flags: i32) -> Self {
+        // SAFETY: the result of an open that succeeded: a new descriptor, which nobody else has.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) };
+        Self {
+            fd: SharedFd::new(descriptor),
+            appends: flags & libc::O_APPEND != 0,
+        }
+    }
+
+    /// The standard library's view of it.
+    fn with_std<T>(&self, call: impl FnOnce(&std::fs::File) -> T) -> T {
+        // SAFETY: it is open as long as this is, and not closed here.
+        let file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(self.as_raw_fd()) });
+        call(&file)
+    }
+
+    /// Where the next read or write begins; `None` for what has no places to read from and write to.
+    ///
+    /// The kernel keeps the position, so that it is shared with other descriptors of the same open file. But it does not move
+    /// it reliably: `io_uring` leaves it where it was if a transfer is cut short by an error. So every transfer is at a place,
+    /// and the position is set afterwards.
+    fn position(&self) -> io::Result<Option<u64>> {
+        if !self.fd.has_position() {
+            return Ok(None);
+        }
+        self.with_std(|mut file| file.stream_position()).map(Some)
+    }
+
+    fn set_position(&self, position: u64) -> io::Result<()> {
+        self.with_std(|mut file| file.seek(SeekFrom::Start(position)))
+            .map(drop)
+    }
+
+    /// Reads once, from a place in the file, into the room that the buffer has. 0 is the end of the file, or a buffer
+    /// without room.
+    ///
+    /// # Errors
+    /// Those of pread(2): `InvalidInput` for an offset beyond `i64::MAX`, `ESPIPE` for what has no places, such as a pipe.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-10-{}", std::process::id()));
+    /// fs::write(&path, "0123456789").await?;
+    /// let file = File::open(&path).await?;
+    /// // The same buffer again and again: what it has stays, unless it is cleared.
+    /// let (count, mut buffer) = file.read_at(Vec::with_capacity(4), 6).await;
+    /// assert_eq!((count?, &buffer[..]), (4, &b"6789"[..]));
+    /// buffer.clear();
+    /// let (count, buffer) = file.read_at(buffer, 0).await;
+    /// assert_eq!((count?, &buffer[..]), (4, &b"0123"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn read_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
+        self.read_once(buffer, Some(offset)).await
+    }
+
+    /// Reads once, from where the last read or write ended, as [`read_at`](Self::read_at) does. The way to read pipes and
+    /// devices.
+    ///
+    /// If the future is dropped, the file's position stays where it was. What a pipe or a device has given by then is lost.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-11-{}", std::process::id()));
+    /// fs::write(&path, "abcdef").await?;
+    /// let mut file = File::open(&path).await?;
+    /// let mut pieces = Vec::new();
+    /// let mut buffer = Vec::with_capacity(4);
+    /// loop {
+    ///     let count;
+    ///     (count, buffer) = file.read(buffer).await;
+    ///     if count? == 0 {
+    ///         break;
+    ///     }
+    ///     pieces.push(String::from_utf8_lossy(&buffer).into_owned());
+    ///     buffer.clear();
+    /// }
+    /// assert_eq!(pieces.concat(), "abcdef");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn read(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        let start = match self.position() {
+            Ok(start) => start,
+            Err(error) => return (Err(error), buffer),
+        };
+        let (result, buffer) = self.read_once(buffer, start).await;
+        let result = result.and_then(|count| {
+            start.map_or(Ok(()), |start| self.set_position(start + count as u64))?;
+            Ok(count)
+        });
+        (result, buffer)
+    }
+
+    /// Reads all that comes after a place in the file.
+    ///
+    /// # Errors
+    /// Those of pread(2). What was read before is in the buffer.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-12-{}", std::process::id()));
+    /// fs::write(&path, "head and rest").await?;
+    /// let (count, rest) = File::open(&path).await?.read_to_end_at(Vec::new(), 9).await;
+    /// assert_eq!((count?, &rest[..]), (4, &b"rest"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn read_to_end_at(
+        &self,
+        buffer: Vec<u8>,
+        offset: u64,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
+        self.read_all(buffer, Some(offset)).await
+    }
+
+    /// Reads all from where the last read or write ended. After an error the position is behind what was read before it.
+    pub async fn read_to_end(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        let start = match self.position() {
+            Ok(start) => start,
+            Err(error) => return (Err(error), buffer),
+        };
+        let before = buffer.len();
+        let (mut result, buffer) = self.read_all(buffer, start).await;
+        if let Some(start) = start
+            && let Err(error) = self.set_position(start + (buffer.len() - before) as u64)
+        {
+            result = result.and(Err(error));
+        }
+        (result, buffer)
+    }
+
+    /// Writes once, to a place in the file: part of the buffer, or all of it.
+    ///
+    /// # Errors
+    /// Those of pwrite(2).
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-13-{}", std::process::id()));
+    /// let file = File::create(&path).await?;
+    /// let (count, _buffer) = file.write_at(b"end".to_vec(), 2).await;
+    /// assert_eq!(count?, 3);
+    /// // What was skipped is zeroes.
+    /// assert_eq!(fs::read(&path).await?, b"\0\0end");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn write_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
+        self.write_once(buffer, 0, Some(offset)).await
+    }
+
+    /// Writes once, where the last read or write ended: part of the buffer, or all of it.
+    ///
+    /// If the future is dropped, the file's position stays where it was. Whether something was written is not known then, and
+    /// it may still be a moment later, over what is written there next.
+    pub async fn write(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        self.write_onwards(buffer, 0).await
+    }
+
+    /// Writes all of a buffer, to a place in the file.
+    ///
+    /// # Errors
+    /// Those of pwrite(2). Some of it may have been written.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-14-{}", std::process::id()));
+    /// let file = File::create(&path).await?;
+    /// // The parts of a file may be written at the same time.
+    /// let (one, two) = futures_util::future::join(
+    ///     file.write_all_at(vec![b'a'; 4], 0),
+    ///     file.write_all_at(vec![b'b'; 4], 4),
+    /// )
+    /// .await;
+    /// (one.0?, two.0?);
+    /// assert_eq!(fs::read(&path).await?, b"aaaabbbb");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn write_all_at(
+        &self,
+        mut buffer: Vec<u8>,
+        offset: u64,
+    ) -> (io::Result<()>, Vec<u8>) {
+        if let Err(error) = check(offset) {
+            return (Err(error), buffer);
+        }
+        let mut written = 0;
+        while written < buffer.len() {
+            let offset = Some(offset.saturating_add(written as u64));
+            let result;
+            (result, buffer) = self.write_once(buffer, written, offset).await;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
+                Ok(count) => written += count,
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
+    }
+
+    /// Writes all of a buffer, where the last read or write ended. The position moves with each part that is written, so that
+    /// after an error, or if the future is dropped, it is behind what is known to be there.
+    pub async fn write_all(&mut self, mut buffer: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
+        let mut written = 0;
+        while written < buffer.len() {
+            let result;
+            (result, buffer) = self.write_onwards(buffer, written).await;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
+                Ok(count) => written += count,
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
+    }
+
+    /// Writes `buffer[from..]` once, at the file's position, and moves that.
+    async fn write_onwards(
+        &mut self,
+        buffer: Vec<u8>,
+        from: usize,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        // What is appended goes to the end, and the kernel's position with it: only the kernel knows where that was.
+        let start = if self.appends {
+            None
+        } else {
+            match self.position() {
+                Ok(start) => start,
+                Err(error) => return (Err(error), buffer),
+            }
+        };
+        let wanted = buffer.len() - from;
+        let (result, buffer) = self.write_once(buffer, from, start).await;
+        let result = result.and_then(|count| {
+            match start {
+                Some(start) => self.set_position(start + count as u64)?,
+                None if self.appends && count < wanted && self.fd.has_position() => {
+                    self.with_std(|mut file| file.seek(SeekFrom::End(0)))?;
+                }
+                None => {}
+            }
+            Ok(count)
+        });
+        (result, buffer)
+    }
+
+    async fn read_once(
+        &self,
+        mut buffer: Vec<u8>,
+        offset: Option<u64>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        while buffer.capacity() > buffer.len() {
+            let op = Op::Read {
+                fd: self.fd.clone(),
+                buffer,
+                offset,
+            };
+            let result;
+            (result, buffer) = match perform(op).await {
+                (result, Some(Op::Read { buffer, .. })) => (result, buffer),
+                (result, _) => (result.and(Err(lost())), Vec::new()),
+            };
+            if !is_interrupted(&result) {
+                return (result.map(|count| count as usize), buffer);
+            }
+        }
+        (Ok(0), buffer)
+    }
+
+    pub(super) async fn read_all(
+        &self,
+        mut buffer: Vec<u8>,
+        offset: Option<u64>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        let before = buffer.len();
+        let size = self.metadata().await.map_or(0, |metadata| metadata.len());
+        // One more than there should be, so that the read that finds the end needs no more room.
+        let mut wanted = match size.saturating_sub(offset.unwrap_or(0)) {
+            0 => GROWTH_MIN,
+            left => usize::try_from(left).map_or(usize::MAX, |left| left.saturating_add(1)),
+        };
+        loop {
+            if buffer.capacity() - buffer.len() < wanted
+                && let Err(error) = buffer.try_reserve(wanted)
+            {
+                return (
+                    Err(io::Error::new(io::ErrorKind::OutOfMemory, error)),
+                    buffer,
+                );
+            }
+            let done = (buffer.len() - before) as u64;
+            let offset = offset.map(|offset| offset.saturating_add(done));
+            let result;
+            (result, buffer) = self.read_once(buffer, offset).await;
+            match result {
+                Ok(0) => return (Ok(buffer.len() - before), buffer),
+                Ok(_) if buffer.capacity() > buffer.len() => wanted = 1,
+                // The file is longer than it said, or nobody knows how long it is.
+                Ok(_) => wanted = buffer.len().max(GROWTH_MIN),
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+    }
+
+    async fn write_once(
+        &self,
+        mut buffer: Vec<u8>,
+        start: usize,
+        offset: Option<u64>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        loop {
+            let op = Op::Write {
+                fd: self.fd.clone(),
+                buffer,
+                start,
+                offset,
+            };
+            let result;
+            (result, buffer) = match perform(op).await {
+                (result, Some(Op::Write { buffer, .. })) => (result, buffer),
+                (result, _) => (result.and(Err(lost())), Vec::new()),
+            };
+            if !is_interrupted(&result) {
+                return (result.map(|count| count as usize), buffer);
+            }
+        }
+    }
+
+    /// Waits until all that was written is on the storage, and the metadata too (fsync(2)).
+    ///
+    /// ```
+    /// use ringloop::fs::File;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-15-{}", std::process::id()));
+    /// let mut file = File::create(&path).await?;
+    /// file.write_all(b"must survive a loss of power".to_vec()).await.0?;
+    /// file.sync_all().await?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn sync_all(&self) -> io::Result<()> {
+        self.sync(false).await
+    }
+
+    /// Waits until all that was written is on the storage, and what is needed to read it again (fdatasync(2)).
+    pub async fn sync_data(&self) -> io::Result<()> {
+        self.sync(true).await
+    }
+
+    async fn sync(&self, data_only: bool) -> io::Result<()> {
+        loop {
+            let fd = self.fd.clone();
+            let (result, _) = perform(Op::Fsync { fd, data_only }).await;
+            if !is_interrupted(&result) {
+                return result.map(drop);
+            }
+        }
+    }
+
+    /// What is known of the file.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub async fn metadata(&self) -> io::Result<Metadata> {
+        let flags = libc::AT_EMPTY_PATH;
+        status(Some(self.fd.clone()), CString::default(), flags).await
+    }
+
+    /// Moves the place where the next read or write begins, and gives it. Does not wait.
+    ///
+    /// ```
+    /// use ringloop::fs::{self, File};
+    /// use std::io::SeekFrom;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-16-{}", std::process::id()));
+    /// fs::write(&path, "0123456789").await?;
+    /// let mut file = File::open(&path).await?;
+    /// assert_eq!(file.seek(SeekFrom::End(-3))?, 7);
+    /// let (count, bytes) = file.read_to_end(Vec::new()).await;
+    /// assert_eq!((count?, &bytes[..]), (3, &b"789"[..]));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.with_std(|mut file| file.seek(to))
+    }
+
+    /// Cuts the file off, or fills it up with zeroes. May wait for the disk.
+    pub fn set_len(&self, length: u64) -> io::Result<()> {
+        self.with_std(|file| file.set_len(length))
+    }
+
+    /// Closes the file, and says if that fails: some file systems, such as NFS, report only here that something could not be
+    /// written. Dropping a file closes it without a word; if this future is dropped, it is closed all the same.
+    ///
+    /// ```
+    /// use ringloop::{Runtime, RuntimeConfig, fs};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-close-{}", std::process::id()));
+    /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+    ///     let mut file = fs::File::create(&path).await?;
+    ///     file.write_all(b"important".to_vec()).await.0?;
+    ///     file.close().await?;
+    /// #   std::fs::remove_file(&path)?;
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of close(2); the file is closed all the same. `ResourceBusy` while operations that were dropped are not over: it is
+    /// closed when they are.
+    pub async fn close(self) -> io::Result<()> {
+        let fd = self.fd.try_unwrap().map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "operations on the file that were dropped are not over: it is closed when they are",
+            )
+        })?;
+        perform(Op::Close { fd: Some(fd) }).await.0.map(drop)
+    }
+
+    /// The file as the standard library has it, or this one again while operations that were dropped are not over.
+    ///
+    /// ```
+    /// use ringloop::fs::File;
+    /// use std::io::Write;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-17-{}", std::process::id()));
+    /// let file = File::create(&path).await?;
+    /// let mut file = file.try_into_std().unwrap();
+    /// writeln!(file, "with the standard library")?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn try_into_std(self) -> Result<std::fs::File, Self> {
+        let appends = self.appends;
+        self.fd
+            .try_unwrap()
+            .map(std::fs::File::from)
+            .map_err(|fd| Self { fd, appends })
+    }
+}
+
+impl From<std::fs::File> for File {
+    fn from(file: std::fs::File) -> Self {
+        Self::from(OwnedFd::from(file))
+    }
+}
+
+impl From<OwnedFd> for File {
+    /// Takes over a descriptor of any kind that can be read or written.
+    fn from(descriptor: OwnedFd) -> Self {
+        Self {
+            appends: sys::appends(descriptor.as_fd()),
+            fd: SharedFd::new(descriptor),
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for File {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.with_std(|file| file.fmt(formatter))
+    }
+}

@@ -1,0 +1,183 @@
+//! How files are opened.
+
+use std::io;
+use std::path::Path;
+
+use ringloop_driver::Op;
+
+use super::{File, is_interrupted, perform, to_c};
+
+/// How a [`File`] is opened; as [`std::fs::OpenOptions`].
+///
+/// ```
+/// use ringloop::{Runtime, RuntimeConfig, fs};
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("ringloop-open-{}", std::process::id()));
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let mut log = fs::OpenOptions::new().append(true).create(true).open(&path).await?;
+///     log.write_all(b"a line\n".to_vec()).await.0?;
+///     log.sync_data().await?;
+/// #   std::fs::remove_file(&path)?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "they are independent, as open(2) has them"
+)]
+pub struct OpenOptions {
+    read: bool,
+    write: bool,
+    append: bool,
+    truncate: bool,
+    create: bool,
+    create_new: bool,
+    mode: u32,
+    flags: i32,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$attribute:meta])* $name:ident: $kind:ty,)*) => {$(
+        $(#[$attribute])*
+        #[must_use]
+        pub fn $name(mut self, $name: $kind) -> Self {
+            self.$name = $name;
+            self
+        }
+    )*};
+}
+
+impl OpenOptions {
+    /// Options that open nothing yet: set at least one of `read`, `write` and `append`.
+    pub fn new() -> Self {
+        Self {
+            read: false,
+            write: false,
+            append: false,
+            truncate: false,
+            create: false,
+            create_new: false,
+            mode: 0o666,
+            flags: 0,
+        }
+    }
+
+    setters! {
+        /// Whether it can be read.
+        read: bool,
+        /// Whether it can be written.
+        write: bool,
+        /// Whether all writes go to its end, whatever their offset.
+        append: bool,
+        /// Whether what it has is thrown away.
+        truncate: bool,
+        /// Whether it is made if it does not exist.
+        create: bool,
+        /// Whether it is made, and must not exist.
+        create_new: bool,
+        /// Its permissions if it is made; the umask is taken off. 0o666 unless told.
+        mode: u32,
+    }
+
+    /// Further flags for open(2), such as `O_DIRECT`. Those for reading and writing have no effect here.
+    ///
+    /// ```
+    /// use ringloop::fs::OpenOptions;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-6-{}", std::process::id()));
+    /// std::os::unix::fs::symlink("/etc/passwd", &path)?;
+    /// // Refuses to follow a link.
+    /// let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW);
+    /// let error = options.open(&path).await.unwrap_err();
+    /// assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn custom_flags(mut self, flags: i32) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Opens a file.
+    ///
+    /// The other end of a FIFO is not waited for: while nobody has it open for writing, reading is at the end at once, and
+    /// to open it for writing while nobody reads is `ENXIO` (fifo(7)). Open it for both to do without another end.
+    ///
+    /// # Errors
+    /// Those of open(2); `InvalidInput` for options that contradict one another.
+    ///
+    /// ```
+    /// use ringloop::fs::OpenOptions;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-7-{}", std::process::id()));
+    /// let options = OpenOptions::new().write(true).create_new(true).mode(0o600);
+    /// let file = options.open(&path).await?;
+    /// assert_eq!(file.metadata().await?.mode() & 0o077, 0);
+    /// let again = options.open(&path).await.unwrap_err();
+    /// assert_eq!(again.kind(), std::io::ErrorKind::AlreadyExists);
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        let (path, flags) = (to_c(path.as_ref())?, self.to_flags()?);
+        loop {
+            let op = Op::OpenAt {
+                directory: None,
+                path: path.clone(),
+                flags,
+                mode: self.mode,
+            };
+            let (result, _) = perform(op).await;
+            if !is_interrupted(&result) {
+                return result.map(|descriptor| File::from_descriptor(descriptor, flags));
+            }
+        }
+    }
+
+    fn to_flags(&self) -> io::Result<i32> {
+        let contradiction = || {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "these options cannot go together, or open for neither reading nor writing",
+            )
+        };
+        let access = match (self.read, self.write, self.append) {
+            (true, false, false) => libc::O_RDONLY,
+            (false, true, false) => libc::O_WRONLY,
+            (true, true, false) => libc::O_RDWR,
+            (false, _, true) => libc::O_WRONLY | libc::O_APPEND,
+            (true, _, true) => libc::O_RDWR | libc::O_APPEND,
+            (false, false, false) => return Err(contradiction()),
+        };
+        let makes = self.create || self.create_new || self.truncate;
+        if (makes && !self.write && !self.append)
+            || (self.append && self.truncate && !self.create_new)
+        {
+            return Err(contradiction());
+        }
+        let creation = match (self.create, self.truncate, self.create_new) {
+            (_, _, true) => libc::O_CREAT | libc::O_EXCL,
+            (create, truncate, false) => {
+                (if create { libc::O_CREAT } else { 0 })
+                    | (if truncate { libc::O_TRUNC } else { 0 })
+            }
+        };
+        Ok(access | creation | (self.flags & !libc::O_ACCMODE))
+    }
+}

@@ -1,0 +1,131 @@
+//! How workers accept connections.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use async_channel::Receiver;
+use async_lock::Semaphore;
+
+use super::Transport;
+use super::conversation::{Ending, Handshake, Served};
+use super::counters::{WorkerCounters, count};
+use super::drain::Drain;
+use crate::net::{TcpListener, TcpListenerOptions};
+use crate::shared::Shared;
+use crate::time::sleep;
+use crate::trace;
+
+/// How long to wait when the process has no descriptor or no memory for a connection: first, and at most.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// What the connections of a worker share.
+#[derive(Clone)]
+pub(super) struct Worker {
+    pub(super) counters: Arc<WorkerCounters>,
+    pub(super) drain: Rc<Drain>,
+}
+
+/// How connections are taken.
+pub(super) struct Accepting<T> {
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) settings: T,
+    pub(super) nodelay: bool,
+    pub(super) idle_timeout: Option<Duration>,
+}
+
+/// Runs a future until a channel is closed; then it is dropped.
+pub(super) async fn until_closed(channel: &Receiver<Infallible>, future: impl Future<Output = ()>) {
+    let mut future = pin!(future);
+    let mut closed = pin!(channel.recv());
+    std::future::poll_fn(|context| {
+        if closed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        future.as_mut().poll(context)
+    })
+    .await;
+}
+
+/// A listener for each worker, all on one address.
+pub(super) fn bind_each(
+    address: &str,
+    workers: usize,
+    options: &TcpListenerOptions,
+) -> io::Result<Vec<std::net::TcpListener>> {
+    let mut last_error = io::Error::new(
+        io::ErrorKind::NotFound,
+        format!("{address:?} has no address"),
+    );
+    for address in address.to_socket_addrs()? {
+        match TcpListener::bind_several(address, workers, options) {
+            Ok(listeners) => return Ok(listeners),
+            Err(error) => last_error = error,
+        }
+    }
+    Err(last_error)
+}
+
+/// Accepts connections for as long as the future lives.
+pub(super) async fn accept<S, G, N, F>(
+    listener: TcpListener,
+    accepting: Accepting<S::Settings>,
+    begin: G,
+    worker: &Worker,
+) where
+    S: Transport,
+    G: Fn(SocketAddr) -> N,
+    N: FnOnce(S) -> F + 'static,
+    F: Future<Output = io::Result<()>> + 'static,
+{
+    let Accepting {
+        permits,
+        settings,
+        nodelay,
+        idle_timeout,
+    } = accepting;
+    let counters = &worker.counters;
+    let handshake_limit = S::handshake_limit(&settings);
+    let mut back_off = BACK_OFF.0;
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                back_off = BACK_OFF.0;
+                // Not before: a worker that waits for a connection would keep others from serving theirs.
+                let permit = permits.acquire_arc().await;
+                count(&counters.accepted);
+                let ending = Ending {
+                    counters: Arc::clone(counters),
+                    _permit: permit,
+                };
+                // A peer may be gone already; serving will tell.
+                let _ = stream.set_nodelay(nodelay);
+                let Ok(wire) = S::new(stream, &settings) else {
+                    count(&counters.handshake_errors);
+                    continue;
+                };
+                let handshake =
+                    handshake_limit.map(|limit| Handshake::new(limit, Rc::clone(&worker.drain)));
+                let served = Served::new(wire, begin(peer), handshake, idle_timeout, ending);
+                drop(Shared::current().spawn_watched(trace::connection(peer, served)));
+            }
+            // By a rule of the kernel's, for this connection.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                count(&counters.accept_errors);
+            }
+            Err(error) => {
+                // No descriptor or no memory: it can only help to wait for connections to end.
+                count(&counters.accept_errors);
+                trace::cannot_accept(&error, back_off);
+                sleep(back_off).await;
+                back_off = (back_off * 2).min(BACK_OFF.1);
+            }
+        }
+    }
+}
