@@ -281,6 +281,16 @@ fn sends_without_a_copy_that_fail_give_the_rest_back() {
     }
 }
 
+/// Begins to send without a copy, and drops that future after something else was waited for.
+async fn send_and_drop(stream: &mut TcpStream, bytes: Bytes, wait: impl AsyncFnOnce()) {
+    let mut sending = pin!(stream.write_all_zero_copy(bytes));
+    let polled = sending
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending());
+    wait().await;
+}
+
 #[test]
 fn a_send_without_a_copy_that_is_dropped_is_cancelled_and_its_bytes_are_let_go() {
     let (script, mut runtime) = scripted();
@@ -288,14 +298,7 @@ fn a_send_without_a_copy_that_is_dropped_is_cancelled_and_its_bytes_are_let_go()
     let (held, bytes) = body();
     script.turn([]).turn([Late(fd)]);
     runtime.block_on(async {
-        {
-            let mut sending = pin!(stream.write_all_zero_copy(bytes));
-            let polled = sending
-                .as_mut()
-                .poll(&mut Context::from_waker(Waker::noop()));
-            assert!(polled.is_pending());
-            yield_now().await;
-        }
+        send_and_drop(&mut stream, bytes, async || yield_now().await).await;
         assert_eq!(
             Arc::strong_count(&held),
             2,
@@ -339,16 +342,12 @@ fn a_send_without_a_copy_that_cannot_be_called_back_is_the_last() {
     let (near, mut stream, _) = stream(&mut runtime);
     let (held, bytes) = body();
     runtime.block_on(async {
-        {
-            let mut sending = pin!(stream.write_all_zero_copy(bytes));
-            let polled = sending
-                .as_mut()
-                .poll(&mut Context::from_waker(Waker::noop()));
-            assert!(polled.is_pending());
+        let wait = async || {
             script.turn([]);
             yield_now().await;
             script.refuse_flush();
-        }
+        };
+        send_and_drop(&mut stream, bytes, wait).await;
         let (written, _) = stream.write_all(&b"behind it"[..]).await;
         assert_eq!(written.unwrap_err().kind(), ErrorKind::BrokenPipe);
     });

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use ringloop_driver::Interest;
 use socket2::{SockAddr, Socket};
@@ -65,6 +65,12 @@ fn is_of_one_connection(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::ECONNABORTED | libc::EPROTO)
     )
+}
+
+impl AsFd for Acceptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket().as_fd()
+    }
 }
 
 impl Drop for Acceptor {

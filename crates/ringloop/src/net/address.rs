@@ -4,7 +4,8 @@ use std::future::{Future, ready};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
-use super::connect::interleave;
+use socket2::SockAddr;
+
 use crate::blocking;
 
 /// What sockets can be bound and connected to: addresses as they are, names after asking the resolver.
@@ -123,4 +124,79 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let host = host.to_owned();
     let addresses = blocking::run(move || (host.as_str(), port).to_socket_addrs());
     Ok(interleave(addresses.await??.collect()))
+}
+
+/// Puts addresses into the order in which they are to be tried: families take turns, from the first one's on, so that a
+/// family that does not work costs one attempt (RFC 8305, section 4).
+fn interleave(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let Some(is_first_v4) = addresses.first().map(SocketAddr::is_ipv4) else {
+        return addresses;
+    };
+    let count = addresses.len();
+    let (first, other): (Vec<_>, Vec<_>) = addresses
+        .into_iter()
+        .partition(|address| address.is_ipv4() == is_first_v4);
+    let (mut first, mut other) = (first.into_iter(), other.into_iter());
+    let mut ordered = Vec::with_capacity(count);
+    while ordered.len() < count {
+        ordered.extend(first.next());
+        ordered.extend(other.next());
+    }
+    ordered
+}
+
+/// Calls `use_address` with one address after the other until it succeeds; if it never does, the last error is returned.
+pub(super) async fn use_first<T>(
+    addresses: impl ToAddresses,
+    mut use_address: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut result = Err(no_address());
+    for address in addresses.to_addresses().await? {
+        result = use_address(address);
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+pub(super) fn ip(address: &SockAddr) -> io::Result<SocketAddr> {
+    address
+        .as_socket()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not an IP address"))
+}
+
+pub(super) fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+}
+
+#[cfg(all(test, not(ringloop_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_take_turns_and_keep_their_order() {
+        for (given, expected) in [
+            ("", ""),
+            ("a", "a"),
+            ("1", "1"),
+            ("ab12", "a1b2"),
+            ("12ab", "1a2b"),
+            ("abc1", "a1bc"),
+            ("1abc", "1abc"),
+            ("a1b", "a1b"),
+            ("a123b", "a1b23"),
+        ] {
+            let address = |name: char| -> SocketAddr {
+                let text = match name {
+                    '1'..='9' => format!("10.0.0.{name}:80"),
+                    _ => format!("[fd00::{name}]:80"),
+                };
+                text.parse().unwrap()
+            };
+            let ordered = interleave(given.chars().map(address).collect());
+            let expected: Vec<_> = expected.chars().map(address).collect();
+            assert_eq!(ordered, expected, "{given}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::tcp::no_address;
+use super::address::no_address;
 use crate::time::{sleep, timeout};
 
 /// How [`TcpStream::connect_with`](super::TcpStream::connect_with) goes through a host's addresses.
@@ -103,54 +103,4 @@ fn timed_out(address: SocketAddr, limit: Duration) -> io::Error {
         io::ErrorKind::TimedOut,
         format!("{address} has not answered within {limit:?}"),
     )
-}
-
-/// Puts addresses into the order in which they are to be tried: families take turns, from the first one's on, so that a
-/// family that does not work costs one attempt (RFC 8305, section 4).
-pub(crate) fn interleave(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
-    let Some(is_first_v4) = addresses.first().map(SocketAddr::is_ipv4) else {
-        return addresses;
-    };
-    let count = addresses.len();
-    let (first, other): (Vec<_>, Vec<_>) = addresses
-        .into_iter()
-        .partition(|address| address.is_ipv4() == is_first_v4);
-    let (mut first, mut other) = (first.into_iter(), other.into_iter());
-    let mut ordered = Vec::with_capacity(count);
-    while ordered.len() < count {
-        ordered.extend(first.next());
-        ordered.extend(other.next());
-    }
-    ordered
-}
-
-#[cfg(all(test, not(ringloop_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn families_take_turns_and_keep_their_order() {
-        for (given, expected) in [
-            ("", ""),
-            ("a", "a"),
-            ("1", "1"),
-            ("ab12", "a1b2"),
-            ("12ab", "1a2b"),
-            ("abc1", "a1bc"),
-            ("1abc", "1abc"),
-            ("a1b", "a1b"),
-            ("a123b", "a1b23"),
-        ] {
-            let address = |name: char| -> SocketAddr {
-                let text = match name {
-                    '1'..='9' => format!("10.0.0.{name}:80"),
-                    _ => format!("[fd00::{name}]:80"),
-                };
-                text.parse().unwrap()
-            };
-            let ordered = interleave(given.chars().map(address).collect());
-            let expected: Vec<_> = expected.chars().map(address).collect();
-            assert_eq!(ordered, expected, "{given}");
-        }
-    }
 }

@@ -1,19 +1,19 @@
 //! TCP.
 
-use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::accept::Acceptor;
-use super::address::ToAddresses;
+use super::address::{ToAddresses, ip, use_first};
 use super::buffer::ReadBuffer;
 use super::connect::{TcpConnectOptions, connect_to_first};
-use super::stream::{Core, HasCore, OwnedReadHalf, OwnedWriteHalf, ShortRead, Stream, split};
+use super::family::{socket_traits, stream};
+use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
+use super::stream::{Core, HasCore, ShortRead, Stream};
 
 /// How a [`TcpListener`] is set up.
 ///
@@ -85,14 +85,7 @@ impl TcpListener {
         address: impl ToAddresses,
         options: &TcpListenerOptions,
     ) -> io::Result<Self> {
-        let mut last_error = None;
-        for address in address.to_addresses().await? {
-            match Self::bind_to(address, options) {
-                Ok(listener) => return Ok(listener),
-                Err(error) => last_error = Some(error),
-            }
-        }
-        Err(last_error.unwrap_or_else(no_address))
+        use_first(address, |address| Self::bind_to(address, options)).await
     }
 
     fn bind_to(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Self> {
@@ -175,36 +168,12 @@ impl From<Socket> for TcpListener {
     }
 }
 
-impl TryFrom<std::net::TcpListener> for TcpListener {
-    type Error = io::Error;
-
-    /// Takes over a listener of the standard library's.
-    fn try_from(listener: std::net::TcpListener) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        Ok(Self::from(Socket::from(listener)))
-    }
-}
-
-impl AsFd for TcpListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.acceptor.socket().as_fd()
-    }
-}
-
-impl AsRawFd for TcpListener {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl fmt::Debug for TcpListener {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("TcpListener")
-            .field("local_addr", &self.local_addr())
-            .finish_non_exhaustive()
-    }
-}
+socket_traits!(
+    TcpListener { acceptor },
+    std::net::TcpListener: |socket| Ok(TcpListener::from(socket)),
+    [local_addr],
+    finish_non_exhaustive
+);
 
 /// A TCP connection.
 ///
@@ -287,81 +256,6 @@ impl TcpStream {
         Ok(Self { core })
     }
 
-    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
-    /// the stream, or a buffer without room.
-    ///
-    /// ```
-    /// use ringloop::net::{TcpListener, TcpStream};
-    ///
-    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
-    /// # let address = listener.local_addr()?;
-    /// # let mut near = TcpStream::connect(address).await?;
-    /// # let (mut far, _) = listener.accept().await?;
-    /// near.write_all(&b"one two"[..]).await.0?;
-    /// drop(near);
-    /// let mut text = Vec::with_capacity(16);
-    /// loop {
-    ///     let count;
-    ///     // The buffer comes back with what it had before and what was read.
-    ///     (count, text) = far.read(text).await;
-    ///     if count? == 0 {
-    ///         break;
-    ///     }
-    /// }
-    /// assert_eq!(text, b"one two");
-    /// # Ok::<(), std::io::Error>(())
-    /// # })?;
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
-        self.core.read(buffer).await
-    }
-
-    /// Reads what is there, once, into several buffers, one after the other (readv(2)). 0 is the end of the stream, or buffers
-    /// without room. The other way needs no method of its own: [`write`](Self::write) takes a chain of buffers.
-    pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.core.read_vectored(buffers).await
-    }
-
-    /// Reads in place: waits for data, reads it into the buffer that the connections of this thread share, and hands it
-    /// to `use_bytes`, without a copy. An empty slice is the end of the stream.
-    ///
-    /// What `use_bytes` does not use is lost. It cannot wait, but it may answer at once: it is given the stream too, for
-    /// [`try_write`](Self::try_write).
-    ///
-    /// ```
-    /// use ringloop::net::{TcpListener, TcpStream};
-    ///
-    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
-    /// # let address = listener.local_addr()?;
-    /// # let mut near = TcpStream::connect(address).await?;
-    /// # let (mut far, _) = listener.accept().await?;
-    /// near.write_all(&b"3\n4\n"[..]).await.0?;
-    /// let sum = far
-    ///     .read_with(|bytes, stream| {
-    ///         let text = String::from_utf8_lossy(bytes);
-    ///         let sum: u32 = text.lines().filter_map(|line| line.parse::<u32>().ok()).sum();
-    ///         stream.try_write(sum.to_string().as_bytes()).map(|_| sum)
-    ///     })
-    ///     .await??;
-    /// assert_eq!(sum, 7);
-    /// # Ok::<(), std::io::Error>(())
-    /// # })?;
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub async fn read_with<T>(
-        &mut self,
-        use_bytes: impl FnOnce(&[u8], &TcpStream) -> T,
-    ) -> io::Result<T> {
-        let stream = &*self;
-        stream
-            .core
-            .read_with(|bytes| use_bytes(bytes, stream))
-            .await
-    }
-
     pub(crate) fn poll_write_from(
         &self,
         context: &mut Context<'_>,
@@ -377,50 +271,6 @@ impl TcpStream {
     ) -> Poll<io::Result<T>> {
         self.core
             .poll_read_with(context, |bytes| use_bytes(bytes, self))
-    }
-
-    /// Writes part of a buffer, as much as there is room for, and advances it by that.
-    ///
-    /// ```
-    /// use bytes::Bytes;
-    /// use ringloop::net::{TcpListener, TcpStream};
-    ///
-    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
-    /// # let address = listener.local_addr()?;
-    /// # let mut near = TcpStream::connect(address).await?;
-    /// # let (mut far, _) = listener.accept().await?;
-    /// let (count, rest) = near.write(Bytes::from_static(b"hello")).await;
-    /// assert_eq!(count?, 5 - rest.len());
-    /// # Ok::<(), std::io::Error>(())
-    /// # })?;
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
-        self.core.write(buffer).await
-    }
-
-    /// Writes all of a buffer. After an error the buffer has what was not written.
-    ///
-    /// ```
-    /// use ringloop::net::{TcpListener, TcpStream};
-    ///
-    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
-    /// # let address = listener.local_addr()?;
-    /// # let mut near = TcpStream::connect(address).await?;
-    /// # let (mut far, _) = listener.accept().await?;
-    /// let bytes = vec![7; 10_000];
-    /// let (result, rest) = near.write_all(&bytes[..]).await;
-    /// result?;
-    /// assert!(rest.is_empty());
-    /// # drop(far);
-    /// # Ok::<(), std::io::Error>(())
-    /// # })?;
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
-        self.core.write_all(buffer).await
     }
 
     /// Writes all of a buffer as [`write_all`](Self::write_all) does, but lets the network card take the bytes from where they
@@ -457,69 +307,6 @@ impl TcpStream {
         self.core.write_all_zero_copy(bytes).await
     }
 
-    /// Writes as much as there is room for now, without waiting.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is none.
-    ///
-    /// ```
-    /// use ringloop::net::{TcpListener, TcpStream};
-    ///
-    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
-    /// # let address = listener.local_addr()?;
-    /// # let mut near = TcpStream::connect(address).await?;
-    /// # let (mut far, _) = listener.accept().await?;
-    /// let error = loop {
-    ///     if let Err(error) = near.try_write(&[0; 4096]) {
-    ///         break error;
-    ///     }
-    /// };
-    /// // Nobody reads: the socket is full.
-    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    /// # drop(far);
-    /// # Ok::<(), std::io::Error>(())
-    /// # })?;
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.core.try_write(bytes)
-    }
-
-    /// Ends one or both directions. What was written before still arrives.
-    ///
-    /// ```
-    /// use ringloop::net::{TcpListener, TcpStream};
-    /// use std::net::Shutdown;
-    ///
-    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
-    /// # let address = listener.local_addr()?;
-    /// # let mut near = TcpStream::connect(address).await?;
-    /// # let (mut far, _) = listener.accept().await?;
-    /// near.shutdown(Shutdown::Write)?;
-    /// assert_eq!(far.read(Vec::with_capacity(1)).await.0?, 0);
-    /// // The other direction is still open.
-    /// far.write_all(&b"answer"[..]).await.0?;
-    /// assert_eq!(near.read(Vec::with_capacity(16)).await.0?, 6);
-    /// # Ok::<(), std::io::Error>(())
-    /// # })?;
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        self.core.shutdown(how)
-    }
-
-    /// The address of this end.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        ip(&self.core.socket().local_addr()?)
-    }
-
-    /// The address of the other end.
-    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        ip(&self.core.socket().peer_addr()?)
-    }
-
     /// Whether small writes go out at once (`TCP_NODELAY`).
     pub fn nodelay(&self) -> io::Result<bool> {
         self.core.socket().tcp_nodelay()
@@ -545,8 +332,138 @@ impl TcpStream {
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.core.socket().set_tcp_nodelay(nodelay)
     }
+}
 
-    /// Splits the connection, so that one task may read while another one writes.
+stream! {
+    TcpStream, std::net::TcpStream, SocketAddr: ip;
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.write_all(&b"one two"[..]).await.0?;
+    /// drop(near);
+    /// let mut text = Vec::with_capacity(16);
+    /// loop {
+    ///     let count;
+    ///     // The buffer comes back with what it had before and what was read.
+    ///     (count, text) = far.read(text).await;
+    ///     if count? == 0 {
+    ///         break;
+    ///     }
+    /// }
+    /// assert_eq!(text, b"one two");
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    read;
+    read_vectored;
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.write_all(&b"3\n4\n"[..]).await.0?;
+    /// let sum = far
+    ///     .read_with(|bytes, stream| {
+    ///         let text = String::from_utf8_lossy(bytes);
+    ///         let sum: u32 = text.lines().filter_map(|line| line.parse::<u32>().ok()).sum();
+    ///         stream.try_write(sum.to_string().as_bytes()).map(|_| sum)
+    ///     })
+    ///     .await??;
+    /// assert_eq!(sum, 7);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    read_with;
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// let (count, rest) = near.write(Bytes::from_static(b"hello")).await;
+    /// assert_eq!(count?, 5 - rest.len());
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    write;
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// let bytes = vec![7; 10_000];
+    /// let (result, rest) = near.write_all(&bytes[..]).await;
+    /// result?;
+    /// assert!(rest.is_empty());
+    /// # drop(far);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    write_all;
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// let error = loop {
+    ///     if let Err(error) = near.try_write(&[0; 4096]) {
+    ///         break error;
+    ///     }
+    /// };
+    /// // Nobody reads: the socket is full.
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # drop(far);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    try_write;
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    /// use std::net::Shutdown;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.shutdown(Shutdown::Write)?;
+    /// assert_eq!(far.read(Vec::with_capacity(1)).await.0?, 0);
+    /// // The other direction is still open.
+    /// far.write_all(&b"answer"[..]).await.0?;
+    /// assert_eq!(near.read(Vec::with_capacity(16)).await.0?, 6);
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    shutdown;
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};
@@ -566,57 +483,5 @@ impl TcpStream {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
-        split(self)
-    }
-}
-
-impl Stream for TcpStream {}
-
-impl HasCore for TcpStream {
-    fn core(&self) -> &Core {
-        &self.core
-    }
-}
-
-impl AsFd for TcpStream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.core.as_fd()
-    }
-}
-
-impl AsRawFd for TcpStream {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl TryFrom<std::net::TcpStream> for TcpStream {
-    type Error = io::Error;
-
-    /// Takes over a connection of the standard library's.
-    fn try_from(stream: std::net::TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Self::from_socket(Socket::from(stream))
-    }
-}
-
-impl fmt::Debug for TcpStream {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("TcpStream")
-            .field("local_addr", &self.local_addr())
-            .field("peer_addr", &self.peer_addr())
-            .finish()
-    }
-}
-
-pub(super) fn ip(address: &SockAddr) -> io::Result<SocketAddr> {
-    address
-        .as_socket()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not an IP address"))
-}
-
-pub(super) fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+    into_split;
 }

@@ -1,17 +1,15 @@
 //! UDP.
 
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use bytes::Buf;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::address::ToAddresses;
+use super::address::{ToAddresses, ip, use_first};
 use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
-use super::tcp::{ip, no_address};
+use super::family::datagram_socket;
 
 /// How a [`UdpSocket`] is set up.
 ///
@@ -76,14 +74,7 @@ impl UdpSocket {
         address: impl ToAddresses,
         options: &UdpSocketOptions,
     ) -> io::Result<Self> {
-        let mut last_error = None;
-        for address in address.to_addresses().await? {
-            match Self::bind_to(address, options) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => last_error = Some(error),
-            }
-        }
-        Err(last_error.unwrap_or_else(no_address))
+        use_first(address, |address| Self::bind_to(address, options)).await
     }
 
     fn bind_to(address: SocketAddr, options: &UdpSocketOptions) -> io::Result<Self> {
@@ -103,16 +94,6 @@ impl UdpSocket {
         }
         socket.bind(&address.into())?;
         Self::from_socket(socket)
-    }
-
-    fn from_socket(socket: Socket) -> io::Result<Self> {
-        Ok(Self {
-            datagrams: Datagrams::new(socket)?,
-        })
-    }
-
-    fn socket(&self) -> &Socket {
-        self.datagrams.socket()
     }
 
     /// Sets the address that [`send`](Self::send) sends to, and the only one that is received from.
@@ -138,22 +119,7 @@ impl UdpSocket {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn connect(&self, address: impl ToAddresses) -> io::Result<()> {
-        let mut last_error = None;
-        for address in address.to_addresses().await? {
-            match self.socket().connect(&address.into()) {
-                Ok(()) => return Ok(()),
-                Err(error) => last_error = Some(error),
-            }
-        }
-        Err(last_error.unwrap_or_else(no_address))
-    }
-
-    /// Sends all of a buffer as one datagram to the address that the socket is connected to.
-    ///
-    /// # Errors
-    /// Those of send(2). `ConnectionRefused` says that an earlier datagram found no receiver.
-    pub async fn send<B: Buf>(&self, buffer: B) -> (io::Result<usize>, B) {
-        self.datagrams.send(buffer, None).await
+        use_first(address, |address| self.socket().connect(&address.into())).await
     }
 
     /// Sends all of a buffer as one datagram.
@@ -164,34 +130,6 @@ impl UdpSocket {
         self.datagrams.send(buffer, Some(&SockAddr::from(to))).await
     }
 
-    /// Receives a datagram into the room that the buffer has, behind what is in it; of a buffer in pieces into the next one.
-    /// What does not fit is lost: all of it, if there is no room.
-    ///
-    /// # Errors
-    /// Those of recv(2). `ConnectionRefused` says that a datagram that was sent found no receiver.
-    pub async fn recv<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
-        self.datagrams.recv(buffer).await
-    }
-
-    /// Receives a datagram, as [`recv`](Self::recv) does, and who sent it.
-    pub async fn recv_from<B: ReadBuffer>(
-        &self,
-        buffer: B,
-    ) -> (io::Result<(usize, SocketAddr)>, B) {
-        let (result, buffer) = self.datagrams.recv_from(buffer).await;
-        let result = result.and_then(|(count, address)| Ok((count, ip(&address)?)));
-        (result, buffer)
-    }
-
-    /// Sends a datagram to the address that the socket is connected to, without waiting.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is no room.
-    pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.datagrams
-            .call(|socket| datagram::send(socket, bytes, None))
-    }
-
     /// Sends a datagram, without waiting.
     ///
     /// # Errors
@@ -199,51 +137,6 @@ impl UdpSocket {
     pub fn try_send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
         self.datagrams
             .call(|socket| datagram::send(socket, bytes, Some(&SockAddr::from(to))))
-    }
-
-    /// Receives a datagram that is there already.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is none.
-    pub fn try_recv(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
-        self.datagrams
-            .call(|socket| datagram::receive(socket, buffer))
-    }
-
-    /// Receives a datagram that is there already, and who sent it.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is none.
-    ///
-    /// ```
-    /// use ringloop::net::UdpSocket;
-    ///
-    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-    /// let socket = UdpSocket::bind("127.0.0.1:0").await?;
-    /// let mut buffer = Vec::with_capacity(1500);
-    /// let error = socket.try_recv_from(&mut buffer).unwrap_err();
-    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    /// assert_eq!(socket.try_send_to(b"to myself", socket.local_addr()?)?, 9);
-    /// assert_eq!(socket.try_recv_from(&mut buffer)?, (9, socket.local_addr()?));
-    /// # Ok::<(), std::io::Error>(())
-    /// # })?;
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub fn try_recv_from(&self, buffer: &mut impl ReadBuffer) -> io::Result<(usize, SocketAddr)> {
-        let (count, address) = self
-            .datagrams
-            .call(|socket| datagram::receive_from(socket, buffer))?;
-        Ok((count, ip(&address)?))
-    }
-
-    /// The address that it is bound to.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        ip(&self.socket().local_addr()?)
-    }
-
-    /// The address that it is connected to.
-    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        ip(&self.socket().peer_addr()?)
     }
 
     /// The error that the kernel has noted, if any; it is forgotten then (`SO_ERROR`).
@@ -326,33 +219,26 @@ impl UdpSocket {
     }
 }
 
-impl AsFd for UdpSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.datagrams.as_fd()
-    }
-}
-
-impl AsRawFd for UdpSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl TryFrom<std::net::UdpSocket> for UdpSocket {
-    type Error = io::Error;
-
-    /// Takes over a socket of the standard library's.
-    fn try_from(socket: std::net::UdpSocket) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        Self::from_socket(Socket::from(socket))
-    }
-}
-
-impl fmt::Debug for UdpSocket {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("UdpSocket")
-            .field("local_addr", &self.local_addr())
-            .finish_non_exhaustive()
-    }
+datagram_socket! {
+    UdpSocket, std::net::UdpSocket, SocketAddr: ip;
+    /// `ConnectionRefused` means that an earlier datagram found no receiver.
+    send;
+    /// `ConnectionRefused` means that a datagram that was sent found no receiver.
+    recv;
+    ///
+    /// ```
+    /// use ringloop::net::UdpSocket;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let socket = UdpSocket::bind("127.0.0.1:0").await?;
+    /// let mut buffer = Vec::with_capacity(1500);
+    /// let error = socket.try_recv_from(&mut buffer).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// assert_eq!(socket.try_send_to(b"to myself", socket.local_addr()?)?, 9);
+    /// assert_eq!(socket.try_recv_from(&mut buffer)?, (9, socket.local_addr()?));
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    try_recv_from;
 }

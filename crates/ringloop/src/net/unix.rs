@@ -1,11 +1,10 @@
 //! Unix sockets.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::SocketAddr;
@@ -20,7 +19,9 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::accept::Acceptor;
 use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
-use super::stream::{Core, HasCore, OwnedReadHalf, OwnedWriteHalf, ShortRead, Stream, split};
+use super::family::{datagram_socket, socket_traits, stream};
+use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
+use super::stream::{Core, HasCore, ShortRead, Stream};
 use crate::source::Source;
 use crate::sys;
 use crate::time::sleep;
@@ -175,36 +176,12 @@ impl UnixListener {
     }
 }
 
-impl AsFd for UnixListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.acceptor.socket().as_fd()
-    }
-}
-
-impl AsRawFd for UnixListener {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl TryFrom<std::os::unix::net::UnixListener> for UnixListener {
-    type Error = io::Error;
-
-    /// Takes over a listener of the standard library's.
-    fn try_from(listener: std::os::unix::net::UnixListener) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        Ok(Self::from_socket(Socket::from(listener)))
-    }
-}
-
-impl fmt::Debug for UnixListener {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("UnixListener")
-            .field("local_addr", &self.local_addr())
-            .finish_non_exhaustive()
-    }
-}
+socket_traits!(
+    UnixListener { acceptor },
+    std::os::unix::net::UnixListener: |socket| Ok(UnixListener::from_socket(socket)),
+    [local_addr],
+    finish_non_exhaustive
+);
 
 /// Who is at the other end of a [`UnixStream`]: as it was when the connection was made (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,82 +252,6 @@ impl UnixStream {
         Ok(Self { core })
     }
 
-    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
-    /// the stream, or a buffer without room.
-    pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
-        self.core.read(buffer).await
-    }
-
-    /// Reads what is there, once, into several buffers, one after the other (readv(2)). 0 is the end of the stream, or buffers
-    /// without room. The other way needs no method of its own: [`write`](Self::write) takes a chain of buffers.
-    ///
-    /// ```
-    /// use bytes::Buf;
-    /// use ringloop::net::UnixStream;
-    /// use ringloop::{Runtime, RuntimeConfig};
-    /// use std::io::IoSliceMut;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
-    ///     let (mut near, mut far) = UnixStream::pair()?;
-    ///     near.write_all(b"head".chain(&b"body"[..])).await.0?;
-    ///     let (mut head, mut body) = ([0; 4], [0; 16]);
-    ///     let mut buffers = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut body)];
-    ///     assert_eq!(far.read_vectored(&mut buffers).await?, 8);
-    ///     assert_eq!((&head, &body[..4]), (b"head", &b"body"[..]));
-    ///     Ok(())
-    /// })
-    /// # }
-    /// ```
-    pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.core.read_vectored(buffers).await
-    }
-
-    /// Reads in place, as [`TcpStream::read_with`](super::TcpStream::read_with).
-    pub async fn read_with<T>(
-        &mut self,
-        use_bytes: impl FnOnce(&[u8], &UnixStream) -> T,
-    ) -> io::Result<T> {
-        let stream = &*self;
-        stream
-            .core
-            .read_with(|bytes| use_bytes(bytes, stream))
-            .await
-    }
-
-    /// Writes part of a buffer, as much as there is room for, and advances it by that.
-    pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
-        self.core.write(buffer).await
-    }
-
-    /// Writes all of a buffer. After an error the buffer has what was not written.
-    pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
-        self.core.write_all(buffer).await
-    }
-
-    /// Writes as much as there is room for now, without waiting.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is none.
-    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.core.try_write(bytes)
-    }
-
-    /// Ends one or both directions. What was written before still arrives.
-    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        self.core.shutdown(how)
-    }
-
-    /// The address of this end.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        from_kernel(&self.core.socket().local_addr()?)
-    }
-
-    /// The address of the other end.
-    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        from_kernel(&self.core.socket().peer_addr()?)
-    }
-
     /// The process at the other end.
     ///
     /// ```
@@ -371,51 +272,37 @@ impl UnixStream {
             gid,
         })
     }
-
-    /// Splits the connection, so that one task may read while another one writes.
-    pub fn into_split(self) -> (OwnedReadHalf<Self>, OwnedWriteHalf<Self>) {
-        split(self)
-    }
 }
 
-impl Stream for UnixStream {}
-
-impl HasCore for UnixStream {
-    fn core(&self) -> &Core {
-        &self.core
-    }
-}
-
-impl AsFd for UnixStream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.core.as_fd()
-    }
-}
-
-impl AsRawFd for UnixStream {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl TryFrom<std::os::unix::net::UnixStream> for UnixStream {
-    type Error = io::Error;
-
-    /// Takes over a connection of the standard library's.
-    fn try_from(stream: std::os::unix::net::UnixStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Self::from_socket(Socket::from(stream))
-    }
-}
-
-impl fmt::Debug for UnixStream {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("UnixStream")
-            .field("local_addr", &self.local_addr())
-            .field("peer_addr", &self.peer_addr())
-            .finish()
-    }
+stream! {
+    UnixStream, std::os::unix::net::UnixStream, SocketAddr: from_kernel;
+    read;
+    ///
+    /// ```
+    /// use bytes::Buf;
+    /// use ringloop::net::UnixStream;
+    /// use ringloop::{Runtime, RuntimeConfig};
+    /// use std::io::IoSliceMut;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+    ///     let (mut near, mut far) = UnixStream::pair()?;
+    ///     near.write_all(b"head".chain(&b"body"[..])).await.0?;
+    ///     let (mut head, mut body) = ([0; 4], [0; 16]);
+    ///     let mut buffers = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut body)];
+    ///     assert_eq!(far.read_vectored(&mut buffers).await?, 8);
+    ///     assert_eq!((&head, &body[..4]), (b"head", &b"body"[..]));
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    read_vectored;
+    read_with;
+    write;
+    write_all;
+    try_write;
+    shutdown;
+    into_split;
 }
 
 /// A Unix socket for datagrams: none is lost or overtaken, and who sends too much waits.
@@ -463,16 +350,6 @@ impl UnixDatagram {
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))
     }
 
-    fn from_socket(socket: Socket) -> io::Result<Self> {
-        Ok(Self {
-            datagrams: Datagrams::new(socket)?,
-        })
-    }
-
-    fn socket(&self) -> &Socket {
-        self.datagrams.socket()
-    }
-
     /// Sets the address that [`send`](Self::send) sends to, and the only one that is received from.
     ///
     /// # Errors
@@ -480,14 +357,6 @@ impl UnixDatagram {
     pub fn connect(&self, address: impl ToUnixAddress) -> io::Result<()> {
         self.socket()
             .connect(&to_kernel(&address.to_unix_address()?)?)
-    }
-
-    /// Sends all of a buffer as one datagram to the address that the socket is connected to.
-    ///
-    /// # Errors
-    /// Those of send(2).
-    pub async fn send<B: Buf>(&self, buffer: B) -> (io::Result<usize>, B) {
-        self.datagrams.send(buffer, None).await
     }
 
     /// Sends all of a buffer as one datagram, and waits while the receiver has as many as it may.
@@ -554,34 +423,6 @@ impl UnixDatagram {
         Ok(())
     }
 
-    /// Receives a datagram into the room that the buffer has, behind what is in it; of a buffer in pieces into the next one.
-    /// What does not fit is lost: all of it, if there is no room.
-    ///
-    /// # Errors
-    /// Those of recv(2).
-    pub async fn recv<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
-        self.datagrams.recv(buffer).await
-    }
-
-    /// Receives a datagram, as [`recv`](Self::recv) does, and who sent it.
-    pub async fn recv_from<B: ReadBuffer>(
-        &self,
-        buffer: B,
-    ) -> (io::Result<(usize, SocketAddr)>, B) {
-        let (result, buffer) = self.datagrams.recv_from(buffer).await;
-        let result = result.and_then(|(count, address)| Ok((count, from_kernel(&address)?)));
-        (result, buffer)
-    }
-
-    /// Sends a datagram to the address that the socket is connected to, without waiting.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is no room.
-    pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.datagrams
-            .call(|socket| datagram::send(socket, bytes, None))
-    }
-
     /// Sends a datagram, without waiting.
     ///
     /// # Errors
@@ -592,69 +433,15 @@ impl UnixDatagram {
             .call(|socket| datagram::send(socket, bytes, Some(&address)))
     }
 
-    /// Receives a datagram that is there already.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is none.
-    pub fn try_recv(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
-        self.datagrams
-            .call(|socket| datagram::receive(socket, buffer))
-    }
-
-    /// Receives a datagram that is there already, and who sent it.
-    ///
-    /// # Errors
-    /// `WouldBlock` if there is none.
-    pub fn try_recv_from(&self, buffer: &mut impl ReadBuffer) -> io::Result<(usize, SocketAddr)> {
-        let (count, address) = self
-            .datagrams
-            .call(|socket| datagram::receive_from(socket, buffer))?;
-        Ok((count, from_kernel(&address)?))
-    }
-
     /// Ends one or both directions.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.socket().shutdown(how)
     }
-
-    /// The address that it is bound to.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        from_kernel(&self.socket().local_addr()?)
-    }
-
-    /// The address that it is connected to.
-    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        from_kernel(&self.socket().peer_addr()?)
-    }
 }
 
-impl AsFd for UnixDatagram {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.datagrams.as_fd()
-    }
-}
-
-impl AsRawFd for UnixDatagram {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl TryFrom<std::os::unix::net::UnixDatagram> for UnixDatagram {
-    type Error = io::Error;
-
-    /// Takes over a socket of the standard library's.
-    fn try_from(socket: std::os::unix::net::UnixDatagram) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        Self::from_socket(Socket::from(socket))
-    }
-}
-
-impl fmt::Debug for UnixDatagram {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("UnixDatagram")
-            .field("local_addr", &self.local_addr())
-            .finish_non_exhaustive()
-    }
+datagram_socket! {
+    UnixDatagram, std::os::unix::net::UnixDatagram, SocketAddr: from_kernel;
+    send;
+    recv;
+    try_recv_from;
 }

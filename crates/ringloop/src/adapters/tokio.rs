@@ -1,0 +1,45 @@
+//! The traits of tokio. No runtime of tokio's is needed.
+
+#![allow(unsafe_code)]
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Transfer;
+use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
+#[cfg(feature = "tls")]
+use crate::tls::{TlsReadHalf, TlsStream, TlsWriteHalf};
+
+macro_rules! read {
+    ($([$($generics:tt)*] $type:ty),*) => {$(
+        impl<$($generics)*> AsyncRead for $type {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                buffer: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                // SAFETY: initialised bytes stay initialised, because received bytes are all that is written there.
+                let mut room = unsafe { buffer.unfilled_mut() };
+                let count = ready!(Transfer::poll_read_into(&*self, context, &mut room))?;
+                // SAFETY: the read has filled that many bytes.
+                unsafe { buffer.assume_init(count) };
+                buffer.advance(count);
+                Poll::Ready(Ok(()))
+            }
+        }
+    )*};
+}
+
+read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+write_by_transfer!([] TcpStream: AsyncWrite, poll_shutdown, is_write_vectored);
+write_by_transfer!([] UnixStream: AsyncWrite, poll_shutdown, is_write_vectored);
+write_by_transfer!([S: Stream] OwnedWriteHalf<S>: AsyncWrite, poll_shutdown, is_write_vectored);
+#[cfg(feature = "tls")]
+read!([S: Stream] TlsStream<S>, [S: Stream] TlsReadHalf<S>);
+#[cfg(feature = "tls")]
+write_by_transfer!([S: Stream] TlsStream<S>: AsyncWrite, poll_shutdown, is_write_vectored);
+#[cfg(feature = "tls")]
+write_by_transfer!([S: Stream] TlsWriteHalf<S>: AsyncWrite, poll_shutdown, is_write_vectored);

@@ -1,0 +1,246 @@
+//! What sockets of every family have, as macros: so each type's documentation shows its own methods, and the code and its
+//! description are written once.
+
+/// Descriptor, conversion and formatting of a type of sockets.
+///
+/// `make` converts a non-blocking [`socket2::Socket`]. `Debug` shows the addresses that are named, and ends with the method
+/// `finish`.
+macro_rules! socket_traits {
+    ($socket:ident { $field:ident }, $std:ty: $make:expr, [$($address:ident),*], $finish:ident) => {
+        impl std::os::fd::AsFd for $socket {
+            fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+                self.$field.as_fd()
+            }
+        }
+
+        impl std::os::fd::AsRawFd for $socket {
+            fn as_raw_fd(&self) -> std::os::fd::RawFd {
+                std::os::fd::AsFd::as_fd(self).as_raw_fd()
+            }
+        }
+
+        impl TryFrom<$std> for $socket {
+            type Error = std::io::Error;
+
+            /// Converts a socket of the standard library, and makes it non-blocking.
+            fn try_from(socket: $std) -> std::io::Result<Self> {
+                socket.set_nonblocking(true)?;
+                $make(socket2::Socket::from(socket))
+            }
+        }
+
+        impl std::fmt::Debug for $socket {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter
+                    .debug_struct(stringify!($socket))
+                    $(.field(stringify!($address), &self.$address()))*
+                    .$finish()
+            }
+        }
+    };
+}
+
+/// What a connection is, whose only field is its `core`. The documentation of each method is the same for all families, and
+/// goes on with what the caller gives here, such as an example.
+macro_rules! stream {
+    (
+        $stream:ident, $std:ty, $address:ty: $from_kernel:path;
+        $(#[$read:meta])* read;
+        $(#[$read_vectored:meta])* read_vectored;
+        $(#[$read_with:meta])* read_with;
+        $(#[$write:meta])* write;
+        $(#[$write_all:meta])* write_all;
+        $(#[$try_write:meta])* try_write;
+        $(#[$shutdown:meta])* shutdown;
+        $(#[$into_split:meta])* into_split;
+    ) => {
+        impl $stream {
+            /// Reads what has arrived, once, and appends it to the buffer, as far as that has room; the buffer never grows.
+            /// A count of 0 means that the stream has ended, or that the buffer had no room.
+            $(#[$read])*
+            pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+                self.core.read(buffer).await
+            }
+
+            /// Reads what has arrived, once, into several buffers, one after the other (readv(2)). A count of 0 means that
+            /// the stream has ended, or that the buffers have no room. To write several buffers at once, give
+            /// [`write`](Self::write) a chain of them.
+            $(#[$read_vectored])*
+            pub async fn read_vectored(
+                &mut self,
+                buffers: &mut [IoSliceMut<'_>],
+            ) -> io::Result<usize> {
+                self.core.read_vectored(buffers).await
+            }
+
+            /// Reads in place: waits for data, reads it into the buffer that the connections of this thread share, and
+            /// passes it to `use_bytes` without a copy. An empty slice is the end of the stream.
+            ///
+            /// Bytes that `use_bytes` does not use are lost. It cannot wait, but it can answer at once: it is also given
+            /// the stream, for [`try_write`](Self::try_write).
+            $(#[$read_with])*
+            pub async fn read_with<T>(
+                &mut self,
+                use_bytes: impl FnOnce(&[u8], &$stream) -> T,
+            ) -> io::Result<T> {
+                let stream = &*self;
+                stream
+                    .core
+                    .read_with(|bytes| use_bytes(bytes, stream))
+                    .await
+            }
+
+            /// Writes as much of a buffer as there is room for, and advances the buffer by that.
+            $(#[$write])*
+            pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+                self.core.write(buffer).await
+            }
+
+            /// Writes all of a buffer. After an error, the buffer that comes back holds what was not written.
+            $(#[$write_all])*
+            pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
+                self.core.write_all(buffer).await
+            }
+
+            /// Writes as much as there is room for now, without waiting.
+            ///
+            /// # Errors
+            /// `WouldBlock` if there is no room.
+            $(#[$try_write])*
+            pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+                self.core.try_write(bytes)
+            }
+
+            /// Shuts down one or both directions. What was written before still arrives.
+            $(#[$shutdown])*
+            pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+                self.core.shutdown(how)
+            }
+
+            /// The address of this end.
+            pub fn local_addr(&self) -> io::Result<$address> {
+                $from_kernel(&self.core.socket().local_addr()?)
+            }
+
+            /// The address of the other end.
+            pub fn peer_addr(&self) -> io::Result<$address> {
+                $from_kernel(&self.core.socket().peer_addr()?)
+            }
+
+            /// Splits the connection into two halves, so that one task can read while another one writes.
+            $(#[$into_split])*
+            pub fn into_split(self) -> (OwnedReadHalf<Self>, OwnedWriteHalf<Self>) {
+                split(self)
+            }
+        }
+
+        impl Stream for $stream {}
+
+        impl HasCore for $stream {
+            fn core(&self) -> &Core {
+                &self.core
+            }
+        }
+
+        $crate::net::family::socket_traits!($stream { core }, $std: $stream::from_socket, [local_addr, peer_addr], finish);
+    };
+}
+
+/// What a datagram socket is, whose only field is `datagrams`; the documentation goes on as for [`stream`].
+macro_rules! datagram_socket {
+    (
+        $socket:ident, $std:ty, $address:ty: $from_kernel:path;
+        $(#[$send:meta])* send;
+        $(#[$recv:meta])* recv;
+        $(#[$try_recv_from:meta])* try_recv_from;
+    ) => {
+        impl $socket {
+            fn from_socket(socket: Socket) -> io::Result<Self> {
+                Ok(Self {
+                    datagrams: Datagrams::new(socket)?,
+                })
+            }
+
+            fn socket(&self) -> &Socket {
+                self.datagrams.socket()
+            }
+
+            /// Sends all of a buffer as one datagram to the address that the socket is connected to.
+            ///
+            /// # Errors
+            /// Those of send(2).
+            $(#[$send])*
+            pub async fn send<B: Buf>(&self, buffer: B) -> (io::Result<usize>, B) {
+                self.datagrams.send(buffer, None).await
+            }
+
+            /// Receives a datagram, and appends it to the buffer, as far as that has room; a buffer in pieces gets it in its
+            /// next piece. What does not fit is lost; without room that is the whole datagram.
+            ///
+            /// # Errors
+            /// Those of recv(2).
+            $(#[$recv])*
+            pub async fn recv<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
+                self.datagrams.recv(buffer).await
+            }
+
+            /// Receives a datagram as [`recv`](Self::recv) does, and the address of its sender.
+            pub async fn recv_from<B: ReadBuffer>(
+                &self,
+                buffer: B,
+            ) -> (io::Result<(usize, $address)>, B) {
+                let (result, buffer) = self.datagrams.recv_from(buffer).await;
+                let result =
+                    result.and_then(|(count, address)| Ok((count, $from_kernel(&address)?)));
+                (result, buffer)
+            }
+
+            /// Sends a datagram to the address that the socket is connected to, without waiting.
+            ///
+            /// # Errors
+            /// `WouldBlock` if there is no room.
+            pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
+                self.datagrams
+                    .call(|socket| datagram::send(socket, bytes, None))
+            }
+
+            /// Receives a datagram that has already arrived.
+            ///
+            /// # Errors
+            /// `WouldBlock` if there is none.
+            pub fn try_recv(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
+                self.datagrams
+                    .call(|socket| datagram::receive(socket, buffer))
+            }
+
+            /// Receives a datagram that has already arrived, and the address of its sender.
+            ///
+            /// # Errors
+            /// `WouldBlock` if there is none.
+            $(#[$try_recv_from])*
+            pub fn try_recv_from(
+                &self,
+                buffer: &mut impl ReadBuffer,
+            ) -> io::Result<(usize, $address)> {
+                let (count, address) = self
+                    .datagrams
+                    .call(|socket| datagram::receive_from(socket, buffer))?;
+                Ok((count, $from_kernel(&address)?))
+            }
+
+            /// The address that the socket is bound to.
+            pub fn local_addr(&self) -> io::Result<$address> {
+                $from_kernel(&self.socket().local_addr()?)
+            }
+
+            /// The address that the socket is connected to.
+            pub fn peer_addr(&self) -> io::Result<$address> {
+                $from_kernel(&self.socket().peer_addr()?)
+            }
+        }
+
+        $crate::net::family::socket_traits!($socket { datagrams }, $std: $socket::from_socket, [local_addr], finish_non_exhaustive);
+    };
+}
+
+pub(super) use {datagram_socket, socket_traits, stream};

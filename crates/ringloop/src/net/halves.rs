@@ -1,0 +1,135 @@
+//! The two halves of a connection.
+
+use std::io::{self, IoSliceMut};
+use std::net::Shutdown;
+use std::rc::Rc;
+
+use bytes::{Buf, Bytes};
+
+use super::buffer::ReadBuffer;
+use super::stream::{Core, HasCore, Stream};
+
+/// The half of a connection that reads; made by `into_split`.
+///
+/// ```
+/// use ringloop::net::UnixStream;
+/// use ringloop::{Runtime, RuntimeConfig, spawn};
+///
+/// # fn main() -> std::io::Result<()> {
+/// Runtime::new(&RuntimeConfig::default())?.block_on(async {
+///     let (near, far) = UnixStream::pair()?;
+///     let (mut reader, _writer) = near.into_split();
+///     let reading = spawn(async move { reader.read(Vec::with_capacity(16)).await });
+///     let (_reader, mut writer) = far.into_split();
+///     writer.write_all(&b"hello"[..]).await.0?;
+///     let (count, bytes) = reading.await.unwrap();
+///     assert_eq!((count?, &bytes[..]), (5, &b"hello"[..]));
+///     Ok(())
+/// })
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct OwnedReadHalf<S: Stream = crate::net::TcpStream> {
+    stream: Rc<S>,
+}
+
+/// The half of a connection that writes; made by `into_split`. The direction is ended when it is dropped.
+///
+/// ```
+/// use ringloop::net::UnixStream;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let (near, mut far) = UnixStream::pair()?;
+/// let (_reader, mut writer) = near.into_split();
+/// writer.write_all(&b"all"[..]).await.0?;
+/// drop(writer);
+/// let (count, bytes) = far.read(Vec::with_capacity(16)).await;
+/// assert_eq!((count?, &bytes[..]), (3, &b"all"[..]));
+/// assert_eq!(far.read(bytes).await.0?, 0);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct OwnedWriteHalf<S: Stream = crate::net::TcpStream> {
+    stream: Rc<S>,
+}
+
+pub(crate) fn split<S: Stream>(stream: S) -> (OwnedReadHalf<S>, OwnedWriteHalf<S>) {
+    let stream = Rc::new(stream);
+    let reader = OwnedReadHalf {
+        stream: Rc::clone(&stream),
+    };
+    (reader, OwnedWriteHalf { stream })
+}
+
+impl<S: Stream> OwnedReadHalf<S> {
+    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
+    /// the stream, or a buffer without room.
+    pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+        self.stream.core().read(buffer).await
+    }
+
+    /// Reads into several buffers, as [`UnixStream::read_vectored`](crate::net::UnixStream::read_vectored).
+    pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.stream.core().read_vectored(buffers).await
+    }
+
+    /// Reads in place, as [`TcpStream::read_with`](crate::net::TcpStream::read_with).
+    pub async fn read_with<T>(&mut self, use_bytes: impl FnOnce(&[u8], &S) -> T) -> io::Result<T> {
+        let stream = &*self.stream;
+        stream
+            .core()
+            .read_with(|bytes| use_bytes(bytes, stream))
+            .await
+    }
+
+    /// The connection that this is a half of.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+}
+
+impl<S: Stream> OwnedWriteHalf<S> {
+    /// Writes part of a buffer, as much as there is room for, and advances it by that.
+    pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
+        self.stream.core().write(buffer).await
+    }
+
+    /// Writes all of a buffer. After an error the buffer has what was not written.
+    pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
+        self.stream.core().write_all(buffer).await
+    }
+
+    /// The connection that this is a half of.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+}
+
+impl OwnedWriteHalf {
+    /// Writes all of a buffer without copying it, as
+    /// [`TcpStream::write_all_zero_copy`](crate::net::TcpStream::write_all_zero_copy).
+    pub async fn write_all_zero_copy(&mut self, bytes: Bytes) -> (io::Result<()>, Bytes) {
+        self.stream.core().write_all_zero_copy(bytes).await
+    }
+}
+
+impl<S: Stream> HasCore for OwnedReadHalf<S> {
+    fn core(&self) -> &Core {
+        self.stream.core()
+    }
+}
+
+impl<S: Stream> HasCore for OwnedWriteHalf<S> {
+    fn core(&self) -> &Core {
+        self.stream.core()
+    }
+}
+
+impl<S: Stream> Drop for OwnedWriteHalf<S> {
+    fn drop(&mut self) {
+        // An error means that the connection is gone already.
+        drop(self.stream.core().shutdown(Shutdown::Write));
+    }
+}
