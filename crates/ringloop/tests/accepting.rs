@@ -3,7 +3,7 @@
 mod common;
 
 use std::cell::RefCell;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::TcpStream as Plain;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener as PlainUnixListener, UnixStream as PlainUnix};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{LONG, on_both, poll_times};
+use common::{LONG, ReadOnce, on_both, poll_times};
 use ringloop::net::{TcpListener, UnixListener};
 use ringloop::time::timeout;
 use ringloop::{spawn, yield_now};
@@ -132,7 +132,7 @@ fn what_nobody_has_accepted_is_left_to_whoever_listens_next() {
             for mut client in unix_clients.into_iter().skip(2) {
                 drop(next_unix.accept().expect("it was taken, and closed"));
                 // Only now.
-                assert_eq!(client.read(&mut [0]).unwrap(), 0);
+                assert_eq!(client.read_once(&mut [0]).unwrap(), 0);
             }
         });
     });

@@ -13,37 +13,28 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, config, pattern};
+use common::{LONG, ReadOnce, backends, pattern, pool_config};
 use futures_util::future::{Either, select};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use ringloop::driver::{BackendChoice, Config, Driver};
 use ringloop::hyper::Http;
+use ringloop::net;
 use ringloop::server::{Client, Connection, Handler, Running, Server};
-use ringloop::{PoolConfig, net};
 
 /// A server with one worker, on each backend, whose reads in place take so many bytes.
 fn on_both(hot_buffer_bytes: usize, body: impl Fn(Server)) {
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
-        if let Err(error) = Driver::new(&Config::with_backend(backend)) {
-            assert_eq!(backend, BackendChoice::IoUring, "{error}");
-            eprintln!("left out: {error}");
-            continue;
-        }
-        let mut pool = PoolConfig::default();
-        pool.runtime = config(backend);
+    for backend in backends() {
+        let mut pool = pool_config(backend);
         pool.runtime.hot_buffer_bytes = hot_buffer_bytes;
         body(Server::bind("127.0.0.1:0").workers(1).pool(pool));
     }
 }
 
 fn connect(server: &Running) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
+    let stream = common::connect(server.local_addr());
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.set_write_timeout(Some(LONG)).unwrap();
     stream
 }
 
@@ -114,7 +105,7 @@ fn answers(server: Running, mut stream: impl Read + Write, socket: &TcpStream) {
         .expect("what had come is lost");
     assert_eq!(&answer, b"late!");
     // Then it is closed in order.
-    assert_eq!(stream.read(&mut answer).unwrap(), 0);
+    assert_eq!(stream.read_once(&mut answer).unwrap(), 0);
 }
 
 #[test]
@@ -235,7 +226,7 @@ fn http_answers_a_request_that_has_come() {
         let mut first = Vec::new();
         while !first.ends_with(b"hello") {
             let mut piece = [0; 256];
-            let count = stream.read(&mut piece).unwrap();
+            let count = stream.read_once(&mut piece).unwrap();
             assert!(count > 0, "{first:?}");
             first.extend_from_slice(&piece[..count]);
         }

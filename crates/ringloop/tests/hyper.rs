@@ -29,10 +29,10 @@ use ringloop::server::{Running, Server};
 use ringloop::time::{sleep, timeout};
 use ringloop::tls::rustls::ServerConfig;
 use ringloop::tls::{TlsConnector, TlsStream};
-use ringloop::{JoinHandle, Pool, PoolConfig, Runtime, RuntimeConfig, channel, spawn, yield_now};
+use ringloop::{JoinHandle, Runtime, RuntimeConfig, channel, spawn, yield_now};
 use tower_service::Service;
 
-use common::{LONG, on_both, pattern, poll_times, tcp};
+use common::{LONG, backends, on_both, pattern, poll_times, pool_config, tcp};
 
 /// Answers with the request's path and its body.
 async fn echo(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
@@ -142,18 +142,11 @@ fn http_1_and_2_are_answered_over_tcp_and_unix_sockets() {
     });
 }
 
-/// A server on each backend that is to be had.
+/// A server on each backend.
 fn on_each_server(body: impl Fn(Server)) {
-    for backend in ["io_uring", "epoll"] {
-        let mut config = PoolConfig::default();
-        config.runtime.reactor.driver.backend = backend.parse().unwrap();
-        if let Err(error) = Pool::new(1, &config)
-            && backend == "io_uring"
-        {
-            eprintln!("left out: {error}");
-            continue;
-        }
-        body(Server::bind("127.0.0.1:0").workers(2).pool(config));
+    for backend in backends() {
+        let server = Server::bind("127.0.0.1:0").workers(2);
+        body(server.pool(pool_config(backend)));
     }
 }
 

@@ -6,28 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use common::{LONG, config, on_both};
-use ringloop::driver::BackendChoice;
+use common::{LONG, backends, config, on_both, pool_config};
 use ringloop::net::{TcpListener, TcpStream, UdpSocket};
 use ringloop::server::{Connection, Handler, Server};
 use ringloop::time::sleep;
-use ringloop::{Handle, Metrics, Pool, PoolConfig, Runtime, fs, spawn, yield_now};
+use ringloop::{Handle, Metrics, Pool, Runtime, fs, spawn, yield_now};
 
 fn pools() -> impl Iterator<Item = Pool> {
-    [BackendChoice::IoUring, BackendChoice::Epoll]
-        .into_iter()
-        .filter_map(|backend| {
-            let mut settings = PoolConfig::default();
-            settings.runtime = config(backend);
-            match Pool::new(2, &settings) {
-                Ok(pool) => Some(pool),
-                Err(error) if backend == BackendChoice::IoUring => {
-                    eprintln!("left out: {error}");
-                    None
-                }
-                Err(error) => panic!("epoll is refused: {error}"),
-            }
-        })
+    backends().map(|backend| Pool::new(2, &pool_config(backend)).unwrap())
 }
 
 /// Looks again until something is so.
@@ -128,12 +114,9 @@ fn files_and_zero_copy_sends_are_operations_with_one_completion_each() {
 
 #[test]
 fn times_add_up_to_what_has_passed() {
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
+    for backend in backends() {
         let start = Instant::now();
-        let Ok(mut runtime) = Runtime::new(&config(backend)) else {
-            assert_eq!(backend, BackendChoice::IoUring);
-            continue;
-        };
+        let mut runtime = Runtime::new(&config(backend)).unwrap();
         let made = Instant::now();
         thread::sleep(Duration::from_millis(5));
         let outside = runtime.metrics();

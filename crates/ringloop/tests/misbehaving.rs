@@ -9,11 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloop::PoolConfig;
-use ringloop::driver::{BackendChoice, Config, Driver};
 use ringloop::server::{Connection, Handler, Running, Server};
 
-use common::{LONG, pattern};
+use common::{LONG, backends, echo, pattern, pool_config};
 
 /// So many connections are served at a time.
 const CONNECTIONS_MAX: usize = 8;
@@ -28,19 +26,11 @@ impl Handler for Echo {
 
 /// The servers: on each backend, of each kind, one worker for everybody.
 fn each_server(body: impl Fn(&Running)) {
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
-        let config = Config::with_backend(backend);
-        if let Err(error) = Driver::new(&config) {
-            assert_eq!(backend, BackendChoice::IoUring, "{error}");
-            eprintln!("left out: {error}");
-            continue;
-        }
-        let mut pool = PoolConfig::default();
-        pool.runtime.reactor.driver = config;
+    for backend in backends() {
         let server = Server::bind("127.0.0.1:0")
             .workers(1)
             .max_connections(CONNECTIONS_MAX)
-            .pool(pool);
+            .pool(pool_config(backend));
         let handler = server.clone().start(|| Echo).unwrap();
         body(&handler);
         handler.shutdown(LONG);
@@ -64,10 +54,7 @@ fn each_server(body: impl Fn(&Running)) {
 }
 
 fn connect(server: &Running) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.set_write_timeout(Some(LONG)).unwrap();
-    stream
+    common::connect(server.local_addr())
 }
 
 fn reset(stream: TcpStream) {
@@ -75,13 +62,6 @@ fn reset(stream: TcpStream) {
         .set_linger(Some(Duration::ZERO))
         .unwrap();
     drop(stream);
-}
-
-fn ask(stream: &mut TcpStream, question: &[u8]) {
-    stream.write_all(question).unwrap();
-    let mut answer = vec![0; question.len()];
-    stream.read_exact(&mut answer).unwrap();
-    assert!(answer == question);
 }
 
 /// Counts the questions that the client that behaves has had answered.
@@ -107,13 +87,13 @@ fn disturbed_by(misbehave: impl Fn(&Running, &Progress)) {
     each_server(|server| {
         let (progress, is_over) = (Progress::default(), AtomicBool::new(false));
         let mut good = connect(server);
-        ask(&mut good, b"first");
+        echo(&mut good, b"first");
         thread::scope(|scope| {
             scope.spawn(|| {
                 let bytes = pattern(40_000);
                 let mut length = 1;
                 while !is_over.load(Ordering::Acquire) {
-                    ask(&mut good, &bytes[..length]);
+                    echo(&mut good, &bytes[..length]);
                     length = length * 7 % 40_000 + 1;
                     progress.0.fetch_add(1, Ordering::AcqRel);
                 }
@@ -134,7 +114,7 @@ fn disturbed_by(misbehave: impl Fn(&Running, &Progress)) {
                 thread::sleep(Duration::from_micros(200));
             }
             // Whoever comes next is served.
-            ask(&mut connect(server), b"next");
+            echo(&mut connect(server), b"next");
         });
         assert_eq!(server.counters().panics, 0);
     });

@@ -1,5 +1,7 @@
 //! What a pool promises, on both backends.
 
+mod common;
+
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::future::{Future, pending, poll_fn};
@@ -13,22 +15,15 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ringloop::driver::{BackendChoice, Config};
 use ringloop::net::{TcpListener, TcpListenerOptions};
 use ringloop::time::sleep;
 use ringloop::{Pool, PoolConfig, channel, spawn};
 
-const LONG: Duration = Duration::from_secs(60);
+use common::{LONG, backends, pool_config};
 
 fn on_both(workers: usize, body: impl Fn(Pool)) {
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
-        let mut config = PoolConfig::default();
-        config.runtime.reactor.driver = Config::with_backend(backend);
-        match Pool::new(workers, &config) {
-            Ok(pool) => body(pool),
-            Err(error) if backend == BackendChoice::IoUring => eprintln!("left out: {error}"),
-            Err(error) => panic!("epoll is refused: {error}"),
-        }
+    for backend in backends() {
+        body(Pool::new(workers, &pool_config(backend)).unwrap());
     }
 }
 

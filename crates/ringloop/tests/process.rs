@@ -3,6 +3,7 @@
 
 #[path = "common/certificates.rs"]
 mod certificates;
+mod common;
 
 use std::env;
 use std::fs::File;
@@ -13,13 +14,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{LONG, ReadOnce, backends, echo, pool_config, with_time_limits};
 use ringloop::server::{Client, Connection, Handler, Running, Server, Transport};
-use ringloop::{Pool, PoolConfig};
 use signal_hook::consts::SIGTERM;
 use signal_hook::low_level::raise;
 use socket2::{Domain, Socket, Type};
-
-const LONG: Duration = Duration::from_secs(60);
 
 /// The cases, and how their processes end.
 const CASES: [(&str, i32); 5] = [
@@ -38,13 +37,8 @@ fn main() {
     if let [case, backend, transport] = &arguments[..] {
         return run_here(case, backend, transport);
     }
-    for backend in ["io_uring", "epoll"] {
-        if let Err(error) = Pool::new(1, &config(backend))
-            && backend == "io_uring"
-        {
-            eprintln!("left out: {error}");
-            continue;
-        }
+    for backend in backends() {
+        let backend = &backend.to_string();
         for transport in ["tcp", "tls"] {
             for (case, expected) in CASES {
                 let status = Command::new(env::current_exe().unwrap())
@@ -62,12 +56,6 @@ fn main() {
     }
 }
 
-fn config(backend: &str) -> PoolConfig {
-    let mut config = PoolConfig::default();
-    config.runtime.reactor.driver.backend = backend.parse().unwrap();
-    config
-}
-
 /// A case, in this process.
 fn run_here(case: &str, backend: &str, transport: &str) {
     // A port that is free; nobody else takes it so soon.
@@ -76,7 +64,7 @@ fn run_here(case: &str, backend: &str, transport: &str) {
     drop(taken);
     let server = Server::bind(address.to_string())
         .workers(2)
-        .pool(config(backend));
+        .pool(pool_config(backend.parse().unwrap()));
     if transport == "tls" {
         run_with(case, server.tls(certificates::server()), address, true);
     } else {
@@ -90,7 +78,7 @@ fn run_with<S: Transport>(case: &str, server: Server<S>, address: SocketAddr, is
         "a_signal_lets_handlers_finish" => {
             let client = thread::spawn(move || {
                 let mut stream = connect(address, is_secure);
-                ask(&mut stream, b"hello");
+                echo(&mut *stream, b"hello");
                 raise(SIGTERM).unwrap();
                 let mut told = [0; 5];
                 stream.read_exact(&mut told).unwrap();
@@ -99,9 +87,9 @@ fn run_with<S: Transport>(case: &str, server: Server<S>, address: SocketAddr, is
                 while TcpStream::connect(address).is_ok() {
                     assert!(start.elapsed() < LONG, "it still listens");
                 }
-                ask(&mut stream, b"still served");
-                ask(&mut stream, b"done");
-                assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+                echo(&mut *stream, b"still served");
+                echo(&mut *stream, b"done");
+                assert_eq!(stream.read_once(&mut [0; 1]).unwrap(), 0);
             });
             server.drain_timeout(LONG).serve(slow).unwrap();
             client.join().unwrap();
@@ -112,7 +100,7 @@ fn run_with<S: Transport>(case: &str, server: Server<S>, address: SocketAddr, is
                 let mut stream = connect(address, is_secure);
                 is_serving.recv_timeout(LONG).unwrap();
                 raise(SIGTERM).unwrap();
-                match stream.read(&mut [0; 1]) {
+                match stream.read_once(&mut [0; 1]) {
                     // Without TLS's word for the end.
                     Err(error) if is_secure => assert_eq!(error.kind(), ErrorKind::UnexpectedEof),
                     end => assert_eq!(end.unwrap(), 0),
@@ -136,7 +124,7 @@ fn run_with<S: Transport>(case: &str, server: Server<S>, address: SocketAddr, is
         "a_second_signal_ends_the_process_at_once" => {
             drop(thread::spawn(move || {
                 let mut stream = connect(address, is_secure);
-                ask(&mut stream, b"hello");
+                echo(&mut *stream, b"hello");
                 raise(SIGTERM).unwrap();
                 stream.read_exact(&mut [0; 5]).unwrap();
                 raise(SIGTERM).unwrap();
@@ -176,7 +164,7 @@ fn exhaust(server: &Running, is_secure: bool) {
         let (answered, may_finish) = (answered.clone(), may_finish.clone());
         drop(thread::spawn(move || {
             let mut stream = secured(socket.into(), is_secure);
-            ask(&mut stream, b"hello");
+            echo(&mut *stream, b"hello");
             answered.send(()).unwrap();
             may_finish.lock().unwrap().recv().unwrap();
         }));
@@ -236,17 +224,10 @@ fn connect(address: SocketAddr, is_secure: bool) -> Box<dyn Stream> {
 }
 
 fn secured(stream: TcpStream, is_secure: bool) -> Box<dyn Stream> {
-    stream.set_read_timeout(Some(LONG)).unwrap();
+    let stream = with_time_limits(stream);
     if is_secure {
         Box::new(certificates::connect_blocking(certificates::client(), stream).unwrap())
     } else {
         Box::new(stream)
     }
-}
-
-fn ask(stream: &mut dyn Stream, question: &[u8]) {
-    stream.write_all(question).unwrap();
-    let mut answer = vec![0; question.len()];
-    stream.read_exact(&mut answer).unwrap();
-    assert_eq!(answer, question);
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 const FOR_EVER: Duration = Duration::from_secs(3_600);
 
 /// A window that outlasts the delays of these tests.
-const LONG: Duration = Duration::from_millis(20);
+const WINDOW: Duration = Duration::from_millis(20);
 
 /// A turn as a loop makes it: an interruption is no error.
 fn turn(reactor: &mut Reactor, deadline_ns: Option<u64>, events: &mut Vec<Event>) {
@@ -58,7 +58,7 @@ fn on_each_backend_and_way_to_wait(body: impl Fn(&mut Reactor) + Sync) {
         BusyPoll::Off,
         BusyPoll::Adaptive,
         short,
-        BusyPoll::Fixed(LONG),
+        BusyPoll::Fixed(WINDOW),
     ] {
         on_each_backend(busy_poll, &body);
     }

@@ -12,8 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, config, on_both};
-use ringloop::driver::BackendChoice;
+use common::{LONG, backends, connect, echo, on_both, pool_config};
 use ringloop::server::{Connection, Handler, Server};
 use ringloop::{Pool, PoolConfig, RuntimeConfig, spawn, yield_now};
 use tracing::field::{Field, Visit};
@@ -253,18 +252,11 @@ impl Handler for Moody {
 #[test]
 fn a_connection_has_a_span_from_accepting_to_its_end() {
     let recorder = &**RECORDER;
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
-        let mut pool = PoolConfig::default();
-        pool.runtime = config(backend);
-        let server = Server::bind("127.0.0.1:0").workers(2).pool(pool);
-        let server = match server.start(|| Moody) {
-            Ok(server) => server,
-            Err(error) if backend == BackendChoice::IoUring => {
-                eprintln!("left out: {error}");
-                continue;
-            }
-            Err(error) => panic!("{error}"),
-        };
+    for backend in backends() {
+        let server = Server::bind("127.0.0.1:0")
+            .workers(2)
+            .pool(pool_config(backend));
+        let server = server.start(|| Moody).unwrap();
         let converse = |words: &[u8]| {
             let mut client = std::net::TcpStream::connect(server.local_addr()).unwrap();
             let peer = client.local_addr().unwrap().to_string();
@@ -307,25 +299,16 @@ fn a_connection_has_a_span_from_accepting_to_its_end() {
 #[test]
 fn a_function_that_is_idle_for_too_long_is_told_of() {
     let recorder = &**RECORDER;
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
-        let mut pool = PoolConfig::default();
-        pool.runtime = config(backend);
+    for backend in backends() {
         let server = Server::bind("127.0.0.1:0")
             .workers(1)
-            .pool(pool)
+            .pool(pool_config(backend))
             .idle_timeout(Duration::from_millis(5))
             .start_with(|stream, _client| async move {
                 let _stream = stream;
                 std::future::pending().await
-            });
-        let server = match server {
-            Ok(server) => server,
-            Err(error) if backend == BackendChoice::IoUring => {
-                eprintln!("left out: {error}");
-                continue;
-            }
-            Err(error) => panic!("{error}"),
-        };
+            })
+            .unwrap();
         let before = recorder.latest();
         let client = std::net::TcpStream::connect(server.local_addr()).unwrap();
         let peer = client.local_addr().unwrap().to_string();
@@ -369,6 +352,9 @@ fn without_descriptors_accepting_waits_and_says_so() {
     rlimit::setrlimit(rlimit::Resource::NOFILE, 64, 64).unwrap();
     let server = Server::bind("127.0.0.1:0").workers(1).pool(pool);
     let server = server.start(|| Moody).unwrap();
+    // The worker has begun to listen, and has opened what it needs for that.
+    let mut first = connect(server.local_addr());
+    echo(&mut first, b"hello");
     let mut files = use_up_descriptors();
     drop(files.pop());
     let mut client = std::net::TcpStream::connect(server.local_addr()).unwrap();
@@ -390,7 +376,7 @@ fn without_descriptors_accepting_waits_and_says_so() {
     );
     drop(files);
     client.read_exact(&mut [0; 5]).unwrap();
-    drop(client);
+    drop((first, client));
     server.shutdown(Duration::from_secs(5));
 }
 

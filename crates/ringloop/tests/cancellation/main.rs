@@ -6,7 +6,9 @@
 mod certificates;
 #[path = "../common/mod.rs"]
 mod common;
+mod connections;
 mod cut;
+mod datagrams;
 mod failing;
 mod files;
 mod http;
@@ -14,5 +16,6 @@ mod memory;
 mod random;
 mod servers;
 mod sockets;
+mod streams;
 mod tasks;
 mod tls;

@@ -1,29 +1,24 @@
 //! The server's connections: their futures end in their middle, by themselves or with their server.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloop::PoolConfig;
 use ringloop::driver::BackendKind;
 use ringloop::server::{Connection, Handler, Running, Server};
 
-use crate::common::{LONG, config_on, pattern};
+use crate::common::{self, LONG, ReadOnce, pattern, pool_config};
 use crate::cut::{Cut, When, leaving_nothing};
 use crate::memory::buffer;
 
 pub(crate) fn server(backend: BackendKind) -> Server {
-    let mut pool = PoolConfig::default();
-    pool.runtime = config_on(backend);
+    let pool = pool_config(backend.name().parse().unwrap());
     Server::bind("127.0.0.1:0").workers(2).pool(pool)
 }
 
 fn connect(server: &Running) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.set_write_timeout(Some(LONG)).unwrap();
-    stream
+    common::connect(server.local_addr())
 }
 
 pub(crate) fn until_nobody_is_left(server: &Running) {
@@ -44,7 +39,7 @@ fn talk(stream: &mut TcpStream, sent: Vec<u8>) -> Vec<u8> {
     });
     let mut received = Vec::new();
     let mut piece = vec![0; 10_000];
-    while let Ok(count @ 1..) = stream.read(&mut piece) {
+    while let Ok(count @ 1..) = stream.read_once(&mut piece) {
         received.extend_from_slice(&piece[..count]);
     }
     writing.join().unwrap();
@@ -127,7 +122,7 @@ fn a_server_that_ends_lets_go_of_its_connections() {
                                 // Says nothing, or hears nothing.
                                 let _ = client.write_all(&bytes[..round * 50_000]);
                                 let mut byte = [0];
-                                let _ = client.read(&mut byte);
+                                let _ = client.read_once(&mut byte);
                                 return;
                             }
                             assert!(bytes.starts_with(&talk(&mut client, bytes.clone())));

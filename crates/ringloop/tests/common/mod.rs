@@ -3,28 +3,38 @@
 #![allow(dead_code, reason = "no test uses all of it")]
 
 use std::future::{Future, poll_fn};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use ringloop::driver::{BackendChoice, BackendKind, Config};
+use ringloop::driver::{BackendChoice, BackendKind, Config, Driver};
 use ringloop::net::{TcpListener, TcpStream};
 use ringloop::time::sleep;
-use ringloop::{Runtime, RuntimeConfig, yield_now};
+use ringloop::{PoolConfig, Runtime, RuntimeConfig, yield_now};
 
 /// Longer than anything takes that works.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Runs a body on each backend that is to be had, and looks that it leaves nothing behind.
-pub(crate) fn on_both(body: impl Fn(&mut Runtime)) {
-    for backend in [BackendChoice::IoUring, BackendChoice::Epoll] {
-        let mut runtime = match Runtime::new(&config(backend)) {
-            Ok(runtime) => runtime,
-            Err(error) if backend == BackendChoice::IoUring => {
+/// The backends that this machine grants: `io_uring` may be refused, epoll may not.
+pub(crate) fn backends() -> impl Iterator<Item = BackendChoice> {
+    let both = [BackendChoice::IoUring, BackendChoice::Epoll];
+    both.into_iter().filter(
+        |backend| match Driver::new(&Config::with_backend(*backend)) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(*backend, BackendChoice::IoUring, "{error}");
                 eprintln!("left out: {error}");
-                continue;
+                false
             }
-            Err(error) => panic!("epoll is refused: {error}"),
-        };
+        },
+    )
+}
+
+/// Runs a body on each backend, and checks that it leaves nothing behind.
+pub(crate) fn on_both(body: impl Fn(&mut Runtime)) {
+    for backend in backends() {
+        let mut runtime = Runtime::new(&config(backend)).unwrap();
         body(&mut runtime);
         until_nothing_is_left(&mut runtime);
     }
@@ -72,6 +82,12 @@ pub(crate) fn config(backend: BackendChoice) -> RuntimeConfig {
     config
 }
 
+pub(crate) fn pool_config(backend: BackendChoice) -> PoolConfig {
+    let mut pool = PoolConfig::default();
+    pool.runtime = config(backend);
+    pool
+}
+
 /// The settings of another runtime on the same backend.
 pub(crate) fn config_on(backend: BackendKind) -> RuntimeConfig {
     config(backend.name().parse().unwrap())
@@ -105,4 +121,39 @@ pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
         .unwrap();
     let (far, _) = listener.accept().await.unwrap();
     (near, far)
+}
+
+/// Connects a client that blocks, to a server of the test's.
+pub(crate) fn connect(address: SocketAddr) -> std::net::TcpStream {
+    with_time_limits(std::net::TcpStream::connect(address).unwrap())
+}
+
+/// A connection whose calls fail rather than hang.
+pub(crate) fn with_time_limits(stream: std::net::TcpStream) -> std::net::TcpStream {
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_write_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+/// Reading once, in a client that blocks. A process that is stopped for a while gets `Interrupted` from a socket with a time limit
+/// (signal(7)), which the methods of [`Read`] that read more than once handle.
+pub(crate) trait ReadOnce: Read {
+    fn read_once(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+impl<T: Read + ?Sized> ReadOnce for T {}
+
+/// Sends something to a server that sends it back.
+pub(crate) fn echo(stream: &mut (impl Read + Write + ?Sized), question: &[u8]) {
+    stream.write_all(question).unwrap();
+    let mut answer = vec![0; question.len()];
+    stream.read_exact(&mut answer).unwrap();
+    assert!(answer == question, "{} bytes", question.len());
 }

@@ -1,0 +1,267 @@
+//! Streams: reading, writing, and their halves.
+
+use std::io::IoSliceMut;
+use std::net::Shutdown;
+
+use bytes::{Buf, BufMut, Bytes};
+use ringloop::net::{TcpStream, UnixStream};
+use ringloop::spawn;
+
+use crate::cut::at_every_poll;
+use crate::memory::{MARKED, buffer};
+use crate::sockets::{
+    BYTES, Rest, a_turn, pieces, read_buffers, read_in_place, receive_slowly, tcp, unix,
+    write_chunks, write_once, write_vectored,
+};
+
+/// Reading, in a future that is dropped somewhere in the stream, and then in another one to the end: each byte comes
+/// once. `$reader` makes what is read from of a stream.
+macro_rules! reading {
+    ($name:ident, $pair:expr, $reader:expr, |$from:ident, $received:ident| $read:expr) => {
+        #[test]
+        fn $name() {
+            at_every_poll(async |cut| {
+                let (near, mut far) = $pair;
+                let sending = spawn(async move {
+                    for piece in pieces(&BYTES) {
+                        far.write_all(piece).await.0.unwrap();
+                        a_turn().await;
+                    }
+                    far.shutdown(Shutdown::Write).unwrap();
+                });
+                #[allow(unused_mut, reason = "a half of a stream is a part of what is made")]
+                let mut whole = $reader(near);
+                let $from = &mut whole.0;
+                let mut $received = Vec::new();
+                let reading = async { while $read > 0 {} };
+                cut.run(reading).await;
+                while $read > 0 {}
+                assert!($received == *BYTES, "bytes are lost or doubled");
+                sending.await.unwrap();
+            });
+        }
+    };
+}
+
+macro_rules! read_pieces {
+    ($from:ident, $received:ident) => {{
+        let (mut first, mut second) = (buffer(), buffer());
+        first.resize(100, 0);
+        second.resize(MARKED, 0);
+        let mut pieces = [&mut first[..], &mut second].map(IoSliceMut::new);
+        let count = $from.read_vectored(&mut pieces).await.unwrap();
+        first.extend_from_slice(&second);
+        $received.extend_from_slice(&first[..count]);
+        count
+    }};
+}
+
+reading!(
+    reading_from_tcp,
+    tcp().await,
+    |near| (near,),
+    |from, received| read_buffers!(from, received)
+);
+reading!(
+    reading_from_unix,
+    unix(),
+    |near| (near,),
+    |from, received| read_buffers!(from, received)
+);
+reading!(
+    reading_pieces_from_tcp,
+    tcp().await,
+    |near| (near,),
+    |from, received| read_pieces!(from, received)
+);
+reading!(
+    reading_pieces_from_a_half_of_unix,
+    unix(),
+    UnixStream::into_split,
+    |from, received| read_pieces!(from, received)
+);
+reading!(
+    reading_in_place_from_tcp,
+    tcp().await,
+    |near| (near,),
+    |from, received| read_in_place!(from, received)
+);
+reading!(
+    reading_in_place_from_unix,
+    unix(),
+    |near| (near,),
+    |from, received| read_in_place!(from, received)
+);
+reading!(
+    reading_from_a_half_of_tcp,
+    tcp().await,
+    TcpStream::into_split,
+    |from, received| read_buffers!(from, received)
+);
+reading!(
+    reading_in_place_from_a_half_of_unix,
+    unix(),
+    UnixStream::into_split,
+    |from, received| { read_in_place!(from, received) }
+);
+
+/// Writing, in a future that is dropped somewhere, and then the rest as the buffer has it: each byte arrives once.
+macro_rules! writing {
+    ($name:ident, $pair:expr, $writer:expr, |$to:ident, $rest:ident| $write:expr) => {
+        #[test]
+        fn $name() {
+            at_every_poll(async |cut| {
+                let (near, mut far) = $pair;
+                let receiving = receive_slowly!(far);
+                let mut whole = $writer(near);
+                let mut $rest = Rest::new(&BYTES);
+                let $to = &mut whole.0;
+                let writing = async { while $write {} };
+                cut.run(writing).await;
+                while $write {}
+                drop(whole);
+                assert!(
+                    receiving.await.unwrap() == *BYTES,
+                    "bytes are lost or doubled"
+                );
+            });
+        }
+    };
+}
+
+writing!(
+    writing_to_tcp,
+    tcp().await,
+    |near| (near,),
+    |to, rest| write_once!(to, rest)
+);
+writing!(
+    writing_to_unix,
+    unix(),
+    |near| (near,),
+    |to, rest| write_once!(to, rest)
+);
+writing!(
+    writing_all_to_tcp,
+    tcp().await,
+    |near| (near,),
+    |to, rest| write_chunks!(to, rest)
+);
+writing!(
+    writing_all_to_unix,
+    unix(),
+    |near| (near,),
+    |to, rest| write_chunks!(to, rest)
+);
+writing!(
+    writing_pieces_to_tcp,
+    tcp().await,
+    |near| (near,),
+    |to, rest| write_vectored!(to, rest)
+);
+writing!(
+    writing_pieces_to_unix,
+    unix(),
+    |near| (near,),
+    |to, rest| write_vectored!(to, rest)
+);
+writing!(
+    writing_to_a_half_of_tcp,
+    tcp().await,
+    |near: TcpStream| {
+        let (reader, writer) = near.into_split();
+        (writer, reader)
+    },
+    |to, rest| write_once!(to, rest)
+);
+writing!(
+    writing_all_to_a_half_of_unix,
+    unix(),
+    |near: UnixStream| {
+        let (reader, writer) = near.into_split();
+        (writer, reader)
+    },
+    |to, rest| write_vectored!(to, rest)
+);
+
+/// A body that is lent to the kernel, and something that is watched to tell for how long.
+struct Lent {
+    bytes: &'static [u8],
+    _watched: Vec<u8>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+/// What was sent without a copy is a part of the body from its beginning, and comes before what is written next.
+#[test]
+fn writing_without_a_copy() {
+    at_every_poll(async |cut| {
+        let (mut near, mut far) = tcp().await;
+        let receiving = spawn(async move {
+            let mut received = Vec::new();
+            while read_buffers!(far, received) > 0 {
+                // Slower than the writer.
+                a_turn().await;
+            }
+            received
+        });
+        let body = Bytes::from_owner(Lent {
+            bytes: &BYTES,
+            _watched: buffer(),
+        });
+        let whole = async {
+            near.write_all(&b"before"[..]).await.0.unwrap();
+            near.write_all_zero_copy(body.slice(..100_000))
+                .await
+                .0
+                .unwrap();
+            near.write_all_zero_copy(body.slice(100_000..))
+                .await
+                .0
+                .unwrap();
+        };
+        let is_over = cut.run(whole).await.is_some();
+        near.write_all(&b"behind"[..]).await.0.unwrap();
+        drop((near, body));
+        let received = receiving.await.unwrap();
+        let sent = received.strip_suffix(b"behind").expect("the last words");
+        let expected = [b"before", &BYTES[..]].concat();
+        assert!(expected.starts_with(sent), "bytes are lost or doubled");
+        assert!(!is_over || sent.len() == expected.len());
+    });
+}
+
+/// Two tasks on the halves of one connection: the future of one is dropped, the other one goes on.
+#[test]
+fn a_half_whose_other_half_is_dropped_goes_on() {
+    at_every_poll(async |cut| {
+        let (near, far) = tcp().await;
+        let (mut far_reader, mut far_writer) = far.into_split();
+        let echo = spawn(async move {
+            loop {
+                let (count, filled) = far_reader.read(buffer()).await;
+                if count.unwrap() == 0 {
+                    return;
+                }
+                if far_writer.write_all(&filled[..]).await.0.is_err() {
+                    return;
+                }
+            }
+        });
+        let (mut reader, mut writer) = near.into_split();
+        let writing = spawn(async move {
+            writer.write_all(&BYTES[..]).await.0.unwrap();
+        });
+        let mut received = Vec::new();
+        let part = async { while read_buffers!(reader, received) > 0 {} };
+        cut.run(part).await;
+        while read_in_place!(reader, received) > 0 {}
+        assert!(received == *BYTES);
+        writing.await.unwrap();
+        echo.await.unwrap();
+    });
+}

@@ -1,0 +1,11 @@
+//! The examples, as programs of their own: what they say on the wire, byte by byte, and how they end.
+
+mod chat;
+mod command_line;
+#[path = "../common/mod.rs"]
+mod common;
+mod echo;
+mod http;
+mod program;
+mod proxy;
+mod static_files;

@@ -1,0 +1,13 @@
+//! What a server promises, on both backends, to clients that behave and to those that do not.
+
+mod case;
+#[path = "../common/certificates.rs"]
+mod certificates;
+#[path = "../common/mod.rs"]
+mod common;
+mod exchanging;
+mod handshakes;
+mod idling;
+mod limits;
+mod panics;
+mod shutdown;
