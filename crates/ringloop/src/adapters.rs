@@ -1,4 +1,5 @@
-//! The traits of other libraries for the connections of this one, behind the features `futures-io`, `tokio` and `hyper`.
+//! The I/O traits of other libraries, implemented for this crate's connections. Behind the features `futures-io`,
+//! `tokio` and `hyper`.
 
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
@@ -12,7 +13,7 @@ use crate::tls::TlsStream;
 #[cfg(all(feature = "tls", any(feature = "futures-io", feature = "tokio")))]
 use crate::tls::{TlsReadHalf, TlsWriteHalf};
 
-/// What the adapters call, whatever the connection is.
+/// What all adapters call, whichever type the connection has.
 trait Transfer {
     fn poll_read_into(
         &self,
@@ -113,8 +114,8 @@ transfer_by_tls! {
     TlsWriteHalf: TlsWriteHalf::stream;
 }
 
-/// The writing traits differ in what they call the end of the stream; tokio and hyper also ask whether writing several pieces
-/// at once is of use.
+/// Implements a writing trait. The traits use different names for closing; those of tokio and hyper also ask whether
+/// vectored writes are efficient.
 macro_rules! write_by_transfer {
     ([$($generics:tt)*] $type:ty: $trait:path, $close:ident $(, $is_write_vectored:ident)?) => {
         impl<$($generics)*> $trait for $type {
@@ -155,7 +156,7 @@ macro_rules! write_by_transfer {
     };
 }
 
-// Below the macro, which they use.
+// Declared below the macro, so that they can use it.
 #[cfg(feature = "futures-io")]
 mod futures_io;
 #[cfg(feature = "hyper")]

@@ -1,6 +1,7 @@
-//! Calls that block, in threads of their own.
+//! Runs blocking calls in a pool of threads.
 //!
-//! For the system's resolver and for what else has no other way. A thread that has nothing to do for ten seconds ends.
+//! Use it for calls that have no asynchronous alternative. Name resolution uses it, too. A thread that has been idle
+//! for ten seconds exits.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -68,7 +69,7 @@ impl Pool {
             });
         match started {
             Ok(_) => state.threads += 1,
-            // A thread that is there will do it.
+            // An existing thread will run the call.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
                 state.calls.pop_back();
@@ -83,7 +84,7 @@ impl Pool {
         loop {
             if let Some(call) = state.calls.pop_front() {
                 drop(state);
-                // The call's own panic is its caller's. The caller may be gone, and then its result is dropped here.
+                // `run` forwards a panic of the call to its caller. If the caller is gone, the result is dropped here.
                 panics::contain(call);
                 state = self.lock();
                 continue;
@@ -111,7 +112,7 @@ enum Outcome<T> {
 
 struct Waiting<T>(Arc<Mutex<Outcome<T>>>);
 
-/// Puts another outcome into the place of the one before, which is not dropped while the place is locked.
+/// Stores an outcome and returns the previous one, so that no destructor runs under the lock.
 fn replace<T>(place: &Mutex<Outcome<T>>, outcome: Outcome<T>) -> Outcome<T> {
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
     std::mem::replace(&mut *place, outcome)
@@ -130,17 +131,19 @@ impl<T> Future for Waiting<T> {
 }
 
 impl<T> Drop for Waiting<T> {
-    /// A call that goes on keeps no waker of a future that is gone, and a result that has come is nobody's.
+    /// Removes the waker from a call that is still running, and discards the result of one that has finished.
     fn drop(&mut self) {
         panics::discard(replace(&self.0, Outcome::Taken));
     }
 }
 
-/// Runs a call that may block, in a thread of a pool that all runtimes share, and waits for its result without blocking.
-/// Dropping the future does not stop the call. A panic of the call goes on in the caller.
+/// Runs a closure that may block, and waits for its result without blocking the runtime. The closure runs in a pool of
+/// threads that all runtimes share.
+///
+/// Dropping the future does not stop the call. If the closure panics, the panic continues in the caller.
 ///
 /// # Errors
-/// If no thread could be started.
+/// Returns an error if a thread is needed and cannot be started.
 ///
 /// ```
 /// use ringloop::blocking;

@@ -5,21 +5,20 @@
 //! sees an event at once, but burns its CPU until then. Which is better depends on the machine,
 //! on its load at the moment and on the program, so the policy does not assume: it measures both.
 //!
-//! - While it sleeps, it keeps the average length of short waits. Program and machine idle, a wait
-//!   for the next tick of a timer, or a busy server that finds several events at each wait: all of
-//!   these leave it asleep, and cost nothing.
-//! - After several short waits in a row it tries polling, for up to twice as long as a wait lasted.
-//!   If the events come sooner by a fair part of the time spent polling, it stays with that;
-//!   else it goes back to sleep, and demands four times the evidence before it tries again.
-//! - While it polls, it sleeps through one wait in 256, so that the comparison stays true when the
-//!   machine's load changes. When events stop coming, two missed windows are enough to go back to
-//!   sleep.
-//! - Time polled without an event arriving is counted as wasted, and paid from an allowance that
-//!   fills at a sixty-fourth of elapsed time: no pattern of arrivals costs more than that.
+//! - While it sleeps, it tracks the average length of short waits. If program and machine are idle, if the loop only
+//!   waits for the next tick of a timer, or if a busy server finds several events at each wait, it keeps sleeping,
+//!   which costs nothing.
+//! - After several short waits in a row it tries polling, for up to twice as long as a wait lasted. If events arrive
+//!   sooner by a fair part of the time spent polling, it keeps polling. Otherwise it goes back to sleep, and needs four
+//!   times the evidence before it tries again.
+//! - While it polls, it sleeps through one wait in 256, so that the comparison stays valid when the machine's load
+//!   changes. When events stop arriving, two missed windows are enough to go back to sleep.
+//! - Time spent polling without an event counts as wasted. It is paid from an allowance that grows by one sixty-fourth
+//!   of elapsed time, so that no pattern of arrivals can waste more than that.
 //!
-//! The idea of a window that grows with short waits and shrinks with long ones is that of KVM's halt
-//! polling (Documentation/virt/kvm/halt-polling.rst in the kernel's sources). Comparing what
-//! polling gains with what it burns is ours: a process pays for its CPU, a hypervisor less so.
+//! A window that grows with short waits and shrinks with long ones is the idea of KVM's halt polling
+//! (Documentation/virt/kvm/halt-polling.rst in the kernel's sources). Comparing what polling gains with what it costs
+//! is our addition: a process pays for its CPU time, a hypervisor less so.
 
 mod policy;
 
@@ -61,11 +60,11 @@ pub enum BusyPoll {
 }
 
 impl BusyPoll {
-    /// The choice in the environment variable `RINGLOOP_BUSY_POLL`, whatever its case and the white
-    /// space around it; the default if it is unset or empty.
+    /// Reads the choice from the environment variable `RINGLOOP_BUSY_POLL`, ignoring case and surrounding white space.
+    /// Returns the default if the variable is unset or empty.
     ///
     /// # Errors
-    /// `InvalidInput` if the value is not one of those that [`BusyPoll`] names.
+    /// Returns `InvalidInput` if the value is not one of those that [`BusyPoll`] names.
     pub fn from_env() -> io::Result<Self> {
         Self::from_variable(std::env::var_os(VARIABLE).as_deref())
     }
@@ -77,7 +76,7 @@ impl BusyPoll {
             return Ok(Self::default());
         }
         let choice = text.to_ascii_lowercase().parse();
-        // For the error, which quotes the value as it is.
+        // The error quotes the value as it was written.
         let choice = choice.or_else(|_| text.parse());
         choice.map_err(|error: io::Error| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: {error}"))
@@ -89,7 +88,7 @@ impl FromStr for BusyPoll {
     type Err = io::Error;
 
     fn from_str(text: &str) -> io::Result<Self> {
-        // `parse` would also take a sign.
+        // `parse` would also accept a sign.
         let digits_only = text.bytes().all(|byte| byte.is_ascii_digit());
         match (text, text.parse::<u32>()) {
             ("off", _) => return Ok(Self::Off),
@@ -102,7 +101,7 @@ impl FromStr for BusyPoll {
         Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!(
-                "'{text}' is not a way to wait; use 'off', 'adaptive' or a number of microseconds \
+                "'{text}' is not a valid busy_poll value; use 'off', 'adaptive' or a number of microseconds \
                  from 0 to {}",
                 u32::MAX
             ),
@@ -145,12 +144,8 @@ mod tests {
         assert_eq!(read("Adaptive").unwrap(), BusyPoll::Adaptive);
         let error = read("sometimes").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        assert!(
-            error
-                .to_string()
-                .starts_with("RINGLOOP_BUSY_POLL: 'sometimes'"),
-            "{error}"
-        );
+        let expected = "RINGLOOP_BUSY_POLL: 'sometimes' is not a valid busy_poll value; use 'off'";
+        assert!(error.to_string().starts_with(expected), "{error}");
     }
 
     #[test]

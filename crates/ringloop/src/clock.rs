@@ -1,4 +1,4 @@
-//! The clock that all deadlines are on, and a counter for short times that costs less to read.
+//! The clock of all deadlines, and a cheaper counter for short durations.
 
 use std::sync::OnceLock;
 
@@ -7,8 +7,8 @@ use crate::sys;
 /// Nanoseconds of `CLOCK_MONOTONIC`: the clock of Python's `time.monotonic()`, which does not go
 /// back and does not count time that the machine was suspended.
 ///
-/// It costs about as much as thirty additions where the kernel's vDSO can read the clock, as on
-/// every usual machine.
+/// A call costs about as much as thirty additions where the kernel's vDSO can read the clock, as it can on all common
+/// machines.
 ///
 /// ```
 /// let before_ns = ringloop::clock::now_ns();
@@ -19,11 +19,11 @@ pub fn now_ns() -> u64 {
     sys::monotonic_ns()
 }
 
-/// A counter for how long something took, where even reading the clock would show: the processor's
-/// time stamp counter, where the kernel trusts it for its own clock, and elsewhere the clock itself.
+/// Measures short durations where even reading the clock would be noticeable. It uses the processor's time stamp
+/// counter if the kernel trusts that for its own clock, and otherwise the clock itself.
 ///
-/// It may be read while earlier instructions are still under way, so that single readings are off by
-/// some nanoseconds. In return it costs a fifth of [`now_ns`], and stops nothing.
+/// The counter may be read while earlier instructions are still executing, so that a single reading can be off by some
+/// nanoseconds. In return it costs a fifth of [`now_ns`] and does not stall the pipeline.
 ///
 /// ```
 /// use ringloop::clock::Ticks;
@@ -35,15 +35,15 @@ pub fn now_ns() -> u64 {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Ticks {
-    /// The time stamp counter is read, not the clock.
+    /// Whether the time stamp counter is read, rather than the clock.
     stamps: bool,
-    /// What both showed at the same moment.
+    /// What counter and clock showed at the same moment.
     first: u64,
     first_ns: u64,
 }
 
 impl Ticks {
-    /// Chooses what to count by, and looks at the clock: from now on it is known how long a tick is.
+    /// Chooses the counter and reads the clock once, to learn from then on how long a tick is.
     pub fn new() -> Self {
         static TRUSTED: OnceLock<bool> = OnceLock::new();
         let stamps = *TRUSTED.get_or_init(sys::time_stamps_are_trusted);
@@ -54,7 +54,7 @@ impl Ticks {
         }
     }
 
-    /// The counter. A tick is between 0.1 ns and 1 ns long, for as long as the machine runs.
+    /// Reads the counter. A tick is between 0.1 ns and 1 ns long, and does not change while the machine runs.
     #[inline]
     pub fn now(&self) -> u64 {
         if self.stamps {
@@ -64,8 +64,8 @@ impl Ticks {
         }
     }
 
-    /// So many ticks in nanoseconds, as exact as the time since [`Ticks::new`] is long: within 0.1% after
-    /// 100 us.
+    /// Converts a number of ticks to nanoseconds. The result gets more precise with the time since [`Ticks::new`]:
+    /// within 0.1% after 100 us.
     pub fn to_ns(&self, ticks: u64) -> u64 {
         if !self.stamps {
             return ticks;

@@ -1,4 +1,4 @@
-//! The runtime on a kernel that does what a test says: results that fail, are short, come late or not at all.
+//! The runtime on a kernel that follows a script: results that are errors, short, late, or never come.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::net::TcpStream as Plain;
@@ -19,7 +19,8 @@ use Step::{Complete, CompletePath, Late, Overflow, Ready};
 
 mod calls;
 
-/// A runtime whose kernel plays a script, a turn of it in each of the runtime's. It panics when it would wait for ever.
+/// A runtime whose kernel plays a script, one turn of it per turn of the runtime. It panics where it would wait
+/// forever.
 fn scripted() -> (Script, Runtime) {
     let script = Script::new();
     let driver = Driver::scripted(script.clone()).unwrap();
@@ -28,7 +29,7 @@ fn scripted() -> (Script, Runtime) {
     (script, runtime)
 }
 
-/// A runtime whose kernel does everything as it should, and never sleeps.
+/// A runtime whose kernel does everything right, and never sleeps.
 fn planned() -> Runtime {
     let script = Script::new();
     script.plan(|_| Fault::default());
@@ -36,7 +37,7 @@ fn planned() -> Runtime {
     Runtime::with_reactor(&RuntimeConfig::default(), reactor)
 }
 
-/// Looks that the script was played to its end, and that nothing is left but so many watches.
+/// Checks that the script is over, and that nothing but this many watches is left.
 fn check(script: &Script, runtime: &mut Runtime, watches: u64) {
     runtime.block_on(async {
         for _ in 0..3 {
@@ -153,14 +154,14 @@ fn accepting_goes_on_whatever_is_told_of_the_listener() {
         assert!(accepting.as_mut().poll(&mut context).is_pending());
     };
     runtime.block_on(async {
-        // What is there before the first look is found without one.
+        // What is there before the first event is found without one.
         accept().await;
         nothing().await;
         script
             .turn([Overflow])
             .turn([Late(fd), Ready(fd, Readiness::READABLE)]);
         accept().await;
-        // An event that is nobody's, or of what another process has taken.
+        // An event for nobody, or for a connection that another process has taken.
         nothing().await;
         script.turn([Ready(fd, Readiness::READABLE)]);
         yield_now().await;
@@ -212,7 +213,7 @@ fn stream(runtime: &mut Runtime) -> (Plain, TcpStream, RawFd) {
     (near, stream, fd)
 }
 
-/// Bytes that tell whether they are still held by somebody.
+/// Bytes, and a reference that tells whether somebody still holds them.
 fn body() -> (Arc<Vec<u8>>, Bytes) {
     struct Shared(Arc<Vec<u8>>);
     impl AsRef<[u8]> for Shared {
@@ -281,7 +282,7 @@ fn sends_without_a_copy_that_fail_give_the_rest_back() {
     }
 }
 
-/// Begins to send without a copy, and drops that future after something else was waited for.
+/// Begins to send without a copy, and drops the future after something else has happened.
 async fn send_and_drop(stream: &mut TcpStream, bytes: Bytes, wait: impl AsyncFnOnce()) {
     let mut sending = pin!(stream.write_all_zero_copy(bytes));
     let polled = sending
@@ -335,7 +336,7 @@ fn a_socket_stays_open_until_the_kernel_has_heard_of_its_end() {
     }
 }
 
-/// It might begin behind what is written next.
+/// The send might begin after what is written next.
 #[test]
 fn a_send_without_a_copy_that_cannot_be_called_back_is_the_last() {
     let (script, mut runtime) = scripted();
@@ -358,7 +359,7 @@ fn a_send_without_a_copy_that_cannot_be_called_back_is_the_last() {
     check(&script, &mut runtime, 0);
 }
 
-/// The kernel's own position is where a transfer leaves it that was cut short: nobody may go by that.
+/// The kernel leaves its own position unchanged when a transfer is cut short, so it must not be relied on.
 #[test]
 fn the_position_of_a_file_follows_what_was_reported() {
     let (script, mut runtime) = scripted();

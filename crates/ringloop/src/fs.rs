@@ -1,11 +1,13 @@
-//! Files.
+//! Asynchronous files.
 //!
-//! Reading, writing, opening and asking are operations of the driver's: `io_uring` does them, or under epoll a few
-//! threads of the driver's own, after a try that does not wait for the disk. Buffers are handed over and given back. A
-//! future that is dropped asks its operation to end: whether it still happened is not known then. The buffer and the file
-//! stay with the kernel until it is done, so that neither is used for anything else meanwhile.
+//! Opening, reading, writing and metadata are operations of the driver: `io_uring` performs them, or, with epoll, a few
+//! threads of the driver, after an attempt that does not wait for the disk. Buffers are passed by value and come back
+//! with the result.
 //!
-//! What is not here has [`std::fs`] and [`blocking::run`](crate::blocking::run).
+//! Dropping a future asks its operation to stop; it may still happen. The kernel keeps the buffer and the file until
+//! the operation is over, so that neither is reused before.
+//!
+//! For everything else, use [`std::fs`] with [`blocking::run`](crate::blocking::run).
 //!
 //! ```
 //! use ringloop::{Runtime, RuntimeConfig, fs};
@@ -40,10 +42,10 @@ pub use file::File;
 pub use metadata::Metadata;
 pub use open_options::OpenOptions;
 
-/// Reads all of a file.
+/// Reads a whole file.
 ///
 /// # Errors
-/// Those of open(2) and read(2); `OutOfMemory` for a file that does not fit into memory.
+/// Returns the errors of open(2) and read(2), and `OutOfMemory` for a file that does not fit into memory.
 ///
 /// ```
 /// use ringloop::fs;
@@ -64,10 +66,10 @@ pub async fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     result.map(|_| bytes)
 }
 
-/// Reads all of a file that is UTF-8.
+/// Reads a whole file as a string.
 ///
 /// # Errors
-/// Those of [`read`], and `InvalidData` for other bytes.
+/// Returns the errors of [`read`], and `InvalidData` if the file is not UTF-8.
 ///
 /// ```
 /// use ringloop::fs;
@@ -88,10 +90,10 @@ pub async fn read_to_string(path: impl AsRef<Path>) -> io::Result<String> {
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Makes a file that consists of `contents`; what it had before is gone.
+/// Writes a file: creates it, or replaces all of its contents.
 ///
 /// # Errors
-/// Those of open(2) and write(2).
+/// Returns the errors of open(2) and write(2).
 ///
 /// ```
 /// use ringloop::fs;
@@ -115,10 +117,10 @@ pub async fn write(path: impl AsRef<Path>, contents: impl Into<Vec<u8>>) -> io::
     }
 }
 
-/// What is known of a file, or of what a link leads to.
+/// Returns the metadata of a file. Follows symbolic links.
 ///
 /// # Errors
-/// Those of stat(2).
+/// Returns the errors of stat(2).
 ///
 /// ```
 /// use ringloop::fs;
@@ -138,10 +140,10 @@ pub async fn metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
     metadata::status(None, to_c(path.as_ref())?, 0).await
 }
 
-/// What is known of a file, or of a link itself.
+/// Returns the metadata of a file. Does not follow a symbolic link.
 ///
 /// # Errors
-/// Those of lstat(2).
+/// Returns the errors of lstat(2).
 ///
 /// ```
 /// use ringloop::fs;
@@ -162,15 +164,11 @@ pub async fn symlink_metadata(path: impl AsRef<Path>) -> io::Result<Metadata> {
 }
 
 fn to_c(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| {
-        io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "the path has a zero byte in it",
-        )
-    })
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a zero byte"))
 }
 
-/// Does an operation, and gives back what it was made of.
+/// Performs an operation, and returns it with the result.
 async fn perform(op: Op) -> (io::Result<u32>, Option<Op>) {
     match Operation::submit(op) {
         Ok(operation) => operation.await,
@@ -178,9 +176,9 @@ async fn perform(op: Op) -> (io::Result<u32>, Option<Op>) {
     }
 }
 
-/// An operation that is over comes back with what it was made of.
+/// The error if the driver does not return an operation that is over, which it always does.
 fn lost() -> io::Error {
-    io::Error::other("the driver has not given the operation back")
+    io::Error::other("the driver did not return the operation")
 }
 
 fn is_interrupted<T>(result: &io::Result<T>) -> bool {

@@ -1,9 +1,10 @@
-//! What the `hyper` library needs to serve and to send HTTP on this runtime; feature `hyper`.
+//! Serving and sending HTTP with the `hyper` library; feature `hyper`.
 //!
-//! [`TcpStream`](crate::net::TcpStream) and [`UnixStream`](crate::net::UnixStream) implement hyper's `Read` and `Write`, so
-//! that a connection is given to hyper as it is, and so does `TlsStream`. [`Http`] serves those of a
-//! [`Server`](crate::server::Server), and ends them in order when it drains. [`Executor`] runs hyper's own tasks, which HTTP/2 has, and [`Timer`] is for
-//! its timeouts. [`Io`] is for the few places where hyper wants a connection that is `Send`, such as upgrades.
+//! [`TcpStream`](crate::net::TcpStream), [`UnixStream`](crate::net::UnixStream) and `TlsStream` implement hyper's
+//! `Read` and `Write`, so that hyper can use a connection directly. [`Http`] serves the connections of a
+//! [`Server`](crate::server::Server), and ends them gracefully when it drains. [`Executor`] spawns hyper's own tasks,
+//! which HTTP/2 needs, and [`Timer`] implements its timeouts. [`Io`] is for the few places where hyper requires a
+//! connection that is `Send`, such as upgrades.
 //!
 //! ```
 //! use std::convert::Infallible;
@@ -67,8 +68,8 @@ use crate::runtime::{Handle, spawn};
 use crate::server::{Client, Draining};
 use crate::time::{Sleep, sleep};
 
-/// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 where TLS's ALPN has chosen `h2`, HTTP/1.1
-/// elsewhere.
+/// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 if `h2` was negotiated by ALPN,
+/// otherwise HTTP/1.1.
 ///
 /// ```no_run
 /// use std::convert::Infallible;
@@ -94,11 +95,12 @@ use crate::time::{Sleep, sleep};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Http {
-    /// The settings of HTTP/1.1: hyper's own, and a [`Timer`]. A client that closes its half of the connection, as it may
-    /// after its last request, gets its answers: `half_close` is on. So a service goes on when its client leaves without a
-    /// reset, until its answer cannot be written; with `half_close(false)` it is dropped, and such a client's last answer is lost.
+    /// The settings of HTTP/1.1: hyper's defaults, a [`Timer`], and `half_close`. With `half_close`, a client that
+    /// shuts down its side of the connection after its last request still gets its answers. As a result, a service
+    /// keeps running when its client closes the connection without a reset, until its answer cannot be written. With
+    /// `half_close(false)` the service is dropped, and the last answer to such a client is lost.
     pub http1: http1::Builder,
-    /// Those of HTTP/2.
+    /// The settings of HTTP/2: hyper's defaults, and a [`Timer`].
     pub http2: http2::Builder<Executor>,
 }
 
@@ -109,7 +111,7 @@ impl Default for Http {
 }
 
 impl Http {
-    /// Serves with hyper's settings.
+    /// Creates a server with hyper's default settings.
     pub fn new() -> Self {
         let mut http1 = http1::Builder::new();
         http1.timer(Timer).half_close(true);
@@ -118,13 +120,13 @@ impl Http {
         Self { http1, http2 }
     }
 
-    /// Serves one connection to its end. When the server drains, requests that are being answered are finished, and no
-    /// further ones are taken: HTTP/1.1 answers the last one with `connection: close`, HTTP/2 says GOAWAY.
+    /// Serves one connection until it ends. When the server drains, requests in progress are completed, and no further
+    /// ones are accepted: HTTP/1.1 sends `connection: close` with the last answer, HTTP/2 sends GOAWAY.
     ///
-    /// Upgrades, such as WebSockets', want a connection that is `Send`: use hyper's builder and [`Io`] for them.
+    /// Upgrades, such as to WebSocket, require a connection that is `Send`: use hyper's builder and [`Io`] for them.
     ///
     /// # Errors
-    /// hyper's, as an [`io::Error`].
+    /// Returns hyper's errors, as an [`io::Error`].
     pub async fn serve<C, S, B>(&self, connection: C, client: &Client, service: S) -> io::Result<()>
     where
         C: Negotiated + Read + Write + Unpin + 'static,
@@ -135,7 +137,7 @@ impl Http {
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let draining = client.draining();
-        // In boxes: one would make room for the other in every connection.
+        // Boxed, because each connection would otherwise reserve memory for both.
         let served = if connection.is_http2() {
             let serving = Box::pin(self.http2.serve_connection(connection, service));
             until_drained(serving, http2::Connection::graceful_shutdown, draining).await
@@ -147,7 +149,7 @@ impl Http {
     }
 }
 
-/// Runs a connection to its end, and asks it to end when the server drains.
+/// Runs a connection until it ends, and asks it to end when the server drains.
 async fn until_drained<C: Future>(
     mut connection: Pin<Box<C>>,
     end: impl FnOnce(Pin<&mut C>),
@@ -156,7 +158,7 @@ async fn until_drained<C: Future>(
     let mut draining = pin!(draining);
     let mut end = Some(end);
     poll_fn(|context| {
-        // Before it is ended, so that a request that has come is answered.
+        // First, so that a request that has arrived is answered.
         if let Poll::Ready(output) = connection.as_mut().poll(context) {
             return Poll::Ready(output);
         }
@@ -172,7 +174,7 @@ async fn until_drained<C: Future>(
     .await
 }
 
-/// A connection that knows which version of HTTP its ends have agreed on: a [`TcpStream`](crate::net::TcpStream), a
+/// A connection that knows which version of HTTP was negotiated: a [`TcpStream`](crate::net::TcpStream), a
 /// [`UnixStream`](crate::net::UnixStream) or a `TlsStream`.
 pub trait Negotiated: sealed::IsHttp2 {}
 
@@ -205,7 +207,7 @@ mod sealed {
     }
 }
 
-/// Runs hyper's tasks in the runtime of the thread.
+/// Spawns hyper's tasks on the runtime of the current thread.
 ///
 /// ```no_run
 /// use ringloop::hyper::Executor;
@@ -217,13 +219,13 @@ pub struct Executor;
 
 impl<F: Future + 'static> hyper::rt::Executor<F> for Executor {
     /// # Panics
-    /// Outside of a runtime.
+    /// Panics if it is called outside of a runtime.
     fn execute(&self, future: F) {
         drop(spawn(future));
     }
 }
 
-/// Sleeps for hyper. What it makes is used in the thread that made it.
+/// Implements hyper's timers. A sleep must be used in the thread that created it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Timer;
 
@@ -260,9 +262,10 @@ impl Future for BoundSleep {
 
 impl hyper::rt::Sleep for BoundSleep {}
 
-/// A connection that counts as `Send`, for interfaces that want it, such as hyper's upgrades: but used in another thread
-/// than its own it panics; dropped there it is sent home, and closed when its runtime turns. Only where that has ended is it
-/// never closed.
+/// Makes a connection `Send`, for interfaces that require it, such as hyper's upgrades.
+///
+/// It panics if it is used in another thread. If it is dropped in another thread, the connection is sent back to its
+/// own thread and closed there at the next turn of its runtime. If that runtime has ended, the connection is leaked.
 ///
 /// ```
 /// use ringloop::hyper::Io;
@@ -285,23 +288,23 @@ impl hyper::rt::Sleep for BoundSleep {}
 pub struct Io<T: 'static>(Bound<T>);
 
 impl<T> Io<T> {
-    /// Binds a connection to this thread.
+    /// Binds a connection to the current thread.
     pub fn new(connection: T) -> Self {
         Self(Bound::new(connection))
     }
 
-    /// The connection.
+    /// Returns a reference to the connection.
     ///
     /// # Panics
-    /// In another thread.
+    /// Panics in another thread.
     pub fn get_ref(&self) -> &T {
         self.0.get()
     }
 
-    /// The connection.
+    /// Returns the connection.
     ///
     /// # Panics
-    /// In another thread.
+    /// Panics in another thread.
     pub fn into_inner(self) -> T {
         self.0.into_inner()
     }
@@ -353,10 +356,10 @@ impl<T> fmt::Debug for Io<T> {
     }
 }
 
-/// A value that any thread may hold, but only its own may touch.
+/// A value that any thread may hold, but only its own thread may access.
 struct Bound<T: 'static> {
     owner: ThreadId,
-    /// The runtime that drops it for another thread.
+    /// The runtime that drops the value when another thread drops this.
     home: Option<Handle>,
     value: ManuallyDrop<T>,
 }
@@ -384,7 +387,7 @@ impl<T> Bound<T> {
     fn check(&self) {
         assert!(
             self.is_here(),
-            "a ringloop connection or timer was moved to another thread, which it does not work in",
+            "a ringloop connection or timer was used in another thread than its own",
         );
     }
 
@@ -402,14 +405,14 @@ impl<T> Bound<T> {
         self.check();
         let mut this = ManuallyDrop::new(self);
         drop(this.home.take());
-        // SAFETY: `this` is not dropped, so that the value is taken once.
+        // SAFETY: `this` is not dropped, so the value is taken only once.
         unsafe { ManuallyDrop::take(&mut this.value) }
     }
 }
 
 impl<T> Drop for Bound<T> {
     fn drop(&mut self) {
-        // SAFETY: this is the only drop, and `into_inner` avoids it.
+        // SAFETY: a value is dropped once, and `into_inner` prevents this drop.
         let value = Stray(unsafe { ManuallyDrop::take(&mut self.value) });
         if self.is_here() {
             return drop(value);
@@ -420,13 +423,13 @@ impl<T> Drop for Bound<T> {
             None => Err(value),
         };
         if let Err(value) = left {
-            // Nobody is there to drop it.
+            // No thread is left that may drop it.
             mem::forget(value);
         }
     }
 }
 
-/// A value on its way to its own thread.
+/// A value on its way back to its own thread.
 struct Stray<T>(T);
 
 // SAFETY: made by the drop of a `Bound`, which drops it in the value's own thread, sends it to a runtime that was current in

@@ -1,9 +1,9 @@
-//! Values from other threads.
+//! Passes values from other threads to the reactor's thread.
 //!
-//! An [`Inbox`] belongs to the thread that runs the reactor; any number of [`Sender`]s push to it.
-//! Waking a thread costs a system call and, when its CPU has gone to sleep, tens of microseconds
-//! until it runs. So a sender wakes the reactor only if it has announced, by
-//! [`Inbox::prepare_wait`], that it is about to wait: while the loop is busy, sending is a push.
+//! An [`Inbox`] belongs to the thread that runs the reactor; any number of [`Sender`]s push to it. Waking a thread
+//! costs a system call and, if its CPU has gone to sleep, tens of microseconds until it runs. So a sender wakes the
+//! reactor only if that has announced by [`Inbox::prepare_wait`] that it is about to wait. While the loop is busy,
+//! sending is just a push.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(not(all(test, ringloop_loom)))]
 use std::sync::{Mutex, MutexGuard};
 
-/// The receiving end, owned by the loop.
+/// The receiving end, owned by the event loop.
 ///
 /// ```
 /// use ringloop::inbox::Inbox;
@@ -45,13 +45,13 @@ pub struct Inbox<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// A sending end: clone it for as many threads as there are.
+/// A sending end. Clone it to send from several threads.
 #[derive(Debug)]
 pub struct Sender<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The inbox is gone; this is the value that could not be sent.
+/// The inbox is gone. Contains the value that could not be sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SendError<T>(pub T);
 
@@ -61,16 +61,15 @@ struct Shared<T> {
     waker: Waker,
 }
 
-/// The values under way, and who has to wake the receiver for them.
+/// The values that were not received yet, and whether the receiver must be woken for them.
 #[derive(Debug)]
 pub(crate) struct Mailbox<T> {
     state: Mutex<State<T>>,
-    /// Whether `state.values` has something, so that an empty inbox is seen without taking the
-    /// lock. Only a hint: whoever is about to sleep looks under the lock.
+    /// Whether `state.values` has values, so that checking an empty inbox takes no lock. Only a hint: before it sleeps,
+    /// the receiver checks under the lock.
     pending: AtomicBool,
-    /// The receiver has seen that there is nothing and is about to wait, or waits. Set under the
-    /// lock, so that it is in one order with the values; taken back without it, since a wake too
-    /// many does no harm.
+    /// The receiver has found nothing and waits, or is about to. Set under the lock, so that it is ordered with the
+    /// values; cleared without it, because an unnecessary wake does no harm.
     waiting: AtomicBool,
 }
 
@@ -92,13 +91,13 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// The lock is held for moves of a few words only, so it is not poisoned unless an allocation
-    /// failed, and even then the state is whole.
+    /// The lock is held only to move a few words, so it is not poisoned unless an allocation fails, and even then the
+    /// state is consistent.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a value. True if the caller has to wake the receiver.
+    /// Adds a value. Returns true if the caller must wake the receiver.
     pub(crate) fn push(&self, value: T) -> Result<bool, SendError<T>> {
         let mut state = self.lock();
         if state.closed {
@@ -106,8 +105,8 @@ impl<T> Mailbox<T> {
         }
         state.values.push(value);
         self.pending.store(true, Ordering::Release);
-        // Announcements are made behind the same lock, so either the receiver saw the value when it
-        // made one, or the announcement is seen here.
+        // The receiver announces its wait under the same lock. So either it saw this value then, or the announcement is
+        // visible here.
         Ok(self.waiting.swap(false, Ordering::Relaxed))
     }
 
@@ -120,7 +119,7 @@ impl<T> Mailbox<T> {
         let mut state = self.lock();
         self.pending.store(false, Ordering::Relaxed);
         if values.is_empty() {
-            // The two vectors change places: no copy, and each keeps its memory for the next time.
+            // Swaps the vectors: no copy, and each keeps its memory for the next time.
             std::mem::swap(&mut state.values, values);
         } else {
             values.append(&mut state.values);
@@ -135,7 +134,7 @@ impl<T> Mailbox<T> {
         nothing
     }
 
-    /// Takes no values any more.
+    /// Accepts no more values.
     fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -147,7 +146,7 @@ impl<T> Mailbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// An empty inbox whose senders wake a reactor by `waker`, from
+    /// Creates an inbox whose senders wake a reactor by `waker`, which comes from
     /// [`Reactor::waker`](crate::Reactor::waker).
     pub fn new(waker: Waker) -> Self {
         let shared = Shared {
@@ -159,23 +158,23 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// A new sending end.
+    /// Creates a sending end.
     pub fn sender(&self) -> Sender<T> {
         Sender {
             shared: Arc::clone(&self.shared),
         }
     }
 
-    /// Moves all values that have arrived to the end of `values`, in the order in which they were
-    /// sent. An empty inbox costs one load from memory.
+    /// Appends all values that have arrived to `values`, in the order in which they were sent. Costs one load from
+    /// memory if there are none.
     pub fn receive(&mut self, values: &mut Vec<T>) {
         self.shared.mailbox.receive(values);
     }
 
-    /// Announces a wait. False if values have arrived, so that there is nothing to wait for; true
-    /// if there are none: the next value will wake the reactor, whether it waits by then or not.
+    /// Announces a wait. Returns true if there are no values: the next one will wake the reactor, even if it does not
+    /// wait yet. Returns false if values have arrived and there is no need to wait.
     ///
-    /// To be called directly before [`Reactor::turn`](crate::Reactor::turn).
+    /// Call it directly before [`Reactor::turn`](crate::Reactor::turn).
     pub fn prepare_wait(&mut self) -> bool {
         self.shared.mailbox.prepare_wait()
     }
@@ -190,11 +189,10 @@ impl<T> Drop for Inbox<T> {
 impl<T> Sender<T> {
     /// Sends a value, and wakes the reactor if it has announced a wait.
     ///
-    /// It never blocks longer than another thread needs to move a few words, and does not limit
-    /// the number of values under way.
+    /// It blocks at most for as long as another thread takes to move a few words. The number of values is not limited.
     ///
     /// # Errors
-    /// The inbox has been dropped; the error has the value.
+    /// Returns the value in a [`SendError`] if the inbox has been dropped.
     pub fn send(&self, value: T) -> Result<(), SendError<T>> {
         if self.shared.mailbox.push(value)? {
             self.shared.waker.wake();
@@ -334,7 +332,7 @@ mod model {
     use loom::sync::{Arc, Notify};
     use loom::thread;
 
-    /// A receiver that sleeps whenever it may gets what two threads send; a wake that is lost is a deadlock.
+    /// A receiver that sleeps whenever it may gets what two threads send. A lost wake is a deadlock.
     #[test]
     fn no_value_is_left_behind_and_no_wake_is_lost() {
         loom::model(|| {
@@ -364,7 +362,7 @@ mod model {
         });
     }
 
-    /// A value that is sent while the receiver goes is dropped or comes back, and only one of both.
+    /// A value that is sent while the receiver is dropped is either dropped or returned.
     #[test]
     fn a_value_for_a_receiver_that_goes_is_not_lost() {
         loom::model(|| {

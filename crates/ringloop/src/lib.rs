@@ -1,7 +1,8 @@
-//! A thread-per-core runtime on `io_uring`, and on epoll where the kernel or the container refuses `io_uring`.
+//! A thread-per-core runtime on `io_uring`, with epoll as the fallback where the kernel or a container refuses
+//! `io_uring`.
 //!
-//! Tasks are polled in the thread that they were spawned in and need not be `Send`; each worker of a [`Pool`] has its own
-//! reactor and shares nothing on its hot path. `docs/rust.md` in the repository is the guide.
+//! Tasks run in the thread that spawned them, and need not be `Send`. Each worker of a [`Pool`] has its own reactor and
+//! shares nothing on its hot path. The guide is `docs/rust.md` in the repository.
 //!
 //! ```
 //! use ringloop::server::{Connection, Handler, Server};
@@ -34,9 +35,9 @@
 //!
 //! # The reactor
 //!
-//! Below the runtime is one object that waits for the kernel's events, for timers' deadlines and for other threads, and
-//! that polls for a short while before it sleeps where that pays. It is public because ringloop's Python event loop is built
-//! on it, without the runtime.
+//! Below the runtime is one object that waits for events from the kernel, for the deadlines of timers and for other
+//! threads. Where it pays, it polls for a short while before it sleeps. It is public because ringloop's Python event
+//! loop uses it without the runtime.
 //!
 //! | module | what is in it |
 //! | --- | --- |
@@ -46,8 +47,8 @@
 //! | [`inbox`] | [`inbox::Inbox`]: values from other threads, with a wake only when one is needed |
 //! | [`clock`] | [`clock::now_ns`]: the one clock that all deadlines are on |
 //!
-//! The parts do not call one another: an event loop owns a [`Reactor`], its [`timers::Timers`] and
-//! perhaps an [`inbox::Inbox`], and its turn reads as
+//! The parts do not call one another. An event loop owns a [`Reactor`], its [`timers::Timers`] and perhaps an
+//! [`inbox::Inbox`], and a turn of it looks like this:
 //!
 //! ```
 //! use ringloop::{Config, Reactor, clock, inbox::Inbox, timers::Timers};
@@ -158,7 +159,7 @@ pub use server::Server;
 #[cfg(feature = "runtime")]
 pub use task::{JoinError, JoinHandle};
 
-/// The programs of the guide compile.
+/// Compiles the programs of the guide.
 #[cfg(all(doctest, feature = "runtime"))]
 #[doc = include_str!("../../../docs/rust.md")]
 struct Guide;

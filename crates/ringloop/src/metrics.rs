@@ -1,7 +1,7 @@
-//! What a runtime counts, and how other threads get to see it.
+//! What a runtime counts, and how other threads read it.
 //!
-//! A runtime counts in plain cells, and publishes a copy once per turn, by relaxed stores into memory of which other threads
-//! only read. So counting costs nothing that can be measured, and reading disturbs no worker.
+//! A runtime counts in plain cells, and publishes a copy once per turn with relaxed stores. Other threads only read the
+//! copy. So counting has no measurable cost, and reading does not disturb the workers.
 
 use std::cell::Cell;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::clock;
 use crate::reactor;
 
-/// What a runtime has done since it was made. Times are in nanoseconds.
+/// What a runtime has done since it was created. Times are in nanoseconds.
 ///
 /// ```
 /// use ringloop::{Pool, PoolConfig};
@@ -27,39 +27,39 @@ use crate::reactor;
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct Metrics {
-    /// Looks at the kernel. Between two of them tasks run.
+    /// How often the runtime has looked at the kernel. Tasks run between two looks.
     pub turns: u64,
-    /// Polls of tasks.
+    /// How often a task was polled.
     pub tasks_run: u64,
     /// Tasks that are alive.
     pub tasks_live: u64,
-    /// Timers that wait.
+    /// Timers that have not expired.
     pub timers: u64,
-    /// Descriptors and operations that the runtime looks after.
+    /// Watched descriptors and operations in flight.
     pub sources: u64,
-    /// Reads and writes of sockets that were tried, and operations that were handed to the driver: accepting, files,
-    /// sending without a copy.
+    /// Attempted reads and writes of sockets, and operations given to the driver: accepting, files, sends without a
+    /// copy.
     pub operations: u64,
-    /// How many of them came to a result, errors included. A read that finds nothing does not; accepting does once for each
+    /// How many of them had a result, including errors. A read that finds nothing has none; accepting has one per
     /// connection.
     pub completions: u64,
-    /// System calls: the driver's, and reads and writes of sockets. Making, connecting, configuring and closing sockets are not
-    /// counted, and neither is what other threads do for this one.
+    /// System calls: the driver's, and reads and writes of sockets. Creating, connecting, configuring and closing
+    /// sockets is not counted, and neither is what other threads do for the runtime.
     pub system_calls: u64,
-    /// Time in which tasks ran or the kernel was looked at without waiting.
+    /// Time in which tasks ran, or the runtime looked at the kernel without waiting.
     pub busy_ns: u64,
-    /// Time in which the runtime waited, asleep or polling, or was not inside of
-    /// [`block_on`](crate::Runtime::block_on). With `busy_ns` it makes up the time since the runtime was made.
+    /// Time in which the runtime waited, asleep or polling, or was outside of [`block_on`](crate::Runtime::block_on).
+    /// Together with `busy_ns` it is the time since the runtime was created.
     pub idle_ns: u64,
     /// The reactor's counters: waits, how they went, and the driver's counters.
     pub reactor: reactor::Counters,
 }
 
-/// How many counters there are.
+/// The number of counters.
 const COUNTERS: usize = size_of::<Metrics>() / size_of::<u64>();
 
 impl Metrics {
-    /// Every counter, in an order that stays.
+    /// All counters, in a fixed order.
     fn counters(&mut self) -> [&mut u64; COUNTERS] {
         let Self {
             turns,
@@ -111,7 +111,7 @@ impl Metrics {
     }
 }
 
-/// What I/O objects count, in the runtime's thread.
+/// The counters of I/O objects, in the runtime's thread.
 #[derive(Debug, Default)]
 pub(crate) struct IoCounters {
     operations: Cell<u64>,
@@ -124,7 +124,7 @@ fn count(counter: &Cell<u64>) {
 }
 
 impl IoCounters {
-    /// Makes a system call that reads or writes, and makes it again where a signal has interrupted it.
+    /// Makes a system call that reads or writes, and repeats it if a signal interrupts it.
     pub(crate) fn call<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         #[cfg(test)]
         injected::before_call()?;
@@ -142,17 +142,17 @@ impl IoCounters {
         }
     }
 
-    /// An operation has been handed to the driver.
+    /// Counts an operation that was given to the driver.
     pub(crate) fn submitted(&self) {
         count(&self.operations);
     }
 
-    /// The driver has reported a result.
+    /// Counts a result that the driver has reported.
     pub(crate) fn completed(&self) {
         count(&self.completions);
     }
 
-    /// Adds what was counted.
+    /// Adds these counters to a runtime's metrics.
     pub(crate) fn add_to(&self, metrics: &mut Metrics) {
         metrics.operations = self.operations.get();
         metrics.completions = self.completions.get();
@@ -160,22 +160,22 @@ impl IoCounters {
     }
 }
 
-/// Set in [`Published::idle`] while the runtime waits.
+/// The flag in [`Published::idle`] while the runtime waits.
 const WAITING: u64 = 1 << 63;
 
-/// What other threads see of a runtime's metrics. Only the runtime's thread writes.
+/// A runtime's metrics as other threads see them. Only the runtime's thread writes here.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Published {
     counters: [AtomicU64; COUNTERS],
-    /// How long the runtime has been idle; with [`WAITING`], when it would have begun to be so if it had been idle all the time
-    /// since. One word, so that whoever reads it while a wait begins or ends sees either.
+    /// How long the runtime has been idle. While it waits, [`WAITING`] is set, and the rest is the time at which its
+    /// idle time would be 0. It is one word, so that a reader sees a consistent value while a wait begins or ends.
     idle: AtomicU64,
     started_ns: u64,
 }
 
 impl Published {
-    /// Of a runtime that waits.
+    /// Creates the metrics of a runtime that waits.
     pub(crate) fn new() -> Self {
         let started_ns = clock::now_ns();
         Self {
@@ -185,14 +185,14 @@ impl Published {
         }
     }
 
-    /// Publishes all counters but the times.
+    /// Publishes all counters except the times.
     pub(crate) fn publish(&self, mut metrics: Metrics) {
         for (place, counter) in self.counters.iter().zip(metrics.counters()) {
             place.store(*counter, Ordering::Relaxed);
         }
     }
 
-    /// The runtime waits from now on. Returns for how long it has done so before.
+    /// Begins a wait. Returns how long the runtime has waited before.
     pub(crate) fn begin_wait(&self, now_ns: u64) -> u64 {
         let idle_ns = self.idle.load(Ordering::Relaxed);
         self.idle
@@ -200,12 +200,12 @@ impl Published {
         idle_ns
     }
 
-    /// The runtime waits no more, and has done so for so long altogether.
+    /// Ends a wait. `idle_ns` is how long the runtime has waited in total.
     pub(crate) fn end_wait(&self, idle_ns: u64) {
         self.idle.store(idle_ns, Ordering::Relaxed);
     }
 
-    /// How long the runtime has waited until now.
+    /// How long the runtime has waited until `now_ns`.
     pub(crate) fn idle_ns(&self, now_ns: u64) -> u64 {
         let idle = self.idle.load(Ordering::Relaxed);
         if idle & WAITING == 0 {
@@ -223,7 +223,7 @@ impl Published {
         metrics.busy_ns = elapsed_ns - metrics.idle_ns;
     }
 
-    /// What was published last, and the times until now.
+    /// The counters as last published, with the times until now.
     pub(crate) fn snapshot(&self) -> Metrics {
         let mut metrics = Metrics::default();
         for (place, counter) in self.counters.iter().zip(metrics.counters()) {
@@ -234,18 +234,18 @@ impl Published {
     }
 }
 
-/// System calls that fail because a test says so (`faults::calls`).
+/// Makes system calls fail in tests (`faults::calls`).
 #[cfg(test)]
 pub(crate) mod injected {
     use std::cell::Cell;
     use std::io;
 
     thread_local! {
-        /// How many calls are made before one that fails, and the error of that one.
+        /// How many calls succeed before one fails, and the error of that one.
         static FAILING: Cell<Option<(usize, i32)>> = const { Cell::new(None) };
     }
 
-    /// Lets so many calls of this thread pass, and fails the one after them.
+    /// Lets this many calls of the thread pass, and fails the next one.
     pub(crate) fn fail_after(calls: usize, errno: i32) {
         FAILING.set(Some((calls, errno)));
     }

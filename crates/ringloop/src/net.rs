@@ -1,8 +1,8 @@
-//! Sockets.
+//! TCP, UDP and Unix sockets.
 //!
-//! Streams read when there is something to read, directly, and write directly first: nothing is left with the kernel when
-//! a future is dropped, so that cancelling is simple and buffers may be borrowed. `ARCHITECTURE.md` has the measurement
-//! behind that.
+//! Streams are read directly when there is something to read, and written directly first. Nothing stays with the kernel
+//! when a future is dropped, so cancelling is simple, and buffers may be borrowed. `ARCHITECTURE.md` has the
+//! measurements behind this.
 
 mod accept;
 mod address;

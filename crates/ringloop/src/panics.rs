@@ -1,10 +1,10 @@
-//! Panics of users' code.
+//! Panics in the user's code.
 
 use std::any::Any;
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 
-/// What a panic says, if that is a text.
+/// The message of a panic, if its payload is a string.
 pub(crate) fn message(payload: &(dyn Any + Send)) -> Option<&str> {
     payload
         .downcast_ref::<&str>()
@@ -12,19 +12,19 @@ pub(crate) fn message(payload: &(dyn Any + Send)) -> Option<&str> {
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
-/// Calls users' code where nobody is left to be told of a panic: the panic hook has reported it.
+/// Calls the user's code where nobody is left to report a panic to: the panic hook has reported it.
 pub(crate) fn contain(call: impl FnOnce()) {
     let Err(payload) = panic::catch_unwind(AssertUnwindSafe(call)) else {
         return;
     };
-    // What was panicked with is dropped by code of the user's too. If that panics, what it panics with is leaked: its
-    // destructor might do the same, and so on.
+    // The payload may have a destructor that panics. The payload of that panic is leaked, because its destructor might
+    // do the same.
     if let Err(next) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         mem::forget(next);
     }
 }
 
-/// Drops a value of a user's type, as [`contain`] calls it.
+/// Drops a value of a user's type, and contains a panic of its destructor.
 pub(crate) fn discard<T>(value: T) {
     contain(|| drop(value));
 }
@@ -33,7 +33,7 @@ pub(crate) fn discard<T>(value: T) {
 mod tests {
     use super::*;
 
-    /// Panics when it is dropped, so many times in a row.
+    /// Panics when it is dropped, this many times in a row.
     struct Bomb(u32);
 
     impl Drop for Bomb {

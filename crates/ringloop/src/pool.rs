@@ -1,4 +1,4 @@
-//! One runtime per core, each in a thread of its own, and nothing shared between them but what is sent.
+//! One runtime per core, each in its own thread. Workers share nothing, and communicate by sending.
 
 use std::fmt;
 use std::future::Future;
@@ -20,7 +20,7 @@ use crate::task::JoinHandle;
 use crate::time::timeout;
 use crate::trace;
 
-/// How a [`Pool`] is set up.
+/// The configuration of a [`Pool`].
 ///
 /// ```
 /// use ringloop::driver::BackendChoice;
@@ -37,9 +37,9 @@ use crate::trace;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// Each worker's runtime.
+    /// The configuration of each worker's runtime.
     pub runtime: RuntimeConfig,
-    /// Whether each worker is bound to a CPU of its own, in turn from those that the calling thread may use.
+    /// Whether each worker is bound to one CPU. The CPUs are those that the calling thread may use, in turn.
     pub pin: bool,
 }
 
@@ -53,10 +53,10 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// The default, with each runtime's settings from the environment; see [`RuntimeConfig::from_env`].
+    /// The default, with each runtime's settings taken from the environment; see [`RuntimeConfig::from_env`].
     ///
     /// # Errors
-    /// `InvalidInput` for settings that make no sense.
+    /// Returns `InvalidInput` for invalid settings.
     pub fn from_env() -> io::Result<Self> {
         Ok(Self {
             runtime: RuntimeConfig::from_env()?,
@@ -65,7 +65,7 @@ impl PoolConfig {
     }
 }
 
-/// Workers: threads that run a [`Runtime`] each, and that tasks are sent to.
+/// A pool of workers: threads that each run a [`Runtime`], and to which tasks can be sent.
 ///
 /// ```
 /// use ringloop::{Pool, PoolConfig};
@@ -96,7 +96,7 @@ struct Worker {
     thread: thread::JoinHandle<()>,
 }
 
-/// The number of workers that suits this machine: the CPUs that the calling thread may use.
+/// A suitable number of workers for this machine: the number of CPUs that the calling thread may use.
 ///
 /// ```
 /// use ringloop::{Pool, PoolConfig, pool};
@@ -111,11 +111,11 @@ pub fn default_workers() -> usize {
 }
 
 impl Pool {
-    /// Starts workers.
+    /// Starts the workers.
     ///
     /// # Errors
-    /// `InvalidInput` for none; those of [`Runtime::new`], of starting a thread and of binding it to a CPU. Workers that
-    /// were started are ended again.
+    /// Returns `InvalidInput` for zero workers, and the errors of [`Runtime::new`], of starting a thread and of binding
+    /// it to a CPU. After an error, the workers that were already started are stopped.
     pub fn new(workers: usize, config: &PoolConfig) -> io::Result<Self> {
         if workers == 0 {
             return Err(io::Error::new(
@@ -135,29 +135,29 @@ impl Pool {
         Ok(pool)
     }
 
-    /// How many workers there are.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
         self.workers.len()
     }
 
-    /// With which any thread reaches a worker. Workers count from 0.
+    /// Returns the handle of a worker, which any thread can use. Workers are numbered from 0.
     ///
     /// # Panics
-    /// If there is no such worker.
+    /// Panics if there is no such worker.
     pub fn handle(&self, worker: usize) -> &Handle {
         &self.workers[worker].handle
     }
 
-    /// What each worker has done so far, as [`Handle::metrics`] gives it.
+    /// What each worker has done so far, see [`Handle::metrics`].
     pub fn metrics(&self) -> Vec<Metrics> {
         let metrics = |worker: &Worker| worker.handle.metrics();
         self.workers.iter().map(metrics).collect()
     }
 
-    /// Makes a task on a worker, of the future that `make` returns there; the future need not be `Send`.
+    /// Spawns a task on a worker. The future is created there by `make`, so it need not be `Send`.
     ///
     /// # Panics
-    /// If there is no such worker.
+    /// Panics if there is no such worker.
     ///
     /// ```
     /// use ringloop::{Pool, PoolConfig, Runtime, RuntimeConfig};
@@ -178,7 +178,7 @@ impl Pool {
         self.handle(worker).spawn_with(make)
     }
 
-    /// Makes a task on each worker, and gives their handles in order.
+    /// Spawns a task on each worker, and returns their handles in order.
     ///
     /// ```
     /// use ringloop::{Pool, PoolConfig, Runtime, RuntimeConfig};
@@ -208,15 +208,15 @@ impl Pool {
             .collect()
     }
 
-    /// Gives the tasks `patience` to end, drops those that have not by then, and ends the workers.
+    /// Stops the workers: gives their tasks `patience` to end, and then drops those that have not ended.
     ///
-    /// Nobody tells the tasks: what should stop, such as an accept loop, is to be told or aborted before.
+    /// Tasks are not told about this. Whatever should stop, such as an accept loop, must be told or aborted before.
     ///
-    /// A task of the pool's own may call this. It waits for the other workers then, and its own one ends when the task
-    /// has returned or waits.
+    /// A task of the pool may call this. It waits for the other workers; its own worker ends when the task has returned
+    /// or waits.
     ///
     /// # Panics
-    /// With what a worker has panicked with, when all have ended.
+    /// If a worker has panicked, its panic continues here when all workers have ended.
     ///
     /// ```
     /// use ringloop::time::sleep;
@@ -244,12 +244,12 @@ impl Pool {
         }
         trace::shutting_down(workers.len(), patience);
         for worker in &workers {
-            // A worker that is gone needs no telling.
+            // A worker that is gone need not be told.
             let _ = worker.stop.try_send(patience);
         }
         let mut panicked = None;
         for Worker { thread, .. } in workers {
-            // A task that ends its own worker cannot wait for it: the worker goes on when the task does.
+            // A task cannot wait for its own worker, which continues when the task does.
             if thread.thread().id() != thread::current().id()
                 && let Err(payload) = thread.join()
             {
@@ -265,7 +265,7 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// As [`shutdown`](Pool::shutdown), without patience.
+    /// Shuts down without patience, see [`shutdown`](Pool::shutdown).
     fn drop(&mut self) {
         self.stop(Duration::ZERO);
     }
@@ -305,7 +305,7 @@ impl Worker {
                 };
                 runtime.block_on(async {
                     let patience = stopped.recv().await.unwrap_or_default();
-                    // Tasks that were sent before may still lie in the inbox.
+                    // Tasks that were sent before may still be in the inbox.
                     yield_now().await;
                     let shared = Shared::current();
                     if timeout(patience, shared.tasks.ended()).await.is_err() {
@@ -313,9 +313,11 @@ impl Worker {
                     }
                 });
             })?;
-        let handle = started
-            .recv()
-            .unwrap_or_else(|_| Err(io::Error::other("the worker's thread ended at once")))?;
+        let handle = started.recv().unwrap_or_else(|_| {
+            Err(io::Error::other(
+                "the worker's thread ended while it started",
+            ))
+        })?;
         Ok(Self {
             handle,
             stop,

@@ -1,4 +1,4 @@
-//! The wait for everything: events, deadlines, other threads.
+//! The one wait for events, deadlines and other threads.
 
 use crate::busy_poll::{BusyPoll, Policy, Wait};
 use crate::clock;
@@ -6,13 +6,13 @@ use ringloop_driver::{BackendKind, Driver, Event, Peek, Waker, affinity};
 use std::io;
 use std::time::Duration;
 
-/// How often the driver is asked between two looks at the clock while polling. A question is a few
-/// loads from memory and a pause of about 50 ns, so that the clock is read every 200 ns or so.
+/// How often the driver is asked between two readings of the clock while polling. Asking takes a few loads from memory
+/// and a pause of about 50 ns, so the clock is read every 200 ns or so.
 const PEEKS_PER_CLOCK_READ: u32 = 4;
 
-/// How a [`Reactor`] is set up.
+/// The configuration of a [`Reactor`].
 ///
-/// The default lets the driver choose its backend, and waits adaptively.
+/// By default the driver chooses its backend, and waiting is adaptive.
 ///
 /// ```
 /// use ringloop::{BusyPoll, Config, Reactor};
@@ -25,19 +25,18 @@ const PEEKS_PER_CLOCK_READ: u32 = 4;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// The driver's own settings: the backend, sizes of queues.
+    /// The driver's configuration: backend and queue sizes.
     pub driver: ringloop_driver::Config,
     /// Whether to poll before sleeping.
     pub busy_poll: BusyPoll,
 }
 
 impl Config {
-    /// The settings in the environment: those of [`ringloop_driver::Config::from_env`], and
+    /// Reads the settings from the environment: those of [`ringloop_driver::Config::from_env`], and
     /// `RINGLOOP_BUSY_POLL=off|adaptive|MICROSECONDS`.
     ///
     /// # Errors
-    /// `InvalidInput` for a value that is not known, with the name of the variable and the accepted
-    /// values.
+    /// Returns `InvalidInput` for an invalid value, with the name of the variable and the values that are accepted.
     pub fn from_env() -> io::Result<Self> {
         Ok(Self {
             driver: ringloop_driver::Config::from_env()?,
@@ -46,31 +45,31 @@ impl Config {
     }
 }
 
-/// What a reactor has done since it was made. Times are in nanoseconds.
+/// What a reactor has done since it was created. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Calls of [`Reactor::turn`].
+    /// Calls to [`Reactor::turn`].
     pub turns: u64,
-    /// Turns that waited, if only for a moment: all but those whose deadline had passed.
+    /// Turns that waited: all whose deadline had not passed.
     pub waits: u64,
     /// Waits that polled before they slept.
     pub spins: u64,
-    /// Waits that an event or a wake ended while they polled, so that they did not sleep.
+    /// Waits that an event or a wake ended during polling, before they slept.
     pub spin_hits: u64,
-    /// Time spent polling, hits and misses together.
+    /// Time spent polling, whether or not something arrived.
     pub spun_ns: u64,
     /// The part of `spun_ns` in which nothing arrived.
     pub wasted_ns: u64,
     /// Time spent asleep in the kernel.
     pub blocked_ns: u64,
-    /// For how long the next wait would poll.
+    /// How long the next wait would poll.
     pub window_ns: u64,
     /// The driver's own counters.
     pub driver: ringloop_driver::Counters,
 }
 
-/// A driver, a way to be woken, and a wait with a deadline.
+/// A driver, a way to wake it from other threads, and a wait with a deadline.
 ///
 /// ```
 /// use ringloop::{Config, Reactor, clock};
@@ -102,13 +101,13 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// A reactor with a driver of its own.
+    /// Creates a reactor with its own driver.
     ///
-    /// The adaptive policy counts the CPUs that the calling thread may run on, here and at
-    /// [`Reactor::set_busy_poll`]; with only one it does not poll.
+    /// The adaptive policy counts the CPUs that the calling thread may use, here and in [`Reactor::set_busy_poll`].
+    /// With only one CPU it does not poll.
     ///
     /// # Errors
-    /// Those of [`Driver::new`].
+    /// Returns the errors of [`Driver::new`].
     pub fn new(config: &Config) -> io::Result<Self> {
         Ok(Self {
             driver: Driver::new(&config.driver)?,
@@ -117,8 +116,8 @@ impl Reactor {
         })
     }
 
-    /// A reactor on a driver of the caller's, which sleeps where there is nothing to do and never polls. For tests, on a
-    /// [scripted](ringloop_driver::Driver::scripted) one.
+    /// Creates a reactor on an existing driver. It never polls before it sleeps. Meant for tests with a
+    /// [scripted](ringloop_driver::Driver::scripted) driver.
     pub fn with_driver(driver: Driver) -> Self {
         Self {
             driver,
@@ -127,45 +126,45 @@ impl Reactor {
         }
     }
 
-    /// The driver, to watch descriptors and to submit operations.
+    /// The driver, for watching descriptors and submitting operations.
     #[inline]
     pub fn driver(&mut self) -> &mut Driver {
         &mut self.driver
     }
 
-    /// The driver, to look at.
+    /// A shared reference to the driver.
     #[inline]
     pub fn driver_ref(&self) -> &Driver {
         &self.driver
     }
 
-    /// A handle with which any thread can end the present or the next wait.
+    /// Returns a handle by which any thread can end the current or the next wait.
     pub fn waker(&self) -> Waker {
         self.driver.waker()
     }
 
-    /// The interface to the kernel that the driver uses.
+    /// The backend that the driver uses.
     pub fn backend(&self) -> BackendKind {
         self.driver.backend()
     }
 
-    /// Why it uses that one, in words.
+    /// Why the driver uses this backend, in words.
     pub fn backend_reason(&self) -> &str {
         self.driver.backend_reason()
     }
 
-    /// How it waits.
+    /// How the reactor waits.
     pub fn busy_poll(&self) -> BusyPoll {
         self.policy.choice()
     }
 
-    /// Changes how it waits, from the next turn on. What the adaptive policy has learned is
-    /// forgotten, the counters go on.
+    /// Changes how the reactor waits, from the next turn on. Resets what the adaptive policy has learned, but not the
+    /// counters.
     pub fn set_busy_poll(&mut self, busy_poll: BusyPoll) {
         self.policy.choose(busy_poll, usable_cpus());
     }
 
-    /// What has been done so far.
+    /// What the reactor has done so far.
     pub fn counters(&self) -> Counters {
         let waits = self.policy.counters();
         Counters {
@@ -181,18 +180,18 @@ impl Reactor {
         }
     }
 
-    /// Time spent in waits, asleep and polling.
+    /// Time spent waiting, asleep and polling.
     #[cfg(feature = "runtime")]
     pub(crate) fn waited_ns(&self) -> u64 {
         let waits = self.policy.counters();
         waits.blocked_ns + waits.spun_ns
     }
 
-    /// Appends the events that are there to `events`, and never waits. Where the driver can tell
-    /// that nothing is there, and nothing is to be submitted, it makes no system call.
+    /// Appends the events that are ready to `events`, without waiting. Makes no system call if the driver can tell that
+    /// there are none and nothing must be submitted.
     ///
     /// # Errors
-    /// `Interrupted` when a signal came, and those of [`Driver::poll`].
+    /// Returns `Interrupted` if a signal arrived, and the errors of [`Driver::poll`].
     #[inline]
     pub fn poll_now(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         let before = events.len();
@@ -203,24 +202,24 @@ impl Reactor {
         result
     }
 
-    /// Waits until events arrive, which are appended to `events`, until a [`Waker`] is used, or
-    /// until the deadline, in nanoseconds of [`clock::now_ns`]; without one, for as long as it takes.
+    /// Waits until events arrive, which are appended to `events`; until a [`Waker`] is used; or until the deadline, in
+    /// nanoseconds of [`clock::now_ns`]. Without a deadline it waits as long as it takes.
     ///
-    /// It may return early without an event, so the caller looks at its clock and its inbox before each turn.
-    /// A signal whose handler runs in this thread ends the wait only while it sleeps: handlers that
-    /// must be noticed write to a watched descriptor or use a [`Waker`], as Python's do.
+    /// It may return early without an event, so check the clock and the inbox before each turn. A signal whose handler
+    /// runs in this thread ends the wait only while it sleeps. Handlers that must be noticed write to a watched
+    /// descriptor or use a [`Waker`], as Python's do.
     ///
     /// # Errors
-    /// `Interrupted` when a signal ended the wait, or work that the kernel had for this thread, such
-    /// as the rest of an `io_uring` that was closed; and those of [`Driver::poll`].
+    /// Returns `Interrupted` if the wait was ended by a signal, or by work that the kernel had to do in this thread,
+    /// such as cleaning up after an `io_uring` that was closed; and the errors of [`Driver::poll`].
     pub fn turn(&mut self, deadline_ns: Option<u64>, events: &mut Vec<Event>) -> io::Result<()> {
         self.turn_from(clock::now_ns(), deadline_ns, events)
     }
 
-    /// [`turn`](Reactor::turn) for a caller who has just read the clock, and says what it showed.
+    /// Does a [`turn`](Reactor::turn) for a caller that has just read the clock, and passes the result as `start_ns`.
     ///
     /// # Errors
-    /// Those of [`turn`](Reactor::turn).
+    /// Returns the errors of [`turn`](Reactor::turn).
     pub fn turn_from(
         &mut self,
         start_ns: u64,
@@ -252,7 +251,7 @@ impl Reactor {
             result = self.driver.poll(timeout.map(Duration::from_nanos), events);
             end_ns = clock::now_ns();
             if result.is_ok() && end_ns - start_ns < remaining_ns {
-                // Neither the deadline nor a signal, so something has come, be it only a wake.
+                // Neither the deadline nor a signal ended the wait, so something has arrived, at least a wake.
                 spun = Spun::Arrived;
             }
         }
@@ -268,11 +267,11 @@ impl Reactor {
         result
     }
 
-    /// Polls until something arrives or the given time comes.
+    /// Polls until something arrives, or until the given time.
     fn spin(&mut self, until_ns: u64, events: &mut Vec<Event>) -> io::Result<Spun> {
         let events_before = events.len();
         let wakes_before = self.driver.counters().wakes;
-        // What has been queued must reach the kernel now: looking at memory submits nothing.
+        // Queued submissions must reach the kernel first, because peeking at memory submits nothing.
         self.driver.flush()?;
         loop {
             let mut unknown = false;
@@ -302,15 +301,15 @@ impl Reactor {
     }
 }
 
-/// What polling for a while has brought.
+/// The result of polling for a while.
 enum Spun {
-    /// Events, or a wake.
+    /// Events or a wake have arrived.
     Arrived,
-    /// Nothing: sleep.
+    /// Nothing has arrived: sleep.
     Nothing,
 }
 
-/// Where the number cannot be known, one is the answer that does no harm: no polling.
+/// If the number is unknown, 1 is the safe answer: no polling.
 fn usable_cpus() -> usize {
     affinity::usable_cpus().map_or(1, |cpus| cpus.len())
 }

@@ -1,4 +1,4 @@
-//! The runtime of one thread: it polls tasks, and waits for the kernel when none can go on.
+//! The runtime of one thread: it polls tasks, and waits for the kernel when no task can continue.
 
 mod handle;
 
@@ -27,10 +27,10 @@ pub use handle::Handle;
 /// The largest buffer for reads in place.
 const HOT_BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// How many tasks run before the kernel is looked at again, so that I/O is not starved by tasks that wake one another.
+/// How many tasks run between two looks at the kernel, so that tasks that wake one another do not starve I/O.
 const TASKS_PER_LOOK: usize = 64;
 
-/// A runtime for one thread.
+/// A runtime for one thread: it runs tasks and their I/O.
 ///
 /// ```
 /// use ringloop::{Runtime, RuntimeConfig, spawn, time::sleep};
@@ -57,7 +57,7 @@ pub struct Runtime {
     events: Vec<Event>,
 }
 
-/// How a [`Runtime`] is set up.
+/// The configuration of a [`Runtime`].
 ///
 /// ```
 /// use ringloop::driver::{BackendChoice, BackendKind};
@@ -75,9 +75,9 @@ pub struct Runtime {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RuntimeConfig {
-    /// The reactor: backend, sizes of queues, waiting.
+    /// The configuration of the reactor: backend, queue sizes, how to wait.
     pub reactor: Config,
-    /// The size of the buffer that reads in place use, in bytes, up to a gigabyte.
+    /// The size of the buffer for reads in place, in bytes; at most a gigabyte.
     pub hot_buffer_bytes: usize,
 }
 
@@ -91,7 +91,7 @@ impl Default for RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// The default, with the reactor's settings from the environment; see [`Config::from_env`].
+    /// The default, with the reactor's settings taken from the environment; see [`Config::from_env`].
     pub fn from_env() -> io::Result<Self> {
         Ok(Self {
             reactor: Config::from_env()?,
@@ -101,16 +101,16 @@ impl RuntimeConfig {
 }
 
 impl Runtime {
-    /// A runtime for the calling thread; it waits for nothing yet.
+    /// Creates a runtime for the calling thread.
     ///
     /// # Errors
-    /// Those of [`Reactor::new`], and `InvalidInput` for a hot buffer that is empty or too large.
+    /// Returns the errors of [`Reactor::new`], and `InvalidInput` if the size of the hot buffer is 0 or too large.
     pub fn new(config: &RuntimeConfig) -> io::Result<Self> {
         if !(1..=HOT_BUFFER_BYTES_MAX).contains(&config.hot_buffer_bytes) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "hot_buffer_bytes is {}: give reads room, from 1 byte to {HOT_BUFFER_BYTES_MAX}",
+                    "hot_buffer_bytes is {}; use a size from 1 to {HOT_BUFFER_BYTES_MAX} bytes",
                     config.hot_buffer_bytes
                 ),
             ));
@@ -120,8 +120,8 @@ impl Runtime {
         Ok(Self::with_reactor(config, reactor))
     }
 
-    /// A runtime on a reactor of the caller's, whose settings in `config` have no effect. For tests of what a program makes of a
-    /// kernel that fails: on a [scripted](ringloop_driver::Driver::scripted) driver.
+    /// Creates a runtime on an existing reactor; the reactor's settings in `config` have no effect. Use it with a
+    /// [scripted](ringloop_driver::Driver::scripted) driver to test how a program handles errors from the kernel.
     ///
     /// ```
     /// use ringloop::driver::{Driver, Fault, Script};
@@ -152,12 +152,12 @@ impl Runtime {
         }
     }
 
-    /// Runs a future to its end, and all tasks of this runtime meanwhile. Tasks that are not over by then rest until the
-    /// next call, or are dropped with the runtime.
+    /// Runs a future until it completes, and meanwhile all tasks of this runtime. Tasks that have not ended by then
+    /// stay as they are until the next call, or until the runtime is dropped.
     ///
     /// # Panics
-    /// If a runtime runs in this thread already; if the future panics; if the kernel refuses to wait, as it does in a
-    /// child after fork(2).
+    /// Panics if a runtime already runs in this thread, if the future panics, or if the kernel refuses to wait, as it
+    /// does in a child process after fork(2).
     ///
     /// ```
     /// use ringloop::{Runtime, RuntimeConfig};
@@ -191,7 +191,7 @@ impl Runtime {
         }
     }
 
-    /// Makes a task of a future; it begins to run in the next [`block_on`](Runtime::block_on).
+    /// Spawns a future as a new task. It starts to run in the next call of [`block_on`](Runtime::block_on).
     ///
     /// ```
     /// use ringloop::{Runtime, RuntimeConfig};
@@ -205,29 +205,29 @@ impl Runtime {
         self.shared.spawn(future)
     }
 
-    /// With which other threads reach this runtime.
+    /// Returns a handle by which other threads reach this runtime.
     pub fn handle(&self) -> Handle {
         Handle::new(&self.shared)
     }
 
-    /// The interface to the kernel that is used.
+    /// The backend that is used.
     pub fn backend(&self) -> BackendKind {
         self.shared.reactor().backend()
     }
 
-    /// Why that one, in words.
+    /// Why this backend is used, in words.
     pub fn backend_reason(&self) -> String {
         self.shared.reactor().backend_reason().to_owned()
     }
 
-    /// What it has done so far.
+    /// What the runtime has done so far.
     pub fn metrics(&self) -> Metrics {
         let mut metrics = self.shared.counters();
         self.shared.remote.metrics.add_times(&mut metrics);
         metrics
     }
 
-    /// Polls tasks from the queue until it is empty, or until it is time to look at the kernel.
+    /// Runs queued tasks until the queue is empty, or until it is time to look at the kernel.
     fn run_tasks(&mut self) {
         for _ in 0..TASKS_PER_LOOK {
             if !self.shared.run_next_task() {
@@ -236,7 +236,8 @@ impl Runtime {
         }
     }
 
-    /// Looks at the kernel, and waits for it if there is nothing else to do; wakes whoever waits for what has come.
+    /// Looks at the kernel, or waits for it if there is nothing else to do, and wakes the tasks whose events have
+    /// arrived.
     fn turn(&mut self, main: &MainWaker) {
         self.shared.close_retired();
         self.shared.count_turn();
@@ -283,7 +284,7 @@ impl Runtime {
 }
 
 impl Drop for Runtime {
-    /// Drops all tasks. What they spawn while they are dropped is dropped as well.
+    /// Drops all tasks, and those that they spawn while they are dropped.
     fn drop(&mut self) {
         self.shared.end();
     }
@@ -299,7 +300,7 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// Wakes the future of `block_on`.
+/// The waker of the future in `block_on`.
 struct MainWaker {
     woken: AtomicBool,
     waker: ringloop_driver::Waker,
@@ -312,16 +313,16 @@ impl Wake for MainWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.woken.swap(true, Ordering::AcqRel) {
-            // In the runtime's own thread this is not needed: the flag is looked at before each wait.
+            // In the runtime's own thread this is not needed: the flag is checked before each wait.
             self.waker.wake();
         }
     }
 }
 
-/// Makes a task of a future, in the runtime that runs in this thread. It begins to run when the caller waits.
+/// Spawns a future as a new task on the runtime of the current thread. It does not run before the caller waits.
 ///
 /// # Panics
-/// Outside of a runtime.
+/// Panics if it is called outside of a runtime.
 ///
 /// ```
 /// use ringloop::spawn;
@@ -348,7 +349,7 @@ pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
     Shared::current().spawn(future)
 }
 
-/// Lets the other tasks that are ready run first.
+/// Yields to the other tasks that are ready to run.
 ///
 /// ```
 /// use ringloop::{spawn, yield_now};

@@ -1,4 +1,4 @@
-//! The socket pool: a listener on each worker, and a task for each connection.
+//! A TCP server: a listener on each worker of a pool, and a task for each connection.
 //!
 //! ```
 //! use ringloop::server::{Connection, Handler, Server};
@@ -67,10 +67,10 @@ pub use end_signals::{EndSignals, Signal};
 pub use handler::{Connection, Handler};
 pub use running::Running;
 
-/// How long connections may take to end, unless it is said otherwise.
+/// How long connections may take to end, by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a server's connections are: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`.
+/// The type of a server's connections: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`.
 pub trait Transport: Wire {}
 
 impl Transport for TcpStream {}
@@ -78,7 +78,7 @@ impl Transport for TcpStream {}
 #[cfg(feature = "tls")]
 impl Transport for TlsStream {}
 
-/// A server that is to be started.
+/// A builder for servers.
 ///
 /// ```
 /// use ringloop::PoolConfig;
@@ -112,7 +112,7 @@ pub struct Server<S: Transport = TcpStream> {
     settings: S::Settings,
 }
 
-/// What is alike for servers of any kind of connection.
+/// The options of servers with any type of connection.
 #[derive(Debug, Clone)]
 struct Options {
     address: String,
@@ -135,7 +135,7 @@ impl<S: Transport> Clone for Server<S> {
 }
 
 impl Server {
-    /// A server for an address, `host:port`, with one worker per usable CPU.
+    /// Creates a server for an address, `host:port`, with one worker per usable CPU.
     pub fn bind(address: impl Into<String>) -> Self {
         let options = Options {
             address: address.into(),
@@ -153,9 +153,10 @@ impl Server {
         }
     }
 
-    /// Serves TLS: with a rustls `ServerConfig`, or with a [`TlsAcceptor`] that has a handshake timeout other than 10 seconds.
+    /// Serves TLS, with a rustls `ServerConfig`. Pass a [`TlsAcceptor`] to change the handshake timeout, which is 10
+    /// seconds.
     ///
-    /// Handlers and functions see connections after their handshakes only.
+    /// Handlers and functions get a connection only after its handshake.
     #[cfg(feature = "tls")]
     pub fn tls(self, acceptor: impl Into<TlsAcceptor>) -> Server<TlsStream> {
         Server {
@@ -166,26 +167,26 @@ impl Server {
 }
 
 impl<S: Transport> Server<S> {
-    /// How many workers there are.
+    /// Sets the number of workers.
     pub fn workers(mut self, workers: usize) -> Self {
         self.options.workers = workers;
         self
     }
 
-    /// How the workers are set up.
+    /// Sets how the workers are configured.
     pub fn pool(mut self, config: PoolConfig) -> Self {
         self.options.pool = config;
         self
     }
 
-    /// How many connections wait in the kernel, per worker.
+    /// Sets how many connections may wait in the kernel, per worker.
     pub fn backlog(mut self, backlog: u32) -> Self {
         self.options.listener.backlog = backlog;
         self
     }
 
-    /// Whether other programs that ask for it too may listen on the same address and get a share of its connections
-    /// (`SO_REUSEPORT`), as for a restart without a gap. By default an address in use is an error.
+    /// Sets whether other programs with the same option may listen on this address and share its connections
+    /// (`SO_REUSEPORT`), for example to restart without a gap. By default, an address in use is an error.
     ///
     /// ```
     /// # use ringloop::server::{Connection, Handler, Server};
@@ -206,38 +207,40 @@ impl<S: Transport> Server<S> {
         self
     }
 
-    /// Whether small writes go out at once (`TCP_NODELAY`). They do by default.
+    /// Sets whether small writes are sent at once (`TCP_NODELAY`). The default is true.
     pub fn nodelay(mut self, nodelay: bool) -> Self {
         self.options.nodelay = nodelay;
         self
     }
 
-    /// The most connections that are served at a time, all workers together. Further ones wait for their turn.
+    /// Sets the maximum number of connections served at the same time, over all workers. Further ones wait.
     pub fn max_connections(mut self, max_connections: usize) -> Self {
         self.options.max_connections = max_connections;
         self
     }
 
-    /// After how long without a byte in either direction [`Handler::timeout`] is called, and the future of a function is
-    /// dropped. Never by default.
+    /// Sets how long a connection may be idle, with no byte in either direction, before [`Handler::timeout`] is called,
+    /// or the future of a function is dropped. There is no limit by default.
     ///
-    /// A function that computes for longer than this before it answers is cut off as well, if its connection rests meanwhile.
+    /// The limit also applies to a function that computes for longer than this while its connection is idle.
     pub fn idle_timeout(mut self, idle_timeout: Duration) -> Self {
         self.options.idle_timeout = Some(idle_timeout);
         self
     }
 
-    /// How long [`serve`](Server::serve) lets connections end after SIGINT or SIGTERM, before it cuts them off. 5 seconds by
-    /// default, which leaves time before container runtimes kill (`docker stop` after 10 seconds, Kubernetes after 30).
+    /// Sets how long [`serve`](Server::serve) lets connections end after SIGINT or SIGTERM before it cuts them off. The
+    /// default is 5 seconds, well before container runtimes kill the process (`docker stop` after 10 seconds,
+    /// Kubernetes after 30).
     pub fn drain_timeout(mut self, drain_timeout: Duration) -> Self {
         self.options.drain_timeout = drain_timeout;
         self
     }
 
-    /// Starts the server. `make_handler` makes a handler for each connection.
+    /// Starts the server. `make_handler` creates a handler for each connection.
     ///
     /// # Errors
-    /// Those of [`Pool::new`] and of binding; `InvalidInput` for a limit of 0 connections or an idle timeout of 0.
+    /// Returns the errors of [`Pool::new`] and of binding, and `InvalidInput` for a limit of 0 connections or an idle
+    /// timeout of 0.
     pub fn start<M, H>(self, make_handler: M) -> io::Result<Running>
     where
         M: Fn() -> H + Clone + Send + 'static,
@@ -257,12 +260,12 @@ impl<S: Transport> Server<S> {
         })
     }
 
-    /// Starts the server and blocks until SIGINT (Ctrl-C) or SIGTERM. Then nobody is accepted any more,
-    /// [`Handler::draining`] is called for each connection, and after the [drain timeout](Server::drain_timeout) those that
-    /// are left are cut off. A second signal ends the process at once.
+    /// Starts the server and blocks until SIGINT (Ctrl-C) or SIGTERM. It then stops accepting, calls
+    /// [`Handler::draining`] for each connection, and cuts off those that are left after the [drain
+    /// timeout](Server::drain_timeout). A second signal ends the process at once.
     ///
     /// # Errors
-    /// As [`start`](Server::start).
+    /// See [`start`](Server::start).
     pub fn serve<M, H>(self, make_handler: M) -> io::Result<()>
     where
         M: Fn() -> H + Clone + Send + 'static,
@@ -274,8 +277,8 @@ impl<S: Transport> Server<S> {
         Ok(())
     }
 
-    /// Starts a server whose connections are each served by a future, which an async function or closure makes of the stream:
-    /// a [`TcpStream`], or after `tls` a `TlsStream`.
+    /// Starts a server that serves each connection with an async function or closure. It gets the stream: a
+    /// [`TcpStream`], or after `tls` a `TlsStream`.
     ///
     /// ```
     /// use ringloop::server::Server;
@@ -291,7 +294,7 @@ impl<S: Transport> Server<S> {
     /// ```
     ///
     /// # Errors
-    /// As [`start`](Server::start).
+    /// See [`start`](Server::start).
     pub fn start_with<M, F>(self, serve: M) -> io::Result<Running>
     where
         M: Fn(S, Client) -> F + Clone + Send + 'static,
@@ -311,11 +314,11 @@ impl<S: Transport> Server<S> {
         })
     }
 
-    /// As [`serve`](Server::serve), with functions instead of handlers: they hear of draining by
+    /// Like [`serve`](Server::serve), with functions instead of handlers. A function learns about draining from
     /// [`Client::draining`].
     ///
     /// # Errors
-    /// As [`start`](Server::start).
+    /// See [`start`](Server::start).
     pub fn serve_with<M, F>(self, serve: M) -> io::Result<()>
     where
         M: Fn(S, Client) -> F + Clone + Send + 'static,
@@ -327,8 +330,10 @@ impl<S: Transport> Server<S> {
         Ok(())
     }
 
-    /// `make` makes, in each worker, what makes of a connection's address what makes of the connection its future.
-    /// `idle_timeout` is for futures that do not look after it themselves.
+    /// Starts the workers. Each calls `make` once. The result is called with the address of each connection, and what
+    /// that returns is called with the connection itself, and returns the future that serves it.
+    ///
+    /// `idle_timeout` is for futures that do not track idleness themselves.
     fn start_workers<M, G, N, F>(
         self,
         idle_timeout: Option<Duration>,
@@ -343,13 +348,13 @@ impl<S: Transport> Server<S> {
         if self.options.max_connections == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "max_connections is 0: nobody could connect",
+                "max_connections is 0; use at least 1",
             ));
         }
         if self.options.idle_timeout == Some(Duration::ZERO) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "idle_timeout is 0: every connection would be idle at once; without the call none ever is",
+                "idle_timeout is 0; use a longer time, or do not set it for no limit",
             ));
         }
         let listeners = bind_each(
@@ -377,7 +382,7 @@ impl<S: Transport> Server<S> {
                     counters: own_counters,
                     drain: Rc::default(),
                 };
-                // It does not block: it was made for this.
+                // It is non-blocking, because it was created for this.
                 let listener = TcpListener::from(Socket::from(listener));
                 let begin = make(worker.clone());
                 let accepting = accept(listener, accepting, begin, &worker);

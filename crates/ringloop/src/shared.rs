@@ -1,7 +1,7 @@
-//! The part of a runtime that its tasks and I/O objects share, and how they find it: there is at most one that runs in a thread.
+//! What a runtime shares with its tasks and I/O objects, and how they find it: at most one runtime runs in a thread.
 //!
-//! [`Runtime`](crate::Runtime) owns it and runs the turns. Everything that waits (sources, operations, timers) holds a reference,
-//! and fails instead of waiting when another runtime runs in the thread.
+//! [`Runtime`](crate::Runtime) owns it and runs the turns. Whatever waits (sources, operations, timers) holds a
+//! reference, and fails instead of waiting if another runtime runs in the thread.
 
 mod remote;
 mod sources;
@@ -46,7 +46,7 @@ fn set_current(shared: Option<Rc<Shared>>) -> Option<Rc<Shared>> {
         .flatten()
 }
 
-/// The part of a runtime that its tasks and I/O objects share.
+/// What a runtime shares with its tasks and I/O objects.
 pub(crate) struct Shared {
     /// `None` when the runtime has ended.
     reactor: RefCell<Option<Reactor>>,
@@ -93,7 +93,7 @@ impl Shared {
     /// Outside of a runtime, with a message that says what to do.
     pub(crate) fn current() -> Rc<Shared> {
         Shared::try_current().expect(
-            "no ringloop runtime runs in this thread: call this inside of Runtime::block_on or of a task",
+            "no ringloop runtime runs in this thread: call this inside Runtime::block_on or a task",
         )
     }
 
@@ -224,7 +224,7 @@ impl Shared {
         let timers = std::mem::take(&mut *self.timers.borrow_mut());
         drop(timers);
         self.let_go();
-        // I/O objects may live on, perhaps for ever. They keep nothing but their own descriptors.
+        // I/O objects may live on, perhaps forever. They keep nothing but their own descriptors.
         let reactor = self.reactor.take();
         drop(reactor);
         self.drop_returned();
@@ -238,7 +238,7 @@ impl Shared {
 pub(crate) fn elsewhere() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidInput,
-        "this belongs to another runtime than the one that runs here: make it in the block_on, or in a task, that uses it",
+        "this belongs to another runtime than the current one: create it in the block_on or the task that uses it",
     )
 }
 
@@ -249,11 +249,11 @@ pub(crate) struct Entered {
 
 impl Entered {
     /// # Panics
-    /// If a runtime runs in this thread already.
+    /// Panics if a runtime already runs in this thread.
     pub(crate) fn new(shared: Rc<Shared>) -> Self {
         assert!(
             Shared::try_current().is_none(),
-            "a ringloop runtime runs in this thread already: await the future, or spawn it, instead of blocking on it",
+            "a ringloop runtime already runs in this thread: await or spawn the future instead of blocking on it",
         );
         set_current(Some(Rc::clone(&shared)));
         shared.is_running.set(true);

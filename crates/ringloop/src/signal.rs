@@ -15,16 +15,16 @@
 //! # }
 //! ```
 //!
-//! Any number of listeners, in any number of runtimes and threads, hear of each signal. A listener hears from the call of
-//! [`signal`] on, whether it waits at the moment or not; signals that come before it looks count as one, as they do in the
-//! kernel.
+//! Any number of listeners, in any number of runtimes and threads, can listen to a signal. A listener is notified of
+//! all signals from the call of [`signal`] on, even while it does not wait. Several signals that arrive before it looks
+//! count as one, as they do in the kernel.
 //!
-//! The first listener to a signal replaces what the signal did before: SIGTERM does not end the process any more. A handler
-//! that was there before is still called, and then the listeners are told. When the last listener is gone the signal does
-//! *not* get its former effect back: it is ignored, or goes to the former handler, until somebody listens again. A process
-//! that is to end by the signal after all calls [`restore_default`] and raises it again.
+//! The first listener for a signal replaces the signal's default action: SIGTERM no longer ends the process. A handler
+//! that was installed before is still called, before the listeners are told. When the last listener is dropped, the
+//! default action is *not* restored: the signal is ignored, or goes to the former handler, until somebody listens
+//! again. To end the process by the signal after all, call [`restore_default`] and raise the signal again.
 //!
-//! A child after fork(2) does not tell its parent's listeners of its own signals.
+//! After fork(2), signals of the child do not reach the parent's listeners.
 
 #![allow(unsafe_code)]
 
@@ -41,7 +41,7 @@ use signal_hook::SigId;
 use crate::source::{Seat, Source};
 use crate::sys;
 
-/// Which signal.
+/// The kind of a signal.
 ///
 /// ```
 /// use ringloop::signal::SignalKind;
@@ -53,27 +53,27 @@ use crate::sys;
 pub struct SignalKind(i32);
 
 impl SignalKind {
-    /// The signal with a number, as in signal(7).
+    /// Creates a kind from a signal's number, see signal(7).
     pub const fn from_raw(number: i32) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// The signal's number.
     pub const fn as_raw(self) -> i32 {
         self.0
     }
 
-    /// SIGALRM: the time of an alarm(2) is over.
+    /// SIGALRM: a timer of alarm(2) has expired.
     pub const fn alarm() -> Self {
         Self(libc::SIGALRM)
     }
 
-    /// SIGCHLD: a child process has ended, or was stopped.
+    /// SIGCHLD: a child process has ended or was stopped.
     pub const fn child() -> Self {
         Self(libc::SIGCHLD)
     }
 
-    /// SIGHUP: the terminal is gone; for servers, "read your configuration again".
+    /// SIGHUP: the terminal was closed; for servers, "reload the configuration".
     pub const fn hangup() -> Self {
         Self(libc::SIGHUP)
     }
@@ -93,7 +93,7 @@ impl SignalKind {
         Self(libc::SIGQUIT)
     }
 
-    /// SIGTERM: please end.
+    /// SIGTERM: a request to terminate.
     pub const fn terminate() -> Self {
         Self(libc::SIGTERM)
     }
@@ -108,13 +108,13 @@ impl SignalKind {
         Self(libc::SIGUSR2)
     }
 
-    /// SIGWINCH: the terminal has another size.
+    /// SIGWINCH: the terminal was resized.
     pub const fn window_change() -> Self {
         Self(libc::SIGWINCH)
     }
 }
 
-/// Listens to a signal; made by [`signal`]. Dropping it ends that.
+/// A listener for a signal; created by [`signal`]. Dropping it stops listening.
 ///
 /// ```
 /// use ringloop::signal::{SignalKind, signal};
@@ -139,7 +139,7 @@ pub struct Signal {
     registration: SigId,
 }
 
-/// The end of the eventfd that is read.
+/// The reading side of the eventfd.
 #[derive(Debug)]
 struct Arrivals(File);
 
@@ -155,14 +155,15 @@ impl From<Arrivals> for OwnedFd {
     }
 }
 
-/// Listens to a signal from now on.
+/// Listens to a signal, from this call on.
 ///
 /// # Errors
-/// `InvalidInput` for a number that is no signal, and for those that cannot or must not be caught: SIGKILL, SIGSTOP,
-/// SIGSEGV, SIGILL, SIGFPE; those of eventfd(2), for want of descriptors.
+/// Returns `InvalidInput` for a number that is not a signal, and for signals that cannot or must not be caught:
+/// SIGKILL, SIGSTOP, SIGSEGV, SIGILL, SIGFPE. Returns the errors of eventfd(2), such as having too many open
+/// descriptors.
 ///
 /// # Panics
-/// Outside of a runtime.
+/// Panics if it is called outside of a runtime.
 ///
 /// ```
 /// use ringloop::signal::{SignalKind, signal};
@@ -180,7 +181,7 @@ pub fn signal(kind: SignalKind) -> io::Result<Signal> {
     if signal_hook::consts::FORBIDDEN.contains(&kind.as_raw()) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("signal {} cannot be listened to", kind.as_raw()),
+            format!("cannot listen to signal {}", kind.as_raw()),
         ));
     }
     let event = File::from(sys::eventfd()?);
@@ -189,7 +190,7 @@ pub fn signal(kind: SignalKind) -> io::Result<Signal> {
     let process = std::process::id();
     let told = move || {
         if std::process::id() == process {
-            // The only error is that the counter is full: then the listener has been told often enough.
+            // The only error is that the counter is full, and then the listener has been told often enough.
             drop((&writer).write(&1_u64.to_ne_bytes()));
         }
     };
@@ -205,32 +206,32 @@ pub fn signal(kind: SignalKind) -> io::Result<Signal> {
 }
 
 impl Signal {
-    /// Waits for the signal. It may have come before: since this was made, or since this was last asked.
+    /// Waits for the signal. Returns at once if it has arrived since the listener was created, or since the last call.
     ///
-    /// Dropping the future loses no signal.
+    /// Dropping the future does not lose a signal.
     ///
     /// # Errors
-    /// None that are known; those of read(2) from an eventfd.
+    /// Returns the errors of read(2) for an eventfd. None are known.
     pub async fn recv(&mut self) -> io::Result<()> {
         let waiting = self.source.reading(Seat::alone());
         poll_fn(|context| self.poll_arrivals(context, waiting.seat())).await
     }
 
-    /// Whether the signal has come since this was last asked; wakes the task when it does.
+    /// Polls for the signal, and registers the task to be woken when it arrives.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_arrivals(context, &Seat::alone())
     }
 
     fn poll_arrivals(&self, context: &mut Context<'_>, seat: &Seat) -> Poll<io::Result<()>> {
         self.source.poll_read(context, seat, |arrivals| {
-            // Reading gives how many there were and begins anew.
+            // Reading returns how many signals there were, and resets the count.
             let count = (&arrivals.0).read(&mut [0; 8])?;
             debug_assert_eq!(count, 8);
             Ok(((), true))
         })
     }
 
-    /// The signal.
+    /// The kind of signal that is listened to.
     pub fn kind(&self) -> SignalKind {
         self.kind
     }
@@ -251,9 +252,10 @@ impl fmt::Debug for Signal {
     }
 }
 
-/// Waits for Ctrl-C (SIGINT), which ends the process no more. It listens from the call on, not only when it is awaited.
+/// Waits for Ctrl-C (SIGINT), which no longer ends the process. It listens from the call on, not only once it is
+/// awaited.
 ///
-/// A program that awaits it repeatedly makes one [`Signal`] instead, to hear of those in between as well.
+/// To wait for it repeatedly, create one [`Signal`] instead, which also notices signals between two waits.
 ///
 /// ```no_run
 /// use ringloop::{Runtime, RuntimeConfig, signal, spawn};
@@ -270,22 +272,21 @@ impl fmt::Debug for Signal {
 /// ```
 ///
 /// # Errors
-/// Those of [`signal`].
+/// Returns the errors of [`signal`].
 ///
 /// # Panics
-/// Outside of a runtime.
+/// Panics if it is called outside of a runtime.
 pub fn ctrl_c() -> impl Future<Output = io::Result<()>> {
     let listening = signal(SignalKind::interrupt());
     async move { listening?.recv().await }
 }
 
-/// Gives a signal the effect that it has by default, whoever listens: nobody hears of it from now on, until the process
-/// ends.
+/// Restores a signal's default action, whoever listens: no listener is notified of it any more.
 ///
-/// For a program that has tidied up and wants to end by the signal, so that its parent sees that.
+/// For a program that has cleaned up and wants to be ended by the signal, so that its parent sees that.
 ///
 /// # Errors
-/// `InvalidInput` for a number that is no signal.
+/// Returns `InvalidInput` for a number that is not a signal.
 ///
 /// ```no_run
 /// use ringloop::signal::{SignalKind, ctrl_c, restore_default};

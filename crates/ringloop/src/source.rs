@@ -1,4 +1,4 @@
-//! What futures wait with: descriptors that are watched, and operations in flight.
+//! What futures use to wait: watched descriptors, and operations in flight.
 
 #![allow(unsafe_code)]
 
@@ -22,13 +22,13 @@ pub(crate) use crate::shared::{Lent, Seat, Waiting};
 use crate::sys;
 pub(crate) use operation::Operation;
 
-/// What a read in place uses while the thread's own buffer is lent.
+/// The size of the buffer for a read in place while the thread's own buffer is lent.
 const NESTED_BUFFER_BYTES: usize = 16 * 1024;
 
-/// What makes futures of a source wait, in the runtime that it was made in.
+/// Makes futures wait for a descriptor, in the runtime that the watch was created in.
 ///
-/// The watch is edge-triggered: what was ready stays so in our books until a call says `WouldBlock` or moves less than it could
-/// have. It ends with [`retire`](Self::retire), and not by itself.
+/// The watch is edge-triggered: a descriptor counts as ready until a call returns `WouldBlock`, or moves less than it
+/// could have. Dropping the watch does not end it; call [`retire`](Self::retire).
 pub(crate) struct Watch {
     shared: Rc<Shared>,
     watched: Rc<Watched>,
@@ -36,7 +36,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Watches a descriptor, which must not block, in the runtime that runs in this thread.
+    /// Watches a descriptor, which must be non-blocking, in the current runtime.
     pub(crate) fn new(descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Self> {
         let shared = Shared::current();
         let token = shared
@@ -53,27 +53,28 @@ impl Watch {
         })
     }
 
-    /// Ends the watch, and closes the descriptor when the kernel has been told of that.
+    /// Ends the watch, and closes the descriptor when the kernel has been told.
     pub(crate) fn retire(&self, descriptor: OwnedFd) {
         self.shared.retire(self.token, descriptor);
     }
 
-    /// Assumes that there is something to read until a call says otherwise.
+    /// Assumes that there is something to read, until a call says otherwise.
     pub(crate) fn assume_readable(&self) {
         self.watched.readable.set(true);
     }
 
-    /// For a future that waits to read.
+    /// Registers a future that waits to read.
     pub(crate) fn reading<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
         Waiting::new(&self.watched.reader, seat)
     }
 
-    /// For a future that waits to write.
+    /// Registers a future that waits to write.
     fn writing<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
         Waiting::new(&self.watched.writer, seat)
     }
 
-    /// Reads by `read` as soon as there is something. `read` returns its result, and whether it left nothing behind.
+    /// Calls `read` as soon as there is something to read. `read` returns its result, and whether it has left nothing
+    /// behind.
     pub(crate) fn poll_read<T>(
         &self,
         context: &mut Context<'_>,
@@ -102,7 +103,7 @@ impl Watch {
         Poll::Pending
     }
 
-    /// Writes by `write` as soon as there is room. `write` returns its result, and whether there may be more room.
+    /// Calls `write` as soon as there is room. `write` returns its result, and whether there may be more room.
     fn poll_write<T>(
         &self,
         context: &mut Context<'_>,
@@ -128,22 +129,23 @@ impl Watch {
         Poll::Pending
     }
 
-    /// Whether the task may go on: it has not had its share, and is one of the runtime that tells the source's events.
+    /// Ready if the task may go on: it has some of its budget left, and runs in the runtime that receives the source's
+    /// events.
     fn poll_turn(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shared.check_here()?;
         self.shared.poll_budget(context).map(Ok)
     }
 }
 
-/// A descriptor that is watched for both directions while this lives.
+/// A descriptor that is watched as long as this exists.
 pub(crate) struct Source<S: Into<OwnedFd>> {
     watch: Watch,
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     inner: Option<S>,
 }
 
 impl<S: AsFd + Into<OwnedFd>> Source<S> {
-    /// As [`Watch::new`].
+    /// See [`Watch::new`].
     pub(crate) fn new(inner: S, interest: Interest) -> io::Result<Self> {
         Ok(Self {
             watch: Watch::new(inner.as_fd(), interest)?,
@@ -151,17 +153,17 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         })
     }
 
-    /// Says that bytes have moved by other ways than this one's.
+    /// Notes that bytes have moved by a call that this does not see.
     pub(crate) fn note_activity(&self) {
         self.watch.watched.has_moved.set(true);
     }
 
-    /// With which others see whether it is in use.
+    /// Lets others see whether the source is in use.
     pub(crate) fn activity(&self) -> Activity {
         Activity(Rc::clone(&self.watch.watched))
     }
 
-    /// With which others have it read again.
+    /// Lets others request a read.
     pub(crate) fn recheck(&self) -> Recheck {
         Recheck(Rc::downgrade(&self.watch.watched))
     }
@@ -175,39 +177,39 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.watch.watched.writable.get()
     }
 
-    /// Assumes that writing will not block until it does: true of a new connection.
+    /// Assumes that writing does not block, until it does. This holds for new connections.
     pub(crate) fn assume_writable(&self) {
         self.watch.watched.writable.set(true);
     }
 
-    /// Fails where waiting would.
+    /// Fails if waiting would fail.
     #[cfg(feature = "tls")]
     pub(crate) fn check_here(&self) -> io::Result<()> {
         self.watch.shared.check_here()
     }
 
-    /// As [`Recheck::poll`].
+    /// See [`Recheck::poll`].
     pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
         ready!(self.watch.shared.poll_budget(context));
         self.watch.watched.poll_rechecked(context)
     }
 
-    /// Makes a system call that reads or writes, without waiting.
+    /// Makes a system call that reads or writes, without waiting for readiness.
     pub(crate) fn call<T>(&self, mut call: impl FnMut(&S) -> io::Result<T>) -> io::Result<T> {
         self.watch.shared.io_counters.call(|| call(self.get()))
     }
 
-    /// For a future that waits to read.
+    /// Registers a future that waits to read.
     pub(crate) fn reading<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
         self.watch.reading(seat)
     }
 
-    /// For a future that waits to write.
+    /// Registers a future that waits to write.
     pub(crate) fn writing<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
         self.watch.writing(seat)
     }
 
-    /// As [`Watch::poll_read`].
+    /// See [`Watch::poll_read`].
     pub(crate) fn poll_read<T>(
         &self,
         context: &mut Context<'_>,
@@ -217,7 +219,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.watch.poll_read(context, seat, || read(self.get()))
     }
 
-    /// As [`Watch::poll_write`].
+    /// See [`Watch::poll_write`].
     pub(crate) fn poll_write<T>(
         &self,
         context: &mut Context<'_>,
@@ -227,8 +229,8 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.watch.poll_write(context, seat, || write(self.get()))
     }
 
-    /// Reads into the thread's buffer as soon as there is something, and hands it on. `short_drains`: a read that does not
-    /// fill the buffer leaves nothing behind.
+    /// Reads into the thread's buffer as soon as there is something, and passes it to `use_bytes`. `short_drains`:
+    /// whether a read that does not fill the buffer has left nothing behind.
     pub(crate) fn poll_read_in_place<T>(
         &self,
         context: &mut Context<'_>,
@@ -244,8 +246,8 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         polled.map_ok(|count| use_bytes(&buffer[..count]))
     }
 
-    /// Reads as soon as there is something, behind bytes that were left over from before, and hands on all of it, which may
-    /// be changed. Says how much was read, at most `limit` bytes.
+    /// Reads up to `limit` bytes as soon as there is something, and puts them after `before`, the bytes left over from
+    /// earlier reads. Passes all of them to `use_bytes`, which may change them, and the number of bytes read.
     #[cfg(feature = "tls")]
     pub(crate) fn poll_read_behind<T>(
         &self,
@@ -274,7 +276,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         })
     }
 
-    /// Waits until there is room to write, or an error to be told of.
+    /// Waits until there is room to write, or an error to report.
     pub(crate) async fn writable(&self) -> io::Result<()> {
         poll_fn(|context| {
             if self.is_writable() {
@@ -288,9 +290,9 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     }
 }
 
-/// Receives into a buffer that is initialised, and stays so.
+/// Receives into a buffer that is initialised and stays so.
 fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: only received bytes are written to it.
+    // SAFETY: only received bytes are written through it.
     let room = unsafe { &mut *(ptr::from_mut(buffer) as *mut [MaybeUninit<u8>]) };
     sys::receive(socket.as_fd(), room)
 }
@@ -309,21 +311,23 @@ impl<S: Into<OwnedFd> + fmt::Debug> fmt::Debug for Source<S> {
     }
 }
 
-/// The thread's buffer, or one in its stead; the thread has it back in the end, also if a panic passes by.
+/// The thread's buffer, or another one if that is lent or too small. Dropping this returns the thread's buffer, even
+/// during a panic.
 struct HotBuffer<'s> {
     buffer: Box<[u8]>,
     home: Option<&'s Cell<Option<Box<[u8]>>>>,
 }
 
 impl<'s> HotBuffer<'s> {
-    /// `least`: what it must have room for. `otherwise`: how large another one is.
+    /// `least`: the size that is needed. `otherwise`: the size of another buffer, if one is allocated.
     fn lend(shared: &'s Shared, least: usize, otherwise: usize) -> Self {
         match shared.hot_buffer.take() {
             Some(buffer) if buffer.len() >= least => Self {
                 buffer,
                 home: Some(&shared.hot_buffer),
             },
-            // It was chosen very small, or this is a read in place inside of another one's closure.
+            // The buffer was configured to be very small, or this read runs inside the closure of another read in
+            // place.
             too_small => {
                 shared.hot_buffer.set(too_small);
                 Self {
@@ -343,7 +347,7 @@ impl Drop for HotBuffer<'_> {
     }
 }
 
-/// Whether a source is in use, seen from aside.
+/// Tells others whether a source is in use.
 pub(crate) struct Activity(Rc<Watched>);
 
 impl Activity {
@@ -358,13 +362,13 @@ impl Activity {
     }
 }
 
-/// Has a source read again, from aside.
+/// Lets others request that a source is read again.
 #[derive(Clone)]
 pub(crate) struct Recheck(Weak<Watched>);
 
 impl Recheck {
-    /// Ready when nothing waits to be read that had come by now, as far as anybody reads; or when the source is gone.
-    /// A task that has had its share has not read on: it is put off.
+    /// Ready when everything that had arrived by the first poll was read, if somebody reads; or when the source is
+    /// gone. If the reading task has used up its budget, it has not read on, and this waits.
     pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         if let Some(shared) = Shared::try_current() {
             ready!(shared.poll_budget(context));

@@ -1,4 +1,5 @@
-//! What the standard library does not offer in the form needed here: system calls, and the processor's time stamp counter.
+//! What the standard library does not offer in the form that is needed here: some system calls, and the processor's
+//! time stamp counter.
 
 #![allow(unsafe_code)]
 
@@ -15,14 +16,14 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 #[cfg(feature = "runtime")]
 use socket2::{SockAddr, Socket};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
-/// clock, but does not say what it shows.
+/// Returns the time of `CLOCK_MONOTONIC` in nanoseconds, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
+/// clock, but does not reveal its value.
 #[inline]
 pub(crate) fn monotonic_ns() -> u64 {
     let mut now = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: `now` is valid for writes of a timespec, and outlives the call.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, now.as_mut_ptr()) };
-    // The only errors are a bad address and a clock that does not exist: neither can happen.
+    // The only errors are a bad address and an unknown clock, and neither can happen.
     assert_eq!(result, 0, "clock_gettime(CLOCK_MONOTONIC) failed");
     // SAFETY: clock_gettime returned 0, so it has filled in the whole structure.
     let now = unsafe { now.assume_init() };
@@ -44,8 +45,8 @@ pub(crate) fn time_stamp() -> u64 {
     monotonic_ns()
 }
 
-/// Whether the time stamp counter runs at one rate, and alike on all CPUs. The kernel watches it, and
-/// uses it for its own clock while it does.
+/// Whether the time stamp counter runs at a constant rate, and in step on all CPUs. The kernel checks this, and uses
+/// the counter for its own clock only while it holds.
 pub(crate) fn time_stamps_are_trusted() -> bool {
     const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     cfg!(all(target_arch = "x86_64", not(miri)))
@@ -75,7 +76,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, 
     Ok((credentials.pid, credentials.uid, credentials.gid))
 }
 
-/// Whether a descriptor has room for writing at this moment, see `poll(2)`.
+/// Whether a descriptor is writable at this moment, see `poll(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = libc::pollfd {
@@ -91,10 +92,10 @@ pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
-/// Receives into memory that need not be initialised, see `recv(2)`.
+/// Receives into memory that may be uninitialised, see `recv(2)`.
 ///
-/// Directly, as `send`: the C library's wrappers are points where a thread may be cancelled, and in a process with several
-/// threads each takes two atomic exchanges to say so.
+/// Calls the kernel directly, as [`send`] does. The C library's wrappers are cancellation points, which cost two atomic
+/// exchanges each in a process with several threads.
 #[cfg(feature = "runtime")]
 pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
     // SAFETY: `room` is valid for writes of its length, and outlives the call. No address is asked for.
@@ -112,7 +113,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> i
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends on a connection, without a signal if it is over, see `send(2)`.
+/// Sends on a connection, without SIGPIPE if it is closed, see `send(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: `bytes` is valid for reads of its length, and outlives the call. No address is given.
@@ -130,56 +131,57 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Takes a connection from a listener that does not block, see `accept4(2)`. It does not block either, and is closed on exec. The
-/// address of its peer is told also if the peer has gone since.
+/// Accepts a connection from a non-blocking listener, see `accept4(2)`. The connection is non-blocking, too, and closed
+/// on exec. The peer's address is returned even if the peer is already gone.
 #[cfg(feature = "runtime")]
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(Socket, SockAddr)> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the storage is valid for writes of the length that is told with it, and the kernel sets that to the address's.
+    // SAFETY: the storage is valid for writes of the length that is passed with it, and the kernel sets the length to
+    // the address's.
     unsafe {
         SockAddr::try_init(|storage, length| {
             let descriptor = libc::accept4(listener.as_raw_fd(), storage.cast(), length, flags);
             if descriptor < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // A new descriptor, which nobody else has.
+            // A new descriptor that nobody else owns.
             Ok(Socket::from_raw_fd(descriptor))
         })
     }
 }
 
-/// A counter that does not block, see `eventfd(2)`.
+/// Creates a non-blocking counter, see `eventfd(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: takes no memory of ours.
+    // SAFETY: accesses no memory.
     let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor, which nobody else has.
+    // SAFETY: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Whether all writes to an open file go to its end (`O_APPEND`), see `fcntl(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
-    // SAFETY: F_GETFL takes no memory of ours, and changes nothing.
+    // SAFETY: F_GETFL accesses no memory and changes nothing.
     let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) };
     flags >= 0 && flags & libc::O_APPEND != 0
 }
 
-/// Gives a signal its default effect, see `signal(2)`.
+/// Restores a signal's default action, see `signal(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
-    // SAFETY: SIG_DFL is no function of ours.
+    // SAFETY: SIG_DFL is a constant, not a function of this program.
     if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// A value that each process makes for itself. A child after fork(2) has none of its parent's threads, and its parent's locks
-/// may be held for ever.
+/// A value that each process creates for itself. After fork(2), a child has none of its parent's threads, and a lock of
+/// the parent's may be held forever.
 #[cfg(feature = "runtime")]
 pub(crate) struct PerProcess<T: 'static> {
     latest: AtomicPtr<OfProcess<T>>,
@@ -199,12 +201,12 @@ impl<T: Send + Sync> PerProcess<T> {
         }
     }
 
-    /// The value of this process; `make` makes it if there is none yet. It is never dropped.
+    /// Returns the value of this process, which is created with `make` if there is none. It is never dropped.
     pub(crate) fn get(&self, make: impl Fn() -> T) -> &'static T {
         let process = std::process::id();
         loop {
             let latest = self.latest.load(Ordering::Acquire);
-            // SAFETY: null, or what was published below, which is never freed nor changed.
+            // SAFETY: null, or published below; what is published is never freed or changed.
             if let Some(latest) = unsafe { latest.as_ref() }
                 && latest.process == process
             {
@@ -216,7 +218,7 @@ impl<T: Send + Sync> PerProcess<T> {
                 self.latest
                     .compare_exchange(latest, new, Ordering::AcqRel, Ordering::Acquire);
             if published.is_err() {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: created above, and nobody else has seen it.
                 drop(unsafe { Box::from_raw(new) });
             }
         }

@@ -1,10 +1,10 @@
-//! Tasks: a future, its place in a run queue, and what becomes of it.
+//! Tasks: a future, its place in the run queue, and its result.
 //!
-//! A task belongs to the thread of the runtime that it was spawned on: it is polled and dropped there and nowhere
-//! else, so its future need not be `Send`. What other threads may do is wake it, abort it and wait for its result.
+//! A task belongs to the thread of the runtime that it was spawned on. It is polled and dropped only there, so its
+//! future need not be `Send`. Other threads may wake it, abort it and wait for its result.
 //!
-//! One allocation holds all of a task. It is shared by the runtime's list of live tasks, the run queue, wakers and the
-//! [`JoinHandle`]. Whether it is queued is one bit, so that a task is in the queue at most once.
+//! A task is a single allocation. It is shared by the runtime's list of live tasks, the run queue, wakers and the
+//! [`JoinHandle`]. One bit says whether it is queued, so that it is in the queue at most once.
 
 #![allow(unsafe_code)]
 
@@ -26,18 +26,19 @@ use crate::panics;
 pub(crate) use live::Tasks;
 use state::{Begin, State};
 
-/// A task of any kind, as the run queue has it.
+/// A task of any type, as the run queue stores it.
 pub(crate) type Runnable = Arc<dyn Run>;
 
 /// What a runtime does with its tasks.
 pub(crate) trait Run: Send + Sync {
-    /// Polls the task once, unless it is over. True if that was its end: of all turns of a task, for one at most.
+    /// Polls the task once, unless it has ended. Returns true if it ended in this call, which happens once in the life
+    /// of a task.
     ///
     /// # Safety
-    /// Only in the thread of the task's runtime, and not while it runs already.
+    /// The caller must be in the thread of the task's runtime, and the task must not be running already.
     unsafe fn run(self: Arc<Self>) -> bool;
 
-    /// Ends the task where it stands: drops its future and tells its handle.
+    /// Ends the task where it is: drops its future and tells its handle.
     ///
     /// # Safety
     /// As for `run`.
@@ -50,9 +51,9 @@ pub(crate) trait Run: Send + Sync {
     fn adopt(&self, index: usize);
 }
 
-/// What a task belongs to: its runtime, as far as other threads can reach it.
+/// The owner of a task: its runtime, as far as other threads can reach it.
 pub(crate) trait Schedule: Send + Sync + 'static {
-    /// Queues a task that was woken or aborted, from any thread.
+    /// Queues a task that was woken or aborted. Any thread may call this.
     fn schedule(self: &Arc<Self>, task: Runnable);
 }
 
@@ -77,7 +78,7 @@ enum Reason {
     Cancelled,
     Panicked {
         message: Option<String>,
-        /// Never locked: this makes the error `Sync`, which others ask of errors.
+        /// Never locked. The mutex makes the error `Sync`, which many error types must be.
         payload: Mutex<Box<dyn Any + Send>>,
     },
 }
@@ -92,7 +93,7 @@ impl Reason {
 }
 
 impl JoinError {
-    /// Whether the task was aborted, or its runtime ended before it.
+    /// Whether the task was aborted, or its runtime ended first.
     pub fn is_cancelled(&self) -> bool {
         matches!(self.reason, Reason::Cancelled)
     }
@@ -102,7 +103,8 @@ impl JoinError {
         !self.is_cancelled()
     }
 
-    /// What the task panicked with, for [`std::panic::resume_unwind`]; the error itself if it was cancelled.
+    /// Returns the payload of the panic, for [`std::panic::resume_unwind`]; or the error itself if the task was
+    /// cancelled.
     ///
     /// ```
     /// use ringloop::spawn;
@@ -157,13 +159,13 @@ impl From<JoinError> for std::io::Error {
     }
 }
 
-/// Where a task's result waits for its handle.
+/// Where the result waits for the task's handle.
 enum Outcome<T> {
-    /// The task is not over; whoever waits for it.
+    /// The task has not ended. Contains the waker of whoever waits for it.
     Pending(Option<Waker>),
-    /// It is over, and nobody has asked yet.
+    /// The task has ended, and its result was not taken yet.
     Ready(Result<T, JoinError>),
-    /// Given away, or nobody will ask.
+    /// The result was taken, or nobody will ask for it.
     Gone,
 }
 
@@ -174,7 +176,7 @@ enum Stage<F> {
 
 struct Task<F: Future, S> {
     state: State,
-    /// Of no interest to other threads.
+    /// Used only by the runtime's thread.
     index: AtomicUsize,
     owner: Arc<S>,
     outcome: Mutex<Outcome<F::Output>>,
@@ -191,23 +193,23 @@ unsafe impl<F: Future, S: Schedule> Sync for Task<F, S> {}
 
 impl<F: Future, S> Task<F, S> {
     fn outcome(&self) -> MutexGuard<'_, Outcome<F::Output>> {
-        // No code of users runs under the lock, so it is never poisoned.
+        // No user code runs under the lock, so it is never poisoned.
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops the future, and gives the result to the handle.
+    /// Drops the future, and passes the result to the handle.
     ///
     /// # Safety
-    /// As for [`Run::run`].
+    /// See [`Run::run`].
     unsafe fn finish(&self, result: Result<F::Output, JoinError>) {
         self.state.finish();
         // SAFETY: the caller is in the owner's thread and the task is not being polled.
         let stage = unsafe { &mut *self.stage.get() };
-        // An assignment drops the pinned future where it lies, and is made even if that panics.
+        // The assignment drops the pinned future in place, and takes effect even if that drop panics.
         let dropped = panic::catch_unwind(AssertUnwindSafe(|| *stage = Stage::Over));
         let result = match (result, dropped) {
             (result, Ok(())) => result,
-            // The first panic is the cause.
+            // The first panic is the cause of the failure.
             (Err(error), Err(payload)) if error.is_panic() => {
                 panics::discard(payload);
                 Err(error)
@@ -241,21 +243,21 @@ impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
         match self.state.begin() {
             Begin::Over => return false,
             Begin::Abort => {
-                // SAFETY: the caller's.
+                // SAFETY: upheld by the caller.
                 unsafe { self.end() };
                 return true;
             }
             Begin::Poll => {}
         }
-        // The queue's reference becomes the waker's: polling counts no references.
+        // The queue's reference becomes the waker's, so that polling does not count references.
         let waker = Waker::from(self);
         // SAFETY: the waker holds a reference until the end of this function.
         let task = unsafe { &*task };
-        // SAFETY: the caller is in the owner's thread, and a task that runs is not run again.
+        // SAFETY: the caller is in the owner's thread, and does not run a task that is running.
         let Stage::Live(future) = (unsafe { &mut *task.stage.get() }) else {
             return false;
         };
-        // SAFETY: the future lies in an allocation that does not move, and is dropped in place by `finish`.
+        // SAFETY: the future is in an allocation that does not move, and is dropped in place by `finish`.
         let future = unsafe { Pin::new_unchecked(future) };
         let mut context = Context::from_waker(&waker);
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(&mut context)));
@@ -266,13 +268,13 @@ impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
                 reason: Reason::panicked(payload),
             }),
         };
-        // SAFETY: the caller's; the poll is over.
+        // SAFETY: upheld by the caller; the poll has ended.
         unsafe { task.finish(result) };
         true
     }
 
     unsafe fn end(&self) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             self.finish(Err(JoinError {
                 reason: Reason::Cancelled,
@@ -324,7 +326,7 @@ impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
                         None
                     }
                     other => {
-                        // Cloning a waker may run the user's code, but a waker that takes this lock would be odd.
+                        // Cloning a waker may run user code, but a waker that takes this lock would be very unusual.
                         *outcome = Outcome::Pending(Some(context.waker().clone()));
                         other
                     }
@@ -333,7 +335,7 @@ impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
                 drop(replaced);
                 Poll::Pending
             }
-            Outcome::Gone => panic!("a JoinHandle was polled after it had given its result"),
+            Outcome::Gone => panic!("a JoinHandle was polled after it had returned its result"),
         }
     }
 
@@ -354,9 +356,9 @@ impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
     }
 }
 
-/// Waits for a task's result. Dropping it lets the task go on by itself.
+/// A handle to a task. Awaiting it returns the task's result; dropping it lets the task continue in the background.
 ///
-/// It may move to another thread if the result may.
+/// It is `Send` if the result is.
 ///
 /// ```
 /// use ringloop::spawn;
@@ -370,15 +372,15 @@ impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
 /// # })?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[must_use = "a task goes on without its handle; `drop` it to say so, or await it to hear of a panic"]
+#[must_use = "a task continues without its handle; `drop` the handle to detach the task, or await it to notice a panic"]
 pub struct JoinHandle<T> {
     task: Arc<dyn Join<T>>,
     result: PhantomData<T>,
 }
 
 impl<T> JoinHandle<T> {
-    /// Ends the task at the point where it waits: its future is dropped in its own thread, and the handle gives a
-    /// [`JoinError`] that [is cancelled](JoinError::is_cancelled). A task that is over stays so.
+    /// Aborts the task: its future is dropped in its own thread, where it waits, and the handle returns a [`JoinError`]
+    /// that [is cancelled](JoinError::is_cancelled). Has no effect if the task has ended.
     ///
     /// ```
     /// use ringloop::{spawn, yield_now};
@@ -397,7 +399,7 @@ impl<T> JoinHandle<T> {
         Arc::clone(&self.task).abort();
     }
 
-    /// Whether the task is over.
+    /// Whether the task has ended.
     pub fn is_finished(&self) -> bool {
         self.task.is_finished()
     }
@@ -428,9 +430,9 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
-/// Makes a task that its runtime is to adopt and to queue at once.
+/// Creates a task, which its runtime must adopt and queue at once.
 ///
-/// In another thread than the owner's the future must be one that only holds what may move there: see
+/// In another thread than the owner's, the future may only hold what may be moved to that thread: see
 /// [`Handle::spawn_with`](crate::Handle::spawn_with).
 pub(crate) fn new<F: Future + 'static, S: Schedule>(
     future: F,
@@ -450,17 +452,17 @@ pub(crate) fn new<F: Future + 'static, S: Schedule>(
     (task, handle)
 }
 
-/// Polls a task that was taken from its runtime's queue. True if that was its end.
+/// Polls a task from its runtime's queue. Returns true if it ended.
 ///
-/// Only a runtime's own queue gives out tasks, and a runtime does not leave its thread, which is what makes this safe:
-/// `Runnable`s reach other threads only as wakers and messages, which have no way to run them.
+/// This is safe because only a runtime's own queue returns tasks, and a runtime does not leave its thread. `Runnable`s
+/// reach other threads only as wakers and messages, which cannot run them.
 fn run(task: Runnable) -> bool {
-    // SAFETY: see above; and a runtime polls one task at a time.
+    // SAFETY: see above; a runtime polls one task at a time.
     unsafe { task.run() }
 }
 
-/// Drops a task's future; see [`run`] for why that is safe.
+/// Ends a task; see [`run`] for why this is safe.
 pub(crate) fn end(task: &Runnable) {
-    // SAFETY: as in `run`; a runtime that ends polls nothing.
+    // SAFETY: as in `run`; a runtime that ends polls no task.
     unsafe { task.end() }
 }

@@ -1,4 +1,4 @@
-//! Sleeping, deadlines and intervals, on the clock of [`crate::clock`].
+//! Sleeping, timeouts and intervals, on the clock of [`crate::clock`].
 
 use std::fmt;
 use std::future::Future;
@@ -11,7 +11,7 @@ use crate::clock;
 use crate::shared::Shared;
 use crate::timers::TimerKey;
 
-/// Waits until a time has come. Made by [`sleep`] and [`sleep_until`].
+/// Waits until a point in time. Created by [`sleep`] and [`sleep_until`].
 ///
 /// ```
 /// use ringloop::clock;
@@ -33,7 +33,7 @@ pub struct Sleep {
     timer: Option<(Rc<Shared>, TimerKey)>,
 }
 
-/// Waits for a duration, at least. A duration of zero lets the other tasks that are ready run.
+/// Waits for at least the given duration. With a duration of zero, it lets the other tasks that are ready run.
 ///
 /// ```
 /// use ringloop::time::sleep;
@@ -77,17 +77,17 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl Sleep {
-    /// When it ends, in nanoseconds of [`clock::now_ns`].
+    /// The deadline, in nanoseconds of [`clock::now_ns`].
     pub fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }
 
-    /// Moves the end. A task that waits already is woken at the new one.
+    /// Changes the deadline. A task that already waits is woken at the new one.
     pub fn reset(&mut self, deadline_ns: u64) {
         self.deadline_ns = deadline_ns;
         if let Some((shared, key)) = self.timer.take() {
             let mut timers = shared.timers.borrow_mut();
-            // Without a waker it was over, and the task is on its way.
+            // Without a waker the timer had expired, and the task will be polled.
             let rearmed = timers
                 .cancel(key)
                 .map(|waker| timers.insert(deadline_ns, waker));
@@ -112,7 +112,7 @@ impl Future for Sleep {
             self.disarm();
             return Poll::Ready(());
         }
-        // The task may have got another waker since.
+        // The task's waker may have changed.
         self.disarm();
         let shared = Shared::current();
         let key = shared
@@ -139,7 +139,7 @@ impl fmt::Debug for Sleep {
     }
 }
 
-/// The time given to [`timeout`] is over.
+/// The error of [`timeout`] when the time is over.
 ///
 /// ```
 /// use ringloop::time::Elapsed;
@@ -155,7 +155,7 @@ pub struct Elapsed;
 
 impl fmt::Display for Elapsed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("the time is over")
+        formatter.write_str("the deadline has passed")
     }
 }
 
@@ -167,7 +167,7 @@ impl From<Elapsed> for std::io::Error {
     }
 }
 
-/// Runs a future for at most `duration`, then drops it.
+/// Runs a future for at most `duration`, and then drops it.
 ///
 /// ```
 /// use ringloop::time::{Elapsed, sleep, timeout};
@@ -184,7 +184,8 @@ impl From<Elapsed> for std::io::Error {
 /// ```
 ///
 /// # Errors
-/// [`Elapsed`] if it was not over by then. A future that is ready counts as in time, however late it is looked at.
+/// Returns [`Elapsed`] if the future did not complete in time. A future that is ready counts as completed in time,
+/// however late it is polled.
 ///
 /// ```
 /// use ringloop::net::UnixStream;
@@ -210,7 +211,8 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
     timeout_at(deadline_ns, future).await
 }
 
-/// Runs a future until `deadline_ns`, in nanoseconds of [`clock::now_ns`], then drops it: one deadline for several steps.
+/// Runs a future until `deadline_ns` at the latest, in nanoseconds of [`clock::now_ns`], and then drops it. Use it to
+/// share one deadline among several steps.
 ///
 /// ```
 /// use ringloop::time::{sleep, timeout_at};
@@ -231,7 +233,7 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
 /// ```
 ///
 /// # Errors
-/// Those of [`timeout`].
+/// See [`timeout`].
 pub async fn timeout_at<F: Future>(deadline_ns: u64, future: F) -> Result<F::Output, Elapsed> {
     let mut future = std::pin::pin!(future);
     let mut sleep = sleep_until(deadline_ns);
@@ -244,19 +246,19 @@ pub async fn timeout_at<F: Future>(deadline_ns: u64, future: F) -> Result<F::Out
     .await
 }
 
-/// What an [`Interval`] does about ticks for which nobody was there in time.
+/// How an [`Interval`] handles ticks that were missed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum MissedTickBehavior {
-    /// Leaves them out: the next tick comes when it would have come anyway.
+    /// Skips them: the next tick comes at its regular time.
     #[default]
     Skip,
-    /// Makes up for them: they come at once, one after the other.
+    /// Catches up: they come at once, one after the other.
     Burst,
-    /// Leaves them out, and begins a new rhythm: the next tick comes one period after the late one.
+    /// Skips them and starts a new schedule: the next tick comes one period after the late one.
     Delay,
 }
 
-/// Ticks at a fixed rate. Made by [`interval`].
+/// Ticks at a fixed rate. Created by [`interval`].
 #[derive(Debug)]
 pub struct Interval {
     next: Sleep,
@@ -264,7 +266,7 @@ pub struct Interval {
     missed: MissedTickBehavior,
 }
 
-/// Waits for a time that may be waited for again: when this is dropped the timer goes with it.
+/// Waits for a deadline that may be waited for again. Dropping this removes the timer.
 struct Armed<'s>(&'s mut Sleep);
 
 impl Future for Armed<'_> {
@@ -281,7 +283,7 @@ impl Drop for Armed<'_> {
     }
 }
 
-/// Ticks every `period`, for the first time one period from now. Ticks that were missed are left out, unless
+/// Ticks every `period`; the first tick is one period from now. Missed ticks are skipped, unless
 /// [`set_missed_tick_behavior`](Interval::set_missed_tick_behavior) says otherwise.
 ///
 /// ```
@@ -303,7 +305,7 @@ impl Drop for Armed<'_> {
 /// ```
 ///
 /// # Panics
-/// If the period is zero.
+/// Panics if the period is zero.
 ///
 /// ```
 /// use ringloop::time::interval;
@@ -329,8 +331,8 @@ pub fn interval(period: Duration) -> Interval {
 }
 
 impl Interval {
-    /// Waits for the next tick, and says when it was due, in nanoseconds of [`clock::now_ns`]. Dropping the future loses no
-    /// tick.
+    /// Waits for the next tick. Returns when it was due, in nanoseconds of [`clock::now_ns`]. Dropping the future does
+    /// not lose a tick.
     pub async fn tick(&mut self) -> u64 {
         Armed(&mut self.next).await;
         let due_ns = self.next.deadline_ns;
@@ -339,7 +341,7 @@ impl Interval {
         due_ns
     }
 
-    /// When the tick comes that follows one that was due at `due_ns` and is noticed at `now_ns`.
+    /// Returns when the tick after one that was due at `due_ns`, and was noticed at `now_ns`, is due.
     fn after(&self, due_ns: u64, now_ns: u64) -> u64 {
         let missed = now_ns.saturating_sub(due_ns) / self.period_ns;
         match self.missed {
@@ -353,7 +355,7 @@ impl Interval {
         }
     }
 
-    /// Sets what it does about ticks that were missed, from the next tick on.
+    /// Sets how missed ticks are handled, from the next tick on.
     pub fn set_missed_tick_behavior(&mut self, behavior: MissedTickBehavior) {
         self.missed = behavior;
     }

@@ -1,17 +1,16 @@
-//! Timers that stay cheap with a million of them alive.
+//! A timer queue that stays fast with a million live timers.
 //!
-//! [`Timers`] is a priority queue of deadlines. Inserting costs O(log n) at worst and O(1) for the
-//! usual deadline, which is later than most; cancelling is O(1) and hands the value back at once,
-//! so that nothing stays alive until a deadline that nobody waits for any more. Cancelled entries
-//! do not pile up: they go when they reach the head or the tail of the heap, and all of them go as
-//! soon as they outnumber the live ones.
+//! [`Timers`] is a priority queue of deadlines. Inserting costs O(log n) at worst, and O(1) for the usual deadline,
+//! which is later than most. Cancelling is O(1) and returns the value at once, so that nothing is kept alive until a
+//! deadline that nobody waits for. Cancelled entries do not accumulate: they are removed when they reach the head or
+//! the tail of the heap, and all at once when they outnumber the live ones.
 //!
-//! Memory is given back, too: when fewer than a quarter of the slots are in use, all but twice as
-//! many as there are timers, and but the first 65,536, which are likely to be needed again. That
-//! takes time in proportion to the slots. A quarter of as many timers, or more, have ended since
-//! the last time: O(1) for each of them.
+//! Memory is released, too. When fewer than a quarter of the slots are in use, the table shrinks to twice the number of
+//! timers, but keeps at least 65,536 slots, which are likely to be needed again. Shrinking takes time proportional to
+//! the number of slots. At least a quarter as many timers have ended since the last time, so that is O(1) for each of
+//! them.
 //!
-//! It knows no clock. Deadlines are plain numbers, in practice those of [`crate::clock::now_ns`].
+//! It reads no clock. Deadlines are plain numbers, in practice those of [`crate::clock::now_ns`].
 //!
 //! ```
 //! use ringloop::timers::Timers;
@@ -29,7 +28,8 @@
 //! assert!(timers.is_empty());
 //! ```
 
-// One file, although it is long: the heap's entries and the slots refer to one another, and each operation keeps both in step.
+// This file is long because the heap's entries and the slots refer to each other, and every operation keeps both in
+// step.
 
 use std::collections::{HashMap, TryReserveError};
 use std::num::NonZeroU32;
@@ -38,31 +38,30 @@ use std::num::NonZeroU32;
 /// comparison with two and eight.
 const ARITY: usize = 4;
 
-/// Cancelled entries below this number are not worth a pass over the heap.
+/// With fewer cancelled entries than this, a pass over the heap is not worth it.
 const CANCELLED_FLOOR: usize = 64;
 
-/// Keys of timers that moved and are gone, below this number, are not worth a pass over them.
+/// With fewer stale keys of moved timers than this, a pass over them is not worth it.
 const MOVED_FLOOR: usize = 64;
 
-/// Slots that are kept when they are not needed any more.
+/// The number of slots that are always kept.
 const SLOTS_KEPT: usize = 1 << 16;
 
 /// The end of the list of vacant slots.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Names one timer of one [`Timers`], for [`Timers::cancel`].
+/// Identifies one timer of one [`Timers`], for [`Timers::cancel`].
 ///
-/// A key stays safe to use for ever: once its timer has expired or has been cancelled, the key is
-/// stale and names nothing, also after its slot has been given to another timer. It fits a
-/// register, and so does an `Option` of it.
+/// A key remains safe to use forever: once its timer has expired or was cancelled, the key is stale and identifies
+/// nothing, even if its slot is used by another timer. A key fits a register, and so does an `Option` of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TimerKey {
     slot: u32,
     generation: NonZeroU32,
 }
 
-/// A place in the heap: deadline, sequence number and slot in one number, most significant first,
-/// so that one comparison orders entries by deadline and equal deadlines by the order of insertion.
+/// An entry of the heap: deadline, sequence number and slot in one number, most significant first. So one comparison
+/// orders entries by deadline, and equal deadlines by insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry(u128);
 
@@ -86,28 +85,27 @@ impl Entry {
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// `None` while the slot is vacant, and while the heap still has the entry of a cancelled
-    /// timer.
+    /// `None` if the slot is vacant, or if the heap still has the entry of a cancelled timer.
     value: Option<T>,
     generation: NonZeroU32,
-    /// The next vacant slot, meaningful while this one is vacant.
+    /// The next vacant slot, if this one is vacant.
     next_vacant: u32,
 }
 
-/// A set of timers, each a deadline in nanoseconds and a value.
+/// A set of timers, each with a deadline in nanoseconds and a value.
 #[derive(Debug)]
 pub struct Timers<T> {
-    /// A d-ary heap, smallest entry first. Its entries are the live timers and `cancelled` others.
+    /// A d-ary heap, smallest entry first. It contains the live timers and `cancelled` stale entries.
     heap: Vec<Entry>,
     slots: Vec<Slot<T>>,
     vacant: u32,
     cancelled: usize,
     next_sequence: u32,
-    /// The generation of slots that are made from now on: later than that of any that was given up.
+    /// The generation of new slots: later than that of any slot that was released.
     first_generation: NonZeroU32,
-    /// Where the timers are that were moved out of slots that were given up, by their first key.
+    /// The slots of timers that were moved out of released slots, by their first keys.
     moved: HashMap<TimerKey, TimerKey>,
-    /// With so many slots or fewer, none is given up.
+    /// With this number of slots or fewer, none is released.
     slots_kept: usize,
 }
 
@@ -118,7 +116,7 @@ impl<T> Default for Timers<T> {
 }
 
 impl<T> Timers<T> {
-    /// An empty set; it allocates nothing yet.
+    /// Creates an empty set. It does not allocate.
     pub fn new() -> Self {
         Self {
             heap: Vec::new(),
@@ -132,10 +130,10 @@ impl<T> Timers<T> {
         }
     }
 
-    /// Makes sure that the next [`insert`](Timers::insert) needs no memory.
+    /// Reserves memory, so that the next [`insert`](Timers::insert) does not allocate.
     ///
     /// # Errors
-    /// There is none to be had. Without this call, `insert` would end the process then.
+    /// Returns an error if there is no memory. `insert` would then abort the process.
     #[inline]
     pub fn try_reserve(&mut self) -> Result<(), TryReserveError> {
         if self.vacant == NO_SLOT {
@@ -144,7 +142,7 @@ impl<T> Timers<T> {
         self.heap.try_reserve(1)
     }
 
-    /// The number of live timers: inserted, and neither expired nor cancelled.
+    /// The number of live timers: those that have neither expired nor been cancelled.
     pub fn len(&self) -> usize {
         self.heap.len() - self.cancelled
     }
@@ -154,7 +152,7 @@ impl<T> Timers<T> {
         self.len() == 0
     }
 
-    /// Adds a timer. Of two timers with equal deadlines the one inserted first expires first.
+    /// Inserts a timer. Of two timers with equal deadlines, the one inserted first expires first.
     pub fn insert(&mut self, deadline_ns: u64, value: T) -> TimerKey {
         if self.next_sequence == u32::MAX {
             self.renumber();
@@ -175,8 +173,7 @@ impl<T> Timers<T> {
         };
         let value = self.slots[slot as usize].value.take()?;
         self.cancelled += 1;
-        // A timeout that is cancelled soon is still the last entry, and can go without leaving a
-        // hole.
+        // A timeout that is cancelled soon is often still the last entry, which can be removed directly.
         while let Some(&last) = self.heap.last() {
             if self.slots[last.slot() as usize].value.is_some() {
                 break;
@@ -190,8 +187,7 @@ impl<T> Timers<T> {
         Some(value)
     }
 
-    /// The earliest deadline among the live timers. Entries of cancelled timers at the head are
-    /// dropped on the way.
+    /// The earliest deadline of the live timers. Removes entries of cancelled timers from the head.
     pub fn next_deadline_ns(&mut self) -> Option<u64> {
         loop {
             let first = *self.heap.first()?;
@@ -204,8 +200,7 @@ impl<T> Timers<T> {
         }
     }
 
-    /// Removes one timer whose deadline is at or before `now_ns`, the earliest first, and returns
-    /// its value.
+    /// Removes the earliest timer whose deadline is at or before `now_ns`, and returns its value.
     pub fn pop_expired(&mut self, now_ns: u64) -> Option<T> {
         loop {
             let first = *self.heap.first()?;
@@ -229,12 +224,12 @@ impl<T> Timers<T> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref())
     }
 
-    /// The values of the live timers, in no particular order, to be changed in place.
+    /// Mutable references to the values of the live timers, in no particular order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(|slot| slot.value.as_mut())
     }
 
-    /// The values of the live timers, in no particular order.
+    /// Removes all timers, and returns the values of the live ones, in no particular order.
     pub fn into_values(self) -> impl Iterator<Item = T> {
         self.slots.into_iter().filter_map(|slot| slot.value)
     }
@@ -264,12 +259,11 @@ impl<T> Timers<T> {
         }
     }
 
-    /// Makes a slot available again, under its next generation. The heap must have no entry for it
-    /// any more.
+    /// Makes a slot available again, with its next generation. The heap must have no entry for it.
     fn vacate(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        // A slot that has used up its generations is retired: 24 bytes lost per four billion
-        // timers, and no key ever comes back to life.
+        // A slot that has used up its generations is retired: 24 bytes are lost per four billion timers, and no key
+        // becomes valid again.
         if let Some(generation) = slot.generation.checked_add(1) {
             slot.generation = generation;
             slot.next_vacant = self.vacant;
@@ -277,8 +271,8 @@ impl<T> Timers<T> {
         }
     }
 
-    /// Gives the entries the sequence numbers 0, 1, 2... in their present order: every 2^32
-    /// insertions, so that order survives the wrap.
+    /// Renumbers the entries 0, 1, 2... in their present order. This happens every 2^32 insertions, so that the order
+    /// survives the wrap.
     fn renumber(&mut self) {
         self.remove_cancelled();
         // A sorted array is a heap.
@@ -295,8 +289,7 @@ impl<T> Timers<T> {
         }
     }
 
-    /// Drops the entries of all cancelled timers and restores the heap: O(n), paid for by the n
-    /// cancellations that led here.
+    /// Removes the entries of all cancelled timers and restores the heap. O(n), paid for by the n cancellations before.
     fn remove_cancelled(&mut self) {
         let mut heap = std::mem::take(&mut self.heap);
         heap.retain(|entry| {
@@ -325,12 +318,12 @@ impl<T> Timers<T> {
         }
     }
 
-    /// Gives up all slots but twice as many as there are timers. Those in the rest move, and their
-    /// keys go on naming them.
+    /// Releases all slots but twice as many as there are timers. Timers in the released part move, and their keys stay
+    /// valid.
     #[cold]
     fn shrink(&mut self) {
         self.remove_cancelled();
-        // A retired slot stays: there is no generation left for one that would take its place.
+        // A retired slot stays, because no generation is left for a slot that would take its place.
         let is_retired =
             |slot: &Slot<T>| slot.value.is_none() && slot.generation == NonZeroU32::MAX;
         let retired = self.slots.iter().filter(|slot| is_retired(slot)).count();
@@ -396,7 +389,7 @@ impl<T> Timers<T> {
         self.first_generation = self.first_generation.max(next);
     }
 
-    /// Forgets the keys of those that moved and are gone.
+    /// Forgets the keys of moved timers that are gone.
     #[cold]
     fn forget_moved(&mut self) {
         self.moved.retain(|_, key| {
@@ -407,7 +400,7 @@ impl<T> Timers<T> {
         self.moved.shrink_to_fit();
     }
 
-    /// The slot of a live timer that has moved, by its first key.
+    /// Returns the slot of a live timer that was moved, by its first key.
     #[cold]
     fn slot_of_moved(&mut self, key: TimerKey) -> Option<u32> {
         let now = self.moved.remove(&key)?;
@@ -459,8 +452,8 @@ impl<T> Timers<T> {
     }
 }
 
-/// The index of the smallest entry, found without a branch: which one it is cannot be predicted,
-/// and the mispredictions would cost more than all the rest of an expiry from a heap in cache.
+/// Returns the index of the smallest entry, without a branch: the result is unpredictable, and mispredictions would
+/// cost more than the rest of an expiry from a heap in the cache.
 fn smallest_of_four(entries: [Entry; ARITY]) -> usize {
     let left = usize::from(entries[1] < entries[0]);
     let right = 2 + usize::from(entries[3] < entries[2]);

@@ -1,7 +1,8 @@
-//! TLS by rustls, over the connections of this runtime; feature `tls`.
+//! TLS with rustls, over connections of this runtime; feature `tls`.
 //!
-//! rustls does the protocol, with the cryptography that the configuration brings: this crate chooses none. A `rustls`
-//! dependency of your own, with one of its providers as a feature, or [`rustls`] from here makes the configuration.
+//! rustls implements the protocol, with the cryptography provider of your configuration; this crate does not choose
+//! one. Create the configuration with your own `rustls` dependency, with one of its providers as a feature, or with
+//! [`rustls`] from here.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -71,12 +72,12 @@ use session::Session;
 pub use halves::{TlsReadHalf, TlsWriteHalf};
 pub use stream::TlsStream;
 
-/// How long a handshake may take, unless it is said otherwise.
+/// How long a handshake may take, by default.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes TLS connections of those that clients have made.
+/// Accepts TLS connections, on the server's side.
 ///
-/// Early data (0-RTT) is not accepted, whatever the configuration says: somebody else may have recorded it.
+/// Early data (0-RTT) is never accepted, whatever the configuration says, because it can be replayed.
 #[derive(Clone)]
 pub struct TlsAcceptor {
     config: Arc<ServerConfig>,
@@ -84,7 +85,7 @@ pub struct TlsAcceptor {
 }
 
 impl TlsAcceptor {
-    /// An acceptor whose handshakes may take 10 seconds.
+    /// Creates an acceptor with a handshake timeout of 10 seconds.
     pub fn new(config: impl Into<Arc<ServerConfig>>) -> Self {
         Self {
             config: session::prepare(&config.into()),
@@ -92,24 +93,24 @@ impl TlsAcceptor {
         }
     }
 
-    /// How long a handshake may take.
+    /// Sets how long a handshake may take.
     #[must_use]
     pub fn handshake_timeout(mut self, limit: Duration) -> Self {
         self.handshake_timeout = limit;
         self
     }
 
-    /// Does the handshake.
+    /// Performs the handshake.
     ///
     /// # Errors
-    /// `TimedOut` if it takes too long; `UnexpectedEof` if the client goes; `InvalidData` with rustls' error if the
-    /// handshake fails: then the client has been told why.
+    /// Returns `TimedOut` if it takes too long, `UnexpectedEof` if the client closes the connection, and `InvalidData`
+    /// with rustls' error if the handshake fails; the client has then been sent an alert.
     pub async fn accept<S: Stream>(&self, stream: S) -> io::Result<TlsStream<S>> {
         let stream = self.begin(stream)?;
         handshake(stream, self.handshake_timeout).await
     }
 
-    /// A connection whose handshake is to be done.
+    /// Creates a connection whose handshake must follow.
     pub(crate) fn begin<S: Stream>(&self, stream: S) -> io::Result<TlsStream<S>> {
         Ok(TlsStream::new(
             stream,
@@ -143,7 +144,7 @@ impl fmt::Debug for TlsAcceptor {
     }
 }
 
-/// Makes TLS connections of those to servers.
+/// Makes TLS connections, on the client's side.
 #[derive(Clone)]
 pub struct TlsConnector {
     config: Arc<ClientConfig>,
@@ -151,7 +152,7 @@ pub struct TlsConnector {
 }
 
 impl TlsConnector {
-    /// A connector whose handshakes may take 10 seconds.
+    /// Creates a connector with a handshake timeout of 10 seconds.
     pub fn new(config: impl Into<Arc<ClientConfig>>) -> Self {
         Self {
             config: config.into(),
@@ -159,17 +160,17 @@ impl TlsConnector {
         }
     }
 
-    /// How long a handshake may take.
+    /// Sets how long a handshake may take.
     #[must_use]
     pub fn handshake_timeout(mut self, limit: Duration) -> Self {
         self.handshake_timeout = limit;
         self
     }
 
-    /// Does the handshake with a server, whose certificate must be for `name`.
+    /// Performs the handshake with a server, whose certificate must be valid for `name`.
     ///
     /// # Errors
-    /// As those of [`TlsAcceptor::accept`].
+    /// See [`TlsAcceptor::accept`].
     pub async fn connect<S: Stream>(
         &self,
         name: ServerName<'static>,
@@ -198,6 +199,6 @@ async fn handshake<S: Stream>(stream: TlsStream<S>, limit: Duration) -> io::Resu
 fn handshake_timed_out(limit: Duration) -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
-        format!("the TLS handshake was not over within {limit:?}"),
+        format!("the TLS handshake took longer than {limit:?}"),
     )
 }

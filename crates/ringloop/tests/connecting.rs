@@ -140,7 +140,7 @@ fn an_attempt_is_given_up_after_its_time() {
                 let error = timeout(LONG, connecting).await.unwrap().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::TimedOut);
                 let text = error.to_string();
-                assert!(text.ends_with("has not answered within 30ms"), "{text}");
+                assert!(text.ends_with("did not answer within 30ms"), "{text}");
             }
             // Which makes room for the next one.
             let (_listener, good) = good();

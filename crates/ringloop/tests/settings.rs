@@ -81,7 +81,7 @@ fn what_cannot_be_is_refused_with_its_limits() {
     let mistakes: [(Mistake, &str); 5] = [
         (
             |config| config.hot_buffer_bytes = 0,
-            "hot_buffer_bytes is 0: give reads room, from 1 byte",
+            "hot_buffer_bytes is 0; use a size from 1",
         ),
         (
             |config| config.hot_buffer_bytes = usize::MAX,

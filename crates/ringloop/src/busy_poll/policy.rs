@@ -2,8 +2,8 @@
 
 use super::BusyPoll;
 
-/// The longest wait that polling could shorten by enough to pay for itself: waking a CPU that has
-/// halted costs some 30 us, and twice as much polling is the most that this is worth.
+/// The longest wait that polling could shorten by enough to pay for itself: waking a halted CPU costs some 30 us, and
+/// polling for more than twice that is not worth it.
 const WINDOW_NS_MAX: u64 = 100_000;
 
 /// Shorter windows end before the peer can have answered.
@@ -27,39 +27,38 @@ const EVIDENCE_MAX: u32 = 1 << 16;
 /// How many polled waits a trial takes before it is judged.
 const TRIAL_WAITS: u32 = 4;
 
-/// A phase of polling with this many hits was a success: the next one needs no more than the least
-/// evidence.
+/// A polling phase with at least this many hits was a success: the next one needs only the least evidence.
 const SUCCESS_HITS: u32 = 128;
 
-/// While polling pays, one wait in this many sleeps at once, to see what sleeping would cost now.
+/// While polling pays, one wait in this many sleeps at once, to measure what sleeping would cost now.
 const SAMPLE_INTERVAL: u32 = 256;
 
-/// Windows missed in a row that end polling.
+/// After this many missed windows in a row, polling ends.
 const MISSES_MAX: u32 = 2;
 
-/// At most this many nanoseconds are spent polling for each nanosecond that events come earlier.
-/// A part of them is no loss: leaving and entering a CPU takes some microseconds of its time too.
+/// At most this many nanoseconds are spent polling for each nanosecond that events come earlier. Part of that is no
+/// loss: entering and leaving the kernel's idle loop also takes some microseconds of CPU time.
 const POLLED_PER_SAVED: u64 = 2;
 
-/// Of elapsed time, one part in this many may be wasted.
+/// At most one part in this many of elapsed time may be wasted.
 const WASTE_DIVISOR: u64 = 64;
 
-/// Allowance beyond this is not saved up, so that a long quiet time does not pay for a burst of
-/// waste. It is enough for several misses, as at the ends of a few exchanges in quick succession.
+/// The allowance does not accumulate beyond this, so that a long quiet time does not pay for a burst of waste. It
+/// covers several misses, as at the ends of a few exchanges in quick succession.
 const WASTE_NS_MAX: u64 = 1_000_000;
 
 /// One wait, as the reactor saw it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wait {
     pub(crate) start_ns: u64,
-    /// When polling ended; equal to the start if there was none, and to the end if the wait ended by it.
+    /// When polling ended: the start if there was none, the end if the wait ended while polling.
     pub(crate) polled_until_ns: u64,
     pub(crate) end_ns: u64,
     /// What ended the wait: the number of events, 1 for a wake, 0 for a deadline or a signal.
     pub(crate) arrivals: u32,
 }
 
-/// What the waits added up to.
+/// The totals over all waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct WaitCounters {
     pub(crate) waits: u64,
@@ -70,19 +69,19 @@ pub(crate) struct WaitCounters {
     pub(crate) blocked_ns: u64,
 }
 
-/// Decides how long to poll. It knows no clock: whoever waits tells it when, and what came of it.
+/// Decides how long to poll. It reads no clock: its caller says when waits begin and end, and what they brought.
 #[derive(Debug)]
 pub(crate) struct Policy {
     choice: BusyPoll,
-    /// Polling can't pay: the peer needs the only CPU.
+    /// Polling cannot pay, because the peer needs the only CPU.
     one_cpu: bool,
     mode: Mode,
-    /// The length of a short wait per event, sleeping and polling. The last one known of each.
+    /// The average length of a short wait per event, asleep and polling, as last measured.
     slept_ns: Average,
     polled_ns: Average,
     evidence_needed: u32,
-    /// The greatest length of a slept wait from which polling has failed to save enough, since it
-    /// last succeeded. When sleeping becomes twice as dear, that experience is out of date.
+    /// The greatest length of a slept wait from which polling has failed to save enough, since it last succeeded. When
+    /// sleeping becomes twice as expensive, that experience is out of date.
     failed_at_ns: u64,
     allowance_ns: u64,
     allowance_at_ns: u64,
@@ -92,14 +91,14 @@ pub(crate) struct Policy {
 #[derive(Debug, Clone, Copy)]
 enum Mode {
     Sleeping {
-        /// Short waits in a row, roughly: a long one takes away half.
+        /// Roughly the number of short waits in a row; a long one halves it.
         evidence: u32,
     },
     Polling {
         window_ns: u64,
         hits: u32,
         misses_in_a_row: u32,
-        /// Waits until one sleeps, to be compared with.
+        /// Waits until the next one that sleeps, for comparison.
         until_sample: u32,
     },
 }
@@ -142,7 +141,7 @@ impl Policy {
         self.counters
     }
 
-    /// For how long the next wait would poll, allowance and sampling aside.
+    /// How long the next wait would poll, before the allowance and sampling are applied.
     pub(crate) fn window_ns(&self) -> u64 {
         match (self.choice, self.mode) {
             (BusyPoll::Fixed(window), _) => u64::try_from(window.as_nanos()).unwrap_or(u64::MAX),
@@ -151,7 +150,7 @@ impl Policy {
         }
     }
 
-    /// A wait begins: for how many nanoseconds to poll before sleeping. 0 is not at all.
+    /// Begins a wait. Returns how many nanoseconds to poll before sleeping; 0 means not to poll.
     pub(crate) fn begin(&mut self, now_ns: u64) -> u64 {
         if self.choice != BusyPoll::Adaptive {
             return self.window_ns();
@@ -179,7 +178,7 @@ impl Policy {
         }
     }
 
-    /// Events were there without a wait: the best case of both ways to wait.
+    /// Notes that events were there without a wait, which is the best case of both ways to wait.
     #[inline]
     pub(crate) fn arrived_without_wait(&mut self) {
         match &mut self.mode {
@@ -191,7 +190,7 @@ impl Policy {
         }
     }
 
-    /// A wait that [`Policy::begin`] began has ended.
+    /// Ends a wait that [`Policy::begin`] began.
     pub(crate) fn end(&mut self, wait: Wait) {
         let spun_ns = wait.polled_until_ns - wait.start_ns;
         let spun = spun_ns > 0;

@@ -1,5 +1,5 @@
-//! System calls on sockets that fail: each call of each future, with each error that its manual page has, and the future
-//! dropped at each of its polls. Errors are told as they are, and nothing is left.
+//! System calls on sockets fail: each call of each future with each error in its manual page, while the future is
+//! dropped at each of its polls. Errors are returned as they are, and nothing is left behind.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSliceMut, Read, Write};
@@ -45,7 +45,7 @@ const SENDING: &[i32] = &[
     libc::ETIMEDOUT,
 ];
 
-/// Polls a future no more often than so many times, and drops it.
+/// Polls a future at most this often, and drops it.
 async fn polled<F: Future>(times: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     for _ in 0..times {
@@ -58,7 +58,8 @@ async fn polled<F: Future>(times: usize, future: F) -> Option<F::Output> {
     None
 }
 
-/// Runs a future in all the ways there are. It is polled no more often than it is told.
+/// Runs a scenario with each call failing with each error. The scenario polls its future at most as often as it is
+/// told.
 fn failing(errors: &[i32], scenario: impl AsyncFn(usize) -> Option<io::Result<()>>) {
     for errno in errors {
         let mut failures = 0;
@@ -94,7 +95,7 @@ fn failing(errors: &[i32], scenario: impl AsyncFn(usize) -> Option<io::Result<()
     }
 }
 
-/// A connection whose other end, which makes no calls here, says something a turn later and then reads all.
+/// A connection whose other end makes no calls that count; it writes something a turn later, and then reads everything.
 fn stream() -> UnixStream {
     let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
@@ -155,7 +156,7 @@ fn streams_fail_to_send() {
     });
 }
 
-/// A socket whose peer, which makes no calls here, sends a datagram a turn later and then takes all.
+/// A socket whose peer makes no calls that count; it sends a datagram a turn later, and then receives everything.
 fn udp() -> (UdpSocket, SocketAddr) {
     let near = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let far = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();

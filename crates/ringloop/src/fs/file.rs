@@ -15,23 +15,23 @@ use super::metadata::{Metadata, status};
 use super::{OpenOptions, is_interrupted, lost, perform};
 use crate::sys;
 
-/// By how much a buffer grows at least, when nobody knows how much is to be read.
+/// The minimum by which a buffer grows, if the size of the file is unknown.
 const GROWTH_MIN: usize = 8 * 1024;
 
-/// Refuses an offset that no file can have. The driver would, too, but not give the buffer back.
+/// Refuses an offset beyond the maximum. The driver would do so, too, but would not return the buffer.
 fn check(offset: u64) -> io::Result<()> {
     match i64::try_from(offset) {
         Ok(_) => Ok(()),
         Err(_) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "the offset lies beyond the largest that a file can have, 2^63 - 1",
+            "the offset is larger than the maximum, 2^63 - 1",
         )),
     }
 }
 
-/// An open file. It is closed when this and all operations on it are gone.
+/// An open file. The descriptor is closed when the file and all operations on it are gone.
 ///
-/// It may move to another thread, and be used in any runtime. Reads append to a buffer, as much as it has room for.
+/// A file may be sent to other threads, and used in any runtime. Reading appends to a buffer, as far as it has room.
 ///
 /// ```
 /// use ringloop::{Runtime, RuntimeConfig, fs};
@@ -55,7 +55,7 @@ fn check(offset: u64) -> io::Result<()> {
 /// ```
 pub struct File {
     pub(super) fd: SharedFd,
-    /// Whether all writes go to its end.
+    /// Whether all writes go to the end of the file.
     appends: bool,
 }
 
@@ -63,7 +63,7 @@ impl File {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// Those of open(2).
+    /// Returns the errors of open(2).
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -82,10 +82,10 @@ impl File {
         OpenOptions::new().read(true).open(path).await
     }
 
-    /// Opens a file for writing; makes it, or throws away what it has.
+    /// Opens a file for writing. Creates it if it does not exist, and truncates it otherwise.
     ///
     /// # Errors
-    /// Those of open(2).
+    /// Returns the errors of open(2).
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -108,7 +108,7 @@ impl File {
     }
 
     pub(super) fn from_descriptor(descriptor: u32, flags: i32) -> Self {
-        // SAFETY: the result of an open that succeeded: a new descriptor, which nobody else has.
+        // SAFETY: the result of a successful open: a new descriptor that nobody else owns.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) };
         Self {
             fd: SharedFd::new(descriptor),
@@ -116,18 +116,18 @@ impl File {
         }
     }
 
-    /// The standard library's view of it.
+    /// Calls a function with the standard library's view of the file.
     fn with_std<T>(&self, call: impl FnOnce(&std::fs::File) -> T) -> T {
-        // SAFETY: it is open as long as this is, and not closed here.
+        // SAFETY: it is open for the length of the call, and is not closed here.
         let file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(self.as_raw_fd()) });
         call(&file)
     }
 
-    /// Where the next read or write begins; `None` for what has no places to read from and write to.
+    /// The current position; `None` for files without positions, such as pipes.
     ///
-    /// The kernel keeps the position, so that it is shared with other descriptors of the same open file. But it does not move
-    /// it reliably: `io_uring` leaves it where it was if a transfer is cut short by an error. So every transfer is at a place,
-    /// and the position is set afterwards.
+    /// The kernel stores the position, so that it is shared with other descriptors of the same open file. But the
+    /// kernel does not update it reliably: `io_uring` leaves it unchanged if a transfer is cut short by an error. So
+    /// every transfer has an explicit offset, and sets the position afterwards.
     fn position(&self) -> io::Result<Option<u64>> {
         if !self.fd.has_position() {
             return Ok(None);
@@ -140,11 +140,12 @@ impl File {
             .map(drop)
     }
 
-    /// Reads once, from a place in the file, into the room that the buffer has. 0 is the end of the file, or a buffer
-    /// without room.
+    /// Reads once, at the given offset, and appends to the buffer, as far as that has room. A count of 0 means the end
+    /// of the file, or a buffer without room.
     ///
     /// # Errors
-    /// Those of pread(2): `InvalidInput` for an offset beyond `i64::MAX`, `ESPIPE` for what has no places, such as a pipe.
+    /// Returns the errors of pread(2): `InvalidInput` for an offset beyond `i64::MAX`, `ESPIPE` for files without
+    /// positions, such as pipes.
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -171,10 +172,9 @@ impl File {
         self.read_once(buffer, Some(offset)).await
     }
 
-    /// Reads once, from where the last read or write ended, as [`read_at`](Self::read_at) does. The way to read pipes and
-    /// devices.
+    /// Reads once, at the current position, like [`read_at`](Self::read_at). Use it for pipes and devices.
     ///
-    /// If the future is dropped, the file's position stays where it was. What a pipe or a device has given by then is lost.
+    /// If the future is dropped, the position does not change. Data from a pipe or a device may be lost.
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -213,10 +213,10 @@ impl File {
         (result, buffer)
     }
 
-    /// Reads all that comes after a place in the file.
+    /// Reads everything from the given offset to the end.
     ///
     /// # Errors
-    /// Those of pread(2). What was read before is in the buffer.
+    /// Returns the errors of pread(2). The buffer contains what was read before the error.
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -242,7 +242,7 @@ impl File {
         self.read_all(buffer, Some(offset)).await
     }
 
-    /// Reads all from where the last read or write ended. After an error the position is behind what was read before it.
+    /// Reads everything from the current position to the end. After an error, the position is after what was read.
     pub async fn read_to_end(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
         let start = match self.position() {
             Ok(start) => start,
@@ -258,10 +258,10 @@ impl File {
         (result, buffer)
     }
 
-    /// Writes once, to a place in the file: part of the buffer, or all of it.
+    /// Writes once, at the given offset: as much of the buffer as the kernel accepts.
     ///
     /// # Errors
-    /// Those of pwrite(2).
+    /// Returns the errors of pwrite(2).
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -285,18 +285,18 @@ impl File {
         self.write_once(buffer, 0, Some(offset)).await
     }
 
-    /// Writes once, where the last read or write ended: part of the buffer, or all of it.
+    /// Writes once, at the current position: as much of the buffer as the kernel accepts.
     ///
-    /// If the future is dropped, the file's position stays where it was. Whether something was written is not known then, and
-    /// it may still be a moment later, over what is written there next.
+    /// If the future is dropped, the position does not change. The write may or may not happen, even a moment later,
+    /// over data that was written there meanwhile.
     pub async fn write(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
         self.write_onwards(buffer, 0).await
     }
 
-    /// Writes all of a buffer, to a place in the file.
+    /// Writes all of a buffer, at the given offset.
     ///
     /// # Errors
-    /// Those of pwrite(2). Some of it may have been written.
+    /// Returns the errors of pwrite(2). Part of the buffer may have been written.
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -339,8 +339,8 @@ impl File {
         (Ok(()), buffer)
     }
 
-    /// Writes all of a buffer, where the last read or write ended. The position moves with each part that is written, so that
-    /// after an error, or if the future is dropped, it is behind what is known to be there.
+    /// Writes all of a buffer, at the current position. The position advances with each part that is written. So after
+    /// an error, or if the future is dropped, it is after what is known to be written.
     pub async fn write_all(&mut self, mut buffer: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
         let mut written = 0;
         while written < buffer.len() {
@@ -355,13 +355,13 @@ impl File {
         (Ok(()), buffer)
     }
 
-    /// Writes `buffer[from..]` once, at the file's position, and moves that.
+    /// Writes `buffer[from..]` once, at the current position, and advances that.
     async fn write_onwards(
         &mut self,
         buffer: Vec<u8>,
         from: usize,
     ) -> (io::Result<usize>, Vec<u8>) {
-        // What is appended goes to the end, and the kernel's position with it: only the kernel knows where that was.
+        // Appending moves the kernel's position to the end, and only the kernel knows where that is.
         let start = if self.appends {
             None
         } else {
@@ -415,7 +415,7 @@ impl File {
     ) -> (io::Result<usize>, Vec<u8>) {
         let before = buffer.len();
         let size = self.metadata().await.map_or(0, |metadata| metadata.len());
-        // One more than there should be, so that the read that finds the end needs no more room.
+        // One byte more than expected, so that the read that finds the end needs no further room.
         let mut wanted = match size.saturating_sub(offset.unwrap_or(0)) {
             0 => GROWTH_MIN,
             left => usize::try_from(left).map_or(usize::MAX, |left| left.saturating_add(1)),
@@ -436,7 +436,7 @@ impl File {
             match result {
                 Ok(0) => return (Ok(buffer.len() - before), buffer),
                 Ok(_) if buffer.capacity() > buffer.len() => wanted = 1,
-                // The file is longer than it said, or nobody knows how long it is.
+                // The file is longer than its metadata said, or its length is unknown.
                 Ok(_) => wanted = buffer.len().max(GROWTH_MIN),
                 Err(error) => return (Err(error), buffer),
             }
@@ -467,7 +467,7 @@ impl File {
         }
     }
 
-    /// Waits until all that was written is on the storage, and the metadata too (fsync(2)).
+    /// Waits until all data and metadata are on the storage device (fsync(2)).
     ///
     /// ```
     /// use ringloop::fs::File;
@@ -486,7 +486,7 @@ impl File {
         self.sync(false).await
     }
 
-    /// Waits until all that was written is on the storage, and what is needed to read it again (fdatasync(2)).
+    /// Waits until all data is on the storage device, with the metadata that is needed to read it (fdatasync(2)).
     pub async fn sync_data(&self) -> io::Result<()> {
         self.sync(true).await
     }
@@ -501,16 +501,16 @@ impl File {
         }
     }
 
-    /// What is known of the file.
+    /// Returns the file's metadata.
     ///
     /// # Errors
-    /// Those of fstat(2).
+    /// Returns the errors of fstat(2).
     pub async fn metadata(&self) -> io::Result<Metadata> {
         let flags = libc::AT_EMPTY_PATH;
         status(Some(self.fd.clone()), CString::default(), flags).await
     }
 
-    /// Moves the place where the next read or write begins, and gives it. Does not wait.
+    /// Changes the current position, and returns it. Does not block.
     ///
     /// ```
     /// use ringloop::fs::{self, File};
@@ -532,13 +532,14 @@ impl File {
         self.with_std(|mut file| file.seek(to))
     }
 
-    /// Cuts the file off, or fills it up with zeroes. May wait for the disk.
+    /// Truncates the file, or extends it with zeroes. May block for the disk.
     pub fn set_len(&self, length: u64) -> io::Result<()> {
         self.with_std(|file| file.set_len(length))
     }
 
-    /// Closes the file, and says if that fails: some file systems, such as NFS, report only here that something could not be
-    /// written. Dropping a file closes it without a word; if this future is dropped, it is closed all the same.
+    /// Closes the file, and returns errors: some file systems, such as NFS, report only here that data could not be
+    /// written. Dropping a file closes it, too, but ignores errors. If this future is dropped, the file is closed
+    /// nevertheless.
     ///
     /// ```
     /// use ringloop::{Runtime, RuntimeConfig, fs};
@@ -556,19 +557,19 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// Those of close(2); the file is closed all the same. `ResourceBusy` while operations that were dropped are not over: it is
-    /// closed when they are.
+    /// Returns the errors of close(2); the file is closed even so. Returns `ResourceBusy` if operations that were
+    /// dropped are not over yet; the file is closed when they are.
     pub async fn close(self) -> io::Result<()> {
         let fd = self.fd.try_unwrap().map_err(|_| {
             io::Error::new(
                 io::ErrorKind::ResourceBusy,
-                "operations on the file that were dropped are not over: it is closed when they are",
+                "dropped operations on the file are still in progress; it is closed when they end",
             )
         })?;
         perform(Op::Close { fd: Some(fd) }).await.0.map(drop)
     }
 
-    /// The file as the standard library has it, or this one again while operations that were dropped are not over.
+    /// Converts to a file of the standard library. Returns this file if operations that were dropped are not over yet.
     ///
     /// ```
     /// use ringloop::fs::File;
@@ -600,7 +601,7 @@ impl From<std::fs::File> for File {
 }
 
 impl From<OwnedFd> for File {
-    /// Takes over a descriptor of any kind that can be read or written.
+    /// Converts a descriptor of any kind that can be read or written.
     fn from(descriptor: OwnedFd) -> Self {
         Self {
             appends: sys::appends(descriptor.as_fd()),

@@ -1,4 +1,4 @@
-//! What statx(2) says about a file.
+//! The metadata of files.
 
 use std::ffi::CString;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(super) async fn status(
     }
 }
 
-/// What is known of a file, as statx(2) says it.
+/// Metadata of a file, from statx(2).
 ///
 /// ```
 /// use ringloop::{Runtime, RuntimeConfig, fs};
@@ -52,7 +52,7 @@ impl Metadata {
         self.mode() & libc::S_IFMT == kind
     }
 
-    /// Its length in bytes.
+    /// The file's length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "as in the standard library")]
     pub fn len(&self) -> u64 {
         self.status.0.stx_size
@@ -68,65 +68,65 @@ impl Metadata {
         self.is(libc::S_IFDIR)
     }
 
-    /// Whether it is a symbolic link; see [`symlink_metadata`].
+    /// Whether it is a symbolic link; see [`symlink_metadata`](super::symlink_metadata).
     pub fn is_symlink(&self) -> bool {
         self.is(libc::S_IFLNK)
     }
 
-    /// Its type and permissions, as in inode(7).
+    /// The file's type and permissions, as in inode(7).
     pub fn mode(&self) -> u32 {
         u32::from(self.status.0.stx_mode)
     }
 
-    /// Its permissions, for the functions of [`std::fs`].
+    /// The file's permissions, for functions of [`std::fs`].
     pub fn permissions(&self) -> std::fs::Permissions {
         std::fs::Permissions::from_mode(self.mode())
     }
 
-    /// The user that it belongs to.
+    /// The ID of the file's owner.
     pub fn uid(&self) -> u32 {
         self.status.0.stx_uid
     }
 
-    /// The group that it belongs to.
+    /// The ID of the file's group.
     pub fn gid(&self) -> u32 {
         self.status.0.stx_gid
     }
 
-    /// The device that it is on.
+    /// The ID of the device that contains the file.
     pub fn dev(&self) -> u64 {
         libc::makedev(self.status.0.stx_dev_major, self.status.0.stx_dev_minor)
     }
 
-    /// Its number on that device.
+    /// The inode number.
     pub fn ino(&self) -> u64 {
         self.status.0.stx_ino
     }
 
-    /// How many names it has.
+    /// The number of hard links.
     pub fn nlink(&self) -> u64 {
         u64::from(self.status.0.stx_nlink)
     }
 
-    /// When its contents were changed last.
+    /// The time of the last modification.
     pub fn modified(&self) -> SystemTime {
         time(&self.status.0.stx_mtime)
     }
 
-    /// When it was read last, if the file system keeps that.
+    /// The time of the last access, if the file system records it.
     pub fn accessed(&self) -> SystemTime {
         time(&self.status.0.stx_atime)
     }
 
-    /// When it was made.
+    /// The time of creation.
     ///
     /// # Errors
-    /// `Unsupported` if the file system does not keep that.
+    /// Returns `Unsupported` if the file system does not record it.
     pub fn created(&self) -> io::Result<SystemTime> {
         if self.status.0.stx_mask & libc::STATX_BTIME == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "the file system does not keep when a file was made",
+                "the file system does not record creation times",
             ));
         }
         Ok(time(&self.status.0.stx_btime))

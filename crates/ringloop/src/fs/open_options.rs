@@ -7,7 +7,7 @@ use ringloop_driver::Op;
 
 use super::{File, is_interrupted, perform, to_c};
 
-/// How a [`File`] is opened; as [`std::fs::OpenOptions`].
+/// Options for opening a [`File`], like [`std::fs::OpenOptions`].
 ///
 /// ```
 /// use ringloop::{Runtime, RuntimeConfig, fs};
@@ -57,7 +57,7 @@ macro_rules! setters {
 }
 
 impl OpenOptions {
-    /// Options that open nothing yet: set at least one of `read`, `write` and `append`.
+    /// Creates options with nothing set. Set at least one of `read`, `write` and `append`.
     pub fn new() -> Self {
         Self {
             read: false,
@@ -72,23 +72,23 @@ impl OpenOptions {
     }
 
     setters! {
-        /// Whether it can be read.
+        /// Whether to open the file for reading.
         read: bool,
-        /// Whether it can be written.
+        /// Whether to open the file for writing.
         write: bool,
-        /// Whether all writes go to its end, whatever their offset.
+        /// Whether all writes go to the end of the file, whatever their offset.
         append: bool,
-        /// Whether what it has is thrown away.
+        /// Whether to truncate the file.
         truncate: bool,
-        /// Whether it is made if it does not exist.
+        /// Whether to create the file if it does not exist.
         create: bool,
-        /// Whether it is made, and must not exist.
+        /// Whether to create the file, and fail if it exists.
         create_new: bool,
-        /// Its permissions if it is made; the umask is taken off. 0o666 unless told.
+        /// The permissions of a new file, before the umask is applied. The default is 0o666.
         mode: u32,
     }
 
-    /// Further flags for open(2), such as `O_DIRECT`. Those for reading and writing have no effect here.
+    /// Further flags for open(2), such as `O_DIRECT`. Access modes are ignored.
     ///
     /// ```
     /// use ringloop::fs::OpenOptions;
@@ -113,11 +113,11 @@ impl OpenOptions {
 
     /// Opens a file.
     ///
-    /// The other end of a FIFO is not waited for: while nobody has it open for writing, reading is at the end at once, and
-    /// to open it for writing while nobody reads is `ENXIO` (fifo(7)). Open it for both to do without another end.
+    /// Opening a FIFO does not wait for the other end. If nobody has it open for writing, a reader is at the end at
+    /// once; if nobody reads, opening it for writing fails with `ENXIO` (fifo(7)). Open it for both to avoid that.
     ///
     /// # Errors
-    /// Those of open(2); `InvalidInput` for options that contradict one another.
+    /// Returns the errors of open(2), and `InvalidInput` for options that contradict one another.
     ///
     /// ```
     /// use ringloop::fs::OpenOptions;
@@ -154,7 +154,7 @@ impl OpenOptions {
         let contradiction = || {
             io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "these options cannot go together, or open for neither reading nor writing",
+                "these options contradict one another, or select neither reading nor writing",
             )
         };
         let access = match (self.read, self.write, self.append) {

@@ -11,12 +11,12 @@ use socket2::{SockAddr, Socket};
 use crate::source::{Seat, Watch};
 use crate::sys;
 
-/// A listening socket, which is watched from when somebody first waits for a connection.
+/// A listening socket. It is watched from the first time that somebody waits for a connection.
 ///
-/// Connections are taken one by one, when they are asked for: the others stay with the kernel, where another listener of the
-/// same socket, or of the same port, may get them.
+/// Connections are accepted one by one, when they are asked for. The others stay with the kernel, where another
+/// listener on the same socket or port may accept them.
 pub(crate) struct Acceptor {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     socket: Option<Socket>,
     watch: OnceCell<Watch>,
 }
@@ -33,14 +33,14 @@ impl Acceptor {
         self.socket.as_ref().expect("it is there until the drop")
     }
 
-    /// Waits for a connection, which does not block, and whose peer may be gone.
+    /// Waits for a connection. It is non-blocking, and its peer may already be gone.
     pub(crate) async fn accept(&self) -> io::Result<(Socket, SockAddr)> {
         let socket = self.socket().as_fd();
         let watch = if let Some(watch) = self.watch.get() {
             watch
         } else {
             let watch = Watch::new(socket, Interest::READ)?;
-            // Connections may have come before.
+            // Connections may have arrived before.
             watch.assume_readable();
             self.watch.get_or_init(|| watch)
         };
@@ -59,7 +59,7 @@ impl Acceptor {
     }
 }
 
-/// Whether accepting has failed for a connection that ended before it was taken, see accept(2).
+/// Whether accepting failed because of one connection, which ended before it was accepted, see accept(2).
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

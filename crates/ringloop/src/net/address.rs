@@ -8,7 +8,7 @@ use socket2::SockAddr;
 
 use crate::blocking;
 
-/// What sockets can be bound and connected to: addresses as they are, names after asking the resolver.
+/// Types that can be converted to socket addresses, to bind or connect to. Host names are resolved by the system.
 ///
 /// ```
 /// use ringloop::net::ToAddresses;
@@ -24,10 +24,10 @@ use crate::blocking;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait ToAddresses {
-    /// The addresses, in the order in which they are to be tried.
+    /// Returns the addresses, in the order in which they should be tried.
     ///
     /// # Errors
-    /// Those of the resolver; `InvalidInput` for a text that is not `host:port`.
+    /// Returns the resolver's errors, and `InvalidInput` for a string that is not `host:port`.
     fn to_addresses(&self) -> impl Future<Output = io::Result<Vec<SocketAddr>>>;
 }
 
@@ -78,7 +78,7 @@ impl ToAddresses for str {
             .ok_or_else(|| {
                 io::Error::new(
                     io::ErrorKind::InvalidInput,
-                    format!("{self:?} is no address: write host:port"),
+                    format!("invalid address {self:?}; use host:port"),
                 )
             })?;
         resolve(host, port).await
@@ -97,11 +97,12 @@ impl<T: ToAddresses + ?Sized> ToAddresses for &T {
     }
 }
 
-/// Asks the system's resolver for a host's addresses, in a thread of its own; an address literal is answered at once. IPv4 and
-/// IPv6 take turns, beginning with what the resolver prefers: the order in which RFC 8305 tries them.
+/// Resolves a host name with the system's resolver, in a separate thread. An address literal needs no resolver. IPv4
+/// and IPv6 addresses alternate, starting with the family that the resolver prefers: the order in which RFC 8305 tries
+/// them.
 ///
 /// # Errors
-/// Those of getaddrinfo(3).
+/// Returns the errors of getaddrinfo(3).
 ///
 /// ```
 /// use ringloop::net::resolve;
@@ -126,8 +127,8 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok(interleave(addresses.await??.collect()))
 }
 
-/// Puts addresses into the order in which they are to be tried: families take turns, from the first one's on, so that a
-/// family that does not work costs one attempt (RFC 8305, section 4).
+/// Puts addresses into the order in which they should be tried. The families alternate, starting with that of the first
+/// address, so that a family that does not work costs one attempt (RFC 8305, section 4).
 fn interleave(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let Some(is_first_v4) = addresses.first().map(SocketAddr::is_ipv4) else {
         return addresses;
@@ -167,7 +168,10 @@ pub(super) fn ip(address: &SockAddr) -> io::Result<SocketAddr> {
 }
 
 pub(super) fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+    io::Error::new(
+        io::ErrorKind::NotFound,
+        "no address found for the host name",
+    )
 }
 
 #[cfg(all(test, not(ringloop_loom)))]

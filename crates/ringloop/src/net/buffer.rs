@@ -1,11 +1,11 @@
-//! What can be read into.
+//! Buffers to read into.
 
 use std::mem::MaybeUninit;
 
 use bytes::buf::{Chain, Limit, UninitSlice};
 use bytes::{BufMut, BytesMut};
 
-/// What can be read into: a [`BufMut`] that says how much room it has. No read makes a buffer grow.
+/// A buffer to read into: a [`BufMut`] that says how much room it has. Reads never make a buffer grow.
 ///
 /// ```
 /// use bytes::{BufMut, BytesMut};
@@ -19,15 +19,15 @@ use bytes::{BufMut, BytesMut};
 /// assert_eq!((&mut bytes).limit(5).room(), 5);
 /// ```
 pub trait ReadBuffer: BufMut {
-    /// How many bytes it takes next, in one piece, without growing.
+    /// How many bytes fit into the next piece of the buffer without growing it.
     fn room(&self) -> usize;
 }
 
-/// The bytes that a read may fill: the next piece of the buffer, as far as it has room.
+/// The bytes that a read may fill: the next piece of the buffer, limited by its room.
 pub(crate) fn spare(buffer: &mut impl ReadBuffer) -> &mut UninitSlice {
     let room = buffer.room();
     if room == 0 {
-        // Asking for the next piece would make it grow.
+        // `chunk_mut` would make it grow.
         return UninitSlice::new(&mut []);
     }
     let piece = buffer.chunk_mut();
@@ -79,7 +79,7 @@ impl<B: ReadBuffer> ReadBuffer for Limit<B> {
 
 impl<A: ReadBuffer, B: ReadBuffer> ReadBuffer for Chain<A, B> {
     fn room(&self) -> usize {
-        // As it chooses the next piece: one that could grow is never done with.
+        // Like `Chain::chunk_mut`, which never leaves the first buffer if that can grow.
         if self.first_ref().has_remaining_mut() {
             self.first_ref().room()
         } else {

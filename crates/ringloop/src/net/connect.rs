@@ -1,4 +1,4 @@
-//! Connecting to a host that has several addresses, some of which may not answer (RFC 8305, "Happy Eyeballs").
+//! Connecting to a host with several addresses, some of which may not answer (RFC 8305, "Happy Eyeballs").
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::address::no_address;
 use crate::time::{sleep, timeout};
 
-/// How [`TcpStream::connect_with`](super::TcpStream::connect_with) goes through a host's addresses.
+/// The options of [`TcpStream::connect_with`](super::TcpStream::connect_with): how it tries a host's addresses.
 ///
 /// ```
 /// use ringloop::net::{TcpConnectOptions, TcpListener, TcpStream};
@@ -29,11 +29,11 @@ use crate::time::{sleep, timeout};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TcpConnectOptions {
-    /// How long to wait for an answer before the next address is tried as well. 250 ms by default, as RFC 8305 recommends;
-    /// it allows 10 ms to 2 s.
+    /// How long to wait for an answer before the next address is tried in parallel. The default is 250 ms, as RFC 8305
+    /// recommends; it allows 10 ms to 2 s.
     pub attempt_delay: Duration,
-    /// After how long an attempt is given up. 20 s by default: by then the kernel has asked five times, with pauses of 1, 2, 4
-    /// and 8 s. It gives up by itself after two minutes.
+    /// How long an attempt may take. The default is 20 s: by then the kernel has sent five requests, with pauses of 1,
+    /// 2, 4 and 8 s between them. The kernel itself gives up after two minutes.
     pub attempt_timeout: Duration,
 }
 
@@ -46,8 +46,8 @@ impl Default for TcpConnectOptions {
     }
 }
 
-/// Connects by `connect` to the first of the addresses that answers. The next one is tried when one has failed, or has not
-/// answered for a while; those that are under way then go on.
+/// Connects to the first address that answers. The next address is tried when an attempt has failed, or has not been
+/// answered for a while; earlier attempts then continue.
 pub(crate) async fn connect_to_first<T, F: Future<Output = io::Result<T>>>(
     addresses: &[SocketAddr],
     options: &TcpConnectOptions,
@@ -101,6 +101,6 @@ pub(crate) async fn connect_to_first<T, F: Future<Output = io::Result<T>>>(
 fn timed_out(address: SocketAddr, limit: Duration) -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
-        format!("{address} has not answered within {limit:?}"),
+        format!("{address} did not answer within {limit:?}"),
     )
 }

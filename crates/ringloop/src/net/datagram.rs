@@ -14,17 +14,17 @@ use socket2::{SockAddr, Socket};
 use super::buffer::{ReadBuffer, spare};
 use crate::source::{Seat, Source, Waiting};
 
-/// The most pieces that one datagram is put together from.
+/// The maximum number of pieces that one datagram is assembled from.
 const PIECES_MAX: usize = 64;
 
-/// A datagram socket, watched for both directions. Any number of futures may wait for each.
+/// A datagram socket that is watched for both directions. Any number of futures may wait for each.
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     source: Source<Socket>,
 }
 
 impl Datagrams {
-    /// Watches a socket, which must not block.
+    /// Watches a socket, which must be non-blocking.
     pub(crate) fn new(socket: Socket) -> io::Result<Self> {
         let source = Source::new(socket, Interest::READ | Interest::WRITE)?;
         source.assume_writable();
@@ -76,17 +76,17 @@ impl Datagrams {
         (result, buffer)
     }
 
-    /// For a future that waits to send.
+    /// Registers a future that waits to send.
     pub(crate) fn sending(&self) -> Waiting<'_> {
         self.source.writing(Seat::beside_others())
     }
 
-    /// Whether sending would be tried, rather than waited with.
+    /// Whether the socket counts as writable, so that sending would be tried.
     pub(crate) fn is_writable(&self) -> bool {
         self.source.is_writable()
     }
 
-    /// Lets the next sending be tried.
+    /// Makes the socket count as writable.
     pub(crate) fn assume_writable(&self) {
         self.source.assume_writable();
     }
@@ -98,7 +98,7 @@ impl Datagrams {
         buffer: &mut impl Buf,
         to: Option<&SockAddr>,
     ) -> Poll<io::Result<usize>> {
-        // A datagram goes out whole or not at all, and there may be room for a shorter one.
+        // A datagram is sent as a whole or not at all, and there may be room for a shorter one.
         let count = ready!(self.source.poll_write(context, seat, |socket| {
             Ok((send_buffer(socket, buffer, to)?, true))
         }))?;
@@ -160,7 +160,7 @@ pub(crate) fn send_buffer(
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() < buffer.remaining() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "a datagram of more than 64 pieces: put them into one buffer first",
+            "the datagram has more than 64 pieces; copy them into one buffer first",
         ));
     }
     match to {

@@ -1,9 +1,9 @@
-//! What sockets of every family have, as macros: so each type's documentation shows its own methods, and the code and its
-//! description are written once.
+//! What sockets of all families have in common, as macros: rustdoc shows each type with its own methods, while code and
+//! documentation are written once.
 
 /// Descriptor, conversion and formatting of a type of sockets.
 ///
-/// `make` converts a non-blocking [`socket2::Socket`]. `Debug` shows the addresses that are named, and ends with the method
+/// `make` converts a non-blocking [`socket2::Socket`]. `Debug` shows the given addresses, and ends with the method
 /// `finish`.
 macro_rules! socket_traits {
     ($socket:ident { $field:ident }, $std:ty: $make:expr, [$($address:ident),*], $finish:ident) => {
@@ -40,8 +40,8 @@ macro_rules! socket_traits {
     };
 }
 
-/// What a connection is, whose only field is its `core`. The documentation of each method is the same for all families, and
-/// goes on with what the caller gives here, such as an example.
+/// Implements a type of connections, whose only field is `core`. The documentation of each method continues with what
+/// the caller adds, such as an example.
 macro_rules! stream {
     (
         $stream:ident, $std:ty, $address:ty: $from_kernel:path;
@@ -105,7 +105,7 @@ macro_rules! stream {
             /// Writes as much as there is room for now, without waiting.
             ///
             /// # Errors
-            /// `WouldBlock` if there is no room.
+            /// Returns `WouldBlock` if there is no room.
             $(#[$try_write])*
             pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
                 self.core.try_write(bytes)
@@ -146,7 +146,8 @@ macro_rules! stream {
     };
 }
 
-/// What a datagram socket is, whose only field is `datagrams`; the documentation goes on as for [`stream`].
+/// Implements a type of datagram sockets, whose only field is `datagrams`. The documentation continues as for
+/// [`stream`].
 macro_rules! datagram_socket {
     (
         $socket:ident, $std:ty, $address:ty: $from_kernel:path;
@@ -168,7 +169,7 @@ macro_rules! datagram_socket {
             /// Sends all of a buffer as one datagram to the address that the socket is connected to.
             ///
             /// # Errors
-            /// Those of send(2).
+            /// Returns the errors of send(2).
             $(#[$send])*
             pub async fn send<B: Buf>(&self, buffer: B) -> (io::Result<usize>, B) {
                 self.datagrams.send(buffer, None).await
@@ -178,7 +179,7 @@ macro_rules! datagram_socket {
             /// next piece. What does not fit is lost; without room that is the whole datagram.
             ///
             /// # Errors
-            /// Those of recv(2).
+            /// Returns the errors of recv(2).
             $(#[$recv])*
             pub async fn recv<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
                 self.datagrams.recv(buffer).await
@@ -198,7 +199,7 @@ macro_rules! datagram_socket {
             /// Sends a datagram to the address that the socket is connected to, without waiting.
             ///
             /// # Errors
-            /// `WouldBlock` if there is no room.
+            /// Returns `WouldBlock` if there is no room.
             pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
                 self.datagrams
                     .call(|socket| datagram::send(socket, bytes, None))
@@ -207,7 +208,7 @@ macro_rules! datagram_socket {
             /// Receives a datagram that has already arrived.
             ///
             /// # Errors
-            /// `WouldBlock` if there is none.
+            /// Returns `WouldBlock` if there is none.
             pub fn try_recv(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
                 self.datagrams
                     .call(|socket| datagram::receive(socket, buffer))
@@ -216,7 +217,7 @@ macro_rules! datagram_socket {
             /// Receives a datagram that has already arrived, and the address of its sender.
             ///
             /// # Errors
-            /// `WouldBlock` if there is none.
+            /// Returns `WouldBlock` if there is none.
             $(#[$try_recv_from])*
             pub fn try_recv_from(
                 &self,

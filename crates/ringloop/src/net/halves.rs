@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes};
 use super::buffer::ReadBuffer;
 use super::stream::{Core, HasCore, Stream};
 
-/// The half of a connection that reads; made by `into_split`.
+/// The reading half of a connection; created by `into_split`.
 ///
 /// ```
 /// use ringloop::net::UnixStream;
@@ -33,7 +33,7 @@ pub struct OwnedReadHalf<S: Stream = crate::net::TcpStream> {
     stream: Rc<S>,
 }
 
-/// The half of a connection that writes; made by `into_split`. The direction is ended when it is dropped.
+/// The writing half of a connection; created by `into_split`. Dropping it shuts down the writing direction.
 ///
 /// ```
 /// use ringloop::net::UnixStream;
@@ -64,18 +64,18 @@ pub(crate) fn split<S: Stream>(stream: S) -> (OwnedReadHalf<S>, OwnedWriteHalf<S
 }
 
 impl<S: Stream> OwnedReadHalf<S> {
-    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
-    /// the stream, or a buffer without room.
+    /// Reads what has arrived, once, and appends it to the buffer, as far as that has room; the buffer never grows. A
+    /// count of 0 means that the stream has ended, or that the buffer had no room.
     pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.stream.core().read(buffer).await
     }
 
-    /// Reads into several buffers, as [`UnixStream::read_vectored`](crate::net::UnixStream::read_vectored).
+    /// Reads into several buffers, see [`UnixStream::read_vectored`](crate::net::UnixStream::read_vectored).
     pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         self.stream.core().read_vectored(buffers).await
     }
 
-    /// Reads in place, as [`TcpStream::read_with`](crate::net::TcpStream::read_with).
+    /// Reads in place, see [`TcpStream::read_with`](crate::net::TcpStream::read_with).
     pub async fn read_with<T>(&mut self, use_bytes: impl FnOnce(&[u8], &S) -> T) -> io::Result<T> {
         let stream = &*self.stream;
         stream
@@ -84,31 +84,31 @@ impl<S: Stream> OwnedReadHalf<S> {
             .await
     }
 
-    /// The connection that this is a half of.
+    /// The connection that this half belongs to.
     pub fn stream(&self) -> &S {
         &self.stream
     }
 }
 
 impl<S: Stream> OwnedWriteHalf<S> {
-    /// Writes part of a buffer, as much as there is room for, and advances it by that.
+    /// Writes as much of a buffer as there is room for, and advances the buffer by that.
     pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.stream.core().write(buffer).await
     }
 
-    /// Writes all of a buffer. After an error the buffer has what was not written.
+    /// Writes all of a buffer. After an error, the buffer that comes back holds what was not written.
     pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
         self.stream.core().write_all(buffer).await
     }
 
-    /// The connection that this is a half of.
+    /// The connection that this half belongs to.
     pub fn stream(&self) -> &S {
         &self.stream
     }
 }
 
 impl OwnedWriteHalf {
-    /// Writes all of a buffer without copying it, as
+    /// Writes all of a buffer without copying it, see
     /// [`TcpStream::write_all_zero_copy`](crate::net::TcpStream::write_all_zero_copy).
     pub async fn write_all_zero_copy(&mut self, bytes: Bytes) -> (io::Result<()>, Bytes) {
         self.stream.core().write_all_zero_copy(bytes).await

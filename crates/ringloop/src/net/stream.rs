@@ -18,49 +18,49 @@ use super::buffer::{ReadBuffer, spare};
 use crate::source::{Activity, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
 
-/// The most pieces that one vectored write takes, of the kernel's 1024.
+/// The maximum number of pieces of one vectored write. The kernel would take 1024.
 const PIECES_MAX: usize = 64;
 
-/// From so many bytes on, sending them without a copy costs less than copying them where they have to be fetched from memory
+/// From this size on, sending without a copy is cheaper than copying bytes that are not in the CPU's caches
 /// (docs/backends.md has the figures).
 const ZERO_COPY_MIN_BYTES: usize = 32 * 1024;
 
-/// The most that one operation sends without a copy: what it holds counts against `RLIMIT_MEMLOCK`.
+/// The maximum size of one send without a copy, because the memory in use counts against `RLIMIT_MEMLOCK`.
 const ZERO_COPY_MAX_BYTES: usize = 1024 * 1024;
 
-/// Urgent data is nothing that can be read here, but reads end at it. `io_uring` does not tell of it: what lies behind comes
-/// with the next packet there.
+/// Urgent data cannot be read here, but reads end at it. `io_uring` does not report it: there, what follows it is read
+/// with the next packet.
 const INTEREST: Interest = Interest::READ.and(Interest::WRITE).and(Interest::PRIORITY);
 
-/// Whether a read that fills less than its buffer has left nothing behind, so that the next one may wait for an event.
+/// Whether a read that does not fill its buffer has left nothing behind, so that the next read may wait for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShortRead {
-    /// It has.
+    /// It always has.
     Drains,
-    /// Not always: a Unix socket ends a read where descriptors were sent along.
+    /// Not always: on a Unix socket, a read ends where descriptors were sent along.
     MayLeave,
 }
 
-/// A connection, watched for both directions.
+/// A connection that is watched for both directions.
 pub struct Core {
     source: Source<Socket>,
     short_read: ShortRead,
     zero_copy: Cell<ZeroCopy>,
 }
 
-/// What is known of sending without copies.
+/// Whether sending without copies works on this connection.
 #[derive(Default)]
 enum ZeroCopy {
     /// It may be tried.
     #[default]
     Possible,
-    /// The last operation, which has not said yet whether there was a copy.
+    /// The last operation has not reported yet whether the kernel copied.
     Asked(Box<Operation>),
-    /// The kernel copies all the same, as it does where both ends are on one machine.
+    /// The kernel copies anyway, as it does where both ends are on one machine.
     Copies,
 }
 
-/// A zero-copy send whose count has not come. While one that is dropped goes on, nothing else may be written.
+/// A zero-copy send whose result has not arrived. If it is dropped, nothing else may be written while it continues.
 struct Unanswered<'c> {
     operation: Option<Operation>,
     core: &'c Core,
@@ -71,7 +71,7 @@ impl Drop for Unanswered<'_> {
         if let Some(operation) = self.operation.take()
             && operation.cancel_now().is_err()
         {
-            // It cannot be called back now, and may still begin: then nothing else is sent any more.
+            // It cannot be cancelled now, and may still begin. So nothing else may be sent on this connection.
             drop(self.core.shutdown(Shutdown::Both));
         }
     }
@@ -81,14 +81,14 @@ impl Drop for Unanswered<'_> {
 /// [`UnixStream`](crate::net::UnixStream).
 pub trait Stream: HasCore {}
 
-/// What makes a [`Stream`].
+/// Implemented by types that have a connection.
 pub trait HasCore {
-    /// Its connection.
+    /// The connection.
     fn core(&self) -> &Core;
 }
 
 impl Core {
-    /// Watches a socket that is connected.
+    /// Watches a connected socket.
     pub(crate) fn new(socket: Socket, short_read: ShortRead) -> io::Result<Self> {
         let source = Source::new(socket, INTEREST)?;
         source.assume_writable();
@@ -103,7 +103,7 @@ impl Core {
         }
     }
 
-    /// Connects a socket, which must not block.
+    /// Connects a socket, which must be non-blocking.
     pub(crate) async fn connect(
         socket: Socket,
         address: &SockAddr,
@@ -175,7 +175,7 @@ impl Core {
         self.source.poll_read_in_place(context, drains, use_bytes)
     }
 
-    /// As [`Source::poll_read_behind`].
+    /// See [`Source::poll_read_behind`].
     #[cfg(feature = "tls")]
     pub(crate) fn poll_read_behind<T>(
         &self,
@@ -189,23 +189,23 @@ impl Core {
             .poll_read_behind(context, drains, before, limit, use_bytes)
     }
 
-    /// For a future that waits to read. There is one at a time.
+    /// Registers a future that waits to read. There is one at a time.
     pub(crate) fn reading(&self) -> Waiting<'_> {
         self.source.reading(Seat::alone())
     }
 
-    /// For a future that waits to write. There is one at a time.
+    /// Registers a future that waits to write. There is one at a time.
     pub(crate) fn writing(&self) -> Waiting<'_> {
         self.source.writing(Seat::alone())
     }
 
-    /// The same for who waits beside that one, in a seat of his own.
+    /// Registers a future that waits to write at the same time as another one, in its own seat.
     #[cfg(feature = "tls")]
     pub(crate) fn writing_in<'c>(&'c self, seat: &'c Seat) -> Waiting<'c, &'c Seat> {
         self.source.writing(seat)
     }
 
-    /// Fails where waiting would.
+    /// Fails if waiting would fail.
     #[cfg(feature = "tls")]
     pub(crate) fn check_here(&self) -> io::Result<()> {
         self.source.check_here()
@@ -219,7 +219,7 @@ impl Core {
         self.source.recheck()
     }
 
-    /// As [`Recheck::poll`].
+    /// See [`Recheck::poll`].
     pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
         self.source.poll_rechecked(context)
     }
@@ -255,14 +255,14 @@ impl Core {
         self.write_all(bytes).await
     }
 
-    /// Sends without a copy, and waits for the count; the memory is the driver's until the kernel is done.
+    /// Sends without a copy, and waits for the result. The driver owns the memory until the kernel has finished.
     async fn send_zero_copy(&self, bytes: Bytes) -> io::Result<usize> {
         let operation = Operation::submit(Op::SendZeroCopy {
-            // SAFETY: the source closes the socket, and before that cancels what works on it and sees to it that the kernel
-            // has heard of that (`Shared::retire`).
+            // SAFETY: the source closes the socket, but first cancels the operations on it, and makes sure that the
+            // kernel knows (`Shared::retire`).
             fd: unsafe { SharedFd::borrow_raw(self.socket().as_raw_fd()) },
             bytes: ringloop_driver::Bytes::new(Lent::new(bytes)),
-            // Not MSG_WAITALL: as long as a slow peer takes anything at all, the connection is not idle.
+            // Without MSG_WAITALL, a connection whose peer reads slowly does not count as idle.
             flags: 0,
         })?;
         let mut unanswered = Unanswered {
@@ -283,7 +283,7 @@ impl Core {
         Ok(count as usize)
     }
 
-    /// Whether it is worth trying, by what the last operation has said.
+    /// Whether to try it, judging by what the last operation reported.
     fn may_send_zero_copy(&self) -> bool {
         let known = match self.zero_copy.take() {
             ZeroCopy::Asked(operation) => match operation.try_next() {
@@ -310,7 +310,7 @@ impl Core {
         self.socket().shutdown(how)
     }
 
-    /// Ends what is written, as the traits of other libraries want it: a connection that is gone is no error.
+    /// Shuts down writing. As the traits of other libraries require, it is not an error if the connection is gone.
     #[cfg(any(
         feature = "futures-io",
         feature = "hyper",
@@ -333,7 +333,7 @@ impl Core {
             return Poll::Ready(Ok(0));
         }
         let count = ready!(self.source.poll_read(context, &Seat::alone(), |socket| {
-            // SAFETY: the bytes are only written to: a socket reads nothing from them.
+            // SAFETY: the bytes are only written: receiving reads nothing from them.
             let room = unsafe { spare(buffer).as_uninit_slice_mut() };
             let count = sys::receive(socket.as_fd(), room)?;
             let drained = self.short_read == ShortRead::Drains && count < room.len();
@@ -365,7 +365,7 @@ impl Core {
         self.poll_write_in(context, &Seat::alone(), bytes)
     }
 
-    /// Writes for who waits in a seat of his own, see [`writing_in`](Self::writing_in).
+    /// Writes for a future with its own seat, see [`writing_in`](Self::writing_in).
     pub(crate) fn poll_write_in(
         &self,
         context: &mut Context<'_>,
@@ -392,7 +392,7 @@ impl Core {
     }
 }
 
-/// Writes part of a buffer, as one piece where it is one and else as several, and advances it by what was taken.
+/// Writes part of a buffer, in one piece if it consists of one, and advances it by what was written.
 pub(crate) fn poll_write_buffer(
     context: &mut Context<'_>,
     buffer: &mut impl Buf,

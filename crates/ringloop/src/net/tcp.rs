@@ -15,7 +15,7 @@ use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, HasCore, ShortRead, Stream};
 
-/// How a [`TcpListener`] is set up.
+/// The options of a [`TcpListener`].
 ///
 /// ```
 /// use ringloop::net::{TcpListener, TcpListenerOptions};
@@ -33,9 +33,9 @@ use super::stream::{Core, HasCore, ShortRead, Stream};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TcpListenerOptions {
-    /// How many connections wait in the kernel until they are accepted, as for listen(2).
+    /// The maximum number of connections that wait in the kernel to be accepted, see listen(2).
     pub backlog: u32,
-    /// Whether further listeners may be bound to the same address, and share its connections (`SO_REUSEPORT`).
+    /// Whether other listeners may bind to the same address and share its connections (`SO_REUSEPORT`).
     pub reuse_port: bool,
 }
 
@@ -48,7 +48,7 @@ impl Default for TcpListenerOptions {
     }
 }
 
-/// Accepts TCP connections.
+/// A TCP socket that listens for connections.
 ///
 /// ```
 /// use ringloop::net::{TcpListener, TcpStream};
@@ -72,15 +72,15 @@ pub struct TcpListener {
 }
 
 impl TcpListener {
-    /// Binds and listens, with the default [`TcpListenerOptions`], on the first address that can be bound.
+    /// Binds to the first address that can be bound, and listens, with the default [`TcpListenerOptions`].
     ///
     /// # Errors
-    /// Those of the resolver, of bind(2) and of listen(2).
+    /// Returns the errors of the resolver, of bind(2) and of listen(2).
     pub async fn bind(address: impl ToAddresses) -> io::Result<Self> {
         Self::bind_with(address, &TcpListenerOptions::default()).await
     }
 
-    /// Binds and listens.
+    /// Binds and listens with the given options.
     pub async fn bind_with(
         address: impl ToAddresses,
         options: &TcpListenerOptions,
@@ -94,7 +94,7 @@ impl TcpListener {
         Ok(Self::from(socket))
     }
 
-    /// Listeners on one address, each for another thread's runtime to take over.
+    /// Binds several listeners to one address, each for the runtime of another thread.
     pub(crate) fn bind_several(
         address: SocketAddr,
         count: usize,
@@ -102,10 +102,10 @@ impl TcpListener {
     ) -> io::Result<Vec<std::net::TcpListener>> {
         let first = Self::bound_socket(address, options)?;
         if count > 1 {
-            // Only now: so the bind has failed if another program listens there, also if that one shares its address.
+            // Only after the bind, which has failed if another program listens there, even with SO_REUSEPORT.
             first.set_reuse_port(true)?;
         }
-        // Port 0 is the kernel's choice: the others follow the first.
+        // If the port was 0, the kernel has chosen one, and the others follow.
         let address = ip(&first.local_addr()?)?;
         let mut sockets = vec![first];
         let sharing = TcpListenerOptions {
@@ -142,18 +142,18 @@ impl TcpListener {
         socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))
     }
 
-    /// The address that it is bound to.
+    /// The address that the listener is bound to.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         ip(&self.acceptor.socket().local_addr()?)
     }
 
     /// Waits for a connection.
     ///
-    /// Dropping the future loses no connection. Any number of tasks may wait. A connection whose peer has reset it since is
-    /// accepted like any other: reading from it tells.
+    /// Dropping the future does not lose a connection. Any number of tasks may wait at once. If the peer has already
+    /// reset the connection, it is accepted nevertheless, and reading from it returns the error.
     ///
     /// # Errors
-    /// Those of accept(2): for want of descriptors (`EMFILE`) wait a little and try again.
+    /// Returns the errors of accept(2). If there are too many open descriptors (`EMFILE`), wait a little and try again.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (socket, peer) = self.acceptor.accept().await?;
         Ok((TcpStream::from_socket(socket)?, ip(&peer)?))
@@ -177,8 +177,8 @@ socket_traits!(
 
 /// A TCP connection.
 ///
-/// Buffers may be owned or borrowed: whatever is a [`ReadBuffer`] can be read into (`Vec<u8>`, `BytesMut`, `&mut [u8]`), and
-/// whatever is a [`Buf`] can be written (`Bytes`, `&[u8]`, a chain of both). They come back with the result.
+/// Buffers may be owned or borrowed. Every [`ReadBuffer`] can be read into (`Vec<u8>`, `BytesMut`, `&mut [u8]`), and
+/// every [`Buf`] can be written (`Bytes`, `&[u8]`, a chain of both). Methods return the buffer with the result.
 ///
 /// ```
 /// use bytes::{Buf, BytesMut};
@@ -206,12 +206,13 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    /// Connects to the first address that answers. They are tried in their order: the next one as soon as one has failed, and
-    /// beside one that has not answered for a quarter of a second (RFC 8305, "Happy Eyeballs"). An attempt is given up after
-    /// 20 seconds; [`connect_with`](Self::connect_with) takes other times.
+    /// Connects to the first address that answers. Addresses are tried in order: the next one as soon as an attempt
+    /// fails, or in parallel when there was no answer for a quarter of a second (RFC 8305, "Happy Eyeballs"). An
+    /// attempt may take 20 seconds. Use [`connect_with`](Self::connect_with) to change these times.
     ///
     /// # Errors
-    /// Those of the resolver and of connect(2), from the address that failed last; `TimedOut`.
+    /// Returns the errors of the resolver and of connect(2), the latter for the address that failed last, and
+    /// `TimedOut`.
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};
@@ -232,7 +233,7 @@ impl TcpStream {
     /// Connects as [`connect`](Self::connect) does, with other times.
     ///
     /// # Errors
-    /// As for [`connect`](Self::connect).
+    /// See [`connect`](Self::connect).
     pub async fn connect_with(
         address: impl ToAddresses,
         options: &TcpConnectOptions,
@@ -273,14 +274,14 @@ impl TcpStream {
             .poll_read_with(context, |bytes| use_bytes(bytes, self))
     }
 
-    /// Writes all of a buffer as [`write_all`](Self::write_all) does, but lets the network card take the bytes from where they
-    /// lie, where the kernel can do that and it pays: for large bodies that are not in the processor's caches.
+    /// Writes all of a buffer like [`write_all`](Self::write_all), but lets the network card fetch the bytes from the
+    /// buffer where the kernel supports it. This pays for large bodies that are not in the CPU's caches.
     ///
-    /// Less than 32 KB are copied. So is all that goes to an address of the same machine, and everything under epoll; a
-    /// connection that the kernel has told of a copy does without the attempts. The runtime holds on to the bytes until
-    /// the peer has acknowledged them, which may be long after this is over; a clone of `bytes` may be sent to others
-    /// meanwhile. [`Metrics`](crate::Metrics) counts such sends, and the copies (`reactor.driver.zero_copy_sends` and
-    /// `zero_copy_copies`).
+    /// Less than 32 KB are copied, and so is everything that is sent to the same machine, or with epoll. If the kernel
+    /// reports that it has copied, further writes on the connection do not try again. The runtime keeps the bytes until
+    /// the peer has acknowledged them, which may be long after this future completes; meanwhile, clones of `bytes` can
+    /// be sent to others. [`Metrics`](crate::Metrics) counts these sends and the copies
+    /// (`reactor.driver.zero_copy_sends` and `zero_copy_copies`).
     ///
     /// ```
     /// use bytes::Bytes;
@@ -302,17 +303,17 @@ impl TcpStream {
     /// ```
     ///
     /// # Errors
-    /// Those of send(2). The buffer that comes back has what was not written.
+    /// Returns the errors of send(2). The buffer that comes back holds what was not written.
     pub async fn write_all_zero_copy(&mut self, bytes: Bytes) -> (io::Result<()>, Bytes) {
         self.core.write_all_zero_copy(bytes).await
     }
 
-    /// Whether small writes go out at once (`TCP_NODELAY`).
+    /// Whether small writes are sent at once (`TCP_NODELAY`).
     pub fn nodelay(&self) -> io::Result<bool> {
         self.core.socket().tcp_nodelay()
     }
 
-    /// Sets whether small writes go out at once.
+    /// Sets whether small writes are sent at once.
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};

@@ -11,7 +11,7 @@ use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::family::datagram_socket;
 
-/// How a [`UdpSocket`] is set up.
+/// The options of a [`UdpSocket`].
 ///
 /// ```
 /// use ringloop::net::UdpSocketOptions;
@@ -23,22 +23,22 @@ use super::family::datagram_socket;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct UdpSocketOptions {
-    /// Whether other sockets may be bound to the same address, as several receivers of one multicast group are
+    /// Whether other sockets may bind to the same address, as several receivers of a multicast group do
     /// (`SO_REUSEADDR`).
     pub reuse_address: bool,
-    /// Whether other sockets may be bound to the same address and share its datagrams, by sender (`SO_REUSEPORT`).
+    /// Whether other sockets may bind to the same address and share its datagrams, by sender (`SO_REUSEPORT`).
     pub reuse_port: bool,
-    /// How many bytes the kernel keeps of what was not received yet, if not its default (`SO_RCVBUF`).
+    /// The size of the kernel's receive buffer in bytes (`SO_RCVBUF`). `None` is the system's default.
     pub receive_buffer_bytes: Option<usize>,
 }
 
 /// A UDP socket.
 ///
-/// Buffers may be owned or borrowed, as for [`TcpStream`](super::TcpStream). Any number of tasks may send and receive at
-/// once. Dropping a future loses no datagram: it was received and given to the caller, or it was not received.
+/// Buffers may be owned or borrowed, see [`TcpStream`](super::TcpStream). Any number of tasks may send and receive at
+/// once. Dropping a future does not lose a datagram: either the caller has it, or it was not received.
 ///
-/// There is no receiving of several datagrams by one system call: over loopback recvmmsg(2) costs 1.02 to 1.06 times as
-/// much per datagram as recvfrom(2), 440 against 430 ns, in batches of 32 of 64 and of 1200 bytes.
+/// There is no way to receive several datagrams with one system call: over loopback, recvmmsg(2) costs 1.02 to 1.06
+/// times as much per datagram as recvfrom(2), 440 against 430 ns, in batches of 32 datagrams of 64 and of 1200 bytes.
 ///
 /// ```
 /// use ringloop::net::UdpSocket;
@@ -64,12 +64,12 @@ impl UdpSocket {
     /// Binds to the first address that can be bound.
     ///
     /// # Errors
-    /// Those of the resolver and of bind(2).
+    /// Returns the errors of the resolver and of bind(2).
     pub async fn bind(address: impl ToAddresses) -> io::Result<Self> {
         Self::bind_with(address, &UdpSocketOptions::default()).await
     }
 
-    /// Binds, with options.
+    /// Binds with the given options.
     pub async fn bind_with(
         address: impl ToAddresses,
         options: &UdpSocketOptions,
@@ -96,10 +96,11 @@ impl UdpSocket {
         Self::from_socket(socket)
     }
 
-    /// Sets the address that [`send`](Self::send) sends to, and the only one that is received from.
+    /// Connects the socket: [`send`](Self::send) sends to this address, and datagrams are received from this address
+    /// only.
     ///
     /// # Errors
-    /// Those of the resolver and of connect(2).
+    /// Returns the errors of the resolver and of connect(2).
     ///
     /// ```
     /// use ringloop::net::UdpSocket;
@@ -125,7 +126,7 @@ impl UdpSocket {
     /// Sends all of a buffer as one datagram.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// Returns the errors of sendto(2).
     pub async fn send_to<B: Buf>(&self, buffer: B, to: SocketAddr) -> (io::Result<usize>, B) {
         self.datagrams.send(buffer, Some(&SockAddr::from(to))).await
     }
@@ -133,28 +134,28 @@ impl UdpSocket {
     /// Sends a datagram, without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room.
+    /// Returns `WouldBlock` if there is no room.
     pub fn try_send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
         self.datagrams
             .call(|socket| datagram::send(socket, bytes, Some(&SockAddr::from(to))))
     }
 
-    /// The error that the kernel has noted, if any; it is forgotten then (`SO_ERROR`).
+    /// Takes the error that the kernel has stored for the socket, if any (`SO_ERROR`).
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.socket().take_error()
     }
 
-    /// Whether it may send to broadcast addresses.
+    /// Whether the socket may send to broadcast addresses.
     pub fn broadcast(&self) -> io::Result<bool> {
         self.socket().broadcast()
     }
 
-    /// Sets whether it may send to broadcast addresses.
+    /// Sets whether the socket may send to broadcast addresses.
     pub fn set_broadcast(&self, broadcast: bool) -> io::Result<()> {
         self.socket().set_broadcast(broadcast)
     }
 
-    /// Joins a multicast group, on the interface that has an address; unspecified, the system chooses.
+    /// Joins a multicast group on the interface with the given address. If that is unspecified, the system chooses.
     ///
     /// ```no_run
     /// use ringloop::net::UdpSocket;
@@ -178,7 +179,7 @@ impl UdpSocket {
         self.socket().leave_multicast_v4(&group, &interface)
     }
 
-    /// Joins a multicast group, on the interface with an index; at 0 the system chooses.
+    /// Joins a multicast group on the interface with the given index. If that is 0, the system chooses.
     pub fn join_multicast_v6(&self, group: Ipv6Addr, interface: u32) -> io::Result<()> {
         self.socket().join_multicast_v6(&group, interface)
     }
@@ -188,32 +189,32 @@ impl UdpSocket {
         self.socket().leave_multicast_v6(&group, interface)
     }
 
-    /// Sets the interface that multicast goes out on, by its address.
+    /// Sets the interface for outgoing multicast datagrams, by its address.
     pub fn set_multicast_if_v4(&self, interface: Ipv4Addr) -> io::Result<()> {
         self.socket().set_multicast_if_v4(&interface)
     }
 
-    /// Sets whether what it sends to a group comes back to receivers of this host.
+    /// Sets whether receivers on this host get the datagrams that this socket sends to a group.
     pub fn set_multicast_loop_v4(&self, comes_back: bool) -> io::Result<()> {
         self.socket().set_multicast_loop_v4(comes_back)
     }
 
-    /// Sets whether what it sends to an IPv6 group comes back to receivers of this host.
+    /// Sets whether receivers on this host get the datagrams that this socket sends to an IPv6 group.
     pub fn set_multicast_loop_v6(&self, comes_back: bool) -> io::Result<()> {
         self.socket().set_multicast_loop_v6(comes_back)
     }
 
-    /// Sets how many routers a datagram to a group may pass.
+    /// Sets the time to live of outgoing multicast datagrams.
     pub fn set_multicast_ttl_v4(&self, ttl: u32) -> io::Result<()> {
         self.socket().set_multicast_ttl_v4(ttl)
     }
 
-    /// How many routers a datagram may pass.
+    /// The time to live of outgoing datagrams.
     pub fn ttl(&self) -> io::Result<u32> {
         self.socket().ttl_v4()
     }
 
-    /// Sets how many routers a datagram may pass.
+    /// Sets the time to live of outgoing datagrams.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         self.socket().set_ttl_v4(ttl)
     }

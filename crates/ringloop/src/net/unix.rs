@@ -26,20 +26,20 @@ use crate::source::Source;
 use crate::sys;
 use crate::time::sleep;
 
-/// How many connections wait in the kernel until they are accepted.
+/// The maximum number of connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// For how long the first wait for a full backlog lasts; each further one is twice as long.
+/// The length of the first wait for a full backlog. Each further one is twice as long.
 const BACKLOG_WAIT: Duration = Duration::from_millis(1);
 
 /// The longest such wait.
 const BACKLOG_WAIT_MAX: Duration = Duration::from_millis(32);
 
-/// For how long a datagram waits that may have room, but no event to tell of it.
+/// How long to wait if there may be room for a datagram, but no event will tell.
 const ROOM_WAIT: Duration = Duration::from_millis(1);
 
-/// What Unix sockets can be bound and connected to: paths, and addresses of the standard library's, which may be names in
-/// the abstract namespace. A path that begins with a zero byte is such a name as well.
+/// Types that can be converted to addresses of Unix sockets: paths, and addresses of the standard library, which may be
+/// abstract names. A path that begins with a zero byte is an abstract name, too.
 ///
 /// ```
 /// use ringloop::net::ToUnixAddress;
@@ -50,10 +50,11 @@ const ROOM_WAIT: Duration = Duration::from_millis(1);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait ToUnixAddress {
-    /// The address.
+    /// Returns the address.
     ///
     /// # Errors
-    /// `InvalidInput` for a path that is longer than unix(7) allows, or that has a zero byte after its beginning.
+    /// Returns `InvalidInput` for a path that is empty, longer than unix(7) allows, or contains a zero byte that is not
+    /// the first.
     fn to_unix_address(&self) -> io::Result<SocketAddr>;
 }
 
@@ -94,7 +95,7 @@ impl<T: ToUnixAddress + ?Sized> ToUnixAddress for &T {
     }
 }
 
-/// The address as the kernel's calls take it.
+/// Converts an address for the kernel.
 fn to_kernel(address: &SocketAddr) -> io::Result<SockAddr> {
     if let Some(path) = address.as_pathname() {
         return SockAddr::unix(path);
@@ -104,7 +105,7 @@ fn to_kernel(address: &SocketAddr) -> io::Result<SockAddr> {
     SockAddr::unix(OsStr::from_bytes(&name))
 }
 
-/// An address that the kernel gave; without a name if nobody gave the socket one.
+/// Converts an address from the kernel. It is unnamed if the socket was not bound.
 fn from_kernel(address: &SockAddr) -> io::Result<SocketAddr> {
     if let Some(name) = address.as_abstract_namespace() {
         return SocketAddr::from_abstract_name(name);
@@ -116,9 +117,9 @@ fn socket(kind: Type) -> io::Result<Socket> {
     Socket::new(Domain::UNIX, kind.nonblocking(), None)
 }
 
-/// Accepts connections at a path or an abstract name.
+/// A Unix socket that listens for connections, at a path or an abstract name.
 ///
-/// The path stays when the listener is gone: to use it again, remove it first.
+/// The path remains when the listener is dropped. Remove it before you use it again.
 ///
 /// ```
 /// use ringloop::net::{UnixListener, UnixStream};
@@ -145,7 +146,7 @@ impl UnixListener {
     /// Binds and listens.
     ///
     /// # Errors
-    /// Those of bind(2) and of listen(2): `AddrInUse` if the path exists.
+    /// Returns the errors of bind(2) and listen(2): `AddrInUse` if the path exists.
     pub fn bind(address: impl ToUnixAddress) -> io::Result<Self> {
         let socket = socket(Type::STREAM)?;
         socket.bind(&to_kernel(&address.to_unix_address()?)?)?;
@@ -159,17 +160,17 @@ impl UnixListener {
         }
     }
 
-    /// The address that it is bound to.
+    /// The address that the listener is bound to.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         from_kernel(&self.acceptor.socket().local_addr()?)
     }
 
     /// Waits for a connection.
     ///
-    /// Dropping the future loses no connection. Any number of tasks may wait.
+    /// Dropping the future does not lose a connection. Any number of tasks may wait at once.
     ///
     /// # Errors
-    /// Those of accept(2): for want of descriptors (`EMFILE`) wait a little and try again.
+    /// Returns the errors of accept(2). If there are too many open descriptors (`EMFILE`), wait a little and try again.
     pub async fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
         let (socket, peer) = self.acceptor.accept().await?;
         Ok((UnixStream::from_socket(socket)?, from_kernel(&peer)?))
@@ -183,21 +184,21 @@ socket_traits!(
     finish_non_exhaustive
 );
 
-/// Who is at the other end of a [`UnixStream`]: as it was when the connection was made (`SO_PEERCRED`).
+/// The process at the other end of a [`UnixStream`], as it was when the connection was made (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerCredentials {
-    /// The process; `None` if it is in a namespace that cannot be seen from here.
+    /// The process ID; `None` if the process is in a namespace that is not visible from here.
     pub pid: Option<i32>,
-    /// Its effective user.
+    /// The effective user ID.
     pub uid: u32,
-    /// Its effective group.
+    /// The effective group ID.
     pub gid: u32,
 }
 
-/// A connection of a Unix socket.
+/// A connection between two Unix sockets.
 ///
-/// Buffers may be owned or borrowed, as for [`TcpStream`](super::TcpStream).
+/// Buffers may be owned or borrowed, see [`TcpStream`](super::TcpStream).
 ///
 /// ```
 /// use ringloop::net::UnixStream;
@@ -221,10 +222,10 @@ pub struct UnixStream {
 }
 
 impl UnixStream {
-    /// Connects. While the listener's backlog is full this waits, and looks again every few milliseconds.
+    /// Connects. While the listener's backlog is full, this retries every few milliseconds.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// Returns the errors of connect(2).
     pub async fn connect(address: impl ToUnixAddress) -> io::Result<Self> {
         let address = to_kernel(&address.to_unix_address()?)?;
         let socket = socket(Type::STREAM)?;
@@ -232,7 +233,7 @@ impl UnixStream {
         loop {
             match socket.connect(&address) {
                 Ok(()) => return Self::from_socket(socket),
-                // A socket without a connection has no event for this.
+                // The kernel reports no event for this on a socket without a connection.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(wait).await,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -241,7 +242,7 @@ impl UnixStream {
         }
     }
 
-    /// Two ends of a connection without an address.
+    /// Creates two connected sockets without addresses.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (near, far) = Socket::pair(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))
@@ -305,7 +306,7 @@ stream! {
     into_split;
 }
 
-/// A Unix socket for datagrams: none is lost or overtaken, and who sends too much waits.
+/// A Unix socket for datagrams. Datagrams are not lost or reordered; a sender waits while the receiver's queue is full.
 ///
 /// Any number of tasks may send and receive at once.
 ///
@@ -329,40 +330,41 @@ pub struct UnixDatagram {
 }
 
 impl UnixDatagram {
-    /// A socket at a path or an abstract name.
+    /// Creates a socket at a path or an abstract name.
     ///
     /// # Errors
-    /// Those of bind(2): `AddrInUse` if the path exists.
+    /// Returns the errors of bind(2): `AddrInUse` if the path exists.
     pub fn bind(address: impl ToUnixAddress) -> io::Result<Self> {
         let socket = socket(Type::DGRAM)?;
         socket.bind(&to_kernel(&address.to_unix_address()?)?)?;
         Self::from_socket(socket)
     }
 
-    /// A socket without an address: it can send, but nobody can answer.
+    /// Creates a socket without an address. It can send, but nobody can answer.
     pub fn unbound() -> io::Result<Self> {
         Self::from_socket(socket(Type::DGRAM)?)
     }
 
-    /// Two sockets that are connected to one another.
+    /// Creates two sockets that are connected to each other.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (near, far) = Socket::pair(Domain::UNIX, Type::DGRAM.nonblocking(), None)?;
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))
     }
 
-    /// Sets the address that [`send`](Self::send) sends to, and the only one that is received from.
+    /// Connects the socket: [`send`](Self::send) sends to this address, and datagrams are received from this address
+    /// only.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// Returns the errors of connect(2).
     pub fn connect(&self, address: impl ToUnixAddress) -> io::Result<()> {
         self.socket()
             .connect(&to_kernel(&address.to_unix_address()?)?)
     }
 
-    /// Sends all of a buffer as one datagram, and waits while the receiver has as many as it may.
+    /// Sends all of a buffer as one datagram. Waits while the receiver's queue is full.
     ///
     /// # Errors
-    /// Those of sendto(2).
+    /// Returns the errors of sendto(2).
     ///
     /// ```
     /// use ringloop::net::UnixDatagram;
@@ -394,7 +396,7 @@ impl UnixDatagram {
                 let sent =
                     self.datagrams
                         .poll_send(context, waiting.seat(), &mut buffer, Some(&address));
-                // While it counts as writable, the task has only had its share and will be back.
+                // If it still counts as writable, only the task's budget is used up, and it will be polled again.
                 if sent.is_ready() || self.datagrams.is_writable() {
                     return sent;
                 }
@@ -409,9 +411,9 @@ impl UnixDatagram {
         (result, buffer)
     }
 
-    /// Waits until a receiver has room, of which the kernel tells only sockets that are connected to it: this uses one of
-    /// its own. If the receiver has room, it was our own buffer that is full, whose event the caller waits for as well; or
-    /// the room has come just now, and there is no event.
+    /// Waits until a receiver has room. The kernel reports that only to sockets that are connected to it, so this
+    /// connects one. If the receiver has room, either our own send buffer is full, and the caller waits for that event,
+    /// too; or the room has just become free, and there is no event.
     async fn room_at(&self, address: &SockAddr) -> io::Result<()> {
         let probe = socket(Type::DGRAM)?;
         probe.connect(address)?;
@@ -426,14 +428,14 @@ impl UnixDatagram {
     /// Sends a datagram, without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room.
+    /// Returns `WouldBlock` if there is no room.
     pub fn try_send_to(&self, bytes: &[u8], to: impl ToUnixAddress) -> io::Result<usize> {
         let address = to_kernel(&to.to_unix_address()?)?;
         self.datagrams
             .call(|socket| datagram::send(socket, bytes, Some(&address)))
     }
 
-    /// Ends one or both directions.
+    /// Shuts down one or both directions.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.socket().shutdown(how)
     }

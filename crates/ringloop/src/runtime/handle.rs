@@ -1,4 +1,4 @@
-//! Reaching a runtime from other threads.
+//! Access to a runtime from other threads.
 
 #[cfg(feature = "hyper")]
 use std::any::Any;
@@ -13,7 +13,7 @@ use crate::shared::{Message, Orphan, Remote, Shared};
 use crate::task::{self, JoinHandle};
 use crate::trace;
 
-/// Reaches a runtime from any thread.
+/// A handle by which any thread can spawn tasks on a runtime, and read its metrics.
 ///
 /// ```
 /// use ringloop::Handle;
@@ -42,22 +42,22 @@ impl Handle {
         }
     }
 
-    /// The handle of the runtime that runs in this thread.
+    /// Returns the handle of the runtime that runs in this thread.
     ///
     /// # Panics
-    /// Outside of a runtime.
+    /// Panics if it is called outside of a runtime.
     pub fn current() -> Self {
         Self::new(&Shared::current())
     }
 
-    /// The same, if there is one.
+    /// Like [`current`](Self::current), but returns `None` outside of a runtime.
     #[cfg(feature = "hyper")]
     pub(crate) fn try_current() -> Option<Self> {
         let shared = Shared::try_current()?;
         Some(Self::new(&shared))
     }
 
-    /// Has a value dropped in the runtime's thread. If the runtime is gone it comes back.
+    /// Drops a value in the runtime's thread. Returns the value if the runtime is gone.
     #[cfg(feature = "hyper")]
     pub(crate) fn drop_there(&self, value: Box<dyn Any + Send>) -> Result<(), Box<dyn Any + Send>> {
         let sent = self.remote.sender.send(Message::Drop(value));
@@ -67,8 +67,8 @@ impl Handle {
         })
     }
 
-    /// Makes a task in the runtime's thread, of the future that `make` returns there: the future itself need not be
-    /// `Send`. If the runtime is gone, the handle says that the task was cancelled.
+    /// Spawns a task in the runtime's thread. The future is created there by `make`, so it need not be `Send`. If the
+    /// runtime is gone, the join handle reports that the task was cancelled.
     ///
     /// ```
     /// use ringloop::{Runtime, RuntimeConfig};
@@ -89,8 +89,8 @@ impl Handle {
         F: Future<Output = T> + 'static,
         T: Send + 'static,
     {
-        // Until it is polled, which happens in the runtime's thread, this future holds nothing but `make`, which may move
-        // there, and may be dropped here.
+        // Until this future is polled, in the runtime's thread, it holds only `make`, which may be moved to that thread
+        // and dropped in this one.
         let future = async move { trace::task(make()).await };
         let (task, handle) = task::new(future, Arc::clone(&self.remote));
         let message = Message::Adopt(Orphan::new(task));
@@ -98,8 +98,8 @@ impl Handle {
         handle
     }
 
-    /// What the runtime has done so far: its counters as of the beginning of its last turn, the times until now. Disturbs
-    /// nothing: the counters are read one after the other while the runtime goes on.
+    /// What the runtime has done so far: counters as of the beginning of its last turn, times until now. This does not
+    /// disturb the runtime: the counters are read one after the other while it continues.
     pub fn metrics(&self) -> Metrics {
         self.remote.metrics.snapshot()
     }

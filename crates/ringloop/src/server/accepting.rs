@@ -1,4 +1,4 @@
-//! How workers accept connections.
+//! Accepting connections, on each worker.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,17 +22,18 @@ use crate::shared::Shared;
 use crate::time::sleep;
 use crate::trace;
 
-/// How long to wait when the process has no descriptor or no memory for a connection: first, and at most.
+/// How long to wait if the process has too few descriptors or too little memory for a connection: at first, and at
+/// most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// What the connections of a worker share.
+/// What the connections of one worker share.
 #[derive(Clone)]
 pub(super) struct Worker {
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) drain: Rc<Drain>,
 }
 
-/// How connections are taken.
+/// How connections are accepted.
 pub(super) struct Accepting<T> {
     pub(super) permits: Arc<Semaphore>,
     pub(super) settings: T,
@@ -40,7 +41,7 @@ pub(super) struct Accepting<T> {
     pub(super) idle_timeout: Option<Duration>,
 }
 
-/// Runs a future until a channel is closed; then it is dropped.
+/// Runs a future until a channel is closed, and then drops it.
 pub(super) async fn until_closed(channel: &Receiver<Infallible>, future: impl Future<Output = ()>) {
     let mut future = pin!(future);
     let mut closed = pin!(channel.recv());
@@ -53,7 +54,7 @@ pub(super) async fn until_closed(channel: &Receiver<Infallible>, future: impl Fu
     .await;
 }
 
-/// A listener for each worker, all on one address.
+/// Binds a listener for each worker, all to one address.
 pub(super) fn bind_each(
     address: &str,
     workers: usize,
@@ -61,7 +62,7 @@ pub(super) fn bind_each(
 ) -> io::Result<Vec<std::net::TcpListener>> {
     let mut last_error = io::Error::new(
         io::ErrorKind::NotFound,
-        format!("{address:?} has no address"),
+        format!("no address found for {address:?}"),
     );
     for address in address.to_socket_addrs()? {
         match TcpListener::bind_several(address, workers, options) {
@@ -72,7 +73,7 @@ pub(super) fn bind_each(
     Err(last_error)
 }
 
-/// Accepts connections for as long as the future lives.
+/// Accepts connections until the future is dropped.
 pub(super) async fn accept<S, G, N, F>(
     listener: TcpListener,
     accepting: Accepting<S::Settings>,
@@ -97,14 +98,15 @@ pub(super) async fn accept<S, G, N, F>(
         match listener.accept().await {
             Ok((stream, peer)) => {
                 back_off = BACK_OFF.0;
-                // Not before: a worker that waits for a connection would keep others from serving theirs.
+                // After accepting, because a worker that waits for a connection with a permit would keep others from
+                // serving theirs.
                 let permit = permits.acquire_arc().await;
                 count(&counters.accepted);
                 let ending = Ending {
                     counters: Arc::clone(counters),
                     _permit: permit,
                 };
-                // A peer may be gone already; serving will tell.
+                // The peer may already be gone. Serving will notice.
                 let _ = stream.set_nodelay(nodelay);
                 let Ok(wire) = S::new(stream, &settings) else {
                     count(&counters.handshake_errors);
@@ -115,12 +117,12 @@ pub(super) async fn accept<S, G, N, F>(
                 let served = Served::new(wire, begin(peer), handshake, idle_timeout, ending);
                 drop(Shared::current().spawn_watched(trace::connection(peer, served)));
             }
-            // By a rule of the kernel's, for this connection.
+            // A firewall rule has refused this connection.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
                 count(&counters.accept_errors);
             }
             Err(error) => {
-                // No descriptor or no memory: it can only help to wait for connections to end.
+                // Too few descriptors or too little memory: wait for connections to end.
                 count(&counters.accept_errors);
                 trace::cannot_accept(&error, back_off);
                 sleep(back_off).await;

@@ -1,4 +1,4 @@
-//! What a function that serves a connection knows of it.
+//! What a function that serves a connection knows about it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::drain::{Drain, Draining};
 use crate::source::Recheck;
 
-/// Who is at the other end of a connection that a function serves, and whether the server is about to end.
+/// The peer of a connection that is served by a function, and whether the server drains.
 ///
 /// ```
 /// use futures_util::future::{Either, select};
@@ -48,18 +48,19 @@ impl Client {
         }
     }
 
-    /// The address of the other end.
+    /// The address of the peer.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits until the server begins to drain, and what the peer had sent by then was read by whoever reads from the
-    /// connection: who serves it finishes what he is at and ends it. Who is not done by the server's deadline is cut off.
+    /// Waits until the server begins to drain, and whoever reads from the connection has read what the peer had sent by
+    /// then. The function should then complete what it is doing, and end the connection. Connections that are left at
+    /// the server's deadline are cut off.
     pub fn draining(&self) -> Draining {
         Draining::new(Rc::clone(&self.drain), self.connection.clone())
     }
 
-    /// Whether it has begun.
+    /// Whether the server has begun to drain.
     pub fn is_draining(&self) -> bool {
         self.drain.has_begun()
     }

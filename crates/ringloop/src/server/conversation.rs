@@ -1,4 +1,4 @@
-//! A connection with its handler, and the task that each connection is.
+//! A connection with its handler, and the task of each connection.
 
 use std::future::Future;
 use std::io;
@@ -21,7 +21,7 @@ use crate::net::stream::HasCore;
 use crate::time::{Elapsed, Sleep, sleep};
 use crate::trace;
 
-/// A connection with its handler, as one flat future: nested `async` blocks would store it several times over.
+/// A connection with its handler, as one flat future. Nested `async` blocks would store it several times.
 pub(super) struct Conversation<H, W: Wire> {
     handler: H,
     wire: W,
@@ -29,14 +29,14 @@ pub(super) struct Conversation<H, W: Wire> {
     peer: SocketAddr,
     is_connected: bool,
     is_closing: bool,
-    /// The handler knows that the server drains.
+    /// The handler has been told that the server drains.
     is_told: bool,
     draining: Listener,
     idle: Option<Box<Idle>>,
     counters: Arc<WorkerCounters>,
 }
 
-// Nothing in it refers to itself.
+// Nothing in it is self-referential.
 impl<H, W: Wire> Unpin for Conversation<H, W> {}
 
 impl<H: Handler, W: Wire> Conversation<H, W> {
@@ -81,11 +81,11 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             self.call(Handler::connected)?;
         }
         loop {
-            // Not reading meanwhile is what slows down a peer that does not read.
+            // Not reading meanwhile slows down a peer that does not read.
             if self.wire.poll_send(context, &mut self.unsent)?.is_pending() {
                 ready!(self.poll_idle(context))?;
                 if self.is_closing {
-                    // It reads nothing, and never may.
+                    // The peer does not read, and perhaps never will.
                     return Poll::Ready(Ok(()));
                 }
                 continue;
@@ -96,14 +96,14 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             match self.poll_data(context) {
                 Poll::Ready(is_over) => {
                     if is_over? {
-                        // The peer may not read any more, and be gone.
+                        // The peer may have stopped reading, or be gone.
                         let _ = self.wire.poll_finish(context);
                         return Poll::Ready(Ok(()));
                     }
                 }
                 Poll::Pending => {
                     if self.draining.has_begun(context) && !self.is_told {
-                        // Nothing is known to wait, which is not all that does.
+                        // No data is known to wait, but some may have arrived unnoticed.
                         ready!(self.wire.socket().core().poll_rechecked(context));
                         self.is_told = true;
                         self.call(Handler::draining)?;
@@ -115,7 +115,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         }
     }
 
-    /// Waits for the connection to be idle for too long, and tells the handler.
+    /// Waits until the connection has been idle for too long, and tells the handler.
     fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(idle) = &mut self.idle else {
             return Poll::Pending;
@@ -125,16 +125,16 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         Poll::Ready(self.call(Handler::timeout))
     }
 
-    /// Ends a connection that we close.
+    /// Ends a connection from our side.
     fn poll_finish(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.wire.poll_finish(context).is_pending() {
             ready!(self.poll_idle(context))?;
         }
-        // All that the handler wrote is sent: a peer that hears no farewell is gone.
+        // Everything that the handler wrote is sent. If the farewell cannot be, the peer is gone.
         Poll::Ready(Ok(()))
     }
 
-    /// Hands over what has come. True at the end of the stream.
+    /// Passes received data to the handler. Returns true at the end of the stream.
     fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let Self {
             handler,
@@ -172,12 +172,12 @@ impl<H: Handler, W: Wire> Future for Conversation<H, W> {
     }
 }
 
-/// Sees how long nothing has moved on a connection.
+/// Tracks how long a connection has been idle.
 fn watch(wire: &impl Wire, limit: Duration) -> Idle {
     Idle::new(limit, wire.socket().core().activity())
 }
 
-/// Counts a connection's end, however it comes.
+/// Counts the end of a connection, for whatever reason it ends.
 pub(super) struct Ending {
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) _permit: SemaphoreGuardArc,
@@ -189,7 +189,7 @@ impl Drop for Ending {
     }
 }
 
-/// What ends a handshake before its time: that it takes too long, and that the server drains.
+/// Ends a handshake that takes too long, or during which the server drains.
 pub(super) struct Handshake {
     limit: Sleep,
     draining: Listener,
@@ -207,7 +207,7 @@ impl Handshake {
 pin_project! {
     #[project = StageProjection]
     enum Stage<W, N, F> {
-        /// Until there is something that can be served.
+        /// The handshake, until there is a connection to serve.
         Handshake {
             beginning: Option<(W, N)>,
             handshake: Option<Box<Handshake>>,
@@ -216,13 +216,13 @@ pin_project! {
             #[pin]
             serving: F,
         },
-        /// What served has been dropped, while its panics are counted.
+        /// The serving future is dropped, and its panics are counted.
         Over,
     }
 }
 
 pin_project! {
-    /// A connection from its handshake to its end.
+    /// A connection, from its handshake to its end.
     pub(super) struct Served<W, N, F> {
         #[pin]
         stage: Stage<W, N, F>,
@@ -233,8 +233,8 @@ pin_project! {
 }
 
 impl<W: Wire, N, F> Served<W, N, F> {
-    /// `begin` is what serves the connection after its handshake; `handshake` what ends that, if it may take time.
-    /// `idle_timeout`: after how long without a byte the connection ends.
+    /// `begin` creates the future that serves the connection after its handshake. `handshake` limits the handshake, if
+    /// there is one. `idle_timeout` is how long a connection may be idle.
     pub(super) fn new(
         wire: W,
         begin: N,
@@ -337,7 +337,7 @@ where
     }
 }
 
-/// Counts a panic that passes by.
+/// Counts a panic that unwinds through it.
 struct PanicCounter<'a>(&'a WorkerCounters);
 
 impl Drop for PanicCounter<'_> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a server has done since it was started, all workers together.
+/// What a server has done since it was started, over all workers.
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -28,21 +28,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counters {
     /// Connections that were accepted.
     pub accepted: u64,
-    /// Those that are alive.
+    /// Connections that are alive.
     pub live: u64,
-    /// Those that ended in an error.
+    /// Connections that ended with an error.
     pub errors: u64,
-    /// Those that ended in a panic of their handler.
+    /// Connections whose handler panicked.
     pub panics: u64,
-    /// Times that a connection was idle for too long.
+    /// How often a connection was idle for too long.
     pub timeouts: u64,
-    /// Times that a connection could not be accepted.
+    /// How often accepting a connection failed.
     pub accept_errors: u64,
-    /// Connections whose TLS handshake failed or took too long. They count as nothing else, and no handler hears of them.
+    /// Connections whose TLS handshake failed or took too long. They are counted nowhere else, and reach no handler.
     pub handshake_errors: u64,
 }
 
-/// A worker's part of the counters. Only the worker writes, so that counting needs no atomic addition.
+/// The counters of one worker. Only the worker writes to them, so counting needs no atomic addition.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct WorkerCounters {
@@ -60,7 +60,7 @@ pub(super) fn count(counter: &AtomicU64) {
 }
 
 impl Counters {
-    /// All workers together.
+    /// Adds up the counters of all workers.
     pub(super) fn sum(workers: &[Arc<WorkerCounters>]) -> Self {
         let sum = |counter: fn(&WorkerCounters) -> &AtomicU64| {
             workers
@@ -68,7 +68,7 @@ impl Counters {
                 .map(|counters| counter(counters).load(Ordering::Relaxed))
                 .sum::<u64>()
         };
-        // In this order: a connection that ends meanwhile is not counted as one that never was.
+        // In this order, so that a connection that ends meanwhile is not counted as ended before it was accepted.
         let ended = sum(|counters| &counters.ended);
         let accepted = sum(|counters| &counters.accepted);
         Self {

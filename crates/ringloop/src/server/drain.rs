@@ -1,4 +1,4 @@
-//! How connections hear that their server is about to end.
+//! How connections learn that their server drains.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -11,7 +11,7 @@ use slab::Slab;
 
 use crate::source::Recheck;
 
-/// Whether a worker's connections are asked to end, and who wants to know.
+/// Whether a worker's connections have been asked to end, and who wants to know.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     has_begun: Cell<bool>,
@@ -25,7 +25,7 @@ impl Drain {
 
     pub(super) fn begin(&self) {
         self.has_begun.set(true);
-        // Waking may run a waker of the user's, and that may come back here.
+        // Wakers may be of the user's making, and may call back into this.
         let wakers: Vec<Waker> = self
             .waiting
             .borrow()
@@ -38,7 +38,7 @@ impl Drain {
     }
 }
 
-/// A place among those who want to know.
+/// A connection's registration.
 #[derive(Debug)]
 pub(super) struct Listener {
     drain: Rc<Drain>,
@@ -50,7 +50,7 @@ impl Listener {
         Self { drain, place: None }
     }
 
-    /// For a task that always comes with the same waker: leaves it, once.
+    /// For a task that always polls with the same waker: registers it once.
     pub(super) fn has_begun(&mut self, context: &Context<'_>) -> bool {
         if self.place.is_none() {
             let waker = context.waker().clone();
@@ -59,7 +59,7 @@ impl Listener {
         self.drain.has_begun()
     }
 
-    /// The same for a task that may come with another waker each time.
+    /// For a task that may poll with another waker each time.
     fn poll(&mut self, context: &Context<'_>) -> Poll<()> {
         if self.has_begun(context) {
             return Poll::Ready(());
@@ -85,10 +85,10 @@ impl Drop for Listener {
     }
 }
 
-/// Waits until the server begins to drain. Made by [`Client::draining`](super::Client::draining).
+/// Waits until the server begins to drain. Created by [`Client::draining`](super::Client::draining).
 ///
-/// It is over a little later than the draining begins: when whoever reads from the connection has seen what had come by
-/// then. So a `select` of a read and of this one, in this order, handles all of that first.
+/// It completes a little after draining begins: when whoever reads from the connection has read what had arrived by
+/// then. So a `select` of a read and this future, in this order, handles all of that first.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Draining {
     listener: Listener,

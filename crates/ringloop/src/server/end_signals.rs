@@ -10,12 +10,12 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
-/// A signal that asks a process to end.
+/// A signal that asks the process to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal(i32);
 
 impl Signal {
-    /// Its number, as in signal(7).
+    /// The signal's number, see signal(7).
     pub fn number(self) -> i32 {
         self.0
     }
@@ -27,9 +27,9 @@ impl fmt::Display for Signal {
     }
 }
 
-/// Listens to the signals that ask a process to end, SIGINT (Ctrl-C) and SIGTERM, from when it is made: a program that says
-/// that it is ready should listen before. A second such signal ends the process at once, and so does the first after this was
-/// dropped.
+/// Listens to the signals that ask a process to end: SIGINT (Ctrl-C) and SIGTERM. It listens from its creation, so
+/// create it before the program reports that it is ready. A second signal ends the process at once, and so does the
+/// first one after this was dropped.
 ///
 /// ```no_run
 /// use ringloop::server::{Connection, EndSignals, Handler, Server};
@@ -60,15 +60,15 @@ pub struct EndSignals {
 }
 
 impl EndSignals {
-    /// Listens from now on, until the process ends.
+    /// Starts to listen. It stays in effect until the process ends.
     ///
     /// # Errors
-    /// Those of sigaction(2).
+    /// Returns the errors of sigaction(2).
     pub fn listen() -> io::Result<Self> {
         let signals = Signals::new([SIGINT, SIGTERM])?;
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds `asked` unset.
+            // In this order, so that the first signal finds `asked` unset.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
             flag::register(signal, Arc::clone(&asked))?;
         }
@@ -79,7 +79,7 @@ impl EndSignals {
         })
     }
 
-    /// Blocks until the first such signal, which may have come already.
+    /// Blocks until the first of these signals, which may have arrived already.
     pub fn wait(mut self) -> Signal {
         let signal = self.signals.forever().next().unwrap_or(SIGTERM);
         self.has_come = true;
@@ -88,9 +88,9 @@ impl EndSignals {
 }
 
 impl Drop for EndSignals {
-    /// Where nobody has waited, as for a server that could not start, the next signal ends the process.
+    /// If nobody has waited, for example because the server could not start, the next signal ends the process.
     fn drop(&mut self) {
-        // The handler of one that has come may still be on its way to look.
+        // If a signal has arrived, its handler may be about to check the flag.
         if !self.has_come {
             self.asked.store(true, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! What users write: a handler, and the connection that it is given.
+//! Handlers, and the connections that are passed to them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,9 +8,9 @@ use crate::net::TcpStream;
 #[cfg(feature = "tls")]
 use crate::tls::TlsStream;
 
-/// What happens on a connection. Each connection has a handler of its own, in one thread.
+/// The behaviour of a server's connections. Each connection has its own handler, which stays in one thread.
 ///
-/// An error that a method returns closes the connection, and so does a panic; no other connection notices.
+/// If a method returns an error or panics, its connection is closed. Other connections are not affected.
 ///
 /// ```
 /// use ringloop::server::{Connection, Handler, Server};
@@ -48,40 +48,42 @@ use crate::tls::TlsStream;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait Handler: 'static {
-    /// The connection has been made.
+    /// Called when the connection has been accepted; over TLS, after its handshake.
     fn connected(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
         let _ = connection;
         Ok(())
     }
 
-    /// Bytes have come. They lie in a buffer that all connections of the thread share: what is kept must be copied.
+    /// Called when data has arrived. The bytes are in a buffer that all connections of the thread share, so copy what
+    /// you keep.
     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()>;
 
-    /// No byte has moved, in either direction, for the server's idle timeout. Closes the connection, unless it is written
-    /// otherwise; then the time begins anew. What a peer that reads nothing has not taken by then is given up.
+    /// Called when no byte has moved in either direction for the server's idle timeout. By default, closes the
+    /// connection. If it stays open, the time starts anew. When it is closed, what the peer has not read yet is
+    /// discarded.
     fn timeout(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
         connection.close();
         Ok(())
     }
 
-    /// The server is about to end, and nothing that has come is waiting to be handled. Closes the connection, once all that
-    /// was written is sent, unless it is written otherwise: a handler in the middle of something says so to its peer, or
-    /// remembers to close the connection when it is done. Who is not done by the server's deadline is cut off.
+    /// Called when the server drains, and all data that has arrived was handled. By default, closes the connection once
+    /// everything written is sent. A handler with work in progress can tell its peer, or close the connection when it
+    /// is done. Connections that are left at the server's deadline are cut off.
     fn draining(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
         connection.close();
         Ok(())
     }
 
-    /// The connection failed, or a method of this handler did. `closed` follows.
+    /// Called when the connection, or a method of this handler, has failed. `closed` follows.
     fn error(&mut self, error: &io::Error) {
         let _ = error;
     }
 
-    /// The connection is over.
+    /// Called when the connection has ended.
     fn closed(&mut self) {}
 }
 
-/// A connection as its [`Handler`] has it.
+/// A connection, as its [`Handler`] uses it.
 #[derive(Debug)]
 pub struct Connection<'a> {
     pub(super) link: Link<'a>,
@@ -90,10 +92,11 @@ pub struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    /// Writes bytes: directly, as far as there is room; the rest is kept, and nothing more is read until it is sent.
+    /// Writes bytes. As much as there is room for is sent at once. The rest is queued, and nothing is read until it is
+    /// sent.
     ///
     /// # Errors
-    /// Those of send(2).
+    /// Returns the errors of send(2).
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match &mut self.link {
             Link::Plain { stream, unsent } => unsent.write(stream, bytes),
@@ -102,17 +105,17 @@ impl Connection<'_> {
         }
     }
 
-    /// Closes the connection once everything is sent; over TLS, with the word that nothing will follow.
+    /// Closes the connection once everything is sent. Over TLS, sends close_notify first.
     pub fn close(&mut self) {
         *self.is_closing = true;
     }
 
-    /// The address of the other end.
+    /// The address of the peer.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// The TCP connection itself, for its options.
+    /// The underlying TCP connection, for its options.
     pub fn stream(&self) -> &TcpStream {
         match &self.link {
             Link::Plain { stream, .. } => stream,
@@ -121,7 +124,7 @@ impl Connection<'_> {
         }
     }
 
-    /// What was agreed on in TLS; none on a server without.
+    /// The TLS connection, for what was negotiated; `None` without TLS.
     #[cfg(feature = "tls")]
     pub fn tls(&self) -> Option<&TlsStream> {
         match &self.link {

@@ -9,8 +9,8 @@ use crate::clock;
 use crate::source::Activity;
 use crate::time::{Sleep, sleep_until};
 
-/// A timer that is not moved at every byte: when it fires it looks when the last one moved. It sees that from aside, whoever
-/// reads and writes.
+/// A timer that is not reset for every byte: when it expires, it checks whether bytes have moved since. It observes the
+/// connection from outside, whoever reads and writes.
 pub(super) struct Idle {
     limit_ns: u64,
     last_ns: u64,
@@ -30,7 +30,7 @@ impl Idle {
         }
     }
 
-    /// Ready when nothing has moved for too long; then the time begins anew. A connection that is closed is not idle: its
+    /// Ready when nothing has moved for too long; the time then starts anew. A closed connection is not idle: its
     /// function does something else.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.activity.is_over() {

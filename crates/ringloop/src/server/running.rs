@@ -12,7 +12,7 @@ use super::counters::{Counters, WorkerCounters};
 use super::end_signals::{EndSignals, Signal};
 use crate::pool::Pool;
 
-/// A server that runs.
+/// A running server.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,7 +36,7 @@ use crate::pool::Pool;
 pub struct Running {
     pool: Pool,
     address: SocketAddr,
-    /// Closed when nothing is to be accepted any more.
+    /// Closed to stop accepting.
     stop: Sender<Infallible>,
     counters: Vec<Arc<WorkerCounters>>,
 }
@@ -56,33 +56,33 @@ impl Running {
         }
     }
 
-    /// The address that it listens on.
+    /// The address that the server listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// The workers, for tasks of the program's own.
+    /// The workers. Programs may spawn their own tasks on them.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// What has happened so far.
+    /// What the server has done so far.
     pub fn counters(&self) -> Counters {
         Counters::sum(&self.counters)
     }
 
-    /// Blocks until the process is asked to end: [`EndSignals`], from now on.
+    /// Blocks until a signal asks the process to end, see [`EndSignals`]. It listens from this call on.
     ///
     /// # Errors
-    /// Those of sigaction(2).
+    /// Returns the errors of sigaction(2).
     pub fn wait_for_signal(&self) -> io::Result<Signal> {
         Ok(EndSignals::listen()?.wait())
     }
 
-    /// Stops listening, asks the connections to end ([`Handler::draining`], [`Client::draining`]), gives them `patience` to
-    /// do so, and cuts off those that have not.
+    /// Stops listening, asks the connections to end ([`Handler::draining`](super::Handler::draining), [`Client::draining`](super::Client::draining)), gives them
+    /// `patience` to do so, and then cuts off those that are left.
     ///
-    /// Connections that the kernel has made and nobody has accepted are reset.
+    /// Connections that were not accepted yet are reset by the kernel.
     pub fn shutdown(self, patience: Duration) {
         self.stop.close();
         self.pool.shutdown(patience);

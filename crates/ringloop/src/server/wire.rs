@@ -1,4 +1,4 @@
-//! What a server's connections are made of: TCP as it is, or TLS over it.
+//! The types of a server's connections: plain TCP, and TLS over it.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use crate::net::TcpStream;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
 
-/// A buffer for unsent bytes that has grown beyond this is given back.
+/// A buffer for unsent bytes that has grown beyond this size is freed when it is empty.
 const UNSENT_KEPT_BYTES: usize = 4 * 1024;
 
 /// A connection as handlers have it.
@@ -23,11 +23,11 @@ pub(super) enum Link<'a> {
     Tls(&'a TlsStream),
 }
 
-/// How a server uses a connection, whatever it is.
+/// How a server uses a connection of any type.
 pub trait Wire: Sized + 'static {
-    /// What all connections of a server have in common.
+    /// The settings that all connections of a server share.
     type Settings: Clone + fmt::Debug + Send + 'static;
-    /// What the socket had no room for, if the connection doesn't keep it by itself.
+    /// Bytes that the socket had no room for, if the connection does not store them itself.
     type Unsent: Default;
 
     fn new(stream: TcpStream, settings: &Self::Settings) -> io::Result<Self>;
@@ -43,7 +43,7 @@ pub trait Wire: Sized + 'static {
         context: &mut Context<'_>,
         unsent: &mut Self::Unsent,
     ) -> Poll<io::Result<()>>;
-    /// Says that nothing will follow, where there is a way to say so.
+    /// Tells the peer that nothing will follow, if the protocol can.
     fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
     fn socket(&self) -> &TcpStream;
     #[expect(private_interfaces, reason = "nobody outside can name the trait")]
@@ -58,7 +58,7 @@ pub struct Unsent {
 }
 
 impl Unsent {
-    /// Writes bytes, and keeps what there is no room for.
+    /// Writes bytes, and stores those that there is no room for.
     pub(super) fn write(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
         let mut sent = 0;
         if self.bytes.is_empty() {

@@ -57,7 +57,7 @@ impl Remote {
 }
 
 impl Schedule for Remote {
-    /// Once the runtime is gone the task is over, and nothing happens.
+    /// If the runtime is gone, the task has ended, and nothing happens.
     fn schedule(self: &Arc<Self>, task: Runnable) {
         let mut task = Some(task);
         let _ = CURRENT.try_with(|current| {

@@ -13,18 +13,18 @@ use super::Shared;
 use super::waiters::Waiters;
 use crate::panics;
 
-/// By the index of its token, whom an event concerns.
+/// Maps each token to whoever its events concern, by the token's index.
 pub(crate) struct Sources {
     entries: RefCell<Vec<Option<Entry>>>,
     live: Cell<usize>,
-    /// Descriptors whose watches are cancelled, to be closed when the kernel has been told.
+    /// Descriptors whose watches are cancelled. They are closed when the kernel has been told.
     retired: RefCell<Vec<OwnedFd>>,
-    /// Bytes that the driver has given back.
+    /// Bytes that the driver has given back, to be dropped at the end of the turn.
     returned: RefCell<Vec<Bytes>>,
 }
 
-/// Bytes that are lent to the driver. Their owner may be of the user's making, and its destructor must not run while the
-/// reactor is borrowed: it is put off to the end of the turn.
+/// Bytes that are lent to the driver. Their owner may be a type of the user's. Its destructor must not run while the
+/// reactor is borrowed, so it is deferred to the end of the turn.
 pub(crate) struct Lent(Option<Bytes>);
 
 impl Lent {
@@ -63,18 +63,19 @@ pub(crate) enum Kind {
 pub(crate) struct Watched {
     pub(crate) readable: Cell<bool>,
     pub(crate) writable: Cell<bool>,
-    /// Short reads say nothing from here on: the peer has finished sending, which is announced once, perhaps together with
-    /// the last data; or it has sent urgent data, at which a read ends.
+    /// A short read no longer means that nothing is left. Either the peer has finished sending, which is announced only
+    /// once, perhaps together with the last data; or it has sent urgent data, at which a read ends.
     pub(crate) short_reads_leave: Cell<bool>,
-    /// Bytes have moved since somebody asked.
+    /// Whether bytes have moved since this was last asked.
     pub(crate) has_moved: Cell<bool>,
-    /// Somebody has asked for a read by a call, whatever is known, and none has brought anything since.
+    /// Whether a read has been requested by [`poll_rechecked`](Self::poll_rechecked) since a read last brought
+    /// something.
     pub(crate) is_rechecked: Cell<bool>,
     pub(crate) reader: Waiters,
     pub(crate) writer: Waiters,
 }
 
-/// What an operation has come to.
+/// The state and the results of an operation.
 #[derive(Default)]
 pub(crate) struct InFlight {
     pub(crate) results: RefCell<VecDeque<i32>>,
@@ -85,7 +86,7 @@ pub(crate) struct InFlight {
 }
 
 impl Sources {
-    /// With memory for so many watches and operations.
+    /// Reserves memory for this many watches and operations.
     pub(crate) fn new(slots: usize) -> Self {
         Self {
             entries: RefCell::new(Vec::with_capacity(slots)),
@@ -99,11 +100,11 @@ impl Sources {
         self.live.get()
     }
 
-    /// Forgets all of them, where no event will come any more.
+    /// Forgets all of them, when no more events can come.
     pub(crate) fn clear(&self) {
         let entries = self.entries.take();
         self.live.set(0);
-        // Wakers may be of the users' making, and come back here.
+        // Wakers may be of the user's making, and may call back into this.
         drop(entries);
     }
 
@@ -156,7 +157,7 @@ impl Shared {
                         .with_driver(|driver| driver.take(event.token))
                         .flatten();
                     match finished {
-                        // Nobody wants the bytes back, whose way the last event tells of, or an error.
+                        // Nobody wants these bytes back. The last event tells how they were sent, or is an error.
                         Some(Op::SendZeroCopy { .. }) if event.result >= 0 => {}
                         Some(Op::SendZeroCopy { .. }) => self.io_counters.completed(),
                         finished => {
@@ -184,17 +185,17 @@ impl Shared {
         }
     }
 
-    /// Tells the kernel of dropped watches, and closes their descriptors.
+    /// Tells the kernel about dropped watches, and closes their descriptors.
     pub(crate) fn close_retired(&self) {
         if !self.sources.retired.borrow().is_empty() {
             self.let_go();
         }
     }
 
-    /// Tells the kernel of all that was dropped, so that its sockets are closed: where no turn follows.
+    /// Tells the kernel at once about everything that was dropped, so that sockets are closed even if no turn follows.
     pub(crate) fn let_go(&self) {
         let flushed = self.with_driver(Driver::flush).unwrap_or(Ok(()));
-        // Where the kernel takes nothing more for the moment, it may still look the descriptors up: they stay until it has.
+        // If the kernel accepts nothing at the moment, it may still look these descriptors up, so they must stay open.
         if flushed.is_ok() {
             self.sources.retired.borrow_mut().clear();
         }
@@ -204,13 +205,13 @@ impl Shared {
     pub(crate) fn retire(&self, token: Token, descriptor: OwnedFd) {
         self.sources.remove(token);
         let is_told = self.with_driver(|driver| {
-            // Fails after fork only, where the parent's watches are none of ours.
+            // Fails only after fork(2), where the watches are the parent's.
             drop(driver.unwatch(token));
-            // Of a future that was not dropped but forgotten.
+            // For futures that were forgotten instead of dropped.
             driver.cancel_fd(descriptor.as_raw_fd());
             driver.backend() == BackendKind::Epoll
         });
-        // With its runtime all its watches have ended.
+        // If the runtime has ended, so have all its watches.
         if is_told.unwrap_or(true) {
             return;
         }
@@ -230,20 +231,20 @@ impl Watched {
             self.readable.set(true);
             self.reader.wake();
         }
-        // Most events find it writable still, and nobody waits for what is there.
+        // Most events only repeat that the descriptor is writable, and nobody waits for that.
         if readiness.is_writable() && !self.writable.replace(true) {
             self.writer.wake();
         }
     }
 
-    /// Pending, and the task is woken, until reading was tried since a read last brought something: what has come may not
-    /// have been reported yet. Who reads nothing waits for no more than a turn.
+    /// Ready if a read was tried since a read last brought something; data may have arrived that was not reported yet.
+    /// Otherwise wakes the reader and this task. If nobody reads, this takes one turn.
     pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_rechecked.replace(true) {
             return Poll::Ready(());
         }
         self.readable.set(true);
-        // Before the one that asks, who may be another one.
+        // Before the task that asks, which may be another one.
         self.reader.wake();
         context.waker().wake_by_ref();
         Poll::Pending
@@ -251,7 +252,7 @@ impl Watched {
 }
 
 impl InFlight {
-    /// Has a task woken by the next event.
+    /// Has the task woken by the next event.
     pub(crate) fn register(&self, context: &Context<'_>) {
         let waker = match self.waiter.take() {
             Some(waker) if waker.will_wake(context.waker()) => waker,

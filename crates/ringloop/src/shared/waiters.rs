@@ -1,22 +1,22 @@
-//! Who waits for one direction of a source.
+//! The futures that wait for one direction of a source.
 
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::task::{Context, Waker};
 
-/// The ticket of a seat that nobody shares.
+/// The ticket of the seat that is not shared.
 const ALONE: u64 = u64::MAX;
 
-/// Whoever waits, in seats of their own.
+/// The wakers of those who wait, each in a seat.
 #[derive(Default)]
 pub(crate) struct Waiters {
     alone: Cell<Option<Waker>>,
-    /// Only of a source that is shared: a connection has none, and should be small.
+    /// Used only by sources that several futures wait for. A connection has none, and should be small.
     others: Cell<Option<Box<Queue>>>,
 }
 
-/// Those who wait beside one another, in the order in which they came.
+/// The waiting futures of a shared source, in the order in which they came.
 #[derive(Default)]
 struct Queue {
     last_ticket: u64,
@@ -31,24 +31,24 @@ impl Queue {
     }
 }
 
-/// Where somebody waits.
+/// The place of one waiting future.
 #[derive(Debug)]
 pub(crate) struct Seat(Cell<u64>);
 
 impl Seat {
-    /// For a direction in which there is one at a time: whoever comes next takes the seat.
+    /// For a direction in which one future waits at a time: the latest one takes the seat.
     pub(crate) const fn alone() -> Self {
         Self(Cell::new(ALONE))
     }
 
-    /// One of many.
+    /// For one future of several.
     pub(crate) const fn beside_others() -> Self {
         Self(Cell::new(0))
     }
 }
 
 impl Waiters {
-    /// Puts a task's waker into a seat, unless it is there already.
+    /// Stores the task's waker in a seat, unless it is there already.
     pub(crate) fn register(&self, seat: &Seat, context: &Context<'_>) {
         if seat.0.get() != ALONE {
             return self.register_beside_others(seat, context);
@@ -61,7 +61,7 @@ impl Waiters {
     }
 
     fn register_beside_others(&self, seat: &Seat, context: &Context<'_>) {
-        // The users' code, which may come back here, runs while nothing is taken.
+        // Cloning runs the user's code, which may call back into this, so nothing is taken yet.
         let mut waker = context.waker().clone();
         let mut queue = self.others.take().unwrap_or_default();
         if let Some(place) = queue.find(seat.0.get()) {
@@ -76,7 +76,7 @@ impl Waiters {
         drop(waker);
     }
 
-    /// Takes back what is in a seat.
+    /// Removes the waker from a seat.
     fn leave(&self, seat: &Seat) {
         if seat.0.get() == ALONE {
             return drop(self.alone.take());
@@ -90,14 +90,14 @@ impl Waiters {
         drop(waker);
     }
 
-    /// Wakes all that wait, and empties their seats.
+    /// Wakes all who wait, and empties their seats.
     pub(crate) fn wake(&self) {
         if let Some(waker) = self.alone.take() {
             waker.wake();
         }
         let mut last_ticket = None;
         while let Some(mut queue) = self.others.take() {
-            // Whoever comes back meanwhile waits for the next time.
+            // Whoever comes back meanwhile waits for the next wake.
             let last_ticket = *last_ticket.get_or_insert(queue.last_ticket);
             let is_due = |(ticket, _): &(u64, Waker)| *ticket <= last_ticket;
             let next = match queue.waiting.front() {
@@ -111,7 +111,7 @@ impl Waiters {
     }
 }
 
-/// That a future waits, in a seat that it brings or that is kept for it. When this is dropped its waker is taken back.
+/// A future's wait in a seat, which the future brings along or which is kept for it. Dropping this removes its waker.
 pub(crate) struct Waiting<'w, S: Borrow<Seat> = Seat> {
     waiters: &'w Waiters,
     seat: S,
@@ -190,7 +190,7 @@ mod tests {
                 counter.wait(&waiters, seat);
             }
             for _ in 0..2 {
-                // The second time it has nothing there.
+                // The second time, nothing is there.
                 waiters.leave(&seats[gone]);
             }
             assert_eq!(Arc::strong_count(&counters[gone]), 1);
@@ -198,7 +198,7 @@ mod tests {
             for (index, counter) in counters.iter().enumerate() {
                 assert_eq!(counter.take(), usize::from(index != gone));
             }
-            // What a seat has is over by now.
+            // The seats are empty by now.
             waiters.leave(&seats[gone]);
         }
         counters[0].wait(&waiters, &Seat::alone());
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// A waker that waits again when it is used.
+    /// A waker that registers again when it is used.
     struct Persistent {
         waiters: Rc<Waiters>,
         seats: [Seat; 2],
@@ -253,7 +253,7 @@ mod tests {
         PERSISTENT.set(Some(Rc::clone(&this)));
         Arc::new(WaitAgain).wake();
         this.waiters.wake();
-        // The first one that is woken takes the other one out of its seat, and puts it back behind those of this time.
+        // The first one to be woken removes the other from its seat, and registers it again for the next wake.
         assert_eq!(this.times.get(), 2);
         this.waiters.wake();
         assert_eq!(this.times.get(), 3);

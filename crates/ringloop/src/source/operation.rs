@@ -11,17 +11,17 @@ use ringloop_driver::{Driver, Op, Token};
 
 use crate::shared::{InFlight, Kind, Shared, elsewhere};
 
-/// An operation in flight. Dropping it cancels the operation; its buffers live until the kernel lets go.
+/// An operation in flight. Dropping it cancels the operation; its buffers live until the kernel has finished.
 pub(crate) struct Operation {
     shared: Rc<Shared>,
     state: Rc<InFlight>,
     token: Token,
-    /// Results that nobody takes are descriptors that nobody would close.
+    /// Whether results are descriptors, which must be closed if nobody takes them.
     brings_descriptors: bool,
 }
 
 impl Operation {
-    /// Begins an operation in the runtime that runs in this thread.
+    /// Submits an operation in the current runtime.
     pub(crate) fn submit(op: Op) -> io::Result<Self> {
         let shared = Shared::current();
         let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
@@ -41,7 +41,7 @@ impl Operation {
         })
     }
 
-    /// The next result of an operation that has several; `None` after the last.
+    /// Returns the next result of an operation that has several; `None` after the last.
     pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<io::Result<u32>>> {
         if let Some(result) = self.state.results.borrow_mut().pop_front() {
             return Poll::Ready(Some(result_of(result)));
@@ -56,13 +56,13 @@ impl Operation {
         Poll::Pending
     }
 
-    /// A result that has come already.
+    /// Returns a result that has already arrived.
     pub(crate) fn try_next(&self) -> Option<io::Result<u32>> {
         self.state.results.borrow_mut().pop_front().map(result_of)
     }
 
-    /// Ends the operation before anything else is done with what it works on. Fails if the kernel takes no cancel for the
-    /// moment, so that it may go on.
+    /// Cancels the operation before anything else is done with its file. Fails if the kernel accepts no cancel at the
+    /// moment; then the operation may still run.
     pub(crate) fn cancel_now(self) -> io::Result<()> {
         let shared = Rc::clone(&self.shared);
         drop(self);
@@ -70,7 +70,7 @@ impl Operation {
     }
 }
 
-/// Waits for the only result, and gives the operation back with it.
+/// Waits for the only result, and returns it together with the operation.
 impl Future for Operation {
     type Output = (io::Result<u32>, Option<Op>);
 
@@ -92,8 +92,8 @@ impl Drop for Operation {
     fn drop(&mut self) {
         if self.brings_descriptors {
             for descriptor in self.state.results.take() {
-                // SAFETY: results of the driver's that are not negative are new descriptors here, each of which was
-                // reported once; nobody has taken this one.
+                // SAFETY: results that are not negative are new descriptors here, each is reported once, and nobody has
+                // taken this one.
                 drop((descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) }));
             }
         }

@@ -1,4 +1,4 @@
-//! The tasks of a runtime: those that are alive, and those that are to be polled.
+//! The tasks of a runtime: those that are alive, and the queue of those to be polled.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,18 +12,18 @@ use super::Runnable;
 
 /// Belongs to the runtime's thread.
 ///
-/// The queue may still have a task that is over: one that was woken while it ran for the last time. Its index may be another
-/// task's by then, so that a task is taken off the list where it ends, and nowhere else.
+/// The queue may still contain a task that has ended: one that was woken during its last poll. Its index may belong to
+/// another task by then. So a task is removed from the list where it ends, and nowhere else.
 #[derive(Default)]
 pub(crate) struct Tasks {
     live: RefCell<Slab<Runnable>>,
     queue: RefCell<VecDeque<Runnable>>,
-    /// Who waits for the last task to end.
+    /// The waker of whoever waits for the last task to end.
     ended: Cell<Option<Waker>>,
 }
 
 impl Tasks {
-    /// Takes in a new task, and queues it.
+    /// Adds a new task, and queues it.
     pub(crate) fn adopt(&self, task: Runnable) {
         let index = self.live.borrow_mut().insert(Arc::clone(&task));
         task.adopt(index);
@@ -45,12 +45,12 @@ impl Tasks {
         self.live.borrow().len()
     }
 
-    /// The next task of the queue, which is to be [`run`](Self::run).
+    /// Takes the next task from the queue, which must then be [`run`](Self::run).
     pub(crate) fn next(&self) -> Option<Runnable> {
         self.queue.borrow_mut().pop_front()
     }
 
-    /// Gives a task its turn.
+    /// Runs a task once.
     pub(crate) fn run(&self, task: Runnable) {
         let index = task.index();
         if super::run(task) {
@@ -58,7 +58,7 @@ impl Tasks {
         }
     }
 
-    /// Takes a task off the list that has ended just now.
+    /// Removes a task that has just ended from the list.
     fn forget(&self, index: usize) {
         let task = self.live.borrow_mut().remove(index);
         drop(task);
@@ -69,7 +69,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until no task is alive; the future that `block_on` runs is none.
+    /// Waits until no task is alive. The future of `block_on` is not a task.
     pub(crate) async fn ended(&self) {
         poll_fn(|context| {
             if self.live.borrow().is_empty() {
@@ -81,10 +81,10 @@ impl Tasks {
         .await;
     }
 
-    /// Ends all tasks where they stand. False if there was none: those that end may spawn others.
+    /// Ends all tasks where they are. Returns false if there was none. Ending them may spawn new ones.
     pub(crate) fn end(&self) -> bool {
         let tasks: Vec<Runnable> = self.live.borrow_mut().drain().collect();
-        // Those that are queued are among them, or over.
+        // Queued tasks are among them, or have ended.
         drop(self.queue.take());
         for task in &tasks {
             super::end(task);
@@ -115,8 +115,8 @@ mod model {
         }
     }
 
-    /// A task is woken and aborted by another thread while it runs for the last time, and what follows is in its place of the
-    /// list: it stays there until it ends itself.
+    /// Another thread wakes and aborts a task during its last poll, and the next task takes its place in the list. That
+    /// one stays in the list until it ends itself.
     #[test]
     fn a_task_is_taken_off_the_list_once_whenever_it_is_woken() {
         let wake = Reactor::new(&Config::default()).unwrap().waker();

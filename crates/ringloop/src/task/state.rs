@@ -1,4 +1,4 @@
-//! Whether a task is queued, over, or to be ended: one atomic word, so that any thread may ask.
+//! Whether a task is queued, has ended, or is to be ended: one atomic word, so that any thread may ask.
 
 #[cfg(ringloop_loom)]
 use loom::sync::atomic::{AtomicU8, Ordering};
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The task is in a run queue, or on its way to one.
 const SCHEDULED: u8 = 1;
-/// Its future has been dropped.
+/// The task's future has been dropped.
 const OVER: u8 = 2;
-/// It is to be ended instead of polled.
+/// The task is to be ended instead of polled.
 const ABORTED: u8 = 4;
 
 #[derive(Debug)]
 pub(super) struct State(AtomicU8);
 
-/// What a task that was taken from the queue needs.
+/// What to do with a task that was taken from the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begin {
     Poll,
     Abort,
-    /// Nothing: it was over before its turn came.
+    /// Nothing: the task ended before its turn.
     Over,
 }
 
@@ -30,19 +30,19 @@ impl State {
         Self(AtomicU8::new(SCHEDULED))
     }
 
-    /// True if the caller must queue the task: it is alive, and nobody else has queued it.
+    /// Returns true if the caller must queue the task: it is alive, and not queued yet.
     ///
-    /// What the caller did before is seen by the poll that follows, also if it was another's call that queued the task.
+    /// What the caller did before is visible to the next poll, even if the task was queued by another thread.
     pub(super) fn schedule(&self) -> bool {
         self.0.fetch_or(SCHEDULED, Ordering::AcqRel) & (SCHEDULED | OVER) == 0
     }
 
-    /// Asks for the task's end. True as for `schedule`.
+    /// Requests the end of the task. Returns true as `schedule` does.
     pub(super) fn abort(&self) -> bool {
         self.0.fetch_or(SCHEDULED | ABORTED, Ordering::AcqRel) & (SCHEDULED | OVER) == 0
     }
 
-    /// To be called when the task has left the queue. From here on a wake queues it again.
+    /// Must be called when the task was taken from the queue. From here on, a wake queues it again.
     pub(super) fn begin(&self) -> Begin {
         let state = self.0.fetch_and(!SCHEDULED, Ordering::AcqRel);
         if state & OVER != 0 {
@@ -54,7 +54,7 @@ impl State {
         }
     }
 
-    /// From here on nobody queues the task.
+    /// Marks the end of the task. From here on, nobody queues it.
     pub(super) fn finish(&self) {
         self.0.fetch_or(OVER, Ordering::AcqRel);
     }
@@ -100,7 +100,7 @@ mod model {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicBool, AtomicUsize};
 
-    /// What is written before a wake is seen by a poll that comes after it, and no wake is lost.
+    /// What is written before a wake is visible to a poll after it, and no wake is lost.
     #[test]
     fn a_wake_is_followed_by_a_poll_that_sees_its_cause() {
         loom::model(|| {
@@ -133,7 +133,7 @@ mod model {
         });
     }
 
-    /// Of two threads that wake a task that waits, one queues it.
+    /// Of two threads that wake a waiting task, exactly one queues it.
     #[test]
     fn two_wakes_queue_once() {
         loom::model(|| {
@@ -149,8 +149,8 @@ mod model {
         });
     }
 
-    /// As `Remote::schedule` does it: the thread that queues the task sends it to the runtime, which sleeps whenever it may.
-    /// Of two wakes, one perhaps while the task runs, each cause is seen; a wake that is lost is a deadlock.
+    /// As `Remote::schedule` does it: whoever queues the task sends it to the runtime, which sleeps whenever it may.
+    /// Two wakes, one of them perhaps during a poll, are both noticed. A lost wake would be a deadlock.
     #[test]
     fn a_wake_from_another_thread_reaches_a_runtime_that_sleeps() {
         use crate::inbox::Mailbox;

@@ -9,14 +9,14 @@ use bytes::Buf;
 use super::TlsStream;
 use crate::net::{ReadBuffer, Stream, TcpStream};
 
-/// The half of a TLS connection that reads; made by [`TlsStream::into_split`].
+/// The reading half of a TLS connection; created by [`TlsStream::into_split`].
 #[derive(Debug)]
 pub struct TlsReadHalf<S: Stream = TcpStream> {
     stream: Rc<TlsStream<S>>,
 }
 
-/// The half of a TLS connection that writes; made by [`TlsStream::into_split`]. When it is dropped the peer is told, as far
-/// as there is room, that nothing will follow, and the direction is ended; when a panic drops it, it is ended without a word.
+/// The writing half of a TLS connection; created by [`TlsStream::into_split`]. Dropping it sends close_notify, if there
+/// is room, and shuts down the writing direction. During a panic, no close_notify is sent.
 #[derive(Debug)]
 pub struct TlsWriteHalf<S: Stream = TcpStream> {
     stream: Rc<TlsStream<S>>,
@@ -31,14 +31,14 @@ pub(super) fn split<S: Stream>(stream: TlsStream<S>) -> (TlsReadHalf<S>, TlsWrit
 }
 
 impl<S: Stream> TlsReadHalf<S> {
-    /// Reads, as [`TlsStream::read`].
+    /// Reads, see [`TlsStream::read`].
     pub async fn read<B: ReadBuffer>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.stream.reading();
         let result = poll_fn(|context| self.stream.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
     }
 
-    /// Reads in place, as [`TlsStream::read_with`].
+    /// Reads in place, see [`TlsStream::read_with`].
     pub async fn read_with<T>(
         &mut self,
         use_bytes: impl FnOnce(&[u8], &TlsStream<S>) -> T,
@@ -46,38 +46,38 @@ impl<S: Stream> TlsReadHalf<S> {
         self.stream.read_in_place(use_bytes).await
     }
 
-    /// The connection that this is a half of.
+    /// The connection that this half belongs to.
     pub fn stream(&self) -> &TlsStream<S> {
         &self.stream
     }
 }
 
 impl<S: Stream> TlsWriteHalf<S> {
-    /// Writes part of a buffer, as [`TlsStream::write`].
+    /// Writes part of a buffer, see [`TlsStream::write`].
     pub async fn write<B: Buf>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.stream.writing();
         let result = poll_fn(|context| self.stream.poll_write_from(context, &mut buffer)).await;
         (result, buffer)
     }
 
-    /// Writes all of a buffer, as [`TlsStream::write_all`].
+    /// Writes all of a buffer, see [`TlsStream::write_all`].
     pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
         self.stream.write_whole(buffer).await
     }
 
-    /// Waits until the kernel has all that was written.
+    /// Waits until the kernel has accepted everything that was written.
     pub async fn flush(&mut self) -> io::Result<()> {
         let _waiting = self.stream.writing();
         poll_fn(|context| self.stream.poll_flush(context)).await
     }
 
-    /// Says that nothing will follow, as [`TlsStream::shutdown`].
+    /// Sends close_notify, see [`TlsStream::shutdown`].
     pub async fn shutdown(&mut self) -> io::Result<()> {
         let _waiting = self.stream.writing();
         poll_fn(|context| self.stream.poll_finish(context)).await
     }
 
-    /// The connection that this is a half of.
+    /// The connection that this half belongs to.
     pub fn stream(&self) -> &TlsStream<S> {
         &self.stream
     }

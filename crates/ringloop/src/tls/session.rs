@@ -1,8 +1,8 @@
-//! A TLS connection without its socket: ciphertext goes in and out, plaintext comes out and goes in.
+//! A TLS connection without its socket: ciphertext and plaintext go in and come out.
 //!
-//! rustls keeps no buffers here: records are decrypted where they were received, in the worker's buffer, and encrypted
-//! into one that the thread's connections share. A connection has memory of its own only for what is under way: part of
-//! a record, plaintext that nobody has read, ciphertext that the socket had no room for.
+//! rustls keeps no buffers here. Records are decrypted in the worker's buffer, where they were received, and encrypted
+//! into a buffer that the thread's connections share. A connection has its own memory only for what is pending: part of
+//! a record, plaintext that was not read yet, ciphertext that the socket had no room for.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -15,10 +15,10 @@ use rustls::sign::CertifiedKey;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{ClientConfig, CommonState};
 
-/// The most plaintext that is encrypted, and sent, at a time.
+/// The maximum amount of plaintext that is encrypted and sent at a time.
 pub(super) const WRITE_BYTES_MAX: usize = 64 * 1024;
 
-/// What a record may add to its plaintext: header, explicit nonce, tag and content type.
+/// The maximum that a record adds to its plaintext: header, explicit nonce, tag and content type.
 const RECORD_OVERHEAD_BYTES: usize = 64;
 const RECORD_BYTES_MAX: usize = 16 * 1024;
 
@@ -26,17 +26,18 @@ const RECORD_BYTES_MAX: usize = 16 * 1024;
 const SCRATCH_BYTES: usize =
     WRITE_BYTES_MAX + WRITE_BYTES_MAX.div_ceil(RECORD_BYTES_MAX) * RECORD_OVERHEAD_BYTES;
 
-/// A buffer that has grown beyond this is given back when it is empty.
+/// A buffer that has grown beyond this size is freed when it is empty.
 const KEPT_BYTES: usize = 1024;
 
 thread_local! {
-    /// The host name that the client asks for, while its hello is processed.
+    /// The host name that the client asks for, while its ClientHello is processed.
     static ASKED_NAME: Cell<Option<Box<str>>> = const { Cell::new(None) };
-    /// Where this thread's connections encrypt.
+    /// The buffer that this thread's connections encrypt into.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// rustls tells the name that a client asks for to whoever chooses the certificate, and to nobody else here.
+/// Notes the name that a client asks for: with the unbuffered API, rustls passes it only to whoever chooses the
+/// certificate.
 #[derive(Debug)]
 struct NameNoting(Arc<dyn ResolvesServerCert>);
 
@@ -51,8 +52,8 @@ impl ResolvesServerCert for NameNoting {
     }
 }
 
-/// A server's configuration as sessions need it: it notes names, and accepts no early data, which others may have
-/// recorded and send again.
+/// Prepares a server's configuration for sessions: they note names, and do not accept early data, which can be
+/// replayed.
 pub(super) fn prepare(config: &ServerConfig) -> Arc<ServerConfig> {
     let mut config = config.clone();
     config.max_early_data_size = 0;
@@ -66,7 +67,7 @@ enum Side {
     Server(UnbufferedServerConnection),
 }
 
-/// What is alike for both sides, but has a type for each.
+/// What client and server have in common, although rustls has different types for them.
 trait Process {
     type Data;
 
@@ -108,7 +109,7 @@ impl Process for UnbufferedServerConnection {
     }
 }
 
-/// Bytes of which the first have been used.
+/// A buffer whose first bytes have been used.
 #[derive(Default)]
 pub(super) struct Queue {
     bytes: Vec<u8>,
@@ -138,19 +139,19 @@ impl Queue {
     }
 }
 
-/// A connection's TLS state.
+/// The TLS state of a connection.
 pub(super) struct Session {
     side: Side,
-    /// What has come of a record or message that is not whole yet.
+    /// Received ciphertext of a record or message that is not complete.
     incoming: Vec<u8>,
-    /// Plaintext that nobody has read yet.
+    /// Plaintext that was not read yet.
     pub(super) plaintext: Queue,
-    /// Ciphertext that is to be sent.
+    /// Ciphertext that must be sent.
     pub(super) outgoing: Queue,
     server_name: Option<Box<str>>,
-    /// The peer has said that nothing will follow.
+    /// The peer has sent close_notify.
     pub(super) is_ended: bool,
-    /// We have said so.
+    /// We have sent close_notify.
     is_closed: bool,
     failure: Option<rustls::Error>,
 }
@@ -194,7 +195,7 @@ impl Session {
         self.server_name.as_deref()
     }
 
-    /// What has come before and is to stand in front of what is received next.
+    /// Takes the bytes that must precede what is received next.
     pub(super) fn take_incoming(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.incoming)
     }
@@ -203,8 +204,8 @@ impl Session {
         self.incoming = incoming;
     }
 
-    /// Takes in ciphertext, which begins with what [`take_incoming`](Self::take_incoming) gave, and hands each record's
-    /// plaintext to `sink`. The rest is kept.
+    /// Processes ciphertext, which begins with what [`take_incoming`](Self::take_incoming) returned, and passes each
+    /// record's plaintext to `sink`. Keeps what is incomplete.
     pub(super) fn receive(
         &mut self,
         ciphertext: &mut [u8],
@@ -215,7 +216,7 @@ impl Session {
         Ok(())
     }
 
-    /// How many of the bytes are done with.
+    /// Returns how many of the bytes have been processed.
     fn process(&mut self, ciphertext: &mut [u8], sink: &mut dyn FnMut(&[u8])) -> io::Result<usize> {
         self.check()?;
         let Self {
@@ -229,7 +230,7 @@ impl Session {
             Side::Server(connection) => connection.is_handshaking(),
         };
         if is_handshaking {
-            // A resolver that panicked has left one behind.
+            // Left over from a resolver that panicked.
             ASKED_NAME.take();
         }
         let result = match side {
@@ -245,10 +246,10 @@ impl Session {
         })
     }
 
-    /// Encrypts up to [`WRITE_BYTES_MAX`] bytes, and hands the ciphertext on, which `send` sends as much of as it can.
-    /// The rest is queued. Says how many bytes were encrypted.
+    /// Encrypts up to [`WRITE_BYTES_MAX`] bytes, and passes the ciphertext to `send`, which sends as much as it can.
+    /// The rest is queued. Returns how many bytes were encrypted.
     ///
-    /// There must be no ciphertext in the queue that is to be sent before, unless `send` sends nothing.
+    /// If the queue contains ciphertext that must be sent first, `send` must send nothing.
     pub(super) fn encrypt(
         &mut self,
         plaintext: &[u8],
@@ -258,7 +259,7 @@ impl Session {
         if self.is_closed {
             return Err(io::Error::new(
                 io::ErrorKind::BrokenPipe,
-                "the TLS connection was shut down, or writing to it has failed: nothing can be written any more",
+                "the TLS connection was shut down, or a write has failed: nothing more can be written",
             ));
         }
         let plaintext = &plaintext[..plaintext.len().min(WRITE_BYTES_MAX)];
@@ -266,7 +267,7 @@ impl Session {
             scratch.resize(SCRATCH_BYTES.max(scratch.len()), 0);
             let length = self.write(scratch, Message::Plaintext(plaintext))?;
             if length > 0 {
-                // After an error these records are missing: none may follow them.
+                // After an error these records are lost, and none may follow them.
                 let done = send(&scratch[..length]).inspect_err(|_| self.is_closed = true)?;
                 self.outgoing.push(&scratch[done..length]);
             }
@@ -274,7 +275,7 @@ impl Session {
         })
     }
 
-    /// Queues the message that nothing will follow.
+    /// Queues close_notify.
     pub(super) fn close(&mut self) -> io::Result<()> {
         if self.is_closed || self.failure.is_some() {
             return Ok(());
@@ -286,7 +287,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes into `room`, which is made larger if need be, and says how much.
+    /// Encrypts into `room`, which grows if necessary, and returns the length.
     fn write(&mut self, room: &mut Vec<u8>, message: Message<'_>) -> io::Result<usize> {
         let Self {
             side,
@@ -300,14 +301,14 @@ impl Session {
             Side::Server(connection) => write(connection, incoming, outgoing, room, message),
         }?;
         if outgoing.bytes.len() > before {
-            // A reply to the peer's key update must go first: all that is sent goes through the queue now.
+            // A reply to the peer's key update must be sent first, so everything goes through the queue now.
             outgoing.push(&room[..length]);
             return Ok(0);
         }
         Ok(length)
     }
 
-    /// Fails with what the connection has failed with.
+    /// Fails if the connection has failed before, with that error.
     pub(super) fn check(&self) -> io::Result<()> {
         match &self.failure {
             Some(failure) => Err(error(failure.clone())),
@@ -320,15 +321,15 @@ fn error(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// What is to be written.
+/// What to write.
 #[derive(Clone, Copy)]
 enum Message<'a> {
     Plaintext(&'a [u8]),
-    /// That nothing will follow.
+    /// close_notify.
     CloseNotify,
 }
 
-/// How many of the bytes are done with.
+/// Returns how many of the bytes have been processed.
 fn process<C: Process>(
     connection: &mut C,
     ciphertext: &mut [u8],
@@ -353,7 +354,7 @@ fn process<C: Process>(
                 false
             }
             Ok(ConnectionState::TransmitTlsData(data)) => {
-                // It is in the queue, whose order is kept.
+                // It is in the queue, which keeps the order.
                 data.done();
                 false
             }
@@ -368,7 +369,7 @@ fn process<C: Process>(
             ) => true,
             Ok(_) => return Err(unexpected()),
             Err(error) => {
-                // What tells the peer why comes before anything further is taken in.
+                // The alert that tells the peer why is sent before anything else is processed.
                 while connection.common().wants_write()
                     && let Ok(ConnectionState::EncodeTlsData(mut data)) =
                         connection.process(&mut []).state
@@ -380,7 +381,7 @@ fn process<C: Process>(
         };
         done += discard;
         if is_waiting {
-            // What follows the end is to be ignored (RFC 8446, section 6.1).
+            // Whatever follows close_notify must be ignored (RFC 8446, section 6.1).
             return Ok(if *is_ended { ciphertext.len() } else { done });
         }
     }
@@ -443,8 +444,8 @@ fn encode(
     }
 }
 
-/// A state that sessions do not get into: early data is off, plaintext is taken out as soon as it is there, and nothing
-/// is written before the handshake is over.
+/// The error for states that sessions do not get into: early data is off, plaintext is taken as soon as it is there,
+/// and nothing is written before the handshake is over.
 fn unexpected() -> rustls::Error {
     rustls::Error::General("the TLS connection is in an unexpected state".to_owned())
 }

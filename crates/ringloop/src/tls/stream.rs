@@ -16,28 +16,28 @@ use crate::net::stream::poll_write_buffer;
 use crate::net::{Stream, TcpStream};
 use crate::source::{Seat, Waiting};
 
-/// How much ciphertext is received at a time, at most.
+/// The maximum amount of ciphertext that is received at a time.
 const READ_BYTES_MAX: usize = 256 * 1024;
 
-/// What a read into a small buffer receives: a whole record, so that little is left to be kept.
+/// How much a read into a small buffer receives: a whole record, so that little must be kept.
 const READ_BYTES_MIN: usize = 17 * 1024;
 
 thread_local! {
-    /// Where records' plaintexts are joined, for reads in place.
+    /// Where the plaintexts of several records are joined.
     static PLAINTEXT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// A TLS connection over a [`TcpStream`] or a [`UnixStream`](crate::net::UnixStream).
 ///
-/// It is used like those. What is different:
-/// - A peer that closes the connection without saying so in TLS may have been cut off by somebody else: reading then ends in
-///   `UnexpectedEof`, and not in 0 bytes. [`shutdown`](Self::shutdown) says so; dropping does not.
-/// - What [`write`](Self::write) took and the socket had no room for is sent by the calls that follow, whichever they are;
-///   [`write_all`](Self::write_all) and [`flush`](Self::flush) wait for it.
+/// It is used like those, with these differences:
+/// - If a peer closes the connection without close_notify, an attacker may have cut it off. Reading then returns
+///   `UnexpectedEof` instead of 0 bytes. [`shutdown`](Self::shutdown) sends close_notify; dropping the stream does not.
+/// - Bytes that [`write`](Self::write) has accepted, but the socket had no room for, are sent by any later call.
+///   [`write_all`](Self::write_all) and [`flush`](Self::flush) wait until they are sent.
 pub struct TlsStream<S: Stream = TcpStream> {
     stream: S,
     session: Box<RefCell<Session>>,
-    /// Where whoever reads waits for room, to send what is unsent, beside whoever writes.
+    /// The seat in which a reader waits for room to send queued bytes, beside a writer.
     flushing: Seat,
 }
 
@@ -50,36 +50,36 @@ impl<S: Stream> TlsStream<S> {
         }
     }
 
-    /// For a future that waits to write. There is one at a time.
+    /// Registers a future that waits to write. There is one at a time.
     pub(super) fn writing(&self) -> Waiting<'_> {
         self.stream.core().writing()
     }
 
-    /// For a future that waits to read, and for room to send what is unsent. There is one at a time.
+    /// Registers a future that waits to read, and for room to send queued bytes. There is one at a time.
     pub(super) fn reading(&self) -> (Waiting<'_>, Waiting<'_, &Seat>) {
         let core = self.stream.core();
         (core.reading(), core.writing_in(&self.flushing))
     }
 
-    /// Reads what is there, once, into the room that the buffer has, behind what is in it. It never grows. 0 is the end of
-    /// the stream, or a buffer without room.
+    /// Reads what has arrived, once, and appends it to the buffer, as far as that has room; the buffer never grows. A
+    /// count of 0 means that the stream has ended, or that the buffer had no room.
     ///
     /// # Errors
-    /// Those of recv(2); `UnexpectedEof` if the connection ends without a word; `InvalidData` with rustls' error for what is
-    /// not TLS.
+    /// Returns the errors of recv(2), `UnexpectedEof` if the connection ends without close_notify, and `InvalidData`
+    /// with rustls' error for anything that is not TLS.
     pub async fn read<B: ReadBuffer>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.reading();
         let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;
         (result, buffer)
     }
 
-    /// Reads in place, as [`TcpStream::read_with`]: what has come is decrypted in a buffer that the connections of this
-    /// thread share, and handed to `use_bytes`. An empty slice is the end of the stream.
+    /// Reads in place, like [`TcpStream::read_with`]: received data is decrypted in a buffer that the connections of
+    /// this thread share, and passed to `use_bytes`. An empty slice is the end of the stream.
     ///
-    /// What `use_bytes` does not use is lost. It may answer at once with [`try_write`](Self::try_write).
+    /// Bytes that `use_bytes` does not use are lost. It can answer at once with [`try_write`](Self::try_write).
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// See [`read`](Self::read).
     pub async fn read_with<T>(
         &mut self,
         use_bytes: impl FnOnce(&[u8], &Self) -> T,
@@ -87,31 +87,32 @@ impl<S: Stream> TlsStream<S> {
         self.read_in_place(use_bytes).await
     }
 
-    /// Writes part of a buffer, and advances it by that: up to 64 KB in one system call.
+    /// Writes part of a buffer, up to 64 KB in one system call, and advances the buffer by that.
     ///
     /// # Errors
-    /// Those of send(2); `BrokenPipe` after [`shutdown`](Self::shutdown).
+    /// Returns the errors of send(2), and `BrokenPipe` after [`shutdown`](Self::shutdown).
     pub async fn write<B: Buf>(&mut self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.writing();
         let result = poll_fn(|context| self.poll_write_from(context, &mut buffer)).await;
         (result, buffer)
     }
 
-    /// Writes all of a buffer, and waits until the kernel has it. After an error the buffer has what was not written.
+    /// Writes all of a buffer, and waits until the kernel has accepted it. After an error, the buffer that comes back
+    /// holds what was not written.
     pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
         self.write_whole(buffer).await
     }
 
-    /// Waits until the kernel has all that was written.
+    /// Waits until the kernel has accepted everything that was written.
     pub async fn flush(&mut self) -> io::Result<()> {
         let _waiting = self.writing();
         poll_fn(|context| self.poll_flush(context)).await
     }
 
-    /// Writes without waiting: up to 64 KB, of which what the socket has no room for is sent by later calls.
+    /// Writes up to 64 KB without waiting. What the socket has no room for is sent by later calls.
     ///
     /// # Errors
-    /// `WouldBlock` while there is anything left from before; else as [`write`](Self::write).
+    /// Returns `WouldBlock` while earlier bytes are still queued, and otherwise the errors of [`write`](Self::write).
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut session = self.session.borrow_mut();
         self.send_now(&mut session)?;
@@ -121,22 +122,22 @@ impl<S: Stream> TlsStream<S> {
         session.encrypt(bytes, |ciphertext| self.send(ciphertext))
     }
 
-    /// Says that nothing will follow, after all that was written, and ends that direction. Reading goes on.
+    /// Sends close_notify after everything that was written, and shuts down the writing direction. Reading still works.
     ///
     /// # Errors
-    /// Those of send(2) and shutdown(2). A connection that is gone is none.
+    /// Returns the errors of send(2) and shutdown(2). It is not an error if the connection is already gone.
     pub async fn shutdown(&mut self) -> io::Result<()> {
         let _waiting = self.writing();
         poll_fn(|context| self.poll_finish(context)).await
     }
 
-    /// The protocol that was agreed on by ALPN, such as `h2`.
+    /// The protocol that was negotiated by ALPN, such as `h2`.
     pub fn alpn_protocol(&self) -> Option<Vec<u8>> {
         let session = self.session.borrow();
         session.common().alpn_protocol().map(<[u8]>::to_vec)
     }
 
-    /// The peer's certificates, its own first, if it has shown any.
+    /// The peer's certificate chain, its own certificate first, if it has presented one.
     pub fn peer_certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
         let session = self.session.borrow();
         session
@@ -145,32 +146,32 @@ impl<S: Stream> TlsStream<S> {
             .map(<[CertificateDer<'_>]>::to_vec)
     }
 
-    /// The host name that the client asked for (SNI). None for a client's own connection.
+    /// The host name that the client has asked for (SNI). `None` on the client's side.
     pub fn server_name(&self) -> Option<String> {
         self.session.borrow().server_name().map(str::to_owned)
     }
 
-    /// The version of the protocol that was agreed on.
+    /// The version of TLS that was negotiated.
     pub fn protocol_version(&self) -> Option<rustls::ProtocolVersion> {
         self.session.borrow().common().protocol_version()
     }
 
-    /// The cipher suite that was agreed on.
+    /// The cipher suite that was negotiated.
     pub fn cipher_suite(&self) -> Option<rustls::SupportedCipherSuite> {
         self.session.borrow().common().negotiated_cipher_suite()
     }
 
-    /// How the handshake was done: in full, or as the resumption of an earlier session.
+    /// Whether the handshake was a full one, or resumed an earlier session.
     pub fn handshake_kind(&self) -> Option<rustls::HandshakeKind> {
         self.session.borrow().common().handshake_kind()
     }
 
-    /// The connection below, for its addresses and options. What is written to it directly breaks the TLS connection.
+    /// The underlying connection, for its addresses and options. Writing to it directly breaks the TLS connection.
     pub fn stream(&self) -> &S {
         &self.stream
     }
 
-    /// Splits the connection, so that one task may read while another one writes.
+    /// Splits the connection into two halves, so that one task can read while another one writes.
     pub fn into_split(self) -> (TlsReadHalf<S>, TlsWriteHalf<S>) {
         halves::split(self)
     }
@@ -201,7 +202,7 @@ impl<S: Stream> TlsStream<S> {
         (poll_fn(|context| self.poll_flush(context)).await, buffer)
     }
 
-    /// Ready when both sides have agreed, and the kernel has all that is to be said about it.
+    /// Ready when the handshake is complete, and the kernel has accepted all of its messages.
     pub(crate) fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.poll_flush(context))?;
@@ -218,7 +219,7 @@ impl<S: Stream> TlsStream<S> {
             if received.is_ok() && !(is_over && session.common().is_handshaking()) {
                 continue;
             }
-            // The peer is told why, as far as there is room.
+            // The peer is sent an alert, if there is room.
             let _ = self.send_now(&mut session);
             received?;
             return Poll::Ready(Err(io::Error::new(
@@ -228,8 +229,8 @@ impl<S: Stream> TlsStream<S> {
         }
     }
 
-    /// Receives once, and hands each record's plaintext to `sink`. Gives how many bytes of ciphertext there were; 0 at the
-    /// end of the connection.
+    /// Receives once, and passes each record's plaintext to `sink`. Returns the number of bytes of ciphertext, which is
+    /// 0 at the end of the connection.
     fn poll_receive(
         &self,
         context: &mut Context<'_>,
@@ -290,7 +291,7 @@ impl<S: Stream> TlsStream<S> {
         context: &mut Context<'_>,
         use_bytes: impl FnOnce(&[u8], &Self) -> T,
     ) -> Poll<io::Result<T>> {
-        // Inside of another one's closure there is none, and one is made.
+        // A read inside the closure of another one gets a new buffer.
         let mut plaintext = PLAINTEXT.take();
         plaintext.clear();
         let mut session = self.session.borrow_mut();
@@ -311,8 +312,7 @@ impl<S: Stream> TlsStream<S> {
         result
     }
 
-    /// Receives until `sink` has been given something and has said that it is content, or until the end of the stream:
-    /// that is true then.
+    /// Receives until `sink` returns true, or until the end of the stream, for which it returns true.
     fn poll_plaintext(
         &self,
         context: &mut Context<'_>,
@@ -330,22 +330,22 @@ impl<S: Stream> TlsStream<S> {
             let polled = self.poll_receive(context, limit, &mut |bytes| is_content |= sink(bytes));
             match polled {
                 Poll::Pending => {
-                    // What is unsent must not wait for the next write. Its errors are the next write's.
+                    // Queued bytes must not wait for the next write. An error is reported by the next write.
                     let _ = self.poll_flush_in(context, &self.flushing);
                     return Poll::Pending;
                 }
-                // Key updates are answered, and the peer is told what was wrong.
+                // Answers to key updates, and alerts.
                 Poll::Ready(received) => {
                     let mut session = self.session.borrow_mut();
                     let _ = self.send_now(&mut session);
                     if is_content {
-                        // An error in what follows is remembered.
+                        // An error after this data is stored for the next call.
                         return Poll::Ready(Ok(false));
                     }
                     if received? == 0 && !session.is_ended {
                         return Poll::Ready(Err(io::Error::new(
                             io::ErrorKind::UnexpectedEof,
-                            "the connection ended without TLS's close_notify: what came before may be incomplete",
+                            "the connection ended without a TLS close_notify: the data may be incomplete",
                         )));
                     }
                 }
@@ -371,9 +371,9 @@ impl<S: Stream> TlsStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        // Not taking more meanwhile is what slows down a writer whose peer does not read.
+        // Accepting nothing more meanwhile slows down a writer whose peer does not read.
         ready!(self.poll_flush(context))?;
-        // A record that cannot be sent ends the connection.
+        // If a record cannot be sent, the connection is over.
         self.stream.core().check_here()?;
         let mut session = self.session.borrow_mut();
         Poll::Ready(session.encrypt(bytes, |ciphertext| {
@@ -390,7 +390,7 @@ impl<S: Stream> TlsStream<S> {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_flush(context))?;
-        // A record for all costs less than one for each.
+        // One record for all pieces is cheaper than one for each.
         let mut joined = PLAINTEXT.take();
         joined.clear();
         for piece in pieces {
@@ -406,7 +406,7 @@ impl<S: Stream> TlsStream<S> {
         self.poll_flush_in(context, &Seat::alone())
     }
 
-    /// As [`poll_flush`](Self::poll_flush), for who waits in that seat.
+    /// Like [`poll_flush`](Self::poll_flush), with a seat.
     fn poll_flush_in(&self, context: &mut Context<'_>, seat: &Seat) -> Poll<io::Result<()>> {
         let mut session = self.session.borrow_mut();
         while !session.outgoing.is_empty() {
@@ -423,10 +423,10 @@ impl<S: Stream> TlsStream<S> {
         Poll::Ready(self.stream.core().finish())
     }
 
-    /// Ends the direction without waiting, for a half that is dropped. The peer is told before that nothing will follow,
-    /// as far as there is room, unless this is because of a panic: whoever panicked has not said all they had to say.
+    /// Shuts down writing without waiting, when a half is dropped. Sends close_notify first, if there is room. During a
+    /// panic it does not, because the message is probably incomplete.
     pub(super) fn end_now(&self) {
-        // An error means that the connection is gone already.
+        // An error means that the connection is already gone.
         if !std::thread::panicking() {
             let mut session = self.session.borrow_mut();
             let _ = session.close();
@@ -435,7 +435,7 @@ impl<S: Stream> TlsStream<S> {
         let _ = self.stream.core().finish();
     }
 
-    /// Writes all of the bytes: what the socket has no room for is queued.
+    /// Writes all of the bytes. Queues what the socket has no room for.
     pub(crate) fn write_or_queue(&self, mut bytes: &[u8]) -> io::Result<()> {
         let mut session = self.session.borrow_mut();
         while !bytes.is_empty() {
@@ -452,7 +452,7 @@ impl<S: Stream> TlsStream<S> {
         Ok(())
     }
 
-    /// Sends what is queued, as far as there is room.
+    /// Sends queued bytes, as far as there is room.
     fn send_now(&self, session: &mut Session) -> io::Result<()> {
         while !session.outgoing.is_empty() {
             let sent = self.send(session.outgoing.rest())?;
