@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import os
+import pathlib
 import signal
 import socket
 import struct
@@ -19,6 +20,7 @@ import warnings
 
 import pytest
 
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 ARMS = ("asyncio", "io_uring", "epoll")
 HOST = "127.0.0.1"
 DEBUG_MODE_OFF = False

@@ -7,7 +7,7 @@ read with ringloop in mind. A release that is not in it is compared with those o
     python tools/asyncio_sources.py --diff OTHER       the text of it, if OTHER is an interpreter of that release
     python tools/asyncio_sources.py --update           "I have read it": enters the running release
 
-tests/test_asyncio_sources.py does the first of these. Exits with 0 if all is as it was read, with 1 if something differs.
+tests/interpreter/test_asyncio_sources.py does the first of these. Exits with 0 if all is as it was read, with 1 if something differs.
 """
 
 from __future__ import annotations

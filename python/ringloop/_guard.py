@@ -8,7 +8,7 @@ asyncio's takes. Where it doesn't:
   and watches. A RuntimeWarning says so.
 - any other is an ImportError: the loop itself would not work.
 
-Names of parameters are compared, not what is done with them. tests/test_asyncio_sources.py tells a maintainer about that.
+Names of parameters are compared, not what is done with them. tests/interpreter/test_asyncio_sources.py tells a maintainer about that.
 """
 
 from __future__ import annotations

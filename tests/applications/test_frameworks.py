@@ -15,7 +15,7 @@ import pytest
 import processes
 import support
 
-ROOT = Path(__file__).parents[2]
+ROOT = support.REPOSITORY
 
 # What the programs have in common, as a module beside them.
 COMMON = """

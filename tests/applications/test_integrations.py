@@ -15,7 +15,7 @@ import pytest
 import processes
 import support
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "integrations.md"
+PAGE = support.REPOSITORY / "docs" / "integrations.md"
 BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 SNIPPETS = {title: text for _, title, text in BLOCK.findall(PAGE.read_text())}
 ON_RINGLOOP = "<EventLoop running=True closed=False debug=False>"

@@ -20,7 +20,7 @@ pytest.importorskip("ipykernel", reason="make test-applications installs it")
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "integrations.md"
+PAGE = support.REPOSITORY / "docs" / "integrations.md"
 KERNEL = json.loads(
     re.search(r'^```json title="kernel.json"\n(.*?)^```$', PAGE.read_text(), re.DOTALL | re.MULTILINE)[1]
 )

@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
-from support import PATIENCE_S
+from support import PATIENCE_S, REPOSITORY
 
-PROGRAM = Path(__file__).parent.parent / "tools" / "conformance.py"
+PROGRAM = REPOSITORY / "tools" / "conformance.py"
 BACKENDS = ("io_uring", "epoll")
 
 TESTS = """

@@ -1,7 +1,6 @@
 """The program of examples/live_meter, run as its users run it."""
 
 import os
-import pathlib
 import pty
 import re
 import signal
@@ -13,7 +12,7 @@ import pytest
 import support
 from support import names_the_slowest
 
-PROGRAM = pathlib.Path(__file__).parent.parent / "examples" / "live_meter" / "meter.py"
+PROGRAM = support.REPOSITORY / "examples" / "live_meter" / "meter.py"
 LINE = re.compile(
     r"(?P<backend>io_uring|epoll) \| busy +\d+% \| +[\d,]+ callbacks/s \| [\d.]+ system calls each \| \d connections "
     r"\| \d+ ready \| \d+ timers( \| slowest (?P<ms>[\d.]+) ms: (?P<what>.+))?"

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).parent.parent / "tools"
+from support import REPOSITORY
+
+TOOLS = REPOSITORY / "tools"
 SPECIFICATION = importlib.util.spec_from_file_location("suites", TOOLS / "suites.py")
 suites = importlib.util.module_from_spec(SPECIFICATION)
 sys.modules["suites"] = suites  # dataclasses look their module up

@@ -14,7 +14,9 @@ from types import FunctionType
 
 import pytest
 
-TOOL = Path(__file__).parent.parent / "tools" / "asyncio_sources.py"
+from support import REPOSITORY
+
+TOOL = REPOSITORY / "tools" / "asyncio_sources.py"
 SPECIFICATION = importlib.util.spec_from_file_location("asyncio_sources", TOOL)
 tool = importlib.util.module_from_spec(SPECIFICATION)
 sys.modules["asyncio_sources"] = tool  # dataclasses look their module up

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import pty
 import queue
 import re
@@ -17,7 +16,7 @@ import pytest
 
 import support
 
-FOLDER = pathlib.Path(__file__).parent.parent / "examples" / "echo_pair"
+FOLDER = support.REPOSITORY / "examples" / "echo_pair"
 MEASURED = re.compile(r"average +[0-9.]+ ms\np95 +[0-9.]+ ms\nthroughput +[0-9.]+ MB/s\n$")
 
 

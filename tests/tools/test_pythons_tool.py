@@ -1,11 +1,11 @@
 """tools/pythons.sh as far as it says what is wrong; what it makes is what `.ci/run` runs the tests of two Pythons in."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from support import REPOSITORY
+
 PROGRAM = REPOSITORY / "tools" / "pythons.sh"
 
 

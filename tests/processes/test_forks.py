@@ -1,6 +1,6 @@
 """Forked and spawned children, in and around a running loop: the child works, and the parent notices nothing.
 
-More on forks: tests/test_backends.py (a child with a loop of its own, a parent's loop used in a child), tests/test_subprocess.py.
+More on forks: tests/loop/test_backends.py (a child with a loop of its own, a parent's loop used in a child), tests/processes/test_subprocess.py.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Loops and threads. One loop in one thread after another, several at once, and races with close: tests/test_run.py."""
+"""Loops and threads. One loop in one thread after another, several at once, and races with close: tests/loop/test_run.py."""
 
 import asyncio
 import collections

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent.parent / "tools" / "layers.py"
+import support
+
+PROGRAM = support.REPOSITORY / "tools" / "layers.py"
 
 ARCHITECTURE = """\
 # A tree

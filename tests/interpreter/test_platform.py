@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import support
-
-REPOSITORY = Path(__file__).parent.parent
+from support import REPOSITORY
 
 
 def refusal(change="", **options):
@@ -61,7 +60,7 @@ def package(tmp_path):
 
     folder = tmp_path / "ringloop"
     shutil.copytree(Path(ringloop.__file__).parent, folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(tmp_path), str(Path(support.__file__).parent)])
     return folder, {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
