@@ -10,18 +10,19 @@ import gc
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 
 import hypothesis
 import hypothesis.strategies
 import pytest
-import trustme
 
-pytest.register_assert_rewrite("differential", "support")
+pytest.register_assert_rewrite(
+    "datagram_support", "descriptor_support", "differential", "support", "tcp_support", "tls_support"
+)
 
 import support  # noqa: E402
+import tls_support  # noqa: E402
 
 
 def selected_arms():
@@ -152,11 +153,7 @@ def refused_port():
         yield sock.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def contexts():
-    """A server's and a client's TLS contexts."""
-    authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA).configure_cert(server)
-    authority.configure_trust(client)
-    return server, client
+    """The TLS contexts of a server called "localhost" and of a client that trusts it."""
+    return tls_support.tls_contexts("localhost")

@@ -10,21 +10,19 @@ runs some examples, the same ones each time; soak.py runs others for as long as 
 
 import asyncio
 import concurrent.futures
-import functools
 import gc
 import os
 import random
 import socket
-import ssl
 import tempfile
 import threading
 
-import trustme
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import support
 from differential import described
+from tls_support import NAME, tls_contexts
 
 BYTES_MAX = 4_000_000
 """No end writes more than this."""
@@ -511,23 +509,13 @@ class TcpMachine(PlainMachine):
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def contexts():
-    """Of a client and of the server that it trusts."""
-    authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.issue_cert("localhost").configure_cert(server)
-    authority.configure_trust(client)
-    return client, server
-
-
 class TlsMachine(StreamMachine):
     """The same under TLS."""
 
     def __init__(self, arm):
         super().__init__(arm)
-        client, server = contexts()
-        self.options = {"ssl": client, "server_hostname": "localhost"}, {"ssl": server}
+        server, client = tls_contexts()
+        self.options = {"ssl": client, "server_hostname": NAME}, {"ssl": server}
         for world in self.worlds:
             # Much of it is asyncio's own code in both.
             world.mistakes = MISTAKES

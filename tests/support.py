@@ -158,6 +158,25 @@ def names_the_slowest(test):
     return tried
 
 
+def noop(*_arguments):
+    """A callback that does nothing."""
+
+
+class Oops(Exception):
+    """An exception that only the tests raise."""
+
+
+class Strange(BaseException):
+    """One that `except Exception` doesn't catch, and that doesn't end the loop either."""
+
+
+def run_turns(loop, count=1):
+    """Run the loop for this many turns."""
+    for _ in range(count):
+        loop.stop()
+        loop.run_forever()
+
+
 async def turns(count):
     """Let the loop make this many turns."""
     for _ in range(count):
@@ -291,6 +310,23 @@ class BufferedRecorder(asyncio.BufferedProtocol):
     def buffer_updated(self, count):
         self.events.append(("buffer_updated", count))
         self.data += self.buffer[:count]
+
+
+class Echo(asyncio.Protocol):
+    """Sends back what it receives."""
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.transport.write(data)
+
+
+def released_view():
+    """A memoryview that can no longer be used."""
+    view = memoryview(b"released")
+    view.release()
+    return view
 
 
 async def attach(loop, protocol):

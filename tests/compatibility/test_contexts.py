@@ -9,15 +9,14 @@ import contextvars
 import functools
 import gc
 import socket
-import ssl
 import warnings
 import weakref
 
 import pytest
-import trustme
 
 from differential import demand_the_same
 from support import HOST, PATIENCE_S, finish, tcp_pair, turns, until
+from tls_support import NAME, tls_contexts
 
 # Set by the coroutine of the test at each of its steps.
 STEP = contextvars.ContextVar("STEP", default="none")
@@ -25,17 +24,6 @@ STEP = contextvars.ContextVar("STEP", default="none")
 LAST = contextvars.ContextVar("LAST", default="none")
 
 MUCH = 4 << 20  # More than the sockets hold.
-NAME = "server.test"
-
-
-@functools.cache
-def tls_contexts():
-    authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(NAME, key_type=trustme.KeyType.ECDSA).configure_cert(server)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.configure_trust(client)
-    return server, client
 
 
 class Witness:

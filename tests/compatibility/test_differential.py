@@ -19,6 +19,7 @@ import pytest
 
 import support
 from differential import demand_the_same, described
+from support import released_view
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -561,18 +562,12 @@ class Misleading(bytes):
         return 3
 
 
-def released():
-    view = memoryview(b"released")
-    view.release()
-    return view
-
-
 # Made anew for each use.
 DATA = {
     "bytes": lambda: b"data", "bytearray": lambda: bytearray(b"data"), "view": lambda: memoryview(b"data"), "nothing": lambda: b"",
     "a view of nothing": lambda: memoryview(b""), "every other byte": lambda: memoryview(bytearray(b"0123456789"))[::2],
     "backwards": lambda: memoryview(b"0123456789")[::-1], "numbers": lambda: memoryview(array.array("i", [1, 2])),
-    "a table": lambda: memoryview(b"abcdef").cast("B", [2, 3]), "released": released, "an array": lambda: array.array("i", [1, 2, 3]),
+    "a table": lambda: memoryview(b"abcdef").cast("B", [2, 3]), "released": released_view, "an array": lambda: array.array("i", [1, 2, 3]),
     "ctypes": lambda: (ctypes.c_char * 5)(*b"ctype"), "a view of ctypes": lambda: memoryview((ctypes.c_char * 5)(*b"ctype")),
     "a string": lambda: "data", "a number": lambda: 5, "None": lambda: None, "a list": lambda: [1], "truthless": lambda: Truthless(b"data"),
     "misleading": lambda: Misleading(b"hello"), "a subclass": lambda: type("Sub", (bytearray,), {})(b"data"),

@@ -12,32 +12,20 @@ import pytest
 
 from support import (
     BufferedRecorder,
+    Oops,
     Recorder,
+    Strange,
     attach,
     capture_contexts,
     receive_all,
     run_child,
+    run_turns,
     same_as_asyncio,
     skip_unless,
     tcp_pair,
     turns,
     until,
 )
-
-
-class Oops(Exception):
-    pass
-
-
-class Strange(BaseException):
-    pass
-
-
-def run_turns(loop, count=1):
-    for _ in range(count):
-        loop.stop()
-        loop.run_forever()
-
 
 # The handler
 

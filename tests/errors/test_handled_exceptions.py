@@ -18,16 +18,13 @@ import pytest
 
 import support
 from differential import demand_the_same
+from support import Oops
 
 pytestmark = pytest.mark.ringloop_only
 
 VARIABLE = contextvars.ContextVar("VARIABLE", default="outside")
 MUCH = bytes(8 << 20)
 SOURCE = re.compile(r" at \S+:\d+")
-
-
-class Oops(Exception):
-    pass
 
 
 class ErrorOfTheHandler(Exception):

@@ -17,9 +17,11 @@ from support import (
     Recorder,
     attach,
     finish,
+    noop,
     open_descriptors,
     resource_warnings,
     run_child,
+    run_turns,
     skip_unless,
     tcp_pair,
     turns,
@@ -42,16 +44,6 @@ def collector_off():
         yield
     finally:
         gc.enable()
-
-
-def run_turns(loop, count=1):
-    for _ in range(count):
-        loop.stop()
-        loop.run_forever()
-
-
-def noop(*_arguments):
-    pass
 
 
 # What takes part in garbage collection

@@ -7,20 +7,18 @@ counts, so that the size of the process counts too. Stock asyncio, the control, 
 import asyncio
 import concurrent.futures
 import ctypes
-import functools
 import gc
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 import types
 
 import pytest
-import trustme
 
 import support
+from tls_support import tls_contexts
 
 CYCLES = 500
 WARM_UP = 60
@@ -243,19 +241,8 @@ def test_streams(loop, cycles):
     )
 
 
-@functools.cache
-def contexts():
-    """A server's and a client's context that trust each other."""
-    authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(support.HOST, key_type=trustme.KeyType.ECDSA).configure_cert(server)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.configure_trust(client)
-    return server, client
-
-
 def test_tls_connections(loop, client, cycles):
-    ours, theirs = contexts()
+    ours, theirs = tls_contexts()
     with_server(
         loop,
         lambda: loop.create_server(Echo, support.HOST, 0, ssl=ours),

@@ -17,25 +17,17 @@ from support import (
     BackgroundThread,
     capture_contexts,
     new_event_loop,
+    noop,
     run_child,
+    run_turns,
     same_as_asyncio,
     skip_unless,
     tcp_pair,
 )
 
 
-def noop(*_arguments):
-    pass
-
-
 async def answer():
     return 42
-
-
-def run_turns(loop, count=1):
-    for _ in range(count):
-        loop.stop()
-        loop.run_forever()
 
 
 # Switching it on

@@ -18,16 +18,13 @@ from support import (
     capture_contexts,
     finish,
     has_parameter,
+    noop,
     open_descriptors,
     outcome,
     run_child,
     same_as_asyncio,
     skip_unless,
 )
-
-
-def noop(*_arguments):
-    pass
 
 
 async def answer():

@@ -8,11 +8,7 @@ import time
 
 import pytest
 
-from support import PATIENCE_S, BackgroundThread, run_child, same_as_asyncio, start_child, turns, unlogged
-
-
-def noop(*_arguments):
-    pass
+from support import PATIENCE_S, BackgroundThread, noop, run_child, same_as_asyncio, start_child, turns, unlogged
 
 
 async def coroutine_function():

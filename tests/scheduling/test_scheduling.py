@@ -13,19 +13,7 @@ import weakref
 
 import pytest
 
-from support import BackgroundThread, capture_contexts, same_as_asyncio, skip_unless
-
-
-def run_turns(loop, count=1):
-    """Run exactly `count` turns: each ends at once because stop() was called before it."""
-    for _ in range(count):
-        loop.stop()
-        loop.run_forever()
-
-
-def noop(*_arguments):
-    pass
-
+from support import BackgroundThread, Strange, capture_contexts, noop, run_turns, same_as_asyncio, skip_unless
 
 # Order
 
@@ -515,7 +503,7 @@ def test_repr_in_debug_mode_names_the_line_of_the_call(loop):
     ):
         handle = schedule()
         text = repr(handle)
-        assert f"noop() at {__file__}:{line}" in text
+        assert f"noop() at {noop.__code__.co_filename}:{line}" in text
         assert text.endswith(f"created at {__file__}:{schedule.__code__.co_firstlineno}>")
         handle.cancel()
 
@@ -774,10 +762,6 @@ def test_without_debug_mode_what_cannot_be_called_is_reported_when_it_runs(loop_
 
 
 # Callbacks that raise
-
-
-class Strange(BaseException):
-    pass
 
 
 @pytest.mark.without_debug_mode

@@ -27,10 +27,6 @@ from support import (
 VARIABLE = contextvars.ContextVar("variable", default="default")
 
 
-def noop(*_arguments):
-    pass
-
-
 async def answer():
     return 42
 

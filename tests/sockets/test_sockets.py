@@ -18,24 +18,16 @@ from support import (
     Recorder,
     attach,
     capture_contexts,
+    noop,
     receive_exactly,
     reset,
+    run_turns,
     same_as_asyncio,
     tcp_listener,
     tcp_pair,
     turns,
     until,
 )
-
-
-def noop(*_arguments):
-    pass
-
-
-def run_turns(loop, count=1):
-    for _ in range(count):
-        loop.stop()
-        loop.run_forever()
 
 
 @pytest.fixture

@@ -1,0 +1,142 @@
+"""Reading from a TCP transport: pausing, resuming, and what stays unread."""
+
+import asyncio
+
+from support import (
+    BufferedRecorder,
+    Recorder,
+    attach,
+    tcp_pair,
+    turns,
+    until,
+)
+from tcp_support import BOTH
+
+
+@BOTH
+def test_pause_and_resume_reading(loop, kind):
+    async def main():
+        protocol = kind()
+        transport, peer = await attach(loop, protocol)
+        with peer:
+            assert transport.is_reading()
+            transport.pause_reading()
+            transport.pause_reading()
+            assert not transport.is_reading()
+            peer.send(b"waits")
+            await asyncio.sleep(0.02)
+            assert not protocol.data
+            transport.resume_reading()
+            transport.resume_reading()
+            assert transport.is_reading()
+            await until(lambda: protocol.data == b"waits")
+        await until(lambda: protocol.lost)
+        assert not transport.is_reading()
+        transport.pause_reading()
+        transport.resume_reading()
+        assert not transport.is_reading()
+
+    loop.run_until_complete(main())
+
+
+def test_reading_may_be_paused_before_it_begins(loop):
+    class Pauses(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.pause_reading()
+
+    ours, peer = tcp_pair()
+    peer.send(b"early")
+
+    async def main():
+        transport, protocol = await loop.connect_accepted_socket(Pauses, ours)
+        await asyncio.sleep(0.01)
+        assert not protocol.data
+        transport.resume_reading()
+        await until(lambda: protocol.data == b"early")
+        peer.close()
+        await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+
+
+def test_pausing_in_data_received_stops_at_once(loop):
+    class OneAtATime(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            self.transport.pause_reading()
+
+    async def main():
+        protocol = OneAtATime()
+        transport, peer = await attach(loop, protocol)
+        with peer:
+            await loop.sock_sendall(peer, bytes(1 << 20))
+            for expected in range(1, 4):
+                await until(lambda expected=expected: protocol.names.count("data_received") == expected)
+                await turns(10)
+                assert protocol.names.count("data_received") == expected
+                transport.resume_reading()
+            transport.abort()
+        await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+
+
+def test_what_stays_unread_is_read_after_resuming(loop):
+    """No new arrival announces it: a watch that fires on arrivals alone would sleep for ever."""
+
+    async def main():
+        protocol = BufferedRecorder(size=1000)
+        transport, peer = await attach(loop, protocol)
+        with peer:
+            peer.send(bytes(10_000))
+            await until(lambda: len(protocol.data) >= 1000)
+            transport.pause_reading()
+            seen = len(protocol.data)
+            await asyncio.sleep(0.01)
+            assert len(protocol.data) == seen
+            transport.resume_reading()
+            await until(lambda: len(protocol.data) == 10_000)
+        await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+
+
+def test_one_read_per_turn_and_connection(loop):
+    """A busy connection does not keep the others from their turn."""
+    trace = []
+
+    class Tracing(BufferedRecorder):
+        def buffer_updated(self, count):
+            super().buffer_updated(count)
+            trace.append(self)
+
+    async def main():
+        pairs = [(Tracing(size=100), *tcp_pair()) for _ in range(2)]
+        for protocol, ours, peer in pairs:
+            peer.send(bytes(2000))
+            await loop.connect_accepted_socket(lambda protocol=protocol: protocol, ours)
+        await until(lambda: all(len(protocol.data) == 2000 for protocol, _, _ in pairs))
+        for protocol, _, peer in pairs:
+            peer.close()
+            await until(lambda protocol=protocol: protocol.lost)
+        return pairs[1][0]
+
+    second = loop.run_until_complete(main())
+    assert trace.index(second) <= 5, "the second connection had to wait until the first was drained"
+
+
+def test_the_end_is_not_seen_while_reading_is_paused(loop):
+    async def main():
+        protocol = Recorder()
+        transport, peer = await attach(loop, protocol)
+        transport.pause_reading()
+        peer.send(b"last words")
+        peer.close()
+        await asyncio.sleep(0.02)
+        assert protocol.names == ["connection_made"]
+        transport.resume_reading()
+        await until(lambda: protocol.lost)
+        return protocol.names
+
+    assert loop.run_until_complete(main()) == ["connection_made", "data_received", "eof_received", "connection_lost"]
