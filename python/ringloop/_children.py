@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     import subprocess
 
-    from ._loop import EventLoop
+    from ._types import _Loop
 
 _THREAD_NUMBERS = itertools.count()
 # Of linux/wait.h. A Python that was built against an older C library has no name for it.
@@ -45,7 +45,7 @@ def has_own_watcher() -> bool:
 
 
 async def start(
-    loop: EventLoop,
+    loop: _Loop,
     protocol: asyncio.BaseProtocol,
     args: Any,
     shell: bool,
@@ -83,8 +83,8 @@ class Child:
 
     __slots__ = ("_loop", "_pid", "_pidfd", "_process", "_transport")
 
-    def __init__(self, loop: EventLoop, transport: Any) -> None:
-        self._loop: EventLoop | None = loop
+    def __init__(self, loop: _Loop, transport: Any) -> None:
+        self._loop: _Loop | None = loop
         self._transport = transport
         self._process: subprocess.Popen[bytes] = transport._proc
         self._pid = self._process.pid
@@ -170,7 +170,7 @@ class Child:
     def _wait_in_thread(self, name: str) -> None:
         threading.Thread(target=self._wait_for_end, name=name, args=(self._loop,), daemon=True).start()
 
-    def _wait_for_end(self, loop: EventLoop | None) -> None:
+    def _wait_for_end(self, loop: _Loop | None) -> None:
         with contextlib.suppress(ChildProcessError):
             # Not reaped here: the loop's thread does that, so that no signal goes to a child with the same number.
             self._wait(os.WEXITED | os.WNOWAIT)

@@ -31,8 +31,12 @@ from ._transports import SocketTransport, send_file
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from socket import _GetAddrInfoResult
+
+    from ._types import _Loop as _Native
+else:
+    _Native = _core.Loop
 
 _T = TypeVar("_T")
 _ProtocolT = TypeVar("_ProtocolT", bound=asyncio.BaseProtocol)
@@ -90,37 +94,13 @@ class _SelectorView:
         pass
 
 
-class EventLoop(_core.Loop, asyncio.SelectorEventLoop):
+class EventLoop(_Native, asyncio.SelectorEventLoop):
     """An asyncio event loop on io_uring or epoll.
 
     `backend` is "auto" (default), "io_uring" or "epoll"; `busy_poll` is "off", "adaptive" (default) or a number of
     microseconds to poll before sleeping. Both default to the environment: RINGLOOP_BACKEND, RINGLOOP_BUSY_POLL.
     Raises ValueError for an unknown value, OSError if a backend that was asked for by name is refused.
     """
-
-    if TYPE_CHECKING:
-        # asyncio's own, which typeshed leaves out because they are private.
-        _csock: socket.socket
-        _current_handle: asyncio.Handle | None
-        _signal_handlers: dict[int, asyncio.Handle]
-
-        def _make_self_pipe(self) -> None: ...
-        def _check_callback(self, callback: object, method: str) -> None: ...
-        def _check_closed(self) -> None: ...
-        def _check_running(self) -> None: ...
-        def _check_thread(self) -> None: ...
-        def _set_coroutine_origin_tracking(self, enabled: bool) -> None: ...
-        def _asyncgen_firstiter_hook(self, agen: AsyncGenerator[Any, Any]) -> None: ...
-        def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None: ...
-        def _ensure_fd_no_transport(self, fd: socket.socket | int) -> None: ...
-        def _sock_connect_cb(
-            self, fut: asyncio.Future[None], sock: socket.socket, address: tuple[str, int]
-        ) -> None: ...
-        def _child_watcher_callback(self, pid: int, returncode: int, transp: asyncio.SubprocessTransport) -> None: ...
-        def _check_sendfile_params(self, sock: socket.socket, file: Any, offset: int, count: int | None) -> None: ...
-        def _sock_write_done(
-            self, fd: int, fut: asyncio.Future[None], handle: asyncio.Handle | None = None
-        ) -> None: ...
 
     def __init__(self, *, backend: str | None = None, busy_poll: str | int | None = None) -> None:
         self._children: set[_children.Child] = set()

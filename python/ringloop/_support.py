@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
-    from ._datagrams import DatagramTransport
-    from ._loop import EventLoop
-    from ._transports import SocketTransport
+    from . import _core
+    from ._types import _Loop
 
     # With what typeshed leaves out of asyncio's handles because it is private.
     class _Handle(asyncio.Handle):
         _callback: Callable[..., object] | None
-        _loop: EventLoop
+        _loop: _Loop
         _source_traceback: traceback.StackSummary
 
     class _TimerHandle(_Handle, asyncio.TimerHandle):
@@ -135,7 +134,7 @@ set_nodelay = base_events._set_nodelay  # type: ignore[attr-defined]
 
 
 def make_handle(
-    loop: EventLoop, callback: Callable[..., object], arguments: tuple[Any, ...], context: Context | None
+    loop: _Loop, callback: Callable[..., object], arguments: tuple[Any, ...], context: Context | None
 ) -> asyncio.Handle:
     """asyncio's own handle for a descriptor's callback, in debug mode."""
     handle = _Handle(callback, arguments, loop, context)
@@ -144,7 +143,7 @@ def make_handle(
 
 
 def call_soon_debug(
-    loop: EventLoop,
+    loop: _Loop,
     callback: Callable[..., object],
     arguments: tuple[Any, ...],
     context: Context | None,
@@ -160,7 +159,7 @@ def call_soon_debug(
 
 
 def call_soon_threadsafe_debug(
-    loop: EventLoop,
+    loop: _Loop,
     callback: Callable[..., object],
     arguments: tuple[Any, ...],
     context: Context | None,
@@ -177,7 +176,7 @@ def call_soon_threadsafe_debug(
 
 
 def call_at_debug(
-    loop: EventLoop,
+    loop: _Loop,
     callback: Callable[..., object],
     arguments: tuple[Any, ...],
     context: Context | None,
@@ -193,7 +192,7 @@ def call_at_debug(
     return handle
 
 
-def run_timed(loop: EventLoop, handle: asyncio.Handle) -> None:
+def run_timed(loop: _Loop, handle: asyncio.Handle) -> None:
     """Runs a handle in debug mode, and logs it if it held the loop up for `slow_callback_duration`."""
     loop._current_handle = handle
     begin = time.monotonic()
@@ -214,15 +213,15 @@ def _log_slow(what: object, duration: float) -> None:
     base_events.logger.warning("Executing %s took %.3f seconds", what, duration)  # type: ignore[attr-defined]
 
 
-def log_slow_transport(loop: EventLoop, transport: object, duration: float) -> None:
+def log_slow_transport(loop: _Loop, transport: object, duration: float) -> None:
     """Logs a transport whose protocol held the loop up, in debug mode."""
     if duration >= loop.slow_callback_duration:
         _log_slow(transport, duration)
 
 
 def report_transport_error(
-    loop: EventLoop,
-    transport: SocketTransport | DatagramTransport,
+    loop: _Loop,
+    transport: _core.SocketTransport | _core.DatagramTransport,
     callback: str,
     context: Context | None,
     exception: BaseException,
@@ -243,7 +242,7 @@ def report_transport_error(
     report_callback_error(handle, exception)
 
 
-def refuse_datagram(transport: DatagramTransport, data: object, address: object) -> None:
+def refuse_datagram(transport: _core.DatagramTransport, data: object, address: object) -> None:
     """asyncio's answer to a datagram that can't be sent: of the wrong type, elsewhere than to the peer, or too late."""
     _DATAGRAM_TRANSPORT.sendto(transport, data, address)
 

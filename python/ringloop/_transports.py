@@ -18,7 +18,7 @@ from . import _core
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._loop import EventLoop
+    from ._types import _Loop
 
 # Servers learned which transports they have in Python 3.13; before, they only counted.
 _SERVER_TAKES_TRANSPORT = "transport" in inspect.signature(base_events.Server._attach).parameters  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ class SocketTransport(_core.SocketTransport):
             empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
 
 
-async def send_file(loop: EventLoop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
+async def send_file(loop: _Loop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
     """Sends a file by sendfile(2) when all that was written before is sent; see `asyncio.loop.sendfile`.
 
     Raises SendfileNotAvailableError, in asyncio's words, before anything is sent if that can't be done for this file.
@@ -143,7 +143,7 @@ async def send_file(loop: EventLoop, transport: SocketTransport, file: Any, offs
             transport.resume_reading()
 
 
-async def _send_file_now(loop: EventLoop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
+async def _send_file_now(loop: _Loop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
     if (sock := transport._sock) is None:
         raise ConnectionError("Connection is closed by peer")
     loop._check_sendfile_params(sock, file, offset, count)
@@ -169,7 +169,7 @@ async def _send_file_now(loop: EventLoop, transport: SocketTransport, file: Any,
         sent = transport._stop_sendfile()
         arguments = [number, offset + sent, sent]
         del arguments[_POSITION_ARGUMENTS:]
-        loop._sock_sendfile_update_filepos(*arguments)  # type: ignore[attr-defined]
+        loop._sock_sendfile_update_filepos(*arguments)
     if failure is None:
         return sent
     try:
