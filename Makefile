@@ -1,14 +1,14 @@
 # The only entry to this repository: `make` explains the targets.
 
-# The interpreter that a new virtual environment is made from, and the folder of that environment.
+# The interpreter for a new virtual environment, and the folder of that environment.
 PYTHON ?= python3
 VENV ?= .venv
 # `make bench-loops FULL=1` runs every cell.
 FULL ?=
-# More arguments for the program behind a target: make test-python ARGS="-k tcp", make bench ARGS="--rounds 9".
+# More arguments for the program that a target runs: make test-python ARGS="-k tcp", make bench ARGS="--rounds 9".
 ARGS ?=
-# Processes among which the Python tests are dealt out; WORKERS=0 runs them one after the other, in one process. Tests wait more
-# than they compute: two for each CPU.
+# The number of processes that run the Python tests; WORKERS=0 runs them one after the other, in one process. Tests wait more
+# than they compute, so the default is two for each CPU.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 export CARGO_TARGET_DIR ?= target
 
@@ -16,27 +16,31 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Every step writes to the same environment and the same cargo folder.
+# All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance suites soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance suites soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
-# A folder for each ABI, because PyO3 is configured for one interpreter and would be built anew at every change of it.
+# A folder for each ABI: PyO3 is configured for one interpreter, and would be rebuilt whenever that changes.
 extension_target = $(CARGO_TARGET_DIR)/$(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
 for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(extension_target))
+# A release build in a fraction of the time, for programs that are only checked to run.
+fast_release = CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 say = @printf '\n== %s\n'
-# How pytest deals tests out: whichever process is idle takes some from the others; or each file to one process, as is what it starts.
+# How pytest distributes tests: an idle process takes some from the others, or each file stays in one process with what it starts.
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
-# These measure, and have the machine for themselves.
+# Tests that don't depend on the interpreter. They run on the main one only.
+any_interpreter = tests/tools bench/tests
+# Tests that measure. They run by themselves.
 measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py
-# pytest under an interpreter with options of its own, which the processes are given by --tx.
+# pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
-# The Python that `make` was asked for, where it was asked for one: an environment that exists must then be made from it.
+# The Python that `make` was asked for, if any. An existing environment must then have been made from it.
 asked_python := $(filter-out file default,$(origin PYTHON))
 
-help: ## explain the targets (this text)
+help: ## explain the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [ARGS="..."]'
 	@echo 'PYTHON is a CPython 3.11 to 3.15; tools/pythons.sh runs make where 3.14 and 3.15 are.'
 	@echo
@@ -47,88 +51,92 @@ build: extension $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a rel
 	$(say) "building ringlab's load generator"
 	@cargo build --release --locked --quiet --package ringlab-load
 
-extension: prerequisites $(VENV)/.tools-installed ## the same without ringlab
+extension: prerequisites $(VENV)/.tools-installed ## the same, without ringlab
 	$(say) "building the extension for $$($(python) -V)"
 	@env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath $(extension_target)) \
 		$(VENV)/bin/maturin develop --release --locked
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-test: test-rust test-python test-applications test-lab test-bench ## set everything up and run every test: Rust, Python on both backends, real applications, ringlab, the benchmarks in small
+test: test-rust test-python test-applications test-lab test-bench ## run every test: Rust, Python on both backends, real applications, ringlab, short benchmarks
 	@$(python) tools/report_backends.py
 
-test-rust: prerequisites ## the Rust tests alone
+test-rust: prerequisites ## only the Rust tests
 	$(say) 'Rust tests'
 	@cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast
 
-test-python: extension ## the Python tests alone, on the interpreter of VENV
+test-python: extension ## only the Python tests, on the interpreter of VENV
 	$(say) "Python tests on $$($(python) -V)"
 	@$(python) -m pytest $(by_test) $(ARGS)
+
+test-interpreter: extension ## the Python tests that depend on the interpreter: all but those of tools and benchmarks
+	$(say) "Python tests on $$($(python) -V)"
+	@$(python) -m pytest $(by_test) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
 test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
 	$(say) "real applications on $$($(python) -V)"
 	@$(python) -m pytest tests/applications $(by_file) $(ARGS)
 
-test-lab: build $(VENV)/.peers-installed ## the tests of ringlab alone, with every target that this machine has the tools for
+test-lab: build $(VENV)/.peers-installed ## only the tests of ringlab, with every target that this machine has the tools for
 	$(say) "ringlab on $$($(python) -V)"
 	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) $(addprefix --ignore ,$(measuring)) && $(python) -m pytest $(measuring))
 
-test-modes: extension ## the Python tests in Python's development mode and in asyncio's debug mode, on ringloop
+test-modes: extension ## test-interpreter in Python's development mode and in asyncio's debug mode, on ringloop
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
-	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) tests $(ARGS)
+	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-bench: extension ## the benchmarks in small: a check that they run, not a measurement
-	$(say) 'benchmarks in small'
+test-bench: extension ## short benchmarks: a check that they run, not a measurement
+	$(say) 'short benchmarks'
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
-	@$(python) bench/native.py --quick --arms ringloop,ringloop-epoll,c-epoll --output $(CARGO_TARGET_DIR)/bench-native-quick.json
+	@$(fast_release) $(python) bench/native.py --quick --arms ringloop,ringloop-epoll,c-epoll --output $(CARGO_TARGET_DIR)/bench-native-quick.json
 
-test-loom: prerequisites ## threads that wake one another, in all interleavings of up to two preemptions, by loom: tasks, the inbox, the driver's waker
+test-loom: prerequisites ## check with loom how threads wake one another, in all interleavings with up to two preemptions
 	$(say) 'interleavings'
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
 		-p ringloop-driver -p ringloop --lib model $(ARGS)
 
-test-minimal: prerequisites ## the Rust tests of the published crates and of ringloop-http, with the oldest dependencies that they allow
+test-minimal: prerequisites ## the Rust tests of the published crates and of ringloop-http, with the oldest dependencies allowed
 	$(say) 'the oldest dependencies'
 	@tools/minimal_versions.sh $(ARGS)
 
-test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer; what this machine lacks for that is named
+test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer; says what this machine lacks for that
 	$(say) 'AddressSanitizer'
 	@tools/sanitize.sh address $(ARGS) || [ $$? = 77 ]
 	$(say) 'ThreadSanitizer'
 	@tools/sanitize.sh thread $(ARGS) || [ $$? = 77 ]
 
-miri: prerequisites ## the Rust tests that need no kernel under Miri; where that is missing it says so, and Valgrind runs them
+miri: prerequisites ## the Rust tests that need no kernel, under Miri; if it is missing, says so and uses Valgrind
 	$(say) 'Miri'
 	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
 
-fuzz: prerequisites ## fuzz the message layer of HTTP, each target for a minute, or for ARGS="--seconds N"; what this machine lacks for that is named
+fuzz: prerequisites ## fuzz the message layer of HTTP, each target for a minute or ARGS="--seconds N"; says what this machine lacks for that
 	$(say) 'fuzzing'
 	@$(PYTHON) tools/fuzz.py $(ARGS) || [ $$? = 77 ]
 
-conformance: extension ## CPython's own asyncio tests, of the Python of VENV, on both backends; ARGS="-k NAME" for a part of them
+conformance: extension ## CPython's own asyncio tests, from the Python of VENV, on both backends; a part: ARGS="-k NAME"
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
 
-suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and on both backends; ARGS="--suite anyio --loop epoll"
-	$(say) "suites of others on $$($(python) -V)"
+suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and both backends; a part: ARGS="--suite anyio --loop epoll"
+	$(say) "test suites of other projects on $$($(python) -V)"
 	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites $(ARGS)
 
-soak: extension ## random operations on connections for an hour, on ringloop and on asyncio beside it; ARGS="--minutes 5" for less
+soak: extension ## random operations on connections for an hour, on ringloop and asyncio side by side; ARGS="--minutes 5"
 	$(say) "state machines on $$($(python) -V)"
 	@$(python) tests/soak.py $(ARGS)
 
-bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime that this machine has, five workloads, in under 10 minutes; FULL=1 without --quick, for hours
+bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on this machine, five workloads, under 10 minutes; FULL=1 for hours, without --quick
 	$(say) 'ringlab'
 	@$(VENV)/bin/ringlab run $(if $(FULL),,--quick) $(ARGS)
 
-bench-loops: build $(VENV)/.peers-installed ## race the Python loop in detail against asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
+bench-loops: build $(VENV)/.peers-installed ## compare the Python loop in detail with asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
 
-bench-native: ## race the native runtime against tokio, monoio, hyper and raw C, in under 8 minutes; FULL=1 runs every cell
+bench-native: ## compare the native runtime with tokio, monoio, hyper and raw C, in under 8 minutes; FULL=1 runs every cell
 	$(say) 'the native runtime and its peers'
 	@$(PYTHON) bench/native.py $(if $(FULL),--full) $(ARGS)
 
-lint: lint-layers lint-rust lint-python ## the order of layers, rustfmt, clippy, rustdoc, ruff, mypy, stubtest; changes nothing
+lint: lint-layers lint-rust lint-python ## the order of layers, rustfmt, clippy, rustdoc, ruff, mypy and stubtest; changes nothing
 	@echo 'lint: clean'
 
 lint-layers: prerequisites
@@ -154,12 +162,12 @@ lint-python: build $(VENV)/.lint-installed
 	$(say) stubtest
 	@$(VENV)/bin/stubtest ringloop
 
-format: $(VENV)/.lint-installed ## let rustfmt and ruff rewrite what lint would complain of
+format: $(VENV)/.lint-installed ## let rustfmt and ruff fix what lint would report
 	@cargo fmt --all
 	@$(VENV)/bin/ruff check --quiet --fix-only
 	@$(VENV)/bin/ruff format
 
-clean: ## remove what these targets made, except results of benchmarks
+clean: ## remove what these targets made, except benchmark results
 	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/bin
 	rm -f python/ringloop/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -179,7 +187,7 @@ $(VENV)/.lint-installed: $(VENV)/.tools-installed
 	@$(pip) install --group lint
 	@touch $@
 
-# Editable, so that only a change of what it depends on is a reason to install it anew.
+# Editable, so only a change of its dependencies is a reason to reinstall it.
 $(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing ringlab'
 	@$(pip) install --editable lab --group lab-test
@@ -193,6 +201,6 @@ $(VENV)/.applications-installed: $(VENV)/.tools-installed
 $(VENV)/.peers-installed: bench/requirements.txt pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing the peers of the benchmarks'
 	@sed 's/ *#.*//; /^$$/d' $< | while read -r peer; do \
-		$(pip) install "$$peer" || echo "left out of the race: $$peer cannot be installed here"; done
-	@$(pip) install --group http || echo 'left out: the http cells, whose servers cannot be installed here'
+		$(pip) install "$$peer" || echo "left out: $$peer cannot be installed here"; done
+	@$(pip) install --group http || echo 'left out: the http cells; their servers cannot be installed here'
 	@touch $@
