@@ -1,4 +1,4 @@
-"""`python -m ringloop`: what ringloop is here, and what it runs on."""
+"""`python -m ringloop`: which ringloop this is, and what it runs on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, 1 if something is refused, 2 for a mistake in what was asked for."""
+    """Runs the command line; returns the exit status: 0, 1 if something is refused, 2 for a wrong option or setting."""
     options = _parser().parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
 def _report(options: argparse.Namespace) -> int:
     try:
         facts = _facts()
-    except ValueError as error:  # the environment's
+    except ValueError as error:  # a wrong value in the environment
         print(f"ringloop: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -57,7 +57,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _facts() -> dict[str, Any]:
-    """What there is to say. Raises what making a loop raises."""
+    """What the report says. Raises what making a loop raises."""
     best = ringloop.new_event_loop(backend="auto")
     try:
         busy_poll: str = best.busy_poll
@@ -93,7 +93,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _effect(busy_poll: str, cpus: int) -> str:
-    """What waiting in this way comes to on so many CPUs."""
+    """What this setting means on so many CPUs."""
     if busy_poll == "off" or busy_poll == "0":
         return "a loop sleeps at once when it has nothing to do"
     if busy_poll != "adaptive":

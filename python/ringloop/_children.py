@@ -1,6 +1,6 @@
-"""Child processes: each is watched by its pidfd in the loop that started it, and reaped by itself, never with others.
+"""Child processes: each is watched through its pidfd by the loop that started it, and reaped individually.
 
-Where the kernel or a container refuses pidfds, a thread per child waits instead, as asyncio's does.
+Where the kernel or a container refuses pidfds, a thread for each child waits instead, as in asyncio.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from ._types import _Loop
 
 _THREAD_NUMBERS = itertools.count()
-# Of linux/wait.h. A Python that was built against an older C library has no name for it.
+# From linux/wait.h. A Python that was built against an older C library lacks the name.
 _P_PIDFD = getattr(os, "P_PIDFD", 3)
-# The watchers that asyncio's policies have by default, up to Python 3.13.
+# The default watchers of asyncio's policies, up to Python 3.13.
 _USUAL_WATCHERS = tuple(
     getattr(unix_events, name) for name in ("PidfdChildWatcher", "ThreadedChildWatcher") if hasattr(unix_events, name)
 )
 
 
 def _asyncio_waits_by_thread() -> bool:
-    """Whether asyncio would watch children by threads here: its usual way up to Python 3.11."""
+    """Whether asyncio would watch children with threads here, its default up to Python 3.11."""
     if not hasattr(unix_events, "can_use_pidfd"):
         watcher = getattr(asyncio.get_event_loop_policy(), "_watcher", None)
         return type(watcher).__name__ != "PidfdChildWatcher"
@@ -37,7 +37,7 @@ def _asyncio_waits_by_thread() -> bool:
 
 
 def has_own_watcher() -> bool:
-    """Whether the program has set a child watcher of another kind than asyncio's usual ones."""
+    """Whether the program has set a child watcher that is not one of asyncio's default kinds."""
     if not _USUAL_WATCHERS:
         return False
     watcher = getattr(asyncio.get_event_loop_policy(), "_watcher", None)
@@ -56,8 +56,8 @@ async def start(
     extra: dict[str, Any] | None,
     options: dict[str, Any],
 ) -> asyncio.SubprocessTransport:
-    """Starts a child and connects its pipes; what asyncio's `_make_subprocess_transport` does, with a pidfd."""
-    loop._check_closed()  # asyncio would start the child first.
+    """Starts a child and connects its pipes, as asyncio's `_make_subprocess_transport` does, but watches it by a pidfd."""
+    loop._check_closed()  # asyncio would start the child first
     waiter = loop.create_future()
     transport = unix_events._UnixSubprocessTransport(  # type: ignore[attr-defined]
         loop, protocol, args, shell, stdin, stdout, stderr, bufsize, waiter=waiter, extra=extra, **options
@@ -79,7 +79,7 @@ async def start(
 
 
 class Child:
-    """A child process that runs, or has ended and was not reaped. The loop keeps it in `_children`."""
+    """A child process that runs, or that has ended and wasn't reaped yet. The loop keeps it in `_children`."""
 
     __slots__ = ("_loop", "_pid", "_pidfd", "_process", "_transport")
 
@@ -93,7 +93,7 @@ class Child:
             self._pidfd = os.pidfd_open(self._pid)
             loop._add_reader(self._pidfd, self._exited)
         except (OSError, AttributeError):
-            # No pidfds here (an old kernel or C library, a sandbox), or no descriptor left to have.
+            # No pidfds here (an old kernel or C library, a sandbox), or the process is out of descriptors.
             self._close_pidfd()
             self._wait_in_thread(f"asyncio-waitpid-{next(_THREAD_NUMBERS)}")
         except BaseException:
@@ -102,9 +102,9 @@ class Child:
         loop._children.add(self)
 
     def _exited(self) -> None:
-        """Reaps the child and tells the transport; in the loop's thread."""
+        """Reaps the child and tells the transport. Runs in the loop's thread."""
         loop, transport = self._loop, self._transport
-        if loop is None:  # closed, which has seen to the child
+        if loop is None:  # `outlive` takes care of the child
             return
         loop._children.discard(self)
         try:
@@ -117,24 +117,24 @@ class Child:
 
     def _reap(self) -> int:
         process = self._process
-        # Against `Popen.poll()` in another thread.
+        # `Popen.poll()` may run in another thread.
         with process._waitpid_lock:  # type: ignore[attr-defined]
             if process.returncode is None:
                 try:
                     process.returncode = self._wait(os.WEXITED)
                 except ChildProcessError:
-                    # The warning and the code are asyncio's, of its watcher by pidfd and of that by thread.
+                    # asyncio's warnings and code: one message for its pidfd watcher, one for its thread watcher.
                     process.returncode = 255
                     if self._pidfd is None:
-                        text = "Unknown child process pid %d, will report returncode 255"
+                        message = "Unknown child process pid %d, will report returncode 255"
                     else:
-                        text = "child process pid %d exit status already read:  will report returncode 255"
-                    logger.warning(text, self._pid)
+                        message = "child process pid %d exit status already read:  will report returncode 255"
+                    logger.warning(message, self._pid)
             return cast("int", process.returncode)
 
     def _wait(self, options: int) -> int | None:
-        """Waits for this child alone; its return code as `subprocess` counts, or None if it still runs (WNOHANG)."""
-        # The number of a child that someone else has reaped may be another's by now; a pidfd is still its own.
+        """Waits for this child only. Returns the code that `subprocess` would, or None if it still runs (WNOHANG)."""
+        # If someone else has reaped the child, its PID may belong to another process by now; its pidfd never does.
         kind, number = (os.P_PID, self._pid) if self._pidfd is None else (_P_PIDFD, self._pidfd)
         result = os.waitid(kind, number, options)
         if result is None:
@@ -142,11 +142,11 @@ class Child:
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def outlive(self) -> None:
-        """Cares for the child when its loop has closed, so that no zombie stays: a thread waits for it, if it still runs."""
+        """Takes care of the child when its loop is closed, so that no zombie remains: if it still runs, a thread waits for it."""
         by_thread = self._pidfd is None
         self._loop = None
         if not _asyncio_waits_by_thread():
-            # A transport that nobody refers to kills its child. asyncio's waiting thread refers to it.
+            # A transport kills its child when it is garbage. asyncio's waiting thread would keep it alive.
             self._transport = None
         process = self._process
         with process._waitpid_lock:  # type: ignore[attr-defined]
@@ -155,7 +155,7 @@ class Child:
                     process.returncode = self._wait(os.WEXITED | os.WNOHANG)
                 ended = process.returncode is not None
             except ChildProcessError:
-                # Reaped by someone else, or this is a fork, and the child is its parent's.
+                # Someone else has reaped it, or this process is a fork and the child is its parent's.
                 ended = True
         if ended:
             self._close_pidfd()
@@ -163,7 +163,7 @@ class Child:
             try:
                 self._wait_in_thread(f"ringloop-waitpid-{next(_THREAD_NUMBERS)}")
             except RuntimeError:
-                # No thread to be had, as when the interpreter ends. `subprocess` itself reaps when it starts the next child.
+                # No thread can be started, for example because the interpreter ends. `subprocess` reaps it with its next child.
                 self._close_pidfd()
                 self._transport = None
 
@@ -172,14 +172,14 @@ class Child:
 
     def _wait_for_end(self, loop: _Loop | None) -> None:
         with contextlib.suppress(ChildProcessError):
-            # Not reaped here: the loop's thread does that, so that no signal goes to a child with the same number.
+            # Not reaped here: the loop's thread does that, so that no signal goes to another child with the same PID.
             self._wait(os.WEXITED | os.WNOWAIT)
         if loop is not None:
             try:
                 loop.call_soon_threadsafe(self._exited)
                 return
             except RuntimeError:
-                # asyncio's text, when the loop was closed first.
+                # The loop was closed first; asyncio's message.
                 logger.warning("Loop %r that handles pid %r is closed", loop, self._pid)
         self._reap()
         self._close_pidfd()

@@ -1,4 +1,4 @@
-"""Datagram transports: what happens once per endpoint, or goes wrong. What happens once per datagram is native, in `_core`."""
+"""Datagram transports: what happens once per endpoint, and errors. What happens once per datagram is native, in `_core`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._transports import SocketTransport, named_as
 _Flow: Any = transports._FlowControlMixin
 _Asyncio: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
 
-# Since Python 3.13 an empty datagram is sent instead of dropped, and each counts with its header in the write buffer.
+# Since Python 3.13, empty datagrams are sent rather than dropped, and each datagram counts with its header in the write buffer.
 _SENDS_EMPTY = sys.version_info >= (3, 13)
 _HEADER_SIZE = 8 if _SENDS_EMPTY else 0
 
@@ -34,8 +34,8 @@ class DatagramTransport(_core.DatagramTransport):
 
     max_size = 256 * 1024
 
-    if not TYPE_CHECKING:  # Of instances; stubtest would compare it with the class's own.
-        # asyncio's classes have a layout of their own, so that a native class can't also derive from them.
+    if not TYPE_CHECKING:  # for instances; stubtest would compare it with the class's own
+        # Native classes can't derive from asyncio's, whose layout differs.
         __class__ = property(lambda self: _Asyncio)
 
     def __new__(
@@ -79,11 +79,11 @@ class DatagramTransport(_core.DatagramTransport):
             loop.call_soon(futures._set_result_unless_cancelled, waiter, None)  # type: ignore[attr-defined]
 
     _server = None
-    # Of flow control, until something sets them.
+    # The defaults of flow control.
     _protocol_paused = False
     _high_water, _low_water = _default_marks()
 
-    # asyncio's own, which need no more than this class has.
+    # asyncio's own methods, which work on this class as it is.
     get_extra_info = transports.BaseTransport.get_extra_info
     write = _Asyncio.write
     writelines = _Asyncio.writelines
@@ -139,5 +139,5 @@ class DatagramTransport(_core.DatagramTransport):
 
 
 def can_be_native(sock: socket.socket) -> bool:
-    """Whether the native transport knows this kind of socket; asyncio's own serves all others."""
+    """Whether the native transport supports this kind of socket; asyncio's own transport serves all others."""
     return type(sock) is socket.socket and sock.type == socket.SOCK_DGRAM and sock.family in _FAMILIES

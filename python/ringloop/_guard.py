@@ -1,14 +1,13 @@
-"""Holds ringloop against the running asyncio, once, when ringloop is imported.
+"""Compares ringloop with the running asyncio, once, when ringloop is imported.
 
-ringloop's classes put methods of their own in the place of asyncio's, and asyncio calls them. A later asyncio may pass an argument that
-they don't take, and the first connection of a program would fail. So every method that hides one of asyncio's must take all that
-asyncio's takes. Where it doesn't:
+ringloop's classes override methods that asyncio calls. A later asyncio may pass an argument that an override doesn't take, and the
+first connection of a program would fail. So each override must take every parameter of asyncio's method. If one doesn't:
 
-- a method that makes transports, or answers for them, is taken out, and asyncio's own is back: its transports work on ringloop's queue
-  and watches. A RuntimeWarning says so.
-- any other is an ImportError: the loop itself would not work.
+- a method that makes transports, or that belongs to them, is removed, and asyncio's own is used: its transports work on ringloop's
+  queue and watches. A RuntimeWarning says so.
+- any other method is an ImportError, because the loop itself wouldn't work.
 
-Names of parameters are compared, not what is done with them. tests/interpreter/test_asyncio_sources.py tells a maintainer about that.
+The names of parameters are compared, not what is done with them. tests/interpreter/test_asyncio_sources.py tells a maintainer about that.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _selector: Any = selector_events
 _ssl: Any = sslproto
 
-# These hand every argument that they don't know to asyncio's method of the same name.
+# These pass unknown arguments on to asyncio's method of the same name.
 _FORWARDING = frozenset(
     {
         "connect_accepted_socket",
@@ -41,7 +40,7 @@ _FORWARDING = frozenset(
     }
 )
 
-# What can be left to asyncio, and the loop's methods that are then asyncio's own.
+# What can be left to asyncio, with the loop's methods that are removed for it.
 _TLS = "TLS connections"
 _STREAMS = "stream connections"
 _DATAGRAMS = "datagram endpoints"
@@ -55,7 +54,7 @@ _HOOKS = {
 
 
 def check() -> None:
-    """Leaves to asyncio what ringloop can't do for it, with a RuntimeWarning; raises ImportError where that won't do."""
+    """Leaves to asyncio what doesn't fit, with a RuntimeWarning; raises ImportError if the loop itself doesn't fit."""
     problems = []
     left: dict[str, None] = {}
     for part, problem in _mismatches():
@@ -67,12 +66,12 @@ def check() -> None:
         return
     for hook in {hook for part in left for hook in _HOOKS[part]}:
         delattr(EventLoop, hook)
-    text = f"{_platform.does_not_know('; '.join(problems))} Until then it leaves {' and '.join(left)} to asyncio, which is slower."
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    message = f"{_platform.does_not_know('; '.join(problems))} Until then it leaves {' and '.join(left)} to asyncio, which is slower."
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def _mismatches() -> Iterator[tuple[str | None, str]]:
-    """What doesn't fit, each with the part that must be left to asyncio; None for the loop itself."""
+    """Yields what doesn't fit, with the part that must be left to asyncio, or None for the loop itself."""
     for name, problem in _unknown_parameters(EventLoop, asyncio.SelectorEventLoop):
         yield next((part for part, hooks in _HOOKS.items() if name in hooks), None), problem
     for part, ours, theirs in (
@@ -83,7 +82,7 @@ def _mismatches() -> Iterator[tuple[str | None, str]]:
     ):
         for _, problem in _unknown_parameters(ours, theirs):
             yield part, problem
-    # Native transports don't inherit asyncio's interface, and must have all of it.
+    # Native transports don't inherit asyncio's interfaces, so they must define all of them.
     for part, ours, interface in (
         (_STREAMS, SocketTransport, asyncio.Transport),
         (_DATAGRAMS, DatagramTransport, asyncio.DatagramTransport),
@@ -95,7 +94,7 @@ def _mismatches() -> Iterator[tuple[str | None, str]]:
 
 
 def _unknown_parameters(ours: type, theirs: type) -> Iterator[tuple[str, str]]:
-    """The methods of `ours` that hide one of `theirs` and don't take all that it takes: their names, and what is wrong."""
+    """Yields the methods of `ours` that override one of `theirs` and lack one of its parameters: name and problem."""
     for base in ours.__mro__:
         if base in theirs.__mro__:
             return
@@ -115,7 +114,7 @@ def _unknown_parameters(ours: type, theirs: type) -> Iterator[tuple[str, str]]:
 
 
 def _parameters_of_code(function: FunctionType) -> tuple[str, ...]:
-    """The names of the parameters, without what collects the rest."""
+    """The names of the parameters, without *args and **kwargs."""
     code = function.__code__
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 

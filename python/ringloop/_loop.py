@@ -1,8 +1,8 @@
 """The event loop: what runs once per loop or per connection. What runs per callback or packet is native, in `_core`.
 
-`EventLoop` inherits asyncio's own selector loop of the running Python, and replaces what is below it: the queue, the
-timers, the selector and the stream transports. So servers, connections, names, signals, subprocesses, and every text and
-error that goes with them, are the running Python's own.
+`EventLoop` derives from the selector loop of the running Python's asyncio and replaces what lies below it: the queue, the
+timers, the selector, and the transports. Servers, connections, name resolution, signals and subprocesses, with all their
+messages and errors, are the running Python's own.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 _STREAM_NONBLOCKING = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
-# From Python 3.15 on all callbacks of a stream transport run in one context, copied before the protocol is made.
+# From Python 3.15 on, all callbacks of a stream transport run in one context, which is copied before the protocol is made.
 _ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
 
 
 def _is_ipv4(host: object) -> TypeGuard[str]:
-    """True for a numeric IPv4 address in its usual notation."""
+    """Whether this is a numeric IPv4 address in the usual notation."""
     try:
         return type(host) is str and bool(socket.inet_pton(socket.AF_INET, host))
     except (OSError, ValueError):
         return False
 
 
-# The sockets that signals have been sent through, of loops that exist.
+# The sockets through which signals have been sent, of loops that still exist.
 _WAKEUP_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _keep_signals_from_the_parent() -> None:
-    """In a forked child: ends the sending of its signals to its parent's loop, which would take them for its own."""
+    """In a forked child, stops sending signals to the parent's loop, which would take them for its own."""
     if not _WAKEUP_SOCKETS:
         return
     current = signal.set_wakeup_fd(-1)
@@ -72,12 +72,12 @@ def _keep_signals_from_the_parent() -> None:
         signal.set_wakeup_fd(current)
 
 
-if sys.version_info < (3, 12):  # Since then, asyncio does it.
+if sys.version_info < (3, 12):  # later asyncio does it
     os.register_at_fork(after_in_child=_keep_signals_from_the_parent)
 
 
 class _SelectorView:
-    """What asyncio's own code asks of `loop._selector`: which descriptors are watched, for what."""
+    """The part of `loop._selector` that asyncio's own code uses: which descriptors are watched, and for what."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -112,14 +112,14 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             self._release()
             raise
 
-    # What is put into asyncio's selector loop later, such as nest_asyncio's way of running, is not for these loops.
+    # Taken now, so that later patches of asyncio's classes, such as nest_asyncio's, don't reach these loops.
     run_until_complete = base_events.BaseEventLoop.run_until_complete
     if not TYPE_CHECKING:
         _check_running = base_events.BaseEventLoop._check_running
 
     @property
     def _nest_patched(self) -> bool:
-        """What nest_asyncio looks for before it patches the class of a loop, and where it hears that it cannot."""
+        """Raises an error for nest_asyncio, which looks for this before it patches the class of a loop."""
         if str(sys._getframe(1).f_globals.get("__name__")).startswith("nest_asyncio"):
             raise RuntimeError(
                 "nest_asyncio cannot patch a ringloop.EventLoop, whose queue and turns are native; "
@@ -138,7 +138,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         finally:
             self._run_forever_cleanup()
 
-    # From Python 3.13 on asyncio has these, for loops that drive themselves by `_run_once()`.
+    # asyncio has these from Python 3.13 on.
     if not hasattr(base_events.BaseEventLoop, "_run_forever_setup"):
         _old_agen_hooks: sys._asyncgen_hooks | None = None
 
@@ -165,7 +165,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def _signals_wake_the_loop(self) -> Iterator[None]:
-        """Lets a signal end a wait in the kernel even if it arrives just before the wait begins."""
+        """Makes a signal end a wait in the kernel even if it arrives just before the wait begins."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -199,11 +199,11 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         self._children.clear()
 
     def metrics(self, *, reset_slowest: bool = False) -> Metrics:
-        """Says what the loop has done so far and what it holds now, as an immutable snapshot; see `Metrics`.
+        """Returns an immutable snapshot of what the loop has done so far and what it holds now; see `Metrics`.
 
-        It may be called from any thread, also while the loop runs or waits, and after the loop was closed. While the loop waits, system
-        calls, events and wakes are those up to the beginning of that wait; seconds are always up to now. `reset_slowest` forgets
-        the slowest callback after it was read, so that the next snapshot tells the slowest one since.
+        It may be called from any thread, while the loop runs or waits, and after it was closed. During a wait, system calls, events
+        and wakes are counted up to the beginning of the wait; times are always up to now. With `reset_slowest`, the slowest
+        callback is forgotten after it was read: the next snapshot has the slowest one since.
         """
         counts, seconds, slowest, kernel = self._metrics(reset_slowest=reset_slowest)
         return Metrics(self.backend, *counts, *seconds, *slowest, *kernel)
@@ -242,7 +242,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Transport:
         if not isinstance(sock, socket.socket):
-            # Something that acts as one, and has methods of its own.
+            # An object that acts like a socket, with methods of its own.
             options = {} if context is None else {"context": context}
             return cast("Any", super())._make_socket_transport(  # type: ignore[no-any-return]
                 sock, protocol, waiter, extra=extra, server=server, **options
@@ -322,7 +322,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra, lent)  # type: ignore[no-any-return]
 
     def _lend(self, sock: socket.socket | None) -> None:
-        """Notes that a transport's socket is its user's, who may close it at any time; a ring would hold it open."""
+        """Notes that a transport's socket belongs to the user, who may close it at any time; a ring would keep it open."""
         if isinstance(sock, socket.socket):
             self._lent_sockets[id(sock)] = sock
 
@@ -343,8 +343,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
     ) -> tuple[asyncio.Transport, _ProtocolT]:
         """Connects a stream; see `asyncio.loop.create_connection`.
 
-        The plain case, an IPv4 address and no options, takes a short way: asyncio's spends more time on resolving what is
-        resolved, and on waiting for a connection that stands, than the kernel spends on connecting.
+        An IPv4 address without options takes a shortcut: asyncio spends more time on resolving an address that is numeric, and on
+        waiting for a connection that exists, than the kernel spends on connecting.
         """
         self._lend(options.get("sock"))
         if (
@@ -354,7 +354,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             or not _is_ipv4(host)
             or type(port) is not int
             or not 0 <= port <= 65535
-            # Somebody has a way of connecting of their own.
+            # The user has replaced sock_connect.
             or type(self).sock_connect is not _SOCK_CONNECT
             or "sock_connect" in vars(self)
         ):
@@ -365,16 +365,16 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             error = sock.connect_ex(address)
             if error in (errno.EINPROGRESS, errno.EINTR):
                 waiter = self.create_future()
-                # Over loopback it is decided by now; asking again tells.
+                # Over loopback the outcome is known by now; a second call returns it.
                 error = sock.connect_ex(address)
                 if error in (errno.EINPROGRESS, errno.EALREADY, errno.EINTR):
                     error = 0
                     handle = self._add_writer(sock.fileno(), self._sock_connect_cb, waiter, sock, address)
                     waiter.add_done_callback(functools.partial(self._sock_write_done, sock.fileno(), handle=handle))
                 else:
-                    # asyncio waits until the kernel says so, even of what is decided. In the meantime a server of this loop
-                    # accepts, and a client that tries again and again lets others run. This timer is due in the next turn, and
-                    # comes where asyncio's callback would: after what the kernel reports of others.
+                    # asyncio waits for the kernel's report even if the outcome is known. Meanwhile a server of this loop accepts,
+                    # and a client that tries again and again lets others run. This timer is due in the next turn and runs where
+                    # asyncio's callback would: after what the kernel reports about other descriptors.
                     self.call_at(0, wake_waiter, waiter, None)
                 await waiter
             if error not in (0, errno.EISCONN):
@@ -431,7 +431,7 @@ def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = 
 def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
     """Runs a coroutine on a new ringloop event loop and returns its result, as `asyncio.run` does."""
     if events._get_running_loop() is not None:
-        # asyncio.Runner would say this only after it has made a loop.
+        # asyncio.Runner would raise this only after making a loop.
         raise RuntimeError("ringloop.run() cannot be called from a running event loop")
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)

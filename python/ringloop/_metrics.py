@@ -1,4 +1,4 @@
-"""What a loop tells about itself: `loop.metrics()`."""
+"""The metrics of a loop: `loop.metrics()`."""
 
 import asyncio
 import functools
@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Metrics(NamedTuple):
     """What an event loop has done since it was made, and what it holds now. See `EventLoop.metrics`.
 
-    Seconds are of the clock of `loop.time()`, not of CPU time. Of two snapshots, the differences tell what happened in between.
+    Times are by the clock of `loop.time()`, not CPU time. The differences of two snapshots say what happened in between.
     """
 
     backend: str
@@ -17,19 +17,19 @@ class Metrics(NamedTuple):
     turns: int
     """Turns of the loop: each looks at the kernel and at the timers, and runs what is ready."""
     callbacks: int
-    """Callbacks run: of `call_soon` and its like, of timers, of descriptors, steps of tasks, and reads and writes of transports."""
+    """Callbacks run: those of `call_soon` and the like, timers, descriptors, task steps, and reads and writes of transports."""
     ready: int
-    """Callbacks that are queued now, for the next turn or this one. Cancelled ones count until their turn comes."""
+    """Callbacks that are queued now, for this turn or the next. Cancelled ones count until their turn comes."""
     timers: int
     """Timers that are scheduled now; cancelled ones don't count."""
     connections: int
-    """Native transports that have their socket now, also those that are closing. asyncio's own transports don't count."""
+    """Native transports that have a socket now, including closing ones. asyncio's own transports don't count."""
     busy_seconds: float
-    """Time that the loop ran without waiting: in callbacks, and in the loop itself."""
+    """Time during which the loop didn't wait: in callbacks and in the loop itself."""
     idle_seconds: float
-    """Time that the loop waited for something to happen, polling or asleep in the kernel."""
+    """Time during which the loop waited for something to happen, polling or asleep in the kernel."""
     gil_seconds: float
-    """Time between the end of such a wait and having Python's global lock back, which other threads held."""
+    """Time from the end of such a wait until the loop had the GIL back from other threads."""
     polling_seconds: float
     """The part of `idle_seconds` in which the loop polled instead of sleeping."""
     wasted_seconds: float
@@ -37,30 +37,30 @@ class Metrics(NamedTuple):
     slowest_seconds: float
     """How long the slowest callback took; 0.0 if none has taken 0.1 ms.
 
-    Timed from its call to its return, with whatever the system did in between: other threads, other processes.
+    Measured from its call to its return, including what other threads and processes did in between.
     """
     slowest_callback: str | None
-    """What it was, in a text that keeps nothing alive: a function, a task's coroutine, or a transport's protocol.
+    """A description of it, which keeps nothing alive: a function, a task's coroutine, or a transport's protocol.
 
-    Where callbacks take less than 2 us on average, the clock is not read after each of them. There it may be "one of 16 callbacks,
-    the last of them ...", and `slowest_seconds` is the time of all of them. The next 100,000 are then told apart.
+    Where callbacks take less than 2 us on average, the clock isn't read after each of them. Then it may be "one of 16 callbacks,
+    the last of them ...", with the time of all of them in `slowest_seconds`. The next 100,000 callbacks are timed one by one.
     """
     system_calls: int
-    """System calls made by native code. Those of Python's own modules (`socket.accept`, for one) don't count."""
+    """System calls made by native code. Those of Python's own modules, such as `socket.accept`, don't count."""
     events: int
     """Completions and reports of readiness that the kernel has delivered."""
     wakes: int
-    """Waits that another thread has ended, by `call_soon_threadsafe` for one."""
+    """Waits that another thread has ended, for example with `call_soon_threadsafe`."""
     waits: int
     """Turns that waited, because nothing was ready."""
     polled_waits: int
     """The waits that began with polling."""
     polled_hits: int
-    """The polled waits in which something came, so that the loop did not sleep."""
+    """The polled waits in which something came, so the loop didn't sleep."""
 
 
 def describe(subject: object) -> str:
-    """Says what was run: a callback, one of asyncio's handles, or a transport. In UTF-8, whatever the path or the name is in."""
+    """Describes what was run: a callback, one of asyncio's handles, or a transport. The result is valid UTF-8."""
     return _describe(subject).encode("utf-8", "backslashreplace").decode()
 
 
@@ -73,7 +73,7 @@ def _describe(subject: object) -> str:
             return f"connection of {protocol.__module__}.{protocol.__qualname__}"
         return _describe_callback(subject)
     except Exception:
-        # An object of the user's that raises where it is asked for its name.
+        # An object of the user's that raises when asked for its name.
         return object.__repr__(subject)
 
 
@@ -91,7 +91,7 @@ def _describe_callback(callback: object) -> str:
     return _describe_code(callback, getattr(callback, "__code__", None))
 
 
-# The second is what asyncio's are where its C module is missing, and what some debuggers put in their place.
+# The second is used where asyncio's C module is missing, and some debuggers install it.
 _TASKS = (asyncio.Task, asyncio.tasks._PyTask)  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Address literals: what a resolver would answer to them, without asking one."""
+"""Address literals: what a resolver would answer, without asking one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from typing import Any
 
 _resolve = socket.getaddrinfo
-# As plain numbers, which compare faster, and as what the socket module answers.
+# As plain integers, which compare faster, and as the socket module's constants, which are returned.
 _STREAM, _DGRAM = int(socket.SOCK_STREAM), int(socket.SOCK_DGRAM)
 _KINDS = {_STREAM: (socket.SOCK_STREAM, socket.IPPROTO_TCP), _DGRAM: (socket.SOCK_DGRAM, socket.IPPROTO_UDP)}
 _IPV4, _IPV6 = socket.AF_INET, socket.AF_INET6
 
 
 def _is_plain(port: object, family: object, type: object, proto: object, flags: object) -> bool:
-    """True for the usual request: a port, and one kind of socket."""
+    """Whether this is the usual request: a port and one kind of socket."""
     integers = (
         builtins.type(port) is int
         and isinstance(family, int)
@@ -29,9 +29,8 @@ def _is_plain(port: object, family: object, type: object, proto: object, flags: 
 def find_literal(host: Any, port: Any, family: Any, type: Any, proto: Any, flags: Any) -> list[Any] | None:
     """Returns what `socket.getaddrinfo` returns for a numeric IPv4 or IPv6 address, or None for any other host.
 
-    Nothing there can block. The usual request is answered here: the C library takes over a microsecond to parse it, to
-    find the protocol's name, and to format the address. Others go to `socket.getaddrinfo`, and so does every request
-    while somebody has put a function of their own there.
+    None of it can block. The usual request is answered here: the C library takes over a microsecond to parse it, to find
+    the protocol's name, and to format the address. Others go to `socket.getaddrinfo`, as all do while that is replaced.
     """
     if not isinstance(host, str):
         return None

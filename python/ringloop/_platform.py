@@ -1,4 +1,4 @@
-"""Where ringloop runs: the system, the interpreter, and an extension module that was built for it."""
+"""Where ringloop runs: the system, the interpreter, and an extension module built for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OLDEST = (3, 11)
 NEWEST_TESTED = (3, 15)
 
 IS_TESTED = sys.version_info[:2] <= NEWEST_TESTED
-"""Whether ringloop was tested on the running minor version. Where not, what asyncio does is not done by a copy of it."""
+"""Whether ringloop was tested on the running minor version. If not, no copies of asyncio's code are used."""
 
 _ADVICE = "Use asyncio's own event loop here."
 
@@ -24,12 +24,12 @@ def require() -> None:
     if sys.version_info[:2] < OLDEST:
         raise ImportError("ringloop needs Python {}.{} or later; this is {}. {}".format(*OLDEST, version, _ADVICE))
     if "t" in sys.abiflags:
-        # Also where PYTHON_GIL=1 has it on: objects have another layout.
+        # Even with PYTHON_GIL=1, because objects have another layout.
         raise ImportError(f"ringloop needs the GIL; this is a free-threaded Python {version}. {_ADVICE}")
 
 
 def does_not_know(problem: object) -> str:
-    """Says that the running asyncio has changed: it lacks something, or asks for something else."""
+    """Returns the message that the running asyncio lacks something, or expects something else."""
     from ._core import __version__
 
     python = "{}.{}.{}".format(*sys.version_info)
@@ -37,12 +37,12 @@ def does_not_know(problem: object) -> str:
 
 
 def unknown_asyncio(problem: object) -> ImportError:
-    """The error where ringloop's loop cannot stand on the running asyncio."""
+    """The error for an asyncio on which ringloop's loop can't work."""
     return ImportError(f"{does_not_know(problem)} {_ADVICE}")
 
 
 def explain(error: ImportError) -> ImportError:
-    """Says why the extension module `ringloop._core` cannot be imported, in one line."""
+    """Returns an error that says in one line why the extension module `ringloop._core` can't be imported."""
     if "subinterpreter" in str(error):
         return ImportError("ringloop does not support subinterpreters; use asyncio's own event loop here")
     if not (error.path or (isinstance(error, ModuleNotFoundError) and error.name == "ringloop._core")):

@@ -1,4 +1,4 @@
-"""The event loop policy, for as long as the running Python has policies. Imported when it is asked for.
+"""The event loop policy, on Pythons that have policies. Imported on demand.
 
 Python 3.14 deprecates policies, and 3.16 has none; `ringloop.run` and `loop_factory` work everywhere.
 """
@@ -16,7 +16,7 @@ from ._loop import EventLoop
 if TYPE_CHECKING:
     _Base = asyncio.DefaultEventLoopPolicy
 else:
-    # asyncio's, under its newer name where asking for the older one warns.
+    # asyncio's own; the newer name first, because looking up the older one warns.
     _Base = getattr(unix_events, "_DefaultEventLoopPolicy", None) or getattr(
         unix_events, "DefaultEventLoopPolicy", None
     )
@@ -24,7 +24,7 @@ else:
 if _Base is not None:
 
     class EventLoopPolicy(_Base):
-        """asyncio's default policy of the running Python, child watchers included, with ringloop's event loops."""
+        """The default policy of the running Python's asyncio, including its child watchers, with ringloop's event loops."""
 
         def new_event_loop(self) -> EventLoop:
             """Makes an event loop."""
@@ -33,9 +33,9 @@ if _Base is not None:
     EventLoopPolicy.__module__ = "ringloop"
 
     def install() -> None:
-        """Makes ringloop's the event loops that asyncio makes, in `asyncio.run` for one.
+        """Makes asyncio use ringloop's event loops, for example in `asyncio.run`.
 
-        With Python 3.14 and later it warns, as asyncio does where a policy is set.
+        On Python 3.14 and later it warns, as asyncio does when a policy is set.
         """
         if sys.version_info >= (3, 14):
             _warn("install", stacklevel=3)
@@ -46,12 +46,12 @@ if _Base is not None:
 
 
 def _warn(name: str, stacklevel: int) -> None:
-    text = f"'ringloop.{name}' is deprecated and slated for removal in Python 3.16"
-    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+    message = f"'ringloop.{name}' is deprecated and slated for removal in Python 3.16"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
 
 
 def find(name: str) -> Any:
-    """`ringloop.EventLoopPolicy` or `ringloop.install`; AttributeError where there are no policies."""
+    """Returns `ringloop.EventLoopPolicy` or `ringloop.install`; raises AttributeError on Pythons without policies."""
     if name not in ("EventLoopPolicy", "install"):
         raise AttributeError(f"module 'ringloop' has no attribute {name!r}")
     if _Base is None:
@@ -61,6 +61,6 @@ def find(name: str) -> Any:
             "use ringloop.run(), or loop_factory=ringloop.new_event_loop"
         )
     if name == "EventLoopPolicy" and sys.version_info >= (3, 14):
-        # The frames of this function and of the package's __getattr__ are not the reader's.
+        # Skip the frames of this function and of the package's __getattr__.
         _warn(name, stacklevel=4)
     return globals()[name]

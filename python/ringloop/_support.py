@@ -1,6 +1,6 @@
-"""What the native code calls when something rare happens: errors, debug mode, texts.
+"""What the native code calls in rare cases: errors, debug mode, representations.
 
-Everything here exists in asyncio too, and says the same; the native code comes here so that it can stay short.
+Everything here exists in asyncio, too, with the same messages. It is in Python so that the native code stays short.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._types import _Loop
 
-    # With what typeshed leaves out of asyncio's handles because it is private.
+    # With asyncio's private names, which typeshed leaves out.
     class _Handle(asyncio.Handle):
         _callback: Callable[..., object] | None
         _loop: _Loop
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 else:
     _Handle = asyncio.Handle
     _TimerHandle = asyncio.TimerHandle
-    # Newer Pythons have a class for handles that other threads may cancel.
+    # Newer Pythons have a separate class for handles that other threads may cancel.
     _ThreadSafeHandle = getattr(events, "_ThreadSafeHandle", asyncio.Handle)
 __all__ = ["logger"]
 
-# The protocol whose reader transports feed without calling it: they do what asyncio's did where it was tested.
+# Transports feed the reader of this protocol without calling the protocol. They copy what the tested versions of asyncio do.
 FED_PROTOCOL = streams.StreamReaderProtocol if _platform.IS_TESTED else None
 
 _DATAGRAM_TRANSPORT: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ _SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[a
 
 
 def handle_repr(handle: _Handle) -> str:
-    """The text of a handle, as `asyncio.Handle.__repr__` makes it."""
+    """The representation of a handle, as `asyncio.Handle.__repr__` makes it."""
     info = [handle.__class__.__name__]
     if handle._cancelled:
         info.append("cancelled")
@@ -71,7 +71,7 @@ def _callback_source(handle: _Handle, callback: object) -> str:
     return _FORMAT_SOURCE(callback, arguments)
 
 
-# Its parameters depend on the running Python's version, down to the last figure.
+# Its parameters depend on the running Python's version, including the bug-fix release.
 _FORMAT_SOURCE: Callable[..., str] = format_helpers._format_callback_source
 _SOURCE_PARAMETERS = format_helpers._format_callback_source.__code__.co_varnames
 
@@ -80,12 +80,12 @@ _set_context: Any = BaseException.__dict__["__context__"].__set__
 
 
 def call_handling(exception: BaseException, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """Calls a function as the `except` block does that has caught the exception: `sys.exc_info()` has it, for one."""
+    """Calls a function as if from the `except` block that caught the exception, so that `sys.exc_info()` has it."""
     context, traceback = exception.__context__, exception.__traceback__
     try:
         raise exception
     except BaseException:
-        # It was raised elsewhere, and is to look so.
+        # The exception should look as if raised where it first was.
         _set_context(exception, context)
         BaseException.with_traceback(exception, traceback)
         function(*arguments)
@@ -114,7 +114,7 @@ def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
     compare = _COMPARISONS[operation]
     if compare in (operator.lt, operator.gt):
         return compare(left._when, right._when)
-    # In asyncio's order, and no further than needed: comparing callbacks may run the user's code.
+    # In asyncio's order, and only as far as needed: comparing callbacks may run user code.
     equal = (
         left._when == right._when
         and left._callback == right._callback
@@ -136,7 +136,7 @@ set_nodelay = base_events._set_nodelay  # type: ignore[attr-defined]
 def make_handle(
     loop: _Loop, callback: Callable[..., object], arguments: tuple[Any, ...], context: Context | None
 ) -> asyncio.Handle:
-    """asyncio's own handle for a descriptor's callback, in debug mode."""
+    """Returns asyncio's own handle for a descriptor's callback, in debug mode."""
     handle = _Handle(callback, arguments, loop, context)
     del handle._source_traceback[-1]
     return handle
@@ -168,7 +168,7 @@ def call_soon_threadsafe_debug(
     """`call_soon_threadsafe` in debug mode."""
     loop._check_callback(callback, "call_soon_threadsafe")
     handle = _ThreadSafeHandle(callback, arguments, loop, context)
-    # This function's frame, and that of the class's own __init__ where it has one.
+    # The frame of this function, and that of the class's own __init__ if it has one.
     own = "__init__" in vars(_ThreadSafeHandle) and _ThreadSafeHandle.__name__ != "Handle"
     del handle._source_traceback[-2 if own else -1 :]
     loop._add_callback(handle)
@@ -193,15 +193,14 @@ def call_at_debug(
 
 
 def run_timed(loop: _Loop, handle: asyncio.Handle) -> None:
-    """Runs a handle in debug mode, and logs it if it held the loop up for `slow_callback_duration`."""
+    """Runs a handle in debug mode, and logs it if it blocked the loop for `slow_callback_duration`."""
     loop._current_handle = handle
     begin = time.monotonic()
     try:
         handle._run()
         duration = time.monotonic() - begin
         if duration >= loop.slow_callback_duration:
-            text = base_events._format_handle(handle)  # type: ignore[attr-defined]
-            _log_slow(text, duration)
+            _log_slow(base_events._format_handle(handle), duration)  # type: ignore[attr-defined]
     finally:
         loop._current_handle = None
         # The traceback of a task's exception may hold this frame, and the frame would hold the task.
@@ -209,12 +208,12 @@ def run_timed(loop: _Loop, handle: asyncio.Handle) -> None:
 
 
 def _log_slow(what: object, duration: float) -> None:
-    # By the name that asyncio's loop uses, which tests put their own in the place of.
+    # Looked up where asyncio's loop looks it up, because tests replace it there.
     base_events.logger.warning("Executing %s took %.3f seconds", what, duration)  # type: ignore[attr-defined]
 
 
 def log_slow_transport(loop: _Loop, transport: object, duration: float) -> None:
-    """Logs a transport whose protocol held the loop up, in debug mode."""
+    """Logs a transport whose protocol blocked the loop, in debug mode."""
     if duration >= loop.slow_callback_duration:
         _log_slow(transport, duration)
 
@@ -226,10 +225,10 @@ def report_transport_error(
     context: Context | None,
     exception: BaseException,
 ) -> None:
-    """Tells the loop's exception handler what left a transport's step, which under asyncio is a callback of this name."""
+    """Reports the exception of a transport's step, which in asyncio is a callback of this name, to the loop's exception handler."""
 
     def method(name: str) -> Callable[..., object]:
-        # What sends stands in each instance, from Python 3.12 on; its class has it under this name.
+        # From Python 3.12 on, each instance has the sending method; its class has it under this name.
         own = transport.__class__
         return types.MethodType(getattr(own, name if hasattr(own, name) else "_write_sendmsg"), transport)
 
@@ -237,25 +236,25 @@ def report_transport_error(
     handle = _Handle(method(callback), arguments, loop, context)
     reads, writes = transport._polling()
     if not {"_read_ready": reads, "_add_reader": True}.get(callback, writes):
-        # Whoever ended the wait for it has cancelled it, also where it runs.
+        # Whoever ended the wait has cancelled the handle, even while it ran.
         handle.cancel()
     report_callback_error(handle, exception)
 
 
 def refuse_datagram(transport: _core.DatagramTransport, data: object, address: object) -> None:
-    """asyncio's answer to a datagram that can't be sent: of the wrong type, elsewhere than to the peer, or too late."""
+    """Does what asyncio does with a datagram that can't be sent: of the wrong type, not to the peer, or too late."""
     _DATAGRAM_TRANSPORT.sendto(transport, data, address)
 
 
 def water_marks(high: Any, low: Any) -> tuple[int, int]:
-    """The (high, low) marks, in bytes, that asyncio makes of the arguments of `set_write_buffer_limits`; raises what it raises."""
+    """The (high, low) marks in bytes that asyncio computes from arguments of `set_write_buffer_limits`; raises its errors."""
     marks: Any = types.SimpleNamespace()
     _FLOW_CONTROL._set_write_buffer_limits(marks, high, low)
     return int(min(marks._high_water, sys.maxsize)), int(min(marks._low_water, sys.maxsize))
 
 
 def write_type_error(data: object) -> TypeError:
-    """asyncio's error for data that a transport can't send, in the running Python's words."""
+    """The error of the running Python's asyncio for data that a transport can't send."""
     try:
         _SELECTOR_TRANSPORT.write(None, data)
     except TypeError as error:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine
 
-# typeshed leaves out what is private, and has some of the rest as it once was.
+# typeshed leaves out what is private, and some of the rest is out of date.
 _AsyncioSSLProtocol: Any = sslproto.SSLProtocol
 _WRAPPED = sslproto.SSLProtocolState.WRAPPED
 
@@ -21,7 +21,7 @@ class SSLProtocolTransport(sslproto._SSLProtocolTransport):
     """What the user writes to; `write` and `writelines` are native."""
 
     if TYPE_CHECKING:
-        # By position alone, as native methods of one argument take it.
+        # Positional only, as for native methods with one argument.
         def write(self, data: Any, /) -> None: ...
         def writelines(self, list_of_data: Any, /) -> None: ...
 
@@ -42,7 +42,7 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
     _outgoing_high_water: float = 1
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        # The native part needs none of it, and would have to copy it.
+        # The native part needs no arguments, and would have to copy them.
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -74,22 +74,22 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
         super()._on_handshake_complete(handshake_exc)
         del handshake_exc  # Its traceback refers to this frame.
         if self._app_reading_paused and self._state is _WRAPPED:
-            # asyncio sends the last words of the handshake after its first read. Where the protocol has paused reading in
-            # connection_made, there is none, and the peer would wait for them.
+            # asyncio sends the end of the handshake after its first read. If the protocol has paused reading in
+            # connection_made, there is no read, and the peer would wait.
             self._process_outgoing()
 
     def _on_shutdown_complete(self, shutdown_exc: BaseException | None) -> None:
         super()._on_shutdown_complete(shutdown_exc)
         if not shutdown_exc and self._shutdown_timeout_handle is None:
-            # Closing waits until everything is sent, and a peer that doesn't read could hold the connection open for ever.
-            # Newer asyncios go on counting until the connection is lost; so does this, under each.
+            # Closing waits until everything is sent, so a peer that doesn't read could keep the connection open for ever.
+            # Newer versions of asyncio keep the timeout running until the connection is lost; here all do.
             self._shutdown_timeout_handle = self._loop.call_later(
                 self._ssl_shutdown_timeout, self._check_shutdown_timeout
             )
 
 
 def _with_our_protocol(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """The running asyncio's method, which finds our `SSLProtocol` where it looks for asyncio's."""
+    """Returns a copy of asyncio's method that uses our `SSLProtocol`."""
     assert isinstance(method, FunctionType)
     names = {**method.__globals__, "sslproto": SimpleNamespace(SSLProtocol=SSLProtocol)}
     function = FunctionType(method.__code__, names, method.__name__, method.__defaults__, method.__closure__)

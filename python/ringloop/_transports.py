@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from ._types import _Loop
 
-# Servers learned which transports they have in Python 3.13; before, they only counted.
+# Since Python 3.13 a server knows its transports; before, it only counted them.
 _SERVER_TAKES_TRANSPORT = "transport" in inspect.signature(base_events.Server._attach).parameters  # type: ignore[attr-defined]
 
-# From Python 3.14 on it isn't told how much was sent: it sets a file's position even after nothing.
+# From Python 3.14 on it isn't told how much was sent: it sets the file's position even if nothing was.
 _POSITION_ARGUMENTS = (
     unix_events._UnixSelectorEventLoop._sock_sendfile_update_filepos.__code__.co_argcount - 1  # type: ignore[attr-defined]
 )
@@ -33,7 +33,7 @@ _Asyncio: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-de
 
 
 def named_as(original: FunctionType) -> Callable[[Any], Any]:
-    """Gives a copy of a function the name of asyncio's, which is what handles and reports of errors say."""
+    """Gives a copy of a function the name of asyncio's function, which then shows in handles and error reports."""
 
     def rename(function: FunctionType) -> FunctionType:
         copy = FunctionType(function.__code__, function.__globals__, function.__name__)
@@ -43,7 +43,7 @@ def named_as(original: FunctionType) -> Callable[[Any], Any]:
     return rename
 
 
-# Whether numbers that are too large for the system call are none too large for asyncio, as in later versions.
+# Whether asyncio accepts counts that are too large for the system call, as later versions do.
 _BOUNDS_COUNT = "maxsize" in unix_events._UnixSelectorEventLoop._sock_sendfile_native_impl.__code__.co_names  # type: ignore[attr-defined]
 
 
@@ -54,8 +54,8 @@ class SocketTransport(_core.SocketTransport):
     _sendfile_compatible = constants._SendfileMode.TRY_NATIVE
     max_size = 256 * 1024
 
-    if not TYPE_CHECKING:  # Of instances; stubtest would compare it with the class's own.
-        # asyncio's classes have a layout of their own, so that a native class can't also derive from them.
+    if not TYPE_CHECKING:  # for instances; stubtest would compare it with the class's own
+        # Native classes can't derive from asyncio's, whose layout differs.
         __class__ = property(lambda self: _Asyncio)
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class SocketTransport(_core.SocketTransport):
         try:
             warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self, stacklevel=1)
         finally:
-            # All else stays: whoever got hold of it by the warning may go on using it, and finds its socket closed.
+            # The rest stays: whoever got hold of the transport through the warning may still use it, and finds its socket closed.
             self._let_go()
             sock.close()
             self._leave_server()
@@ -127,9 +127,9 @@ class SocketTransport(_core.SocketTransport):
 
 
 async def send_file(loop: _Loop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
-    """Sends a file by sendfile(2) when all that was written before is sent; see `asyncio.loop.sendfile`.
+    """Sends a file with sendfile(2) after all earlier writes; see `asyncio.loop.sendfile`.
 
-    Raises SendfileNotAvailableError, in asyncio's words, before anything is sent if that can't be done for this file.
+    Raises SendfileNotAvailableError, with asyncio's message, if this file can't be sent so. Nothing was sent then.
     """
     resume_reading = transport.is_reading()
     transport.pause_reading()
