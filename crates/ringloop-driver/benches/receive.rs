@@ -1,8 +1,9 @@
-//! How should a stream receive? An echo server in each of the ways that the driver offers, with 50 connections, and
-//! what a message costs the server's thread in CPU time.
+//! How should a stream receive? Compares echo servers with 50 connections, one for each way that the driver offers, by
+//! the CPU time of the server's thread per message.
 //!
-//! Rounds interleave the ways, and ratios are taken within a round, because single runs drift by 20 to 30 %.
-//! `cargo bench -p ringloop-driver --bench receive` runs it in full; with `--quick`, or under `cargo test`, once and small.
+//! Rounds alternate the ways, and ratios are computed within a round, because single runs drift by 20 to 30%. `cargo
+//! bench -p ringloop-driver --bench receive` runs all of it. With `--quick`, or under `cargo test`, it runs one small
+//! round.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -16,14 +17,14 @@ use ringloop_driver::{BackendChoice, Config, Driver, Event, Interest, Mode, Op, 
 const CONNECTIONS: usize = 50;
 const HOT_BUFFER: usize = 256 * 1024;
 
-/// A way to receive and to echo.
+/// A way to receive and echo.
 #[derive(Clone, Copy)]
 enum Way {
-    /// Level-triggered epoll without the driver: the floor.
+    /// Level-triggered epoll without the driver: the lower bound.
     Raw,
-    /// An edge watch per connection, then read and write directly, all into one hot buffer.
+    /// An edge watch per connection. Reads and writes directly, all into one hot buffer.
     Watch(BackendChoice),
-    /// A receive operation per connection into a buffer of its own, then write directly.
+    /// A receive operation per connection, into a buffer of its own. Writes directly.
     ReceiveOperation(BackendChoice),
 }
 
@@ -183,7 +184,7 @@ fn thread_cpu() -> Duration {
 
 // ---- the servers
 
-/// A connection and what could not be written to it at once.
+/// A connection, and the bytes that could not be written at once.
 struct Connection {
     stream: TcpStream,
     unsent: Vec<u8>,
@@ -197,7 +198,7 @@ impl Connection {
         }
     }
 
-    /// Writes directly, and keeps what the socket does not take.
+    /// Writes directly, and keeps what the socket does not accept.
     fn echo(&mut self, bytes: &[u8]) {
         if !self.unsent.is_empty() {
             self.unsent.extend_from_slice(bytes);
@@ -222,7 +223,7 @@ fn written(result: io::Result<usize>) -> usize {
     }
 }
 
-/// Polls; a signal is no failure.
+/// Polls. A signal is not a failure.
 fn poll(driver: &mut Driver, timeout: Option<Duration>, events: &mut Vec<Event>) {
     match driver.poll(timeout, events) {
         Err(error) if error.kind() != io::ErrorKind::Interrupted => panic!("{error}"),
@@ -248,7 +249,7 @@ fn serve_by_watch(choice: BackendChoice, streams: Vec<TcpStream>) {
     let mut open = CONNECTIONS;
     let mut hot = vec![0; HOT_BUFFER];
     let mut events: Vec<Event> = Vec::new();
-    // Whoever filled the buffer may have left something behind, and comes back by itself.
+    // If the buffer was filled, there may be more to read without a new event.
     let mut returning: Vec<usize> = Vec::new();
     while open > 0 {
         events.clear();
@@ -322,7 +323,7 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
         poll(&mut driver, None, &mut events);
         for event in &events {
             if event.is_watch() {
-                // Only a socket that was full becomes writable; who it was is not worth a table here.
+                // Only a socket that was full becomes writable. This is rare, so there is no table for it.
                 for connection in connections
                     .values_mut()
                     .filter(|connection| !connection.unsent.is_empty())
@@ -345,7 +346,7 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
     }
 }
 
-/// An epoll set without the driver, for the floor and for the load.
+/// An epoll set without the driver, for the lower bound and for the load.
 struct RawEpoll {
     set: OwnedFd,
     events: Vec<libc::epoll_event>,
@@ -390,7 +391,7 @@ impl RawEpoll {
         let (buffer, room) = (self.events.as_mut_ptr(), self.events.len() as i32);
         // SAFETY: the kernel writes at most `room` events to `buffer`, which belongs to `self.events` and is that long.
         let count = unsafe { libc::epoll_wait(self.set.as_raw_fd(), buffer, room, -1) };
-        // Interrupted: nothing is ready, and whoever asked asks again.
+        // Interrupted: nothing is ready, and the caller waits again.
         self.events[..count.max(0) as usize]
             .iter()
             .map(|event| event.u64 as usize)
@@ -446,12 +447,12 @@ fn serve_raw(streams: Vec<TcpStream>) {
 
 // ---- the load
 
-/// Has every connection send a message and wait for its echo, again and again, until `messages` are through.
-/// Checks what comes back. Returns how many were echoed.
+/// Every connection repeatedly sends a message and waits for its echo, until `messages` were echoed. Checks what comes
+/// back. Returns the number of echoes.
 fn load(mut streams: Vec<TcpStream>, size: usize, messages: usize) -> usize {
     let message: Vec<u8> = (0..size).map(|number| (number % 251) as u8).collect();
     let mut epoll = RawEpoll::new();
-    // Bytes sent and received of each connection's message.
+    // The bytes sent and received of each connection's current message.
     let mut progress = vec![(0, 0); streams.len()];
     for (index, stream) in streams.iter().enumerate() {
         let interest = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;

@@ -1,8 +1,8 @@
-//! From which size on it pays to send without a copy.
+//! The size from which on zero-copy sending pays off.
 //!
-//! The sender's CPU per send, of `send(2)` and of [`Op::SendZeroCopy`], in rounds that take turns; medians, and the median of
-//! the rounds' ratios. Without arguments it sends over TCP to a process of its own on the loopback, where the kernel copies
-//! in the end: it delivers nothing to a local socket that lies in memory of somebody else's.
+//! Measures the sender's CPU time per send, of `send(2)` and of [`Op::SendZeroCopy`], in alternating rounds. Prints
+//! medians, and the median of the rounds' ratios. Without arguments it sends over TCP to another process on the
+//! loopback, where the kernel copies after all: it does not deliver other processes' memory to a local socket.
 //!
 //! ```text
 //! zero_copy                 TCP over the loopback
@@ -11,7 +11,7 @@
 //! zero_copy sink ADDRESS    accepts connections, and reads and forgets what comes
 //! ```
 //!
-//! A device that drops the data is one end of a veth pair whose other end is down, as root:
+//! As such a device, use one end of a veth pair whose other end is down (as root):
 //!
 //! ```text
 //! unshare -n sh -c 'ip link add near type veth peer name far; ip link set near mtu 65535 up
@@ -31,13 +31,13 @@ use ringloop_driver::{BackendChoice, Bytes, Config, Driver, Op, SharedFd};
 
 const ROUNDS: usize = 9;
 
-/// What each arm sends in a round, in bytes.
+/// The number of bytes that each arm sends in a round.
 const ROUND_BYTES: usize = 64 << 20;
 
-/// More than the caches of processors hold.
+/// More than processor caches hold.
 const MEMORY_BYTES: usize = 512 << 20;
 
-/// How many sends at most.
+/// The maximum number of sends.
 const ROUND_SENDS: usize = 20_000;
 
 /// A part of memory that many sends share.
@@ -52,7 +52,7 @@ impl AsRef<[u8]> for Body {
     }
 }
 
-/// Where bodies come from: one after the other through memory that no cache holds, or the same one each time.
+/// The source of bodies: successive parts of memory that is larger than the caches, or the same part each time.
 struct Source {
     memory: Arc<[u8]>,
     next: usize,
@@ -102,7 +102,7 @@ fn send_copying(fd: RawFd, body: &Body) {
     }
 }
 
-/// Sends, and waits for the count alone, as a writer would.
+/// Sends, and waits only for the count, as a writer would.
 fn send_zero_copy(driver: &mut Driver, fd: RawFd, body: Body) {
     let size = body.range.len();
     let op = Op::SendZeroCopy {

@@ -1,5 +1,5 @@
-//! What an operation must not do: begin after its cancel, hold a socket that was let go of, give out memory that nobody has
-//! written, wait where it is told not to.
+//! What an operation must not do: start after its cancel, hold a socket that was released, expose uninitialised memory,
+//! wait when it is told not to.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -67,7 +67,7 @@ fn what_is_cancelled_before_a_flush_never_begins(mut driver: Driver) {
     std::fs::remove_file(path).unwrap();
 }
 
-/// The other end sees the end, or cannot connect any more, without another call to the driver.
+/// The other end sees the end, or can no longer connect, without another call to the driver.
 fn is_closed(mut far: TcpStream, listener: std::net::SocketAddr) {
     far.set_nonblocking(false).unwrap();
     far.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -75,7 +75,7 @@ fn is_closed(mut far: TcpStream, listener: std::net::SocketAddr) {
     assert_eq!(errno(TcpStream::connect(listener)), libc::ECONNREFUSED);
 }
 
-/// A socket with a receive that waits, and a listener with an accept that does.
+/// A socket with a waiting receive, and a listener with a waiting accept.
 fn waiting(driver: &mut Driver) -> ([ringloop_driver::Token; 2], TcpStream, std::net::SocketAddr) {
     let (plain, address) = listener();
     let far = TcpStream::connect(address).unwrap();
@@ -135,13 +135,13 @@ fn an_operation_holds_its_file_until_it_is_over(mut driver: Driver) {
         panic!("nothing came back")
     };
     assert_eq!(buffer, b"held");
-    // The hold comes back with the buffer.
+    // The reference to the file comes back with the buffer.
     writer.write_all(b"still").unwrap();
     drop(fd.try_unwrap().unwrap());
     assert_eq!(errno(writer.write_all(b"gone")), libc::EPIPE);
 }
 
-/// A buffer whose room holds what nobody must see.
+/// A buffer whose spare capacity contains secret bytes.
 fn secret(room: usize) -> Vec<u8> {
     let mut buffer = vec![0xaa; room];
     buffer.clear();
@@ -170,11 +170,11 @@ fn a_truncating_receive_gives_out_no_memory_that_nobody_has_written(mut driver: 
             Op::RecvMsg { message, .. } => message.buffer,
             other => panic!("{other:?}"),
         };
-        // TCP throws the bytes away.
+        // TCP discards the bytes.
         near.write_all(&[7; 10]).unwrap();
         let (result, op) = finish(&mut driver, truncate(raw(&far), 64));
         assert_eq!((result, &bytes_of(op)[..]), (10, &[0; 10][..]));
-        // Datagrams are counted whole.
+        // Datagrams are counted in full.
         datagrams.send_to(&[7; 1000], to).unwrap();
         let (result, op) = finish(&mut driver, truncate(raw(&datagrams), 16));
         assert_eq!((result, &bytes_of(op)[..]), (1000, &[7; 16][..]));
@@ -256,7 +256,7 @@ fn offsets_beyond_the_largest_are_mistakes(mut driver: Driver) {
             assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
         }
     }
-    // Those that the kernel can express are its business.
+    // Offsets that fit are checked by the kernel.
     assert_eq!(finish(&mut driver, read_at(&file, 1 << 40)).0, 0);
     let refused = finish(&mut driver, write_at(&file, i64::MAX as u64)).0;
     assert!(
@@ -287,7 +287,7 @@ fn what_has_no_places_refuses_offsets(mut driver: Driver) {
         }
     }
     assert_eq!(finish(&mut driver, write_at(&writer, 0)).0, -libc::ESPIPE);
-    // Nothing was taken, and without an offset they are read as ever.
+    // Nothing was consumed, and reads without an offset still work.
     for (fd, count) in without.iter().zip([4, 4, 8]) {
         let op = Op::Read {
             fd: fd.clone(),
@@ -296,7 +296,7 @@ fn what_has_no_places_refuses_offsets(mut driver: Driver) {
         };
         assert_eq!(finish(&mut driver, op).0, count);
     }
-    // A device may have places, and no position.
+    // A device may have offsets but no position.
     let zeroes = SharedFd::new(File::open("/dev/zero").unwrap());
     assert!(!zeroes.has_position());
     assert_eq!(finish(&mut driver, read_at(&zeroes, 5)).0, 8);
@@ -340,7 +340,7 @@ fn an_operation_that_must_not_wait_does_not(mut driver: Driver) {
     for op in ops() {
         assert_eq!(finish(&mut driver, op).0, -libc::EAGAIN);
     }
-    // Nor does it wait for those that do.
+    // It does not wait for the operations that do, either.
     let waiting = driver.submit(receive(raw(&empty), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     for op in ops() {

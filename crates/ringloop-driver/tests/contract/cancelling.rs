@@ -20,7 +20,7 @@ on_both_backends!(
 
 fn cancelling_ends_an_operation(mut driver: Driver) {
     let (here, mut there) = pair();
-    // Before the kernel has heard of it, and after.
+    // Before the kernel has it, and after.
     for flushed in [false, true] {
         let token = driver.submit(receive(raw(&here), 8)).unwrap();
         if flushed {
@@ -45,7 +45,7 @@ fn cancelling_ends_an_operation(mut driver: Driver) {
 }
 
 fn cancelling_loses_to_what_has_happened(mut driver: Driver) {
-    // Whoever wins, there is one last event, and no byte is lost.
+    // Whichever wins, there is one last event, and no byte is lost.
     for round in 0..200_u8 {
         let (mut here, mut there) = pair();
         let token = driver.submit(receive(raw(&here), 8)).unwrap();
@@ -111,7 +111,7 @@ fn a_discarded_operation_is_never_heard_of_again(mut driver: Driver) {
         assert_eq!(driver.counters().operations, 0);
     }
     there.write_all(b"x").unwrap();
-    // Also one that has happened, but was not reported.
+    // The same for one that has completed, but was not reported.
     let token = driver.submit(receive(raw(&here), 8)).unwrap();
     driver.flush().unwrap();
     driver.discard(token);
@@ -126,7 +126,7 @@ fn a_discarded_accept_closes_what_it_gets(mut driver: Driver) {
     driver.flush().unwrap();
     driver.discard(token);
     assert_eq!(all_events(&mut driver), []);
-    // Accepted and closed, or never accepted and reset with the listener: in no case left open.
+    // It was accepted and closed, or never accepted and reset with the listener. It must not stay open.
     drop(listener);
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     match client.read(&mut [0]) {

@@ -169,7 +169,7 @@ fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
     submit(&mut driver);
     drop(driver);
     for mut reader in readers {
-        // A child that another test has forked may have it open for a moment.
+        // A child forked by another test may have it open for a moment.
         set_nonblocking(&reader);
         let start = Instant::now();
         while let Err(error) = reader.read(&mut [0]) {
@@ -180,7 +180,7 @@ fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
     }
 }
 
-/// What has no way to be read without waiting is not read before there is something, `O_NONBLOCK` or not.
+/// Files without non-blocking reads are not read before there is data, with or without `O_NONBLOCK`.
 fn a_file_that_does_not_block_is_waited_for(mut driver: Driver) {
     let folder = temporary_path(&driver, "watched");
     std::fs::create_dir_all(&folder).unwrap();

@@ -37,7 +37,7 @@ fn a_poll_waits_as_long_as_it_is_told(mut driver: Driver) {
         assert_eq!(events, []);
     }
     driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
-    // Longer than the kernel can count is as good as for ever.
+    // A timeout that the kernel cannot represent is as good as none.
     let waker = driver.waker();
     let start = Instant::now();
     let thread = thread::spawn(move || {
@@ -57,13 +57,13 @@ fn a_wake_from_another_thread_ends_a_poll(mut driver: Driver) {
         let waker = driver.waker();
         let thread = thread::spawn(move || waker.wake());
         let mut events = Vec::new();
-        // A wake that is lost leaves this waiting for ever.
+        // A lost wake would leave this waiting for ever.
         driver.poll(None, &mut events).unwrap();
         assert_eq!(events, []);
         thread.join().unwrap();
-        // Its eventfd may have been written to after all was over; that is no wake of the next poll.
+        // Its eventfd may have been written to after the last poll. That must not wake the next one.
     }
-    // The same with a thread that is certain to find the poller asleep.
+    // The same with a thread that finds the poller asleep for certain.
     let waker = driver.waker();
     let thread = thread::spawn(move || {
         thread::sleep(Duration::from_millis(30));
@@ -104,7 +104,7 @@ fn many_wakes_are_one(mut driver: Driver) {
         })
         .collect();
     drop(sender);
-    // Each message is followed by a wake, so whoever polls after an empty inbox never waits in vain.
+    // Each message is followed by a wake, so a poll after an empty inbox never waits in vain.
     let mut count = 0;
     while count < 4000 {
         driver.poll(None, &mut Vec::new()).unwrap();
@@ -129,7 +129,7 @@ fn peeking_and_polling_while_idle_make_no_system_call(mut driver: Driver) {
                 assert_eq!(peek, Peek::Empty);
                 driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
             }
-            // Only the kernel knows, and asking is a system call.
+            // Only the kernel knows, and asking it takes a system call.
             _ => assert_eq!(peek, Peek::Unknown),
         }
     }
@@ -151,7 +151,7 @@ fn a_peek_sees_what_is_coming(mut driver: Driver) {
     assert_eq!(driver.peek(), Peek::Ready, "a result waits to be reported");
 }
 
-/// Has the process handle a signal, which ends system calls that wait.
+/// Installs a signal handler, which interrupts system calls that wait.
 fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
     // SAFETY: a sigaction consists of integers, and of a function that may be none: all zeroes are valid for it.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -163,7 +163,7 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
 
 fn a_signal_interrupts_a_poll(mut driver: Driver) {
     extern "C" fn ignore(_: libc::c_int) {}
-    // With entries to submit and without: the kernel reports the two in different ways.
+    // With and without entries to submit: the kernel reports the two differently.
     let (here, _there) = pair();
     for busy in [true, false] {
         handle(libc::SIGUSR1, ignore);
@@ -172,7 +172,7 @@ fn a_signal_interrupts_a_poll(mut driver: Driver) {
         thread::scope(|scope| {
             let (sender, receiver) = mpsc::channel::<()>();
             scope.spawn(move || {
-                // Again and again, in case the first comes before the poll.
+                // Repeat it, in case the first one comes before the poll.
                 while receiver.recv_timeout(Duration::from_millis(10))
                     == Err(mpsc::RecvTimeoutError::Timeout)
                 {
@@ -201,7 +201,7 @@ fn a_wake_outlives_a_poll_that_is_interrupted(mut driver: Driver) {
             waker.wake();
         }
     }
-    // One at a time: the handler belongs to the process.
+    // One test at a time: the handler belongs to the process.
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap();
     *WAKER.get_or_init(|| Mutex::new(None)).lock().unwrap() = Some(driver.waker());
@@ -214,13 +214,13 @@ fn a_wake_outlives_a_poll_that_is_interrupted(mut driver: Driver) {
             // SAFETY: the thread that polls lives: the scope makes it wait for this one.
             unsafe { libc::pthread_kill(poller, libc::SIGUSR2) };
         });
-        // Either the signal or the wake ends it. If the signal, the wake is still to be noticed, or its message would
-        // lie in an inbox that nobody looks into.
+        // Either the signal or the wake ends it. If it was the signal, the wake must stay pending, or nobody would read
+        // its message.
         if driver.poll(None, &mut Vec::new()).is_err() {
             assert_eq!(driver.peek(), Peek::Ready);
             driver.poll(None, &mut Vec::new()).unwrap();
         }
-        // What the wake wrote to its eventfd may still come, and ends nothing.
+        // The wake's write to its eventfd may still come, but ends nothing.
         assert_eq!(all_events(&mut driver), []);
         assert_ne!(driver.peek(), Peek::Ready);
     });
@@ -301,7 +301,7 @@ fn moving_with_operations_in_flight_loses_nothing(mut driver: Driver) {
     let token = driver.submit(receive(raw(&here), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     let mut driver = thread::spawn(move || {
-        // io_uring cannot move it and says so; epoll has nothing to move.
+        // io_uring cannot move it and reports that. epoll has nothing to move.
         match driver.poll(Some(Duration::ZERO), &mut Vec::new()) {
             Err(error) => {
                 assert_eq!(driver.backend(), BackendKind::IoUring);
@@ -326,7 +326,7 @@ fn a_driver_may_be_dropped_in_another_thread(mut driver: Driver) {
     driver.submit(receive(raw(&here), 1 << 16)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     thread::spawn(move || drop(driver)).join().unwrap();
-    // The kernel may still write to the buffer, which must be no one else's memory.
+    // The kernel may still write to the buffer, so the memory must not be reused.
     there.write_all(&[7; 1 << 14]).unwrap();
     let fresh = vec![0_u8; 1 << 16];
     assert!(fresh.iter().all(|byte| *byte == 0));

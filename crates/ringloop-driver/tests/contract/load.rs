@@ -1,4 +1,4 @@
-//! Queues that overflow, and many of everything.
+//! Overflowing queues, and large numbers of everything.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -51,9 +51,9 @@ fn a_tiny_ring_whose_readers_leave_everything_gives_all_their_turn() {
     let watch = |driver: &mut Driver, (here, _): &(UnixStream, UnixStream)| {
         driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap()
     };
-    // A third is armed and then ready all at once, so that completions overflow; the others are queued behind. Each
-    // arming finds data and no room in the completion queue, and is queued anew: a poll that submitted until nothing
-    // is left would never come back.
+    // A third is armed and then ready at once, so that completions overflow. The others are queued behind. Each arming
+    // finds data and no room in the completion queue, and is queued again. A poll that submitted until nothing is left
+    // would never return.
     let mut missing: HashSet<Token> = pairs[..100]
         .iter()
         .map(|pair| watch(&mut driver, pair))
@@ -137,8 +137,8 @@ fn a_tiny_ring_cancels_an_accept_that_the_kernel_has_ended() {
     let _clients: Vec<_> = (0..20)
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
-    // The completion queue is full, which ends the request in the kernel; the driver is to queue it anew, and the
-    // cancel, which speaks of the one that has ended, must hold for that too.
+    // The completion queue is full, which ends the request in the kernel, so the driver would queue it again. The
+    // cancel, which names the ended request, must prevent that.
     driver.flush().unwrap();
     driver.cancel(token);
     let mut events = Vec::new();
@@ -188,7 +188,7 @@ fn slots_are_reused_under_a_storm_of_late_completions(mut driver: Driver) {
         there.write_all(b"x").unwrap();
     }
     for round in 0..200 {
-        // Dropped with their events on the way; the same slots then belong to others at once.
+        // Dropped while their events are under way. Others get the same slots at once.
         let stale: Vec<Token> = pairs
             .iter()
             .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
@@ -251,9 +251,9 @@ fn a_submission_thread_of_the_kernels_saves_system_calls() {
     for _ in 0..ROUNDS {
         let token = driver.submit(receive(raw(&there), 8)).unwrap();
         there.write_all(b"x").unwrap();
-        // As one who looks for events, and never sleeps.
+        // Like a caller that polls for events and never sleeps.
         let mut next = |driver: &mut Driver, token: Token| {
-            // The thread may not get to run.
+            // The thread may not be scheduled.
             drop(driver.flush());
             events.clear();
             let start = Instant::now();
@@ -269,13 +269,13 @@ fn a_submission_thread_of_the_kernels_saves_system_calls() {
         driver.cancel(token);
         next(&mut driver, token);
     }
-    // The thread is woken now and then.
+    // The thread is woken sometimes.
     let calls = driver.counters().system_calls - before;
     assert!(
         calls <= 4 * ROUNDS,
         "{calls} system calls in {ROUNDS} rounds"
     );
-    // Those who wait make one call each time, and those who look when there is nothing make none.
+    // A poll that waits makes one call, and one without a timeout that finds nothing makes none.
     drop(driver.flush());
     while driver.peek() != Peek::Empty {
         std::thread::yield_now();
@@ -293,7 +293,7 @@ fn a_submission_thread_of_the_kernels_saves_system_calls() {
     assert!(calls <= 200, "{calls} system calls for 100 waits");
 }
 
-/// On epoll threads do these: one that ends while the poll that another one has ended is on its way back.
+/// On epoll, threads do these. One finishes while a poll returns that another one has ended.
 fn what_ends_while_another_is_reported_is_reported_too(mut driver: Driver) {
     let mut events = Vec::new();
     for round in 0..3000 {

@@ -46,14 +46,14 @@ fn event_of(driver: &mut Driver, registration: Registration) -> Event {
     }
 }
 
-/// A copy of a descriptor under a number that no other test gets: each has its own `place`.
+/// A duplicate of a descriptor, with a number that no other test gets: each has its own `place`.
 fn copy_of(file: &impl AsRawFd, place: RawFd, driver: &Driver) -> OwnedFd {
     let lowest = raise_descriptor_limit() - 20 - 10 * place - driver.backend() as RawFd;
     // SAFETY: takes no memory of ours.
     own(unsafe { libc::fcntl(raw(file), libc::F_DUPFD_CLOEXEC, lowest) })
 }
 
-/// Closes what `copy` refers to and has its number refer to another file.
+/// Closes `copy` and opens another file with its number.
 fn reuse(copy: &OwnedFd, other: &impl AsRawFd) {
     // SAFETY: takes no memory of ours. `copy` owns what lies under its number from now on.
     let result = unsafe { libc::dup2(raw(other), raw(copy)) };
@@ -98,7 +98,8 @@ fn a_level_registration_reports_as_long_as_it_is_ready(mut driver: Driver) {
         let mut events = Vec::new();
         for round in 0..6 {
             if round % 2 == 0 {
-                // What comes while it is ready is no second report: who reads once for each must not find nothing.
+                // What comes while it is ready causes no second report: a user who reads once for each report must
+                // always find something.
                 there.write_all(b"x").unwrap();
             }
             events.clear();
@@ -125,7 +126,7 @@ fn a_one_shot_registration_reports_once_until_it_is_armed_again(mut driver: Driv
             .unwrap();
     }
     event_of(&mut driver, registration);
-    // Registered anew, where the old registration was left behind.
+    // Registered again, while the old registration still exists.
     let next = add(&registry, &here, Mode::OneShot);
     assert_ne!(next, registration);
     event_of(&mut driver, next);
@@ -188,7 +189,7 @@ fn another_thread_registers_while_the_driver_waits(mut driver: Driver) {
             let (registry_there, ours) = (registry.clone(), raw(&here));
             let mut theirs = there.try_clone().unwrap();
             let thread = thread::spawn(move || {
-                // So that the driver is likely to wait already; it is all the same if it doesn't.
+                // The driver is probably waiting by now. It does not matter if it is not.
                 thread::sleep(Duration::from_millis(20));
                 if readable_before {
                     theirs.write_all(b"x").unwrap();
@@ -276,7 +277,7 @@ fn a_registration_that_is_gone_with_its_file_is_told_from_one_that_lives(mut dri
     assert_eq!(there.read(&mut [0]).unwrap(), 0);
     let changed = registry.change(old, Interest::READ, Mode::Level);
     assert_eq!(errno(changed), libc::ENOENT);
-    // The number's next file is heard of once it is registered, and not before.
+    // The next file with that number is reported once it is registered, and not before.
     peer.write_all(b"x").unwrap();
     assert_eq!(all_events(&mut driver), []);
     let new = add(&registry, &number, Mode::Edge);
@@ -335,7 +336,7 @@ fn watches_and_registrations_live_side_by_side(mut driver: Driver) {
     assert_eq!(of_registry.collect::<Vec<_>>(), [registration]);
 }
 
-/// Such a poll enters an `io_uring` many times, and each time the registry may have something to tell.
+/// Such a poll enters an `io_uring` many times, and each time the registry may have events.
 fn a_level_registration_reports_once_in_a_poll_however_much_that_brings(mut driver: Driver) {
     let registry = driver.registry().unwrap();
     let (registered, mut peer) = pair();
@@ -346,7 +347,7 @@ fn a_level_registration_reports_once_in_a_poll_however_much_that_brings(mut driv
     }
     driver.flush().unwrap();
     for round in 0..4 {
-        // What comes last is reported last, so that the registry's events are among the others.
+        // What comes last is reported last, so the registry's events are among the others.
         for (index, (_, there)) in pairs.iter_mut().enumerate() {
             there.write_all(b"x").unwrap();
             if index % 100 == 50 {

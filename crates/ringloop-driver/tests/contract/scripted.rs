@@ -1,4 +1,4 @@
-//! What the kernel does rarely, on the scripted backend: late completions, overflow, short submits, failures.
+//! Rare events, on the scripted backend: late completions, overflow, short submits, failures.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use ringloop_driver::{
 
 use crate::support::{accept, lend, pair, pipe, raw, receive};
 
-/// Descriptors of the script: only numbers.
+/// Descriptors of the script: just numbers.
 const ONE: i32 = 10;
 const TWO: i32 = 11;
 
@@ -207,7 +207,7 @@ fn a_zero_copy_send_has_a_count_and_then_its_memory() {
     assert_eq!(driver.counters().zero_copy_copies, 0);
 }
 
-/// A driver that does what it is asked for, with the same fault each time.
+/// A driver that really performs its requests, with the same fault each time.
 fn planned(fault: Fault) -> Driver {
     let script = Script::new();
     script.plan(move |_| fault);
@@ -262,7 +262,7 @@ fn under_a_plan_a_cancel_comes_in_time_or_too_late() {
         assert_eq!(events(&mut driver), []);
         let expected = if outruns_cancel { 1 } else { -libc::ECANCELED };
         assert_eq!(events(&mut driver)[0].result, expected);
-        // One that waits ends all the same.
+        // A waiting one ends, too.
         driver.submit(receive(raw(&there), 8)).unwrap();
         assert_eq!(events(&mut driver), []);
         driver.cancel_fd(raw(&there));

@@ -29,7 +29,7 @@ fn bytes_are_received_and_sent(mut driver: Driver) {
         panic!("no buffer")
     };
     assert_eq!(buffer, b"hello");
-    // A buffer that holds something is appended to.
+    // A buffer with contents is appended to.
     there.write_all(b", you").unwrap();
     buffer.reserve(32);
     let (result, op) = finish(
@@ -99,7 +99,7 @@ fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
 
 fn sends_in_one_direction_keep_their_order(mut driver: Driver) {
     let (here, mut there) = pair();
-    // Each waits for the one before: upper layers keep one send in flight per socket.
+    // Each waits for the previous one: users keep one send in flight per socket.
     let mut expected = Vec::new();
     for number in 0..100_u8 {
         let chunk = vec![number; 100];

@@ -15,18 +15,18 @@ use ringloop_driver::{
     BackendChoice, Config, Driver, Event, Message, Op, SharedFd, SocketAddress, Token,
 };
 
-/// Longer than anything here takes; only a test that fails waits that long.
+/// Longer than anything here takes. Only a failing test waits that long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long to wait for what must not come.
+/// How long to wait for something that must not come.
 pub(crate) const QUIET: Duration = Duration::from_millis(30);
 
-/// A driver for the test, or `None` with a line on stderr if the machine refuses `io_uring`.
+/// A driver for a test. `None`, with a line on stderr, if the machine refuses `io_uring`.
 pub(crate) fn driver(choice: BackendChoice) -> Option<Driver> {
     driver_with(&Config::with_backend(choice))
 }
 
-/// The same with a configuration of the test's own.
+/// The same with a configuration.
 pub(crate) fn driver_with(config: &Config) -> Option<Driver> {
     match Driver::new(config) {
         Ok(driver) => Some(driver),
@@ -47,7 +47,7 @@ pub(crate) fn driver_with(config: &Config) -> Option<Driver> {
     }
 }
 
-/// Makes a test of each function for each backend.
+/// Makes a test for each backend from each function.
 macro_rules! on_both_backends {
     ($($name:ident),* $(,)?) => {
         $(mod $name {
@@ -93,7 +93,7 @@ pub(crate) fn stream_socket(family: i32, flags: i32) -> OwnedFd {
     own(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) })
 }
 
-/// What comes on a socket until its end.
+/// Reads a socket until its end.
 pub(crate) fn rest_of(far: &mut TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
     far.set_nonblocking(false).unwrap();
@@ -102,7 +102,7 @@ pub(crate) fn rest_of(far: &mut TcpStream) -> Vec<u8> {
     received
 }
 
-/// Bytes below 251 that tell where they are.
+/// Bytes below 251 that depend on their position.
 pub(crate) fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|index| (index % 251) as u8).collect()
 }
@@ -113,7 +113,7 @@ pub(crate) fn temporary_path(driver: &Driver, name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("ringloop-driver-{process}-{backend}-{name}"))
 }
 
-/// So many pairs of sockets: more than a process may have open on some machines, unless it asks for more.
+/// This many pairs of sockets. Raises the limit of open descriptors for that.
 pub(crate) fn pairs(count: usize) -> Vec<(UnixStream, UnixStream)> {
     raise_descriptor_limit();
     (0..count).map(|_| pair()).collect()
@@ -144,7 +144,7 @@ pub(crate) fn all_events(driver: &mut Driver) -> Vec<Event> {
     }
 }
 
-/// Polls; a signal is no failure. With [`PATIENCE`], nothing at all is one.
+/// Polls. A signal is not a failure, but with [`PATIENCE`] no event is one.
 pub(crate) fn poll(driver: &mut Driver, timeout: Option<Duration>, events: &mut Vec<Event>) {
     let (start, before) = (Instant::now(), events.len());
     match driver.poll(timeout, events) {
@@ -156,7 +156,7 @@ pub(crate) fn poll(driver: &mut Driver, timeout: Option<Duration>, events: &mut 
     assert!(!in_vain, "nothing came");
 }
 
-/// A pipe: its reading and its writing end.
+/// A pipe: its read end and its write end.
 pub(crate) fn pipe() -> (File, File) {
     let mut ends = [0; 2];
     // SAFETY: the kernel writes two descriptors to `ends`, which has room for them and outlives the call.
@@ -165,14 +165,14 @@ pub(crate) fn pipe() -> (File, File) {
     ends.map(|fd| File::from(own(fd))).into()
 }
 
-/// Owns what the kernel answered or an event brought: a descriptor, which nobody else may have taken.
+/// Takes ownership of a descriptor from the kernel or from an event.
 pub(crate) fn own(fd: RawFd) -> OwnedFd {
     assert!(fd >= 0, "not a descriptor: {fd}");
     // SAFETY: it is open, and every caller passes a new one, once.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Fills the socket until it takes no more. Returns how many bytes went in.
+/// Fills a socket until it accepts no more. Returns the number of bytes.
 pub(crate) fn fill(fd: RawFd) -> usize {
     let chunk = [0_u8; 4096];
     let mut total = 0;
@@ -199,20 +199,20 @@ pub(crate) fn descriptor_flags(fd: RawFd) -> i32 {
     unsafe { libc::fcntl(fd, libc::F_GETFD) }
 }
 
-/// Makes an open file one that does not block.
+/// Makes an open file non-blocking.
 pub(crate) fn set_nonblocking(file: &File) {
     // SAFETY: takes no memory of ours.
     let result = unsafe { libc::fcntl(raw(file), libc::F_SETFL, libc::O_NONBLOCK) };
     assert_eq!(result, 0);
 }
 
-/// Whether a descriptor is as the driver makes them for its users.
+/// Whether a descriptor has the flags that the driver sets.
 pub(crate) fn is_nonblocking_and_cloexec(fd: RawFd) -> bool {
     status_flags(fd) & libc::O_NONBLOCK != 0 && descriptor_flags(fd) & libc::FD_CLOEXEC != 0
 }
 
-/// Raises the limit of open descriptors to more than all tests have open together, or to the most that is allowed.
-/// Returns how many of them this is.
+/// Raises the limit of open descriptors to more than all tests need together, or to the allowed maximum. Returns the
+/// limit.
 pub(crate) fn raise_descriptor_limit() -> RawFd {
     const WANTED: libc::rlim_t = 20_000;
     let mut limit = libc::rlimit {
@@ -248,7 +248,7 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap_or(0)
 }
 
-/// Receives into a buffer with so much room.
+/// Receives into a buffer with this much room.
 pub(crate) fn receive(fd: RawFd, room: usize) -> Op {
     Op::Recv {
         fd: lend(fd),
@@ -267,7 +267,7 @@ pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> Op {
     }
 }
 
-/// Reads from a pipe or a device, or at a file's position, into a buffer with so much room.
+/// Reads from a pipe or a device, or at a file's position, into a buffer with this much room.
 pub(crate) fn read(fd: RawFd, room: usize) -> Op {
     Op::Read {
         fd: lend(fd),
@@ -294,7 +294,7 @@ pub(crate) fn send_message(fd: RawFd, message: Message) -> Op {
     }
 }
 
-/// What an operation that is over has received or read.
+/// The bytes that a finished operation has received or read.
 pub(crate) fn bytes_of(op: Op) -> Vec<u8> {
     match op {
         Op::Recv { buffer, .. } | Op::Read { buffer, .. } => buffer,
@@ -332,7 +332,7 @@ pub(crate) fn accept(fd: RawFd) -> Op {
     }
 }
 
-/// Polls until so many connections have come from an [`accept`].
+/// Polls until this many connections have come from an [`accept`].
 pub(crate) fn accepted(driver: &mut Driver, token: Token, count: usize) -> Vec<OwnedFd> {
     let mut accepted = Vec::new();
     let mut events = Vec::new();
@@ -347,7 +347,7 @@ pub(crate) fn accepted(driver: &mut Driver, token: Token, count: usize) -> Vec<O
     accepted
 }
 
-/// Submits an operation and polls until its last event. Returns the result, or `-errno`, and its resources.
+/// Submits an operation and polls until its last event. Returns the result or `-errno`, and its resources.
 pub(crate) fn finish(driver: &mut Driver, op: Op) -> (i32, Op) {
     let token = driver.submit(op).unwrap();
     let event = event_of(driver, token);

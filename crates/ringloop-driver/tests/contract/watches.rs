@@ -76,7 +76,7 @@ fn a_reader_that_leaves_data_behind_hears_of_the_next_arrival_only(mut driver: D
     assert_eq!(all_events(&mut driver), []);
     there.write_all(b"!").unwrap();
     assert!(event_of(&mut driver, token).readiness().is_readable());
-    // Arming again checks the level: that is how a reader that left data comes back.
+    // Arming again reports what is there, so that a reader can come back to data that it left.
     all_events(&mut driver);
     driver.rewatch(token, Interest::READ, Mode::Edge).unwrap();
     assert!(event_of(&mut driver, token).readiness().is_readable());
@@ -122,7 +122,7 @@ fn a_one_shot_watch_reports_once_until_it_is_armed_again(mut driver: Driver) {
 fn a_dropped_watch_is_never_heard_of_again(mut driver: Driver) {
     for mode in [Mode::Edge, Mode::Level, Mode::OneShot] {
         let (here, mut there) = pair();
-        // Dropped before the kernel has heard of it, after, and with its event on the way.
+        // Dropped before the kernel has it, after, and while its event is under way.
         let token = driver.watch(raw(&here), Interest::READ, mode).unwrap();
         driver.unwatch(token).unwrap();
         there.write_all(b"x").unwrap();
@@ -130,7 +130,7 @@ fn a_dropped_watch_is_never_heard_of_again(mut driver: Driver) {
         let token = driver.watch(raw(&here), Interest::READ, mode).unwrap();
         driver.flush().unwrap();
         driver.unwatch(token).unwrap();
-        // The slot's next owner must not get what was meant for the last one.
+        // The slot's next owner must not get the event of the previous one.
         let (idle, _peer) = pair();
         let next = driver.watch(raw(&idle), Interest::READ, mode).unwrap();
         assert_eq!(next.index(), token.index());
@@ -182,10 +182,10 @@ fn what_cannot_be_watched_is_refused(mut driver: Driver) {
     assert_eq!(driver.counters().watches, 0);
 }
 
-/// A descriptor that was open, and that nobody else gets by chance: the kernel gives the lowest number that is free.
+/// A closed descriptor whose number nobody else gets by chance: the kernel uses the lowest free number.
 fn closed_descriptor(driver: &Driver) -> RawFd {
     let (here, _there) = pair();
-    // One for each backend, whose tests run at the same time.
+    // One for each backend, because their tests run at the same time.
     let number = raise_descriptor_limit() - 1 - driver.backend() as RawFd;
     // SAFETY: takes no memory of ours.
     let copy = own(unsafe { libc::fcntl(raw(&here), libc::F_DUPFD_CLOEXEC, number) });
@@ -225,7 +225,7 @@ fn a_half_closed_peer_is_read_closed(mut driver: Driver) {
     let readiness = event_of(&mut driver, token).readiness();
     assert!(readiness.is_readable() && readiness.is_read_closed() && !readiness.is_hang_up());
     assert_eq!(here.read(&mut [0; 4]).unwrap(), 0);
-    // The other direction lives on.
+    // The other direction still works.
     here.write_all(b"still here").unwrap();
 }
 
@@ -269,7 +269,7 @@ fn a_writer_hears_nothing_of_the_end_of_what_the_peer_sends(mut driver: Driver) 
         assert_eq!(all_events(&mut driver), []);
         there.shutdown(Shutdown::Write).unwrap();
         assert_eq!(all_events(&mut driver), [], "{mode:?}");
-        // Nor does it keep the driver busy.
+        // It does not keep the driver busy, either.
         let calls = driver.counters().system_calls;
         assert_eq!(all_events(&mut driver), []);
         assert!(driver.counters().system_calls <= calls + 4, "{mode:?}");
@@ -295,7 +295,7 @@ fn a_writer_to_a_half_closed_peer_hears_of_room(mut driver: Driver) {
                 assert_eq!(all_events(&mut driver), []);
                 driver.rewatch(token, Interest::WRITE, mode).unwrap();
             }
-            // What was on its way when the room went away may still be told.
+            // What was under way when the room was filled may still be reported.
             while !all_events(&mut driver).is_empty() {}
         }
         driver.unwatch(token).unwrap();
@@ -337,7 +337,7 @@ fn a_fired_one_shot_survives_the_reuse_of_its_descriptor(mut driver: Driver) {
     let stale = driver.watch(number, Interest::READ, Mode::OneShot).unwrap();
     there.write_all(b"x").unwrap();
     event_of(&mut driver, stale);
-    // Closed without a word to the driver; the same number comes back as another file.
+    // Closed without telling the driver. Another file gets the same number.
     let (other, mut peer) = pair();
     // SAFETY: takes no memory of ours. The number is `here`'s, which owns what lies under it from now on.
     let result = unsafe { libc::dup2(raw(&other), number) };
@@ -352,7 +352,7 @@ fn a_fired_one_shot_survives_the_reuse_of_its_descriptor(mut driver: Driver) {
     peer.write_all(b"y").unwrap();
     assert!(event_of(&mut driver, token).readiness().is_readable());
     driver.unwatch(token).unwrap();
-    // And again on the same file, whose registration was left behind.
+    // And again on the same file, whose registration still exists.
     let token = driver.watch(number, Interest::READ, Mode::OneShot).unwrap();
     assert!(event_of(&mut driver, token).readiness().is_readable());
     let mut events = Vec::new();
@@ -361,7 +361,7 @@ fn a_fired_one_shot_survives_the_reuse_of_its_descriptor(mut driver: Driver) {
     assert_ne!(driver.peek(), Peek::Ready);
 }
 
-/// An enter of `io_uring`'s brings some twenty events and takes 256 submissions: that must not show.
+/// One enter of an `io_uring` yields some twenty events and takes 256 entries. A poll must hide that.
 fn one_poll_reports_all_that_is_ready(mut driver: Driver) {
     for mode in [Mode::Edge, Mode::Level, Mode::OneShot] {
         let mut pairs = pairs(400);
@@ -408,7 +408,7 @@ fn a_poll_leaves_what_is_too_much_to_the_next(mut driver: Driver) {
     for (_, there) in &mut pairs {
         there.write_all(b"x").unwrap();
     }
-    // Nobody reads: a watch that was reported is ready again at once, and must not keep the others from being reported.
+    // Nobody reads, so a watch that was reported is ready again at once. It must not displace the others.
     for turn in 0..4 {
         let mut events = Vec::new();
         poll(&mut driver, Some(Duration::ZERO), &mut events);

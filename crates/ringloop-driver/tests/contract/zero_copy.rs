@@ -24,7 +24,7 @@ on_both_backends!(
     a_driver_dropped_under_zero_copy_sends_frees_nothing_too_early,
 );
 
-/// Bytes that tell when they are freed, and are spoiled then.
+/// Bytes that note when they are freed, and are overwritten then.
 struct Guarded {
     bytes: Vec<u8>,
     freed: Arc<AtomicBool>,
@@ -85,7 +85,7 @@ fn bytes_are_sent_from_where_they_lie(mut driver: Driver) {
         let mut buffer = [0; 8192];
         assert_eq!(receive(&mut buffer), 5000);
         assert_eq!(buffer[..5000], bytes);
-        // The last event may have come along with the first.
+        // The last event may have come with the first.
         if driver.counters().operations > 0 {
             assert!(driver.take(token).is_none());
             let last = event_of(&mut driver, token);
@@ -184,7 +184,7 @@ fn a_zero_copy_send_is_cancelled_or_discarded(mut driver: Driver) {
                 _ => driver.discard(token),
             }
             driver.flush().unwrap();
-            // What the peer does not read now is refused: it sees the end as soon as the socket is closed.
+            // The peer sees the end as soon as the socket is closed. Nothing may be sent after that.
             drop(near);
             if by == "discard" {
                 assert_eq!(all_events(&mut driver), []);
@@ -200,7 +200,7 @@ fn a_zero_copy_send_is_cancelled_or_discarded(mut driver: Driver) {
                 }
             }
             let received = rest_of(&mut far);
-            // What was sent all the same is the kernel's until the peer has it.
+            // The kernel uses sent bytes until the peer has received them.
             while driver.counters().operations > 0 {
                 poll(&mut driver, Some(QUIET), &mut Vec::new());
             }
@@ -220,8 +220,8 @@ fn a_zero_copy_send_is_cancelled_or_discarded(mut driver: Driver) {
     }
 }
 
-/// A socket that knows no such sending refuses it at once, and gets an ordinary send instead: but not if that would come
-/// after the cancel, behind what was written since, or to a file that has got the descriptor's number since.
+/// A socket that does not support it refuses at once, and the driver uses an ordinary send instead. But not after a
+/// cancel: it would come behind later writes, or reach another file with the descriptor's number.
 fn a_zero_copy_send_that_would_copy_does_not_after_its_cancel(mut driver: Driver) {
     for by in ["token", "descriptor", "discard"] {
         let (mut near, mut far) = pair();
@@ -262,7 +262,7 @@ fn a_zero_copy_send_that_is_answered_outlives_its_socket(mut driver: Driver) {
     assert_eq!((events[0].token, events[0].result), (token, 30_000));
     let fd = raw(&near);
     drop(near);
-    // Too late, and for a number that may be another file's by now.
+    // It is too late, and the number may belong to another file by now.
     driver.cancel_fd(fd);
     driver.discard(token);
     let received = rest_of(&mut far);

@@ -30,8 +30,8 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
     assert_eq!(all_events(&mut driver), []);
     let (other, _peer) = pair();
     let number = other.as_raw_fd();
-    // The child has a copy of the driver; dropping that must not touch the parent's either.
-    // SAFETY: each process uses and drops one of the two: this one the driver, the child its copy.
+    // The child has a copy of the driver. Dropping it must not affect the parent's, either. SAFETY: each process uses
+    // and drops one of the two: this one the driver, the child its copy.
     let mut copy = ManuallyDrop::new(Some(unsafe { std::ptr::read(&raw const driver) }));
     in_child(|| {
         let mut driver = copy.take().ok_or("no driver")?;
@@ -91,7 +91,7 @@ fn a_child_makes_a_driver_of_its_own(mut driver: Driver) {
 }
 
 fn running_out_of_descriptors_ends_accepting(driver: Driver) {
-    // The limit belongs to the process, and a driver to the process that made it.
+    // The limit belongs to the process, and so does the driver.
     let backend = driver.backend();
     drop(driver);
     in_child(|| {
@@ -102,7 +102,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
             TcpStream::connect(address).unwrap(),
             TcpStream::connect(address).unwrap(),
         ];
-        // All numbers that are free below the limit, so that the next descriptor is one too many.
+        // Use all free numbers below the limit, so that the next descriptor exceeds it.
         let next = raw(&std::fs::File::open("/dev/null").unwrap());
         let mut before = libc::rlimit {
             rlim_cur: 0,
@@ -135,7 +135,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
         if driver.counters().operations != 0 || !all_events(&mut driver).is_empty() {
             return Err("the driver goes on by itself".to_owned());
         }
-        // With descriptors to be had again, the same connections are accepted.
+        // Once there are descriptors again, the same connections are accepted.
         limit(before.rlim_cur);
         let token = driver.submit(accept(raw(&listener))).unwrap();
         let event = event_of(&mut driver, token);
@@ -148,7 +148,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
 }
 
 fn a_registration_that_outlived_its_descriptor_is_taken_over(driver: Driver) {
-    // In a child, which has no other threads: nobody else may get the number while it is free.
+    // In a child, which has no other threads, so that nobody else gets the number while it is free.
     let backend = driver.backend();
     drop(driver);
     in_child(|| {
@@ -161,8 +161,8 @@ fn a_registration_that_outlived_its_descriptor_is_taken_over(driver: Driver) {
             .watch(number, Interest::READ, Mode::Edge)
             .map_err(|error| error.to_string())?;
         driver.flush().map_err(|error| error.to_string())?;
-        // Closed before the watch was dropped: epoll can no longer be told to forget it, and the duplicate keeps the
-        // file, so that the same file under the same number is still in the set.
+        // Closed before the watch was dropped: the registration can no longer be removed, and the duplicate keeps the
+        // file open. So the same file is still in the set with the same number.
         drop(here);
         driver.unwatch(stale).map_err(|error| error.to_string())?;
         // SAFETY: takes no memory of ours. The number is free since `here` was dropped: there is no other thread to take it.

@@ -1,6 +1,6 @@
-//! What takes a process of its own: forks, refusals and limits.
+//! Tests that need a process of their own: forks, refusals and limits.
 //!
-//! Apart from the other tests, whose sockets a child would inherit and keep open.
+//! They are separate from the other tests, because a child would inherit their sockets and keep them open.
 
 mod children;
 mod numbers;

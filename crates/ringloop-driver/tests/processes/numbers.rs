@@ -1,5 +1,5 @@
-//! Files that are closed while operations on them are under way, and whose numbers are used again on purpose. In a process of
-//! its own: nobody else may get the numbers.
+//! Files that are closed while operations on them are in flight, and whose numbers are reused on purpose. In a process
+//! of its own, so that nobody else gets the numbers.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -21,7 +21,7 @@ on_both_backends!(
     a_close_that_is_cancelled_closes_no_other_file,
 );
 
-/// Operations that take something from a file, or put something into one.
+/// Operations that read from a file or write to one.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     AcceptOne,
@@ -56,7 +56,7 @@ const KINDS: [Kind; 11] = [
     Shutdown,
 ];
 
-/// When an operation is let go of.
+/// When an operation is abandoned.
 #[derive(Clone, Copy, Debug)]
 enum When {
     Submitted,
@@ -64,18 +64,18 @@ enum When {
     Polled,
 }
 
-/// How it is let go of. Its file is, in each case.
+/// How it is abandoned. Its file is closed in each case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Cancelled,
     Discarded,
-    /// It goes on, and holds its file.
+    /// It continues, and holds its file.
     Forgotten,
 }
 
 const BYTES: &[u8] = b"for somebody else";
 
-/// An operation on a file that nobody else holds. All but the last two wait. Also gives the other ends.
+/// An operation on a file that nobody else holds, and the other ends. All but the last two wait.
 fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
     let (near, far) = pair();
     let (reader, writer) = pipe();
@@ -154,7 +154,7 @@ fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
     (op, others)
 }
 
-/// Files of all kinds, each with something to take from it and room to put something into it.
+/// Files of all kinds. Each has data to read and room to write.
 struct Decoys {
     listener: TcpListener,
     _client: TcpStream,
@@ -165,7 +165,7 @@ struct Decoys {
 }
 
 impl Decoys {
-    /// One that the operation could do harm to is opened first, and so gets the lowest number that is free.
+    /// The file that the operation could damage is opened first, so it gets the lowest free number.
     fn new(kind: Kind, path: &Path) -> Decoys {
         let path = path.with_extension("decoy");
         std::fs::write(&path, "data").unwrap();
@@ -195,7 +195,7 @@ impl Decoys {
         }
     }
 
-    /// Looks that everything is as it was.
+    /// Checks that everything is unchanged.
     fn check(mut self) -> Result<(), String> {
         let accepted = self.listener.accept();
         accepted.map_err(|error| format!("another listener's connection: {error}"))?;
@@ -207,7 +207,7 @@ impl Decoys {
                 return Err(format!("another file had {:?}", &buffer[..count]));
             }
         }
-        // Not shut down, either.
+        // It was not shut down, either.
         let error = self.sockets.0.read(&mut buffer).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         let count = self.file.read_at(&mut buffer, 0).unwrap();
@@ -218,7 +218,7 @@ impl Decoys {
     }
 }
 
-/// Polls, and takes what is over. Returns whether nothing is under way any more.
+/// Polls, and takes the finished operation. Returns whether nothing is in flight any more.
 fn turn(driver: &mut Driver, token: Token) -> bool {
     let mut events = Vec::new();
     match driver.poll(Some(Duration::ZERO), &mut events) {
@@ -231,7 +231,7 @@ fn turn(driver: &mut Driver, token: Token) -> bool {
     driver.counters().operations == 0
 }
 
-/// Which file has a number.
+/// The file with a number.
 fn identity(number: RawFd) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{number}")).ok()
 }
@@ -254,7 +254,7 @@ fn meet(driver: &mut Driver, path: &Path, kind: Kind, when: When, how: How) -> R
         How::Discarded => driver.discard(token),
         How::Forgotten => {}
     }
-    // They get the number if it is free now, or else when it has become free.
+    // They get the number now if it is free, or later when it is.
     let mut decoys = vec![Decoys::new(kind, path)];
     let start = Instant::now();
     let mut is_over = turn(driver, token);
@@ -330,7 +330,7 @@ fn a_close_that_is_cancelled_closes_no_other_file(driver_of: Driver) {
                     }
                     drop(driver);
                     let start = Instant::now();
-                    // A thread of the driver's may still be at it.
+                    // A thread of the driver may still be working on it.
                     while identity(number) == file {
                         assert!(start.elapsed() < PATIENCE, "it is never closed");
                     }

@@ -1,4 +1,4 @@
-//! `io_uring` refused, in a process of its own each time.
+//! Refusals of `io_uring`, each in a process of its own.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use ringloop_driver::{
 
 use crate::support::{driver, event_of, in_child, lend, pair, poll, raw};
 
-/// Makes a system call fail with `errno` in this process from here on.
+/// Makes a system call fail with `errno` in this process from now on.
 fn refuse(call: libc::c_long, errno: i32) {
     // The number of a system call is the first word of seccomp_data (seccomp(2)).
     let statement = |code: u32, jump_true, jump_false, k| libc::sock_filter {
@@ -77,7 +77,7 @@ fn falls_back(call: libc::c_long, errno: i32, names: [&str; 2]) {
     });
 }
 
-/// A filter may know only one of the three calls, and say no in many ways.
+/// A filter may refuse any of the three calls, with different errors.
 #[test]
 fn a_filter_of_any_call_leads_to_epoll() {
     for (call, name) in [
@@ -164,7 +164,7 @@ fn io_uring_says_what_was_granted() {
     }
 }
 
-/// Whoever flushes in order to close what was lent to an operation has to know that the kernel may still look it up.
+/// A user who flushes in order to close a lent descriptor must learn that the kernel may still look it up.
 #[test]
 fn a_flush_that_the_kernel_refuses_says_so_and_the_socket_stays_open() {
     for errno in [libc::EAGAIN, libc::EBUSY] {
@@ -192,7 +192,7 @@ fn a_flush_that_the_kernel_refuses_says_so_and_the_socket_stays_open() {
             driver.discard(token);
             is_busy(&mut driver)?;
             poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
-            // Open: there is nothing to read, and no end.
+            // It is open: there is nothing to read, and no end.
             match far.read(&mut [0]) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 other => return Err(format!("{other:?}, where the kernel may still look it up")),
@@ -206,7 +206,7 @@ fn a_flush_that_the_kernel_refuses_says_so_and_the_socket_stays_open() {
     }
 }
 
-/// What is sent without a copy counts against RLIMIT_MEMLOCK, for users without privileges.
+/// Zero-copy sends count against RLIMIT_MEMLOCK, for users without privileges.
 #[test]
 fn a_zero_copy_send_beyond_the_limit_of_locked_memory_copies() {
     const BYTES: usize = 128 * 1024;

@@ -1,4 +1,4 @@
-//! Files that are stuck do not hold up others. A lease is what makes them stuck, whose signal concerns the whole process.
+//! Files that hang do not delay others. A lease makes them hang. Its signal is sent to the whole process.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -28,7 +28,7 @@ fn open(path: &Path, flags: i32) -> Op {
     }
 }
 
-/// Takes out or gives up a lease: until that is given up, or for 45 s, nobody can open the file for writing.
+/// Takes or releases a lease. Until it is released, for at most 45 s, nobody can open the file for writing.
 fn lease(file: &File, kind: i32) -> Result<(), String> {
     // SAFETY: SIG_IGN is no function of ours, and F_SETLEASE takes an int.
     let result = unsafe {
@@ -41,7 +41,7 @@ fn lease(file: &File, kind: i32) -> Result<(), String> {
     }
 }
 
-/// Runs with a driver and a file that is leased, in a process of its own.
+/// Runs `body` with a driver and a leased file, in a process of its own.
 fn with_lease(
     driver_of: Driver,
     body: impl FnOnce(&mut Driver, &Path, &File) -> Result<(), String>,
@@ -64,7 +64,7 @@ fn an_open_that_must_wait_for_a_lease_does(driver_of: Driver) {
     with_lease(driver_of, |driver, path, file| {
         let refused = finish(driver, open(path, libc::O_WRONLY | libc::O_NONBLOCK)).0;
         assert_eq!(refused, -libc::EAGAIN);
-        // The refusal has begun to break the lease: another one.
+        // The refusal has begun to break the lease, so take another one.
         lease(file, libc::F_UNLCK)?;
         lease(file, libc::F_RDLCK)?;
         let token = driver.submit(open(path, libc::O_WRONLY)).unwrap();
@@ -114,14 +114,14 @@ fn files_that_are_stuck_hold_up_no_others(driver_of: Driver) {
     });
 }
 
-/// More than the kernel gives a ring threads for regular files on its own, four for each CPU of most machines.
+/// More than the kernel's default number of threads for regular files, four for each CPU.
 const STUCK: usize = 48;
 
 fn reads_that_are_stuck_hold_up_no_others(driver_of: Driver) {
     let choice = driver_of.backend().name().parse().unwrap();
     drop(driver_of);
     in_child(|| {
-        // A regular file, by its kind, whose reads wait for the kernel to say something.
+        // A file that counts as regular, but whose reads wait for the kernel.
         let Ok(log) = File::open("/proc/kmsg") else {
             eprintln!("SKIPPED: /proc/kmsg is for those with privileges");
             return Ok(());
@@ -160,7 +160,7 @@ fn a_fifo_is_opened_without_waiting(mut driver: Driver) {
     let name = CString::new(path.to_str().unwrap()).unwrap();
     // SAFETY: the path is a terminated string, which outlives the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    // With the path at hand in the kernel, and where it must look or may make it.
+    // With a path that is in the kernel's cache, and with one that it has to look up or create.
     for creation in [0, libc::O_CREAT] {
         let without_reader = finish(&mut driver, open(&path, libc::O_WRONLY | creation)).0;
         assert_eq!(without_reader, -libc::ENXIO);
