@@ -3,6 +3,8 @@
 
 #![allow(unsafe_code)]
 
+mod batch;
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
@@ -13,9 +15,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::addresses::Address;
+use crate::metrics;
 use crate::objects;
 
-use crate::metrics;
+pub(crate) use self::batch::Batch;
 
 /// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
 pub(crate) const COPIES_AFTER_KEPT: u8 = 32;

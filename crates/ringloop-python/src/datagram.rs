@@ -8,30 +8,29 @@
 
 #![allow(unsafe_code)]
 
-mod batch;
 mod receiving;
 mod sending;
 
+use std::cell::RefMut;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
 use crate::addresses::AddressCache;
-use crate::event_loop::{Loop, Ready};
+use crate::endpoint::{self, Attachment, Endpoint, report};
+use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
+use crate::queue::{Readiness, Transport, TransportKind};
 use crate::socket_object;
 use crate::support::{self, CloneRefOption, GilCell, Made, ask, copy_context, in_context};
-use crate::transport::report;
-use crate::watches::{self, Entered, Readiness, TransportKind, Watch};
+use crate::watching;
 
-pub(crate) use self::batch::Batch;
 use self::receiving::{SecondLook, read_batch};
 use self::sending::{block, enqueue, flush, on_send_error, refuse, transmit};
 
@@ -43,13 +42,7 @@ type Incoming = (Py<PyAny>, Py<PyAny>);
 /// The flags are asyncio's, each with its own life.
 #[allow(clippy::struct_excessive_bools)]
 struct State {
-    event_loop: Option<Py<Loop>>,
-    sock: Option<Py<PyAny>>,
-    /// The descriptor that the socket had at the beginning, which the loop knows the transport by. What the socket has now
-    /// is for `State::descriptor` to say.
-    fd: RawFd,
-    /// The socket was handed in, and whoever did so may close it at any time.
-    lent: bool,
+    attachment: Attachment,
     family: c_int,
     protocol: Option<Py<PyAny>>,
     protocol_connected: bool,
@@ -58,12 +51,7 @@ struct State {
     /// The socket knows its peer: no address goes with what is sent.
     has_peer: bool,
     extra: Py<PyDict>,
-    /// The loop knows that this transport has the descriptor.
-    entered: Option<Entered>,
-    watch: Option<Watch>,
-    /// The driver itself has watched the socket: before that is closed, the kernel must let go of it.
-    was_held: bool,
-    /// What `watch` waits for.
+    /// What the socket is watched for.
     watched: Option<(Interest, Mode)>,
     /// The context that datagrams are delivered in; taken when reading (re)starts.
     read_context: Option<Py<PyAny>>,
@@ -128,19 +116,13 @@ impl DatagramTransport {
             .is_some_and(|peer| peer.is_truthy().unwrap_or(true));
         Ok(Self {
             state: Made::new(GilCell::new(State {
-                event_loop: Some(event_loop.clone().unbind()),
-                fd: socket_object::number(sock)?,
-                lent,
+                attachment: Attachment::new(event_loop, sock, lent)?,
                 family: socket_object::family(sock)?,
-                sock: Some(sock.clone().unbind()),
                 protocol: Some(protocol.clone().unbind()),
                 protocol_connected: true,
                 address,
                 has_peer,
                 extra: extra.clone().unbind(),
-                entered: None,
-                watch: None,
-                was_held: false,
                 watched: None,
                 read_context: None,
                 write_context: None,
@@ -165,15 +147,8 @@ impl DatagramTransport {
 
     /// Enters the transport as the one that has its descriptor.
     fn _enter(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let py = slf.py();
-        let event_loop = slf.get().event_loop(py)?;
-        let fd = slf.get().state.get(py).fd;
-        let entered = event_loop
-            .get()
-            .watches
-            .get_mut(py)
-            .enter_transport(fd, slf.as_any());
-        slf.get().state.get_mut(py).entered = entered;
+        let event_loop = endpoint::event_loop(slf.get(), slf.py())?;
+        endpoint::enter(slf, event_loop.get());
         Ok(())
     }
 
@@ -184,7 +159,7 @@ impl DatagramTransport {
         if !ask(slf.as_any(), intern!(py, "is_reading"))? {
             return Ok(());
         }
-        this.event_loop(py)?.get().check_closed(py)?;
+        endpoint::event_loop(this, py)?.get().check_closed(py)?;
         let context = copy_context(py)?;
         let (previous, more) = {
             let mut state = this.state.get_mut(py);
@@ -250,7 +225,7 @@ impl DatagramTransport {
             let state = this.state.get(py);
             (
                 state.address.clone_ref_opt(py),
-                state.sock.is_some() && (state.lost == 0 || state.address.is_none()),
+                state.attachment.sock.is_some() && (state.lost == 0 || state.address.is_none()),
                 state.sends_empty,
             )
         };
@@ -337,8 +312,8 @@ impl DatagramTransport {
             let mut state = this.state.get_mut(py);
             state.closing = true;
             (
-                state.sock.take(),
-                (state.event_loop.take(), state.take_rest()),
+                state.attachment.sock.take(),
+                (state.attachment.event_loop.take(), state.take_rest()),
             )
         };
         drop(dropped);
@@ -352,18 +327,17 @@ impl DatagramTransport {
 
     #[getter(_loop)]
     fn get_loop(&self, py: Python<'_>) -> Option<Py<Loop>> {
-        let state = self.state.get(py);
-        state.event_loop.as_ref().map(|it| it.clone_ref(py))
+        self.state.get(py).attachment.event_loop(py)
     }
 
     #[getter(_sock)]
     fn get_sock(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.state.get(py).sock.clone_ref_opt(py)
+        self.state.get(py).attachment.sock.clone_ref_opt(py)
     }
 
     #[getter(_sock_fd)]
     fn get_sock_fd(&self, py: Python<'_>) -> New<RawFd> {
-        New(self.state.get(py).fd)
+        New(self.state.get(py).attachment.fd)
     }
 
     #[getter(_protocol)]
@@ -434,8 +408,7 @@ impl DatagramTransport {
         let Some(state) = self.state.for_traversal() else {
             return Ok(());
         };
-        visit.call(&state.event_loop)?;
-        visit.call(&state.sock)?;
+        state.attachment.traverse(&visit)?;
         visit.call(&state.protocol)?;
         visit.call(&state.address)?;
         visit.call(&state.extra)?;
@@ -447,15 +420,14 @@ impl DatagramTransport {
         Ok(())
     }
 
-    fn __clear__(slf: &Bound<'_, Self>) {
-        let py = slf.py();
-        slf.get().delist(py);
-        slf.get().leave(py);
+    fn __clear__(&self, py: Python<'_>) {
+        self.forget_watch(py);
+        endpoint::detach(self, py);
         let dropped = {
-            let mut state = slf.get().state.get_mut(py);
+            let mut state = self.state.get_mut(py);
             (
-                state.event_loop.take(),
-                state.sock.take(),
+                state.attachment.event_loop.take(),
+                state.attachment.sock.take(),
                 state.address.take(),
                 state.take_rest(),
             )
@@ -466,27 +438,15 @@ impl DatagramTransport {
 
 impl Drop for DatagramTransport {
     fn drop(&mut self) {
-        if !Made::is_made(&self.state) {
-            return;
+        if Made::is_made(&self.state) {
+            Python::attach(|py| endpoint::detach(self, py));
         }
-        Python::attach(|py| {
-            self.leave(py);
-            self.delist(py);
-        });
     }
 }
 
 impl State {
     fn is_reading(&self) -> bool {
         !self.closing && !self.paused
-    }
-
-    /// The descriptor that the socket has now: -1 once it is closed or detached. To be asked right before it is used.
-    #[inline]
-    fn descriptor(&self, py: Python<'_>) -> RawFd {
-        self.sock.as_ref().map_or(-1, |sock| {
-            socket_object::descriptor(sock.bind(py)).unwrap_or(self.fd)
-        })
     }
 
     /// What the socket is to be watched for.
@@ -522,53 +482,35 @@ impl State {
     }
 }
 
+// SAFETY: no other type has this kind.
+unsafe impl Transport for DatagramTransport {
+    const KIND: TransportKind = TransportKind::Datagram;
+}
+
+impl Endpoint for DatagramTransport {
+    #[inline]
+    fn of<'a>(transport: &'a Bound<'_, Self>) -> &'a Self {
+        transport.get()
+    }
+
+    #[inline]
+    fn attachment<'a>(&'a self, py: Python<'a>) -> RefMut<'a, Attachment> {
+        RefMut::map(self.state.get_mut(py), |state| &mut state.attachment)
+    }
+}
+
 impl DatagramTransport {
-    /// Takes the transport off the loop's table of events.
-    fn delist(&self, py: Python<'_>) {
-        let (watch, event_loop) = {
-            let mut state = self.state.get_mut(py);
-            state.watched = None;
-            state.blocked = false;
-            (state.watch.take(), state.event_loop.clone_ref_opt(py))
-        };
-        if let (Some(watch), Some(event_loop)) = (watch, event_loop) {
-            watches::delist_transport(py, event_loop.get(), watch);
-        }
+    /// Forgets what the socket is watched for, before the watch ends.
+    fn forget_watch(&self, py: Python<'_>) {
+        let mut state = self.state.get_mut(py);
+        state.watched = None;
+        state.blocked = false;
     }
 
     /// Has the loop and the kernel forget the socket.
     fn let_go(&self, py: Python<'_>) {
-        self.delist(py);
-        self.leave(py);
-        let event_loop = {
-            let state = self.state.get(py);
-            let event_loop = state.was_held.then_some(state.event_loop.as_ref());
-            event_loop.flatten().map(|it| it.clone_ref(py))
-        };
-        if let Some(event_loop) = event_loop {
-            // Where that fails, it does so at the next turn; the socket must be closed all the same.
-            drop(watches::flush(py, event_loop.get()));
-        }
-    }
-
-    /// Frees the descriptor's number for other uses of the loop.
-    fn leave(&self, py: Python<'_>) {
-        let (entered, event_loop, fd) = {
-            let mut state = self.state.get_mut(py);
-            let event_loop = state.event_loop.clone_ref_opt(py);
-            (state.entered.take(), event_loop, state.fd)
-        };
-        if let (Some(entered), Some(event_loop)) = (entered, event_loop) {
-            let mut watches = event_loop.get().watches.get_mut(py);
-            watches.leave_transport(fd, entered);
-        }
-    }
-
-    fn event_loop(&self, py: Python<'_>) -> PyResult<Py<Loop>> {
-        let state = self.state.get(py);
-        let event_loop = state.event_loop.as_ref().map(|it| it.clone_ref(py));
-        drop(state);
-        event_loop.ok_or_else(|| objects::error::<PyRuntimeError>(py, "the transport is closed"))
+        self.forget_watch(py);
+        endpoint::let_go(self, py);
     }
 }
 
@@ -576,44 +518,31 @@ impl DatagramTransport {
 fn update_watch(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (wanted, watched, watch, (fd, current, lent), event_loop) = {
+    let (wanted, watched, watch, event_loop) = {
         let state = this.state.get(py);
-        let Some(event_loop) = state.event_loop.as_ref() else {
+        let Some(event_loop) = state.attachment.event_loop(py) else {
             return Ok(());
         };
         (
             state.wanted(),
             state.watched,
-            state.watch,
-            (state.fd, state.descriptor(py), state.lent),
-            event_loop.clone_ref(py),
+            state.attachment.watch,
+            event_loop,
         )
     };
     if wanted == watched {
         return Ok(());
     }
-    let Some((interest, mode)) = wanted else {
-        this.delist(py);
+    let Some(told) = wanted else {
+        this.forget_watch(py);
+        endpoint::delist(this, py);
         return Ok(());
     };
-    let this_loop = event_loop.get();
-    let watch = if let Some(watch) = watch {
-        watches::change_transport(py, this_loop, watch, (interest, mode))?;
-        watch
-    } else {
-        watches::check_current(py, fd, current)?;
-        watches::list_transport(
-            this_loop,
-            transport.as_any(),
-            TransportKind::Datagram,
-            (fd, lent),
-            (interest, mode),
-        )?
-    };
-    let mut state = this.state.get_mut(py);
-    state.watch = Some(watch);
-    state.was_held |= matches!(watch, Watch::Held(_));
-    state.watched = wanted;
+    match watch {
+        Some(watch) => watching::change_transport(py, event_loop.get(), watch, told)?,
+        None => endpoint::list(transport, told)?,
+    }
+    this.state.get_mut(py).watched = wanted;
     Ok(())
 }
 
@@ -622,7 +551,7 @@ fn queue_read(transport: &Bound<'_, DatagramTransport>) {
     let py = transport.py();
     let event_loop = {
         let mut state = transport.get().state.get_mut(py);
-        let Some(event_loop) = state.event_loop.as_ref().map(|it| it.clone_ref(py)) else {
+        let Some(event_loop) = state.attachment.event_loop(py) else {
             return;
         };
         if std::mem::replace(&mut state.queued, true) {
@@ -630,17 +559,7 @@ fn queue_read(transport: &Bound<'_, DatagramTransport>) {
         }
         event_loop
     };
-    let readiness = Readiness {
-        readable: true,
-        writable: false,
-        read_on: false,
-    };
-    event_loop
-        .get()
-        .queue
-        .get_mut(py)
-        .arrived
-        .push(Ready::Datagrams(transport.clone().unbind(), readiness));
+    endpoint::queue_ready(transport, event_loop.get(), Readiness::READABLE);
 }
 
 /// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what
@@ -681,13 +600,7 @@ pub(crate) fn on_ready(
             queue_read(transport);
         }
         let context = Some(context);
-        report(
-            event_loop,
-            transport.as_any(),
-            "_read_ready",
-            context,
-            result,
-        )?;
+        report(event_loop, transport, "_read_ready", context, result)?;
     }
     let context = {
         let state = this.state.get(py);
@@ -699,13 +612,7 @@ pub(crate) fn on_ready(
     if let Some(context) = context {
         let result = in_context(py, &context, || flush(transport));
         let context = Some(context);
-        report(
-            event_loop,
-            transport.as_any(),
-            "_sendto_ready",
-            context,
-            result,
-        )?;
+        report(event_loop, transport, "_sendto_ready", context, result)?;
     }
     Ok(())
 }

@@ -12,27 +12,30 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int, c_void};
+mod memory;
+mod object;
+
 use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyTuple};
+use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
 
-use crate::event_loop::Loop;
 use crate::names::intern;
-use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
+use crate::native_type::Head;
 use crate::objects::{self, New};
 use crate::run_lock;
-use crate::support::{self, guard, guard_scheduling};
+use crate::support::{self, guard};
+
+pub(crate) use self::object::add_to;
+
+use self::memory::{HANDLE, TIMER_HANDLE, allocate, drop_call, members};
 
 /// Arguments that fit into the handle itself; more go into a tuple.
 const INLINE_ARGUMENTS: usize = 3;
-/// Handles of each type kept for reuse: more than one turn of a busy server schedules, in about 100 KB.
-const FREE_LIST_CAPACITY: usize = 1024;
 
 /// The memory of a `Handle`, and the beginning of a `TimerHandle`.
 #[repr(C)]
@@ -112,24 +115,6 @@ pub(crate) struct HandleRef(NonNull<Handle>);
 
 // SAFETY: a handle is only touched under the GIL.
 unsafe impl Send for HandleRef {}
-
-/// A type object, made once when the module is imported, and dead instances of it.
-struct Kind {
-    class: *mut ffi::PyTypeObject,
-    free: [*mut Handle; FREE_LIST_CAPACITY],
-    free_len: usize,
-}
-
-impl Kind {
-    const NEW: Self = Self {
-        class: ptr::null_mut(),
-        free: [ptr::null_mut(); FREE_LIST_CAPACITY],
-        free_len: 0,
-    };
-}
-
-static mut HANDLE: Kind = Kind::NEW;
-static mut TIMER_HANDLE: Kind = Kind::NEW;
 
 impl HandleRef {
     /// Makes a handle for `call` on `event_loop` (borrowed). Fails only when memory runs out.
@@ -211,6 +196,16 @@ impl HandleRef {
             (class == HANDLE.class || class == TIMER_HANDLE.class)
                 .then(|| Self(NonNull::new_unchecked(object.as_ptr().cast())))
         }
+    }
+
+    /// The handle behind a pointer.
+    ///
+    /// # Safety
+    /// It is a live handle, which outlives what is done with the result.
+    #[inline]
+    pub(crate) unsafe fn from_ptr(object: *mut ffi::PyObject) -> Self {
+        // SAFETY: as the function asks.
+        Self(unsafe { NonNull::new_unchecked(object.cast()) })
     }
 
     #[inline]
@@ -300,10 +295,39 @@ impl HandleRef {
         unsafe { (*self.0.as_ptr()).cancelled }
     }
 
-    /// Cancels the callback and drops what it holds.
-    pub(crate) fn cancel(self, py: Python<'_>) {
-        // SAFETY: the GIL is held and the handle is alive.
-        unsafe { cancel(py, self.0.as_ptr()) };
+    /// Cancels the callback and drops what it holds, which may run Python code. The caller, who keeps the handle alive, takes
+    /// the timer that it returns out of the queue of this loop.
+    #[must_use]
+    pub(crate) fn cancel(self, py: Python<'_>) -> Option<(Bound<'_, PyAny>, TimerKey)> {
+        let this = self.0.as_ptr();
+        // SAFETY: the GIL is held and the handle is alive; so is its loop, which the handle refers to until it ends.
+        unsafe {
+            if (*this).cancelled {
+                return None;
+            }
+            (*this).cancelled = true;
+            if (*this).running == 0 {
+                drop_call(this);
+            }
+            if ffi::Py_TYPE(this.cast()) != TIMER_HANDLE.class {
+                return None;
+            }
+            let key = (*this.cast::<TimerHandle>()).timer.take()?;
+            Some((Bound::from_borrowed_ptr(py, (*this).event_loop), key))
+        }
+    }
+
+    /// Where asyncio would take the lock of a handle of `call_soon_threadsafe`.
+    pub(crate) fn wait_for_end_of_run(self, py: Python<'_>) -> PyResult<()> {
+        let this = self.0.as_ptr();
+        // SAFETY: the handle is alive until this returns, as the caller owns a reference. Whenever `is_running` is called, the
+        // GIL is held.
+        unsafe {
+            if (*this).origin == Origin::Threadsafe && (*this).running > 0 {
+                return run_lock::wait_for_end(py, this as usize, || (*this).running > 0);
+            }
+        }
+        Ok(())
     }
 
     /// Runs the callback in its context. `Err` is only what must end the loop (`SystemExit`, `KeyboardInterrupt`);
@@ -427,471 +451,4 @@ fn report(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
         .getattr(intern!(py, "report_callback_error"))?
         .call1((object, error.into_value(py)))?;
     Ok(())
-}
-
-/// Takes a block from the free list or from the allocator, with type and reference count set. It is tracked when it is due.
-///
-/// # Safety
-/// The GIL is held and `kind` is one of the two kinds.
-#[inline]
-unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
-    // SAFETY: the GIL serialises access to the free list; its blocks came from the same allocator for the same type,
-    // and `PyObject_Init` sets type and count as for a new block.
-    unsafe {
-        if (*kind).free_len > 0 {
-            (*kind).free_len -= 1;
-            let this = (&(*kind).free)[(*kind).free_len];
-            return ffi::PyObject_Init(this.cast(), (*kind).class).cast();
-        }
-        native_type::allocate((*kind).class).cast()
-    }
-}
-
-/// What a handle refers to, besides its type; null where it doesn't.
-///
-/// # Safety
-/// The GIL is held and `this` is alive.
-unsafe fn members(this: *mut Handle) -> impl Iterator<Item = *mut ffi::PyObject> {
-    // SAFETY: as the function asks.
-    unsafe {
-        let [first, second, third] = (*this).arguments;
-        let count = (*this).argument_count as usize;
-        [
-            (*this).callback,
-            (*this).context,
-            (*this).event_loop,
-            first,
-            second,
-            third,
-        ]
-        .into_iter()
-        .take(3 + count)
-    }
-}
-
-/// Drops callback and arguments.
-///
-/// # Safety
-/// The GIL is held, `this` is alive or being destroyed, and no run of it is in progress.
-unsafe fn drop_call(this: *mut Handle) {
-    // SAFETY: as the function asks. Each field is emptied before its reference is dropped, because dropping may run
-    // Python code that comes back to this handle.
-    unsafe {
-        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
-        let count = std::mem::replace(&mut (*this).argument_count, 0) as usize;
-        let arguments =
-            std::mem::replace(&mut (*this).arguments, [ptr::null_mut(); INLINE_ARGUMENTS]);
-        (*this).spilled = false;
-        ffi::Py_XDECREF(callback);
-        for argument in &arguments[..count] {
-            ffi::Py_XDECREF(*argument);
-        }
-    }
-}
-
-/// # Safety
-/// The GIL is held and `this` is alive.
-unsafe fn cancel(py: Python<'_>, this: *mut Handle) {
-    // SAFETY: as the function asks; `event_loop` is an instance of `Loop` by construction.
-    unsafe {
-        if (*this).cancelled {
-            return;
-        }
-        let event_loop = Bound::from_borrowed_ptr(py, (*this).event_loop);
-        let owner = event_loop.cast_unchecked::<Loop>();
-        (*this).cancelled = true;
-        if (*this).running == 0 {
-            drop_call(this);
-        }
-        if ffi::Py_TYPE(this.cast()) == TIMER_HANDLE.class
-            && let Some(key) = (*this.cast::<TimerHandle>()).timer.take()
-        {
-            // The queue's own reference; the caller's keeps the handle alive.
-            if let Some(queued) = owner.get().cancel_timer(py, key) {
-                queued.release(py);
-            }
-        }
-    }
-}
-
-unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object of one of our two types whose count fell to zero.
-    unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
-        };
-        let this = object.cast::<Handle>();
-        drop_call(this);
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).event_loop, ptr::null_mut()));
-        let class = ffi::Py_TYPE(object);
-        let kind = if class == TIMER_HANDLE.class {
-            &raw mut TIMER_HANDLE
-        } else {
-            &raw mut HANDLE
-        };
-        if (*kind).free_len < FREE_LIST_CAPACITY {
-            (&mut (*kind).free)[(*kind).free_len] = this;
-            (*kind).free_len += 1;
-        } else {
-            native_type::free(object);
-        }
-        ffi::Py_DECREF(class.cast());
-        end.finish();
-    }
-}
-
-unsafe extern "C" fn traverse(
-    object: *mut ffi::PyObject,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: called by the collector for a tracked, hence fully made, handle.
-    unsafe {
-        let class = ffi::Py_TYPE(object).cast();
-        visit_all(members(object.cast()).chain([class]), visit, argument)
-    }
-}
-
-unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector for unreachable handles; none is running, as a run owns a reference.
-    unsafe {
-        let this = object.cast::<Handle>();
-        (*this).cancelled = true;
-        drop_call(this);
-        // The loop reference stays: `cancel` and `repr` rely on it, and the loop breaks the cycle by clearing its queue.
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
-        0
-    }
-}
-
-unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called by the interpreter with a live handle.
-        let handle = unsafe { Bound::from_borrowed_ptr(py, object) };
-        support::python(py)?
-            .getattr(intern!(py, "handle_repr"))?
-            .call1((handle,))
-    })
-}
-
-unsafe extern "C" fn method_cancel(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard_scheduling(|py| {
-        // SAFETY: called by the interpreter with the GIL, and with a live handle, that the caller keeps alive.
-        unsafe {
-            wait_for_end_of_run(py, object.cast())?;
-            cancel(py, object.cast());
-        }
-        Ok(py.None().into_bound(py))
-    })
-}
-
-unsafe extern "C" fn method_cancelled(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard_scheduling(|py| {
-        let this = object.cast::<Handle>();
-        // SAFETY: called by the interpreter with a live handle, that the caller keeps alive.
-        let cancelled = unsafe {
-            wait_for_end_of_run(py, this)?;
-            (*this).cancelled
-        };
-        Ok(PyBool::new(py, cancelled).to_owned().into_any())
-    })
-}
-
-/// Where asyncio would take the lock of a handle of `call_soon_threadsafe`.
-///
-/// # Safety
-/// The GIL is held and `this` is alive until the function returns.
-unsafe fn wait_for_end_of_run(py: Python<'_>, this: *mut Handle) -> PyResult<()> {
-    // SAFETY: as the function asks; whenever `is_running` is called, the GIL is held.
-    unsafe {
-        if (*this).origin == Origin::Threadsafe && (*this).running > 0 {
-            return run_lock::wait_for_end(py, this as usize, || (*this).running > 0);
-        }
-    }
-    Ok(())
-}
-
-unsafe extern "C" fn method_run(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called by the interpreter with a live handle.
-        let handle = HandleRef(unsafe { NonNull::new_unchecked(object.cast()) });
-        let outcome = handle.run(py);
-        handle.finish_run(py);
-        outcome?;
-        Ok(py.None().into_bound(py))
-    })
-}
-
-unsafe extern "C" fn method_when(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called by the interpreter with a live timer handle.
-        let timer = unsafe { &*object.cast::<TimerHandle>() };
-        New(Deadline {
-            seconds: timer.when_s,
-            integer: timer.handle.origin == Origin::IntegerDeadline,
-        })
-        .into_pyobject(py)
-    })
-}
-
-unsafe extern "C" fn method_get_context(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe { none_if_null((*object.cast::<Handle>()).context) }
-}
-
-/// A new reference to `object`, or to None.
-///
-/// # Safety
-/// The GIL is held; `object` is null or alive.
-unsafe fn none_if_null(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as the function asks.
-    unsafe {
-        if object.is_null() {
-            ffi::Py_NewRef(ffi::Py_None())
-        } else {
-            ffi::Py_NewRef(object)
-        }
-    }
-}
-
-unsafe extern "C" fn get_callback(
-    object: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe {
-        let this = object.cast::<Handle>();
-        if (*this).cancelled {
-            return ffi::Py_NewRef(ffi::Py_None());
-        }
-        none_if_null((*this).callback)
-    }
-}
-
-unsafe extern "C" fn get_args(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe {
-        let this = object.cast::<Handle>();
-        if (*this).cancelled {
-            ffi::Py_NewRef(ffi::Py_None())
-        } else if (*this).spilled {
-            ffi::Py_NewRef((*this).arguments[0])
-        } else {
-            let count = (*this).argument_count as usize;
-            objects::tuple_from_borrowed(&(&(*this).arguments)[..count])
-        }
-    }
-}
-
-unsafe extern "C" fn get_cancelled(
-    object: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe { method_cancelled(object, ptr::null_mut()) }
-}
-
-unsafe extern "C" fn get_context(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe { method_get_context(object, ptr::null_mut()) }
-}
-
-unsafe extern "C" fn get_loop(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe { none_if_null((*object.cast::<Handle>()).event_loop) }
-}
-
-unsafe extern "C" fn get_when(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe { method_when(object, ptr::null_mut()) }
-}
-
-unsafe extern "C" fn get_scheduled(
-    object: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
-    unsafe { ffi::PyBool_FromLong((*object.cast::<TimerHandle>()).timer.is_some().into()) }
-}
-
-/// Native handles are made outside debug mode only, so they never have a traceback.
-unsafe extern "C" fn get_source_traceback(
-    _: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with the GIL.
-    unsafe { ffi::Py_NewRef(ffi::Py_None()) }
-}
-
-/// `isinstance(handle, asyncio.Handle)` holds through the class that the handle says it has, as proxies do.
-unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called by the interpreter with a live handle.
-        let is_timer = unsafe { ffi::Py_TYPE(object) == TIMER_HANDLE.class };
-        // SAFETY: as above.
-        let threadsafe = unsafe { (*object.cast::<Handle>()).origin == Origin::Threadsafe };
-        let events = py.import(intern!(py, "asyncio.events"))?;
-        if threadsafe && let Some(class) = events.getattr_opt(intern!(py, "_ThreadSafeHandle"))? {
-            return Ok(class);
-        }
-        events.getattr(if is_timer {
-            intern!(py, "TimerHandle")
-        } else {
-            intern!(py, "Handle")
-        })
-    })
-}
-
-unsafe extern "C" fn timer_hash(object: *mut ffi::PyObject) -> ffi::Py_hash_t {
-    // SAFETY: called by the interpreter with a live timer handle.
-    unsafe {
-        let when = method_when(object, ptr::null_mut());
-        if when.is_null() {
-            return -1;
-        }
-        let hash = ffi::PyObject_Hash(when);
-        ffi::Py_DECREF(when);
-        hash
-    }
-}
-
-unsafe extern "C" fn timer_compare(
-    left: *mut ffi::PyObject,
-    right: *mut ffi::PyObject,
-    operation: c_int,
-) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called by the interpreter with live objects.
-        let (left, right) = unsafe {
-            (
-                Bound::from_borrowed_ptr(py, left),
-                Bound::from_borrowed_ptr(py, right),
-            )
-        };
-        support::python(py)?
-            .getattr(intern!(py, "timer_handle_compare"))?
-            .call1((left, right, operation))
-    })
-}
-
-/// Makes one of the two types.
-fn make_type(
-    py: Python<'_>,
-    name: &'static CStr,
-    doc: &'static CStr,
-    size: usize,
-    own_methods: &[ffi::PyMethodDef],
-    own_attributes: &[ffi::PyGetSetDef],
-    own_slots: &[ffi::PyType_Slot],
-) -> PyResult<*mut ffi::PyTypeObject> {
-    let mut methods = vec![
-        method(
-            c"cancel",
-            method_cancel,
-            c"Cancel the callback. Cancelling twice has no further effect.",
-        ),
-        method(
-            c"cancelled",
-            method_cancelled,
-            c"True if the callback was cancelled.",
-        ),
-        method(
-            c"get_context",
-            method_get_context,
-            c"The contextvars.Context that the callback runs in.",
-        ),
-        method(
-            c"_run",
-            method_run,
-            c"Run the callback now, as the loop does.",
-        ),
-    ];
-    methods.extend_from_slice(own_methods);
-    let mut attributes = vec![
-        attribute(c"_callback", get_callback),
-        attribute(c"_args", get_args),
-        attribute(c"_cancelled", get_cancelled),
-        attribute(c"_context", get_context),
-        attribute(c"_loop", get_loop),
-        attribute(c"_source_traceback", get_source_traceback),
-        attribute(c"__class__", get_class),
-    ];
-    attributes.extend_from_slice(own_attributes);
-    let mut slots = vec![
-        slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-        slot(ffi::Py_tp_traverse, traverse as *mut c_void),
-        slot(ffi::Py_tp_clear, clear as *mut c_void),
-        slot(ffi::Py_tp_repr, repr as *mut c_void),
-    ];
-    slots.extend_from_slice(own_slots);
-    NativeType {
-        name,
-        doc,
-        size,
-        slots,
-        methods,
-        attributes,
-    }
-    .make(py)
-}
-
-/// Makes the two types and adds them to the module.
-pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
-    let handle = make_type(
-        py,
-        c"ringloop._core.Handle",
-        c"A callback scheduled with call_soon; see asyncio.Handle.",
-        size_of::<Handle>(),
-        &[],
-        &[],
-        &[],
-    )?;
-    let timer_handle = make_type(
-        py,
-        c"ringloop._core.TimerHandle",
-        c"A callback scheduled with call_later or call_at; see asyncio.TimerHandle.",
-        size_of::<TimerHandle>(),
-        &[method(
-            c"when",
-            method_when,
-            c"The deadline in seconds of the loop's clock, loop.time().",
-        )],
-        &[
-            attribute(c"_when", get_when),
-            attribute(c"_scheduled", get_scheduled),
-        ],
-        &[
-            slot(ffi::Py_tp_hash, timer_hash as *mut c_void),
-            slot(ffi::Py_tp_richcompare, timer_compare as *mut c_void),
-        ],
-    )?;
-    run_lock::init(py)?;
-    // SAFETY: the module is initialised once, with the GIL, before any handle is made; the types live for ever.
-    unsafe {
-        native_type::learn_header(py, handle)?;
-        HANDLE.class = handle;
-        TIMER_HANDLE.class = timer_handle;
-        module.add("Handle", Bound::from_borrowed_ptr(py, handle.cast()))?;
-        module.add(
-            "TimerHandle",
-            Bound::from_borrowed_ptr(py, timer_handle.cast()),
-        )
-    }
 }

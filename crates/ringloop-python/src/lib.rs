@@ -29,17 +29,22 @@
 mod addresses;
 mod buffers;
 mod datagram;
+mod endpoint;
 mod event_loop;
 mod handle;
+mod loop_methods;
 mod metrics;
 mod names;
 mod native_type;
 mod objects;
 mod posting;
+mod queue;
 mod receiver;
 mod run_lock;
+mod scheduling;
 mod socket_object;
 mod socket_operation;
+mod stopwatch;
 mod stream_reader;
 mod support;
 mod thread_exit;
@@ -47,6 +52,7 @@ mod tls;
 mod transport;
 mod turn;
 mod watches;
+mod watching;
 
 use pyo3::prelude::*;
 
@@ -55,8 +61,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     names::make(module.py())?;
     support::check_interpreter(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    handle::add_to(module)?;
-    event_loop::add_to(module)?;
+    scheduling::add_to(module)?;
+    loop_methods::add_to(module)?;
     socket_object::add_to(module)?;
     socket_operation::add_to(module)?;
     module.add_class::<datagram::DatagramTransport>()?;

@@ -5,14 +5,17 @@
 //! asyncio each post releases the GIL, because it is a system call. Here threads may post [`POSTS_PER_TURN`] callbacks in a
 //! turn as fast as they can. Who posts more rests now and then, without the GIL, until the loop's next turn.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use crate::event_loop::Loop;
-use crate::turn::{self, CALLBACKS_PER_LOOK};
+use crate::metrics::Meter;
+
+/// How many callbacks run between two looks at the timers and the kernel.
+pub(crate) const CALLBACKS_PER_LOOK: usize = 1024;
 
 /// So many callbacks may be posted while the loop makes one turn: as many as it runs between two looks at timers and I/O.
 const POSTS_PER_TURN: u64 = CALLBACKS_PER_LOOK as u64;
@@ -36,49 +39,80 @@ pub(crate) struct Posting {
     stuck_at: AtomicU64,
 }
 
-/// To be called when `call_soon_threadsafe` has queued a callback. Wakes the loop, and may give way to it.
-#[inline]
-pub(crate) fn posted(py: Python<'_>, this: &Loop) {
-    // The queue and this flag change under the GIL: a loop that isn't waiting yet sees the callback first.
-    if this.waiting.load(Relaxed) {
-        this.wake(py);
+impl Posting {
+    /// Counts a callback that another thread has queued, and may have that thread give way to the loop.
+    #[inline]
+    pub(crate) fn posted(
+        &self,
+        py: Python<'_>,
+        meter: &Meter,
+        is_running: impl Fn() -> bool + Sync,
+    ) {
+        let turn = meter.turns();
+        let posts = if self.turn.load(Relaxed) == turn {
+            self.posts.load(Relaxed) + 1
+        } else {
+            self.turn.store(turn, Relaxed);
+            1
+        };
+        self.posts.store(posts, Relaxed);
+        if posts > POSTS_PER_TURN && posts.is_multiple_of(POSTS_PER_REST) {
+            self.give_way(py, meter, posts, is_running);
+        }
     }
-    if this.runs_here() {
-        return;
-    }
-    let posting = &this.posting;
-    let turn = this.meter.turns();
-    let posts = if posting.turn.load(Relaxed) == turn {
-        posting.posts.load(Relaxed) + 1
-    } else {
-        posting.turn.store(turn, Relaxed);
-        1
-    };
-    posting.posts.store(posts, Relaxed);
-    if posts > POSTS_PER_TURN && posts.is_multiple_of(POSTS_PER_REST) {
-        give_way(py, this, posts);
+
+    /// Sleeps without the GIL, so that the loop's thread gets it.
+    #[cold]
+    fn give_way(
+        &self,
+        py: Python<'_>,
+        meter: &Meter,
+        posts: u64,
+        is_running: impl Fn() -> bool + Sync,
+    ) {
+        let (turn, ran) = (meter.turns(), meter.callbacks());
+        let is_stuck = self.stuck_at.load(Relaxed) == ran + 1;
+        // A thread that runs a loop of its own has others waiting for it.
+        if !is_running() || is_stuck || is_inside_loop() {
+            if posts.is_multiple_of(POSTS_PER_NAP) {
+                py.detach(|| thread::sleep(NAP));
+            }
+            return;
+        }
+        py.detach(|| {
+            let begin = Instant::now();
+            while meter.turns() == turn && is_running() && begin.elapsed() < REST_MAX {
+                thread::sleep(NAP);
+            }
+        });
+        if meter.callbacks() == ran {
+            self.stuck_at.store(ran + 1, Relaxed);
+        }
     }
 }
 
-/// Sleeps without the GIL, so that the loop's thread gets it.
-#[cold]
-fn give_way(py: Python<'_>, this: &Loop, posts: u64) {
-    let (turn, ran) = (this.meter.turns(), this.meter.callbacks());
-    let is_stuck = this.posting.stuck_at.load(Relaxed) == ran + 1;
-    // A thread that runs a loop of its own has others waiting for it.
-    if !this.is_running() || is_stuck || turn::is_inside_loop() {
-        if posts.is_multiple_of(POSTS_PER_NAP) {
-            py.detach(|| thread::sleep(NAP));
-        }
-        return;
+thread_local! {
+    /// How many loops this thread runs, one inside of a callback of another.
+    static LOOPS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While this exists, its thread runs a loop.
+pub(crate) struct InsideLoop;
+
+impl InsideLoop {
+    pub(crate) fn new() -> Self {
+        LOOPS.set(LOOPS.get() + 1);
+        Self
     }
-    py.detach(|| {
-        let begin = Instant::now();
-        while this.meter.turns() == turn && this.is_running() && begin.elapsed() < REST_MAX {
-            thread::sleep(NAP);
-        }
-    });
-    if this.meter.callbacks() == ran {
-        this.posting.stuck_at.store(ran + 1, Relaxed);
+}
+
+impl Drop for InsideLoop {
+    fn drop(&mut self) {
+        LOOPS.set(LOOPS.get() - 1);
     }
+}
+
+/// Whether this thread runs a loop, be it which it may.
+fn is_inside_loop() -> bool {
+    LOOPS.get() > 0
 }

@@ -31,7 +31,7 @@ use crate::native_type::{EndOfLife, Head, NativeType, method, slot, visit_all};
 use crate::objects::{self, New};
 use crate::socket_object;
 use crate::support::{self, attached, guard};
-use crate::watches;
+use crate::watching;
 
 /// What to do with the socket.
 #[derive(Copy, Clone, PartialEq, Eq)]
@@ -381,7 +381,7 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
             operation.kind,
         )
     };
-    watches::ensure_no_transport(&event_loop, sock.bind(py), fd)?;
+    watching::ensure_no_transport(&event_loop, sock.bind(py), fd)?;
     // As under asyncio, what is being sent can't be resized meanwhile.
     let argument = if kind == Kind::SendAll {
         // SAFETY: as in `resume`.
@@ -404,7 +404,7 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
     handle.track();
     // SAFETY: `new` gave an owned reference.
     let handle = unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) };
-    watches::insert(&event_loop, fd, &handle, kind.is_sending(), Mode::OneShot)?;
+    watching::insert(&event_loop, fd, &handle, kind.is_sending(), Mode::OneShot)?;
     let previous = {
         // SAFETY: as in `resume`.
         let operation = unsafe { operation(object) };
@@ -470,7 +470,7 @@ fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let Some(handle) = handle else {
         return Ok(());
     };
-    watches::insert(
+    watching::insert(
         event_loop.bind(py),
         fd,
         handle.bind(py),
@@ -494,7 +494,7 @@ fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let Some(handle) = handle else {
         return Ok(());
     };
-    watches::take_out_if(event_loop.bind(py), fd, kind.is_sending(), handle.bind(py))
+    watching::take_out_if(event_loop.bind(py), fd, kind.is_sending(), handle.bind(py))
 }
 
 fn finish(py: Python<'_>, object: *mut ffi::PyObject) {

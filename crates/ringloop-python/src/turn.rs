@@ -4,7 +4,6 @@
 //! end, both are looked at again after each [`CALLBACKS_PER_LOOK`] callbacks: what they bring is queued behind everything
 //! else, and so runs in the next turn.
 
-use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,18 +12,17 @@ use pyo3::prelude::*;
 use ringloop::{Reactor, clock};
 use ringloop_driver::{Event, Peek};
 
-use crate::datagram;
-use crate::event_loop::{Loop, Ready};
-use crate::metrics::Stopwatch;
+use crate::datagram::{self, DatagramTransport};
+use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
+use crate::posting::{CALLBACKS_PER_LOOK, InsideLoop};
+use crate::queue::{Ready, Reason, Served};
+use crate::stopwatch::Stopwatch;
 use crate::support;
 use crate::thread_exit::SleepsAtExit;
-use crate::transport;
+use crate::transport::{self, SocketTransport};
 use crate::watches::Look;
-
-/// How many callbacks run between two looks at the timers and the kernel.
-pub(crate) const CALLBACKS_PER_LOOK: usize = 1024;
 
 /// While callbacks are ready, so many turns in a row that bring nothing look at the kernel every time.
 /// Programs and tests that count on `sleep(0)` to let I/O in need a few turns, not many.
@@ -67,32 +65,6 @@ impl Looks {
     }
 }
 
-thread_local! {
-    /// How many loops this thread runs, one inside of a callback of another.
-    static LOOPS: Cell<u32> = const { Cell::new(0) };
-}
-
-/// While this exists, its thread runs a loop.
-struct InsideLoop;
-
-impl InsideLoop {
-    fn new() -> Self {
-        LOOPS.set(LOOPS.get() + 1);
-        Self
-    }
-}
-
-impl Drop for InsideLoop {
-    fn drop(&mut self) {
-        LOOPS.set(LOOPS.get() - 1);
-    }
-}
-
-/// Whether this thread runs a loop, be it which it may.
-pub(crate) fn is_inside_loop() -> bool {
-    LOOPS.get() > 0
-}
-
 /// Runs turns until the loop is told to stop, or until `SystemExit` or `KeyboardInterrupt` leaves a callback.
 pub(crate) fn run(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
     let mut looks = Looks::default();
@@ -124,7 +96,10 @@ fn with_events(
     let _sleeps_at_exit = SleepsAtExit::new();
     let _inside = InsideLoop::new();
     let mut events = this.events.replace(py, Vec::new());
-    let result = run(&mut events, &mut Stopwatch::start(event_loop));
+    let result = run(
+        &mut events,
+        &mut Stopwatch::start(py, &this.meter, &this.pace),
+    );
     events.clear();
     drop(this.events.replace(py, events));
     result
@@ -196,7 +171,7 @@ fn turn(
                         continue;
                     }
                     let mut result = handle.run(py);
-                    if stopwatch.count(left, this) && result.is_ok() {
+                    if stopwatch.count(left, &this.queue) && result.is_ok() {
                         result = stopwatch.read(Some(&Ready::Handle(handle)));
                     }
                     handle.finish_run(py);
@@ -209,7 +184,7 @@ fn turn(
                         continue;
                     }
                     let mut result = run_one(event_loop, &ready);
-                    if stopwatch.count(left, this) && result.is_ok() {
+                    if stopwatch.count(left, &this.queue) && result.is_ok() {
                         result = stopwatch.read(Some(&ready));
                     }
                     ready.release(py);
@@ -362,26 +337,34 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: &Ready) -> PyResult<()> {
             handle.call_method0(intern!(py, "_run"))?;
             Ok(())
         }
-        Ready::Transport(transport, readiness) => {
-            let transport = transport.bind(py);
-            let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
-            let result = transport::on_ready(event_loop, transport, *readiness);
-            if let Some(begin_ns) = begin_ns {
-                log_slow(event_loop, transport.as_any(), begin_ns)?;
-            }
-            result
-        }
-        Ready::Datagrams(transport, readiness) => {
-            let transport = transport.bind(py);
-            let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
-            let result = datagram::on_ready(event_loop, transport, *readiness);
-            if let Some(begin_ns) = begin_ns {
-                log_slow(event_loop, transport.as_any(), begin_ns)?;
-            }
-            result
-        }
-        Ready::StartReading(transport) => transport::on_start(event_loop, transport.bind(py)),
+        Ready::Transport(served) => serve(event_loop, served),
     }
+}
+
+/// Has a transport served by its own type.
+fn serve(event_loop: &Bound<'_, Loop>, served: &Served) -> PyResult<()> {
+    let py = event_loop.py();
+    let readiness = match served.reason() {
+        Reason::Ready(readiness) => readiness,
+        Reason::Begin => {
+            return match served.get::<SocketTransport>(py) {
+                Some(transport) => transport::on_start(event_loop, transport),
+                None => Ok(()),
+            };
+        }
+    };
+    let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
+    let result = if let Some(transport) = served.get::<SocketTransport>(py) {
+        transport::on_ready(event_loop, transport, readiness)
+    } else if let Some(transport) = served.get::<DatagramTransport>(py) {
+        datagram::on_ready(event_loop, transport, readiness)
+    } else {
+        Ok(())
+    };
+    if let Some(begin_ns) = begin_ns {
+        log_slow(event_loop, served.transport().bind(py), begin_ns)?;
+    }
+    result
 }
 
 /// Debug mode: logs a transport whose protocol took too long.

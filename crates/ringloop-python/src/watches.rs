@@ -1,50 +1,24 @@
-//! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and transports.
+//! The tables: what is watched, and who hears of it.
 //!
-//! What the user may close without telling the loop is watched by the driver's registry, which lets go of a file when it
-//! is closed and serves every thread: callbacks, and transports of sockets that the user has, too. Other transports are
-//! watched by the driver itself where that is a ring, which holds their sockets until they are closed here.
+//! Nothing here runs Python code. What loses its place goes to the caller as [`Displaced`], to be cancelled and dropped
+//! when the tables are no longer borrowed.
 
 #![allow(unsafe_code)]
 
-mod table;
-
+use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::RawFd;
+use std::ptr::NonNull;
 
-use pyo3::exceptions::{
-    PyAttributeError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError,
-};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyInt, PyType};
-use ringloop_driver::{BackendKind, Interest, Mode, Registration, Token};
+use pyo3::{PyTraverseError, PyVisit, ffi};
+use ringloop_driver::{Driver, Event, Interest, Mode, Registration, Registry, Token};
 
-use self::table::{Displaced, Listed, Place};
-use crate::event_loop::Loop;
-use crate::handle::{Call, HandleRef};
-use crate::names::intern;
-use crate::objects;
+use crate::queue::{Queue, Readiness, Ready, Reason, Served, Transport, TransportKind};
 use crate::support;
-
-pub(crate) use self::table::{Entered, Look, Watches};
-
-/// What a descriptor reported, as the transports need it.
-#[derive(Copy, Clone)]
-pub(crate) struct Readiness {
-    pub(crate) readable: bool,
-    pub(crate) writable: bool,
-    /// The peer has closed its side, the socket failed, or urgent data came: read on until nothing is left.
-    pub(crate) read_on: bool,
-}
 
 /// The reader's and the writer's handle of a descriptor.
 pub(crate) type Handles = (Option<Py<PyAny>>, Option<Py<PyAny>>);
-
-/// The native type of a transport.
-#[derive(Copy, Clone)]
-pub(crate) enum TransportKind {
-    Stream,
-    Datagram,
-}
 
 /// A transport's watch.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -55,383 +29,662 @@ pub(crate) enum Watch {
     Registered(Registration),
 }
 
-/// Stands for every number that is too large for a descriptor: nothing is ever watched under it.
-const TOO_LARGE: RawFd = RawFd::MAX;
-
-/// The number of a file object, as the selectors module finds it.
-pub(crate) fn file_number(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
-    let py = file.py();
-    if file.is_instance_of::<PyInt>() {
-        return match file.extract::<RawFd>() {
-            Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
-                Ok(if file.lt(0)? { -1 } else { TOO_LARGE })
-            }
-            number => number,
-        };
-    }
-    file.call_method0(intern!(py, "fileno"))
-        .and_then(|number| number.extract())
-        .map_err(|error| {
-            if error.is_instance_of::<PyAttributeError>(py)
-                || error.is_instance_of::<PyTypeError>(py)
-                || error.is_instance_of::<PyValueError>(py)
-            {
-                match file.repr() {
-                    Ok(text) => {
-                        objects::error::<PyValueError>(py, &format!("Invalid file object: {text}"))
-                    }
-                    Err(error) => error,
-                }
-            } else {
-                error
-            }
-        })
+/// The callbacks of one descriptor.
+#[derive(Default)]
+struct Callbacks {
+    /// What the descriptor was registered as, if not by its number.
+    file: Option<Py<PyAny>>,
+    reader: Option<Callback>,
+    writer: Option<Callback>,
 }
 
-/// The descriptor of a file object; ValueError where it has none.
-fn descriptor(file: &Bound<'_, PyAny>) -> PyResult<RawFd> {
-    match file_number(file)? {
-        number if number < 0 => {
-            let message = if file.is_instance_of::<PyInt>() {
-                format!("Invalid file descriptor: {}", file.str()?.to_str()?)
-            } else {
-                format!("Invalid file descriptor: {number}")
-            };
-            Err(objects::error::<PyValueError>(file.py(), &message))
-        }
-        fd => Ok(fd),
-    }
+/// What runs when a descriptor is ready for one direction.
+struct Callback {
+    handle: Py<PyAny>,
+    /// The last turn that it was queued for.
+    runs_in: u64,
 }
 
-/// asyncio's `_ensure_fd_no_transport`: a descriptor that a transport has is not to be watched besides.
-pub(crate) fn ensure_no_transport(
-    event_loop: &Bound<'_, Loop>,
-    file: &Bound<'_, PyAny>,
-    fd: RawFd,
-) -> PyResult<()> {
-    let py = event_loop.py();
-    let transport = event_loop.get().watches.get(py).transport(py, fd);
-    if let Some(transport) = transport
-        && !transport
-            .call_method0(intern!(py, "is_closing"))?
-            .is_truthy()?
-    {
-        return Err(objects::error::<PyRuntimeError>(
-            py,
-            &format!(
-                "File descriptor {} is used by transport {}",
-                file.repr()?,
-                transport.repr()?
-            ),
-        ));
-    }
-    // asyncio's own transports (pipes, TLS) are entered by themselves.
-    static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let others = event_loop.getattr(intern!(py, "_transports"))?;
-    if others.getattr(intern!(py, "data"))?.is_truthy()? {
-        support::class(
-            py,
-            &BASE,
-            "asyncio.selector_events",
-            "BaseSelectorEventLoop",
-        )?
-        .call_method1(intern!(py, "_ensure_fd_no_transport"), (event_loop, file))?;
-    }
-    Ok(())
-}
-
-/// Watches `file` with a callback, which runs in its context or in a copy of the current one; returns the callback's
-/// handle. Replaces (and cancels) the one there was.
-pub(crate) fn add<'py>(
-    event_loop: &Bound<'py, Loop>,
-    file: &Bound<'py, PyAny>,
-    call: &Call<'_>,
-    for_writing: bool,
-) -> PyResult<Bound<'py, PyAny>> {
-    let py = event_loop.py();
-    let this = event_loop.get();
-    this.check_closed(py)?;
-    let handle = if this.is_debug() {
-        // SAFETY: the GIL is held and the call holds live objects.
-        let (callback, arguments, context) = unsafe {
-            (
-                Bound::from_borrowed_ptr(py, call.callback),
-                Bound::from_owned_ptr_or_err(py, objects::tuple_from_borrowed(call.arguments))?,
-                Bound::from_borrowed_ptr_or_opt(py, call.context),
-            )
-        };
-        support::python(py)?
-            .getattr(intern!(py, "make_handle"))?
-            .call1((event_loop, callback, arguments, context))?
-    } else {
-        // SAFETY: the GIL is held and the pointers are live objects.
-        let handle = unsafe { HandleRef::new(call, event_loop.as_ptr(), None) };
-        let Some(handle) = handle else {
-            return Err(PyErr::fetch(py));
-        };
-        // It stays in the table, not in the queue.
-        handle.track();
-        // SAFETY: `new` gives an owned reference.
-        unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
-    };
-    let (fd, is_closed) = find(event_loop, file)?;
-    let is_number = file.is_instance_of::<PyInt>();
-    if is_number && fd == TOO_LARGE && file.gt(TOO_LARGE)? {
-        return Err(objects::error::<PyOverflowError>(
-            py,
-            "Python int too large to convert to C int",
-        ));
-    }
-    let place = Place {
-        fd,
-        for_writing,
-        file: (!is_number).then(|| file.clone().unbind()),
-        is_closed,
-    };
-    enter(event_loop, place, &handle, Mode::Level)?;
-    Ok(handle)
-}
-
-/// The descriptor of a file object, and whether the object is closed: then it is found as what it was registered as, as
-/// the selectors module does. `ValueError` where it never was.
-fn find(event_loop: &Bound<'_, Loop>, file: &Bound<'_, PyAny>) -> PyResult<(RawFd, bool)> {
-    let py = event_loop.py();
-    match descriptor(file) {
-        Ok(fd) => Ok((fd, false)),
-        Err(error) if error.is_instance_of::<PyValueError>(py) => {
-            let known = event_loop.get().watches.get(py).number_of(file);
-            known.map(|fd| (fd, true)).ok_or(error)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Enters a handle for one direction of `fd`; cancels the one that was there.
-///
-/// `Mode::OneShot` is for handles that take themselves out, or ask again, when they have run; where another handle
-/// needs `Mode::Level` for the other direction, that wins.
-pub(crate) fn insert(
-    event_loop: &Bound<'_, Loop>,
-    fd: RawFd,
-    handle: &Bound<'_, PyAny>,
-    for_writing: bool,
-    mode: Mode,
-) -> PyResult<()> {
-    let place = Place {
-        fd,
-        for_writing,
-        file: None,
-        is_closed: false,
-    };
-    enter(event_loop, place, handle, mode)
-}
-
-fn enter(
-    event_loop: &Bound<'_, Loop>,
-    place: Place,
-    handle: &Bound<'_, PyAny>,
-    mode: Mode,
-) -> PyResult<()> {
-    let py = event_loop.py();
-    let this = event_loop.get();
-    this.check_closed(py)?;
-    let mut displaced = Displaced::default();
-    let result = this.watches.get_mut(py).enter_callback(
-        place,
-        handle.clone().unbind(),
-        mode,
-        &mut displaced,
-    );
-    cancel_displaced(py, displaced, Some(handle))?;
-    result.map_err(|error| support::os_error(py, &error))
-}
-
-/// Ends a callback's watch of `file`; true if there was one.
-pub(crate) fn remove(
-    event_loop: &Bound<'_, Loop>,
-    file: &Bound<'_, PyAny>,
-    for_writing: bool,
-) -> PyResult<bool> {
-    if event_loop.get().is_closed() {
-        return Ok(false);
-    }
-    let (fd, _) = find(event_loop, file)?;
-    take_out(event_loop, fd, for_writing)
-}
-
-/// `remove` by descriptor number.
-fn take_out(event_loop: &Bound<'_, Loop>, fd: RawFd, for_writing: bool) -> PyResult<bool> {
-    let py = event_loop.py();
-    let mut displaced = Displaced::default();
-    let result = event_loop
-        .get()
-        .watches
-        .get_mut(py)
-        .take_out(fd, for_writing, &mut displaced);
-    cancel_displaced(py, displaced, None)?;
-    result.map_err(|error| support::os_error(py, &error))
-}
-
-/// `take_out`, unless another handle took this one's place.
-pub(crate) fn take_out_if(
-    event_loop: &Bound<'_, Loop>,
-    fd: RawFd,
-    for_writing: bool,
-    handle: &Bound<'_, PyAny>,
-) -> PyResult<()> {
-    let watches = event_loop.get().watches.get(event_loop.py());
-    let is_ours = watches.has_handle(fd, for_writing, handle);
-    drop(watches);
-    if is_ours {
-        take_out(event_loop, fd, for_writing)?;
-    }
-    Ok(())
-}
-
-/// The descriptor that a file object is watched under, and its handles. `ValueError` for what is no file object and was
-/// never watched.
-pub(crate) fn watched(
-    event_loop: &Bound<'_, Loop>,
-    file: &Bound<'_, PyAny>,
-) -> PyResult<(RawFd, Option<Handles>)> {
-    let py = event_loop.py();
-    let (fd, _) = find(event_loop, file)?;
-    Ok((fd, event_loop.get().watches.get(py).handles(py, fd)))
-}
-
-/// Cancels the handles that have lost their place, save for `except`, and drops the rest. Nothing is borrowed here: that
-/// may run any code.
-fn cancel_displaced(
-    py: Python<'_>,
-    displaced: Displaced,
-    except: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
-    for handle in displaced.into_handles() {
-        if except.is_none_or(|except| !handle.is(except)) {
-            cancel(handle.bind(py))?;
-        }
-    }
-    Ok(())
-}
-
-fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
-    match HandleRef::from_object(handle) {
-        Some(native) => native.cancel(handle.py()),
-        None => {
-            handle.call_method0(intern!(handle.py(), "cancel"))?;
-        }
-    }
-    Ok(())
-}
-
-/// Refuses to watch the descriptor that a transport began with if its socket has it no longer: by now it may be another
-/// file's. As asyncio's transport is refused, `OSError` if it was closed, and `ValueError` if it was so from the beginning.
-pub(crate) fn check_current(py: Python<'_>, fd: RawFd, current: RawFd) -> PyResult<()> {
-    if fd < 0 {
-        return Err(objects::error::<PyValueError>(
-            py,
-            &format!("Invalid file descriptor: {fd}"),
-        ));
-    }
-    if fd != current {
-        return Err(support::errno_error(py, libc::EBADF));
-    }
-    Ok(())
-}
-
-/// Watches a transport's socket. `transport` is of the native type that `kind` tells. A socket that is `lent` may be
-/// closed by its owner at any time.
-pub(crate) fn list_transport(
-    this: &Loop,
-    transport: &Bound<'_, PyAny>,
+/// A transport as the tables hold it. The reference is counted only while the transport is reading or writing: one that
+/// is paused and that nobody else refers to may go, as under asyncio.
+pub(crate) struct Listed {
+    transport: NonNull<ffi::PyObject>,
     kind: TransportKind,
-    (fd, lent): (RawFd, bool),
-    (interest, mode): (Interest, Mode),
-) -> PyResult<Watch> {
-    let py = transport.py();
-    this.check_closed(py)?;
-    let mut displaced = Displaced::default();
-    if lent || this.backend_kind != BackendKind::IoUring {
-        let listed = Listed::new(transport, kind);
-        let result = this.watches.get_mut(py).register_transport(
-            fd,
-            listed,
-            (interest, mode),
-            &mut displaced,
-        );
-        cancel_displaced(py, displaced, None)?;
-        return result.map_err(|error| support::os_error(py, &error));
-    }
-    let result = this.watches.get_mut(py).make_way(fd, &mut displaced);
-    cancel_displaced(py, displaced, None)?;
-    result.map_err(|error| support::os_error(py, &error))?;
-    let token = this.with_reactor(py, |reactor| reactor.driver().watch(fd, interest, mode))?;
-    let listed = Listed::new(transport, kind);
-    Ok(this.watches.get_mut(py).enter_held(token, listed))
+    strong: bool,
 }
 
-/// Refuses a watch whose file is closed, with the `OSError` that registering its number would give.
-pub(crate) fn check_alive(py: Python<'_>, this: &Loop, watch: Watch) -> PyResult<()> {
-    if this.watches.get_mut(py).is_alive(watch) {
-        return Ok(());
-    }
-    Err(support::errno_error(py, libc::EBADF))
+// SAFETY: only touched under the GIL.
+unsafe impl Send for Listed {}
+
+/// Who hears of a registration.
+#[derive(Default)]
+enum Owner {
+    #[default]
+    Nobody,
+    Callbacks(Box<Callbacks>),
+    Transport(Listed),
 }
 
-/// Changes what a transport waits for.
-pub(crate) fn change_transport(
-    py: Python<'_>,
-    this: &Loop,
-    watch: Watch,
-    (interest, mode): (Interest, Mode),
-) -> PyResult<()> {
-    match watch {
-        Watch::Held(token) => this.with_reactor(py, |reactor| {
-            reactor.driver().rewatch(token, interest, mode)
-        }),
-        Watch::Registered(registration) => {
-            let mut watches = this.watches.get_mut(py);
-            let result = watches.change_registered(registration, (interest, mode));
-            drop(watches);
-            result.map_err(|error| support::os_error(py, &error))
+/// What is known of one descriptor number.
+#[derive(Default)]
+struct Entry {
+    /// The last registration of this number. The kernel has dropped it if the file was closed.
+    registration: Option<Registration>,
+    owner: Owner,
+    /// What the kernel was told last.
+    told: Option<(Interest, Mode)>,
+    /// As a `Mode::OneShot` it has reported, and reports nothing more until it is changed.
+    rests: bool,
+}
+
+/// What has lost its place in the tables.
+#[derive(Default)]
+pub(crate) struct Displaced {
+    handle: Option<Py<PyAny>>,
+    owners: Vec<Owner>,
+}
+
+/// Where a callback's handle goes.
+pub(crate) struct Place {
+    pub(crate) fd: RawFd,
+    pub(crate) for_writing: bool,
+    /// The object that stands for the descriptor, if it is no number.
+    pub(crate) file: Option<Py<PyAny>>,
+    /// That object is closed. It was known, but its number may be another file's.
+    pub(crate) is_closed: bool,
+}
+
+/// A look at the kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Look {
+    /// The turn in which it happens. They are counted from one.
+    pub(crate) turn: u64,
+    /// The turn that runs what it finds: this one, or the next.
+    pub(crate) runs_in: u64,
+}
+
+/// The address of a transport that is known to have a descriptor.
+pub(crate) struct Entered(NonZeroUsize);
+
+/// The tables: by descriptor for what the registry watches, by token for what the driver watches itself.
+#[derive(Default)]
+pub(crate) struct Watches {
+    /// None once the loop is closed.
+    registry: Option<Registry>,
+    entries: Vec<Entry>,
+    /// By token index, with the token: an index is used again.
+    held: Vec<Option<(Token, Listed)>>,
+    /// The transport that has a descriptor, borrowed: it takes itself out before it goes.
+    transports: Vec<Option<NonNull<ffi::PyObject>>>,
+    /// Watches that ended while the reactor was away; dropped when it is back.
+    orphans: Vec<Token>,
+}
+
+// SAFETY: as for `Listed`; the pointers in `transports` are only followed under the GIL.
+unsafe impl Send for Watches {}
+
+/// The error of a number that means no file, or another one than it did.
+fn bad_descriptor() -> io::Error {
+    io::Error::from_raw_os_error(libc::EBADF)
+}
+
+/// Whether a registration can't be changed because its file is closed.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBADF))
+}
+
+fn direction(for_writing: bool) -> Interest {
+    if for_writing {
+        Interest::WRITE
+    } else {
+        Interest::READ
+    }
+}
+
+impl Watches {
+    pub(crate) fn new(registry: Registry) -> Self {
+        Self {
+            registry: Some(registry),
+            ..Self::default()
         }
     }
-}
 
-/// Sets whether the table keeps the transport alive.
-pub(crate) fn hold_transport(py: Python<'_>, this: &Loop, watch: Watch, hold: bool) {
-    let released = this.watches.get_mut(py).keep_alive(py, watch, hold);
-    drop(released);
-}
+    /// The registry, and what is known of a number that was registered.
+    fn registered(&mut self, fd: RawFd) -> Option<(&Registry, &mut Entry, Registration)> {
+        let entry = self.entries.get_mut(usize::try_from(fd).ok()?)?;
+        let registration = entry.registration?;
+        Some((self.registry.as_ref()?, entry, registration))
+    }
 
-/// Ends a transport's watch; that of a driver that is away ends when it is back.
-pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, watch: Watch) {
-    let mut displaced = Displaced::default();
-    {
-        let mut watches = this.watches.get_mut(py);
-        watches.delist(watch, &mut displaced);
-        if let Watch::Held(token) = watch {
-            let mut slot = this.reactor.get_mut(py);
-            if let Some(reactor) = slot.as_deref_mut() {
-                // A descriptor that was closed first is gone from the kernel's set already.
-                let _ = reactor.driver().unwatch(token);
-            } else {
-                watches.put_off(token);
-                this.wake(py);
+    /// Registers a number for a new owner. The table grows only to what the kernel has accepted.
+    fn register(
+        &mut self,
+        fd: RawFd,
+        owner: Owner,
+        told: (Interest, Mode),
+    ) -> Result<Registration, (io::Error, Owner)> {
+        let added = match &self.registry {
+            Some(registry) => registry.add(fd, told.0, told.1),
+            None => Err(bad_descriptor()),
+        };
+        let registration = match added {
+            Ok(registration) => registration,
+            Err(error) => return Err((error, owner)),
+        };
+        let index = fd as usize;
+        if self.entries.len() <= index {
+            self.entries.resize_with(index + 1, Entry::default);
+        }
+        self.entries[index] = Entry {
+            registration: Some(registration),
+            owner,
+            told: Some(told),
+            rests: false,
+        };
+        Ok(registration)
+    }
+
+    // ---- callbacks
+
+    /// Enters a handle for one direction of a descriptor, in the place of the one that was there. `EEXIST` if a transport
+    /// has the file.
+    pub(crate) fn enter_callback(
+        &mut self,
+        place: Place,
+        handle: Py<PyAny>,
+        mode: Mode,
+        displaced: &mut Displaced,
+    ) -> io::Result<()> {
+        let own = direction(place.for_writing);
+        if let Some((registry, entry, registration)) = self.registered(place.fd) {
+            let wanted = entry.wanted(own, place.for_writing, mode);
+            let is_told = entry.told == Some(wanted) && !entry.rests;
+            let changed = registry.change(registration, wanted.0, wanted.1);
+            match (&mut entry.owner, changed) {
+                (Owner::Transport(_), Ok(())) => {
+                    return Err(io::Error::from_raw_os_error(libc::EEXIST));
+                }
+                (owner, Ok(())) => {
+                    displaced.handle = owner.put(place, handle);
+                    entry.told = Some(wanted);
+                    entry.rests = false;
+                    return Ok(());
+                }
+                (owner @ Owner::Callbacks(_), Err(error))
+                    if is_told
+                        && (place.is_closed || error.raw_os_error() == Some(libc::EBADF)) =>
+                {
+                    // A closed descriptor, watched for the same as before: selectors doesn't ask the kernel then.
+                    displaced.handle = owner.put(place, handle);
+                    return Ok(());
+                }
+                (_, Err(error)) => {
+                    // The file is closed. Who waited for it is not to hear of the one that has the number now.
+                    displaced.owners.push(std::mem::take(entry).owner);
+                    if place.is_closed || !is_gone(&error) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        let fd = place.fd;
+        let mut owner = Owner::Nobody;
+        owner.put(place, handle);
+        self.register(fd, owner, (own, mode))
+            .map(drop)
+            .map_err(|(error, owner)| {
+                displaced.owners.push(owner);
+                error
+            })
+    }
+
+    /// Takes out the handle for one direction. Whether there was one.
+    pub(crate) fn take_out(
+        &mut self,
+        fd: RawFd,
+        for_writing: bool,
+        displaced: &mut Displaced,
+    ) -> io::Result<bool> {
+        let Some((registry, entry, registration)) = self.registered(fd) else {
+            return Ok(false);
+        };
+        let Owner::Callbacks(callbacks) = &mut entry.owner else {
+            return Ok(false);
+        };
+        displaced.handle = callbacks.slot(for_writing).take().map(|it| it.handle);
+        if displaced.handle.is_none() {
+            return Ok(false);
+        }
+        if callbacks.slot(!for_writing).is_some() {
+            let mode = entry.told.map_or(Mode::Level, |(_, mode)| mode);
+            let wanted = (direction(!for_writing), mode);
+            if let Err(error) = registry.change(registration, wanted.0, wanted.1) {
+                // As with selectors: nothing is known of a number whose file is closed.
+                displaced.owners.push(std::mem::take(entry).owner);
+                return Err(error);
+            }
+            entry.told = Some(wanted);
+            entry.rests = false;
+            return Ok(true);
+        }
+        displaced.owners.push(std::mem::take(&mut entry.owner));
+        if !entry.rests {
+            // One that rests is left for the next who waits for the same file, or goes with it.
+            registry.remove(registration);
+            entry.registration = None;
+        }
+        Ok(true)
+    }
+
+    fn callbacks(&self, fd: RawFd) -> Option<&Callbacks> {
+        match &self.entries.get(usize::try_from(fd).ok()?)?.owner {
+            Owner::Callbacks(callbacks) => Some(callbacks),
+            Owner::Nobody | Owner::Transport(_) => None,
+        }
+    }
+
+    /// Whether this handle still has its place.
+    pub(crate) fn has_handle(
+        &self,
+        fd: RawFd,
+        for_writing: bool,
+        handle: &Bound<'_, PyAny>,
+    ) -> bool {
+        let callbacks = self.callbacks(fd);
+        let known = callbacks.and_then(|callbacks| callbacks.get(for_writing));
+        known.is_some_and(|known| known.handle.is(handle))
+    }
+
+    /// The handles of a descriptor.
+    pub(crate) fn handles(&self, py: Python<'_>, fd: RawFd) -> Option<Handles> {
+        let callbacks = self.callbacks(fd)?;
+        let copy = |callback: &Option<Callback>| {
+            let callback = callback.as_ref();
+            callback.map(|it| it.handle.clone_ref(py))
+        };
+        Some((copy(&callbacks.reader), copy(&callbacks.writer)))
+    }
+
+    /// The number that this very object is registered under.
+    pub(crate) fn number_of(&self, file: &Bound<'_, PyAny>) -> Option<RawFd> {
+        let index = self.entries.iter().position(|entry| match &entry.owner {
+            Owner::Callbacks(callbacks) => callbacks.file.as_ref().is_some_and(|it| it.is(file)),
+            Owner::Nobody | Owner::Transport(_) => false,
+        });
+        index.map(|index| index as RawFd)
+    }
+
+    // ---- transports
+
+    /// Registers a transport. `EEXIST` if another one has the file.
+    pub(crate) fn register_transport(
+        &mut self,
+        fd: RawFd,
+        listed: Listed,
+        told: (Interest, Mode),
+        displaced: &mut Displaced,
+    ) -> io::Result<Watch> {
+        let owner = Owner::Transport(listed);
+        match self.make_way(fd, displaced) {
+            Ok(()) => self.register(fd, owner, told),
+            Err(error) => Err((error, owner)),
+        }
+        .map(Watch::Registered)
+        .map_err(|(error, owner)| {
+            displaced.owners.push(owner);
+            error
+        })
+    }
+
+    /// Takes away what is registered under a number that a transport is about to have: callbacks, as when asyncio's
+    /// transport registers its own, and a transport if its file is closed. `EEXIST` if it isn't.
+    pub(crate) fn make_way(&mut self, fd: RawFd, displaced: &mut Displaced) -> io::Result<()> {
+        let Some((registry, entry, registration)) = self.registered(fd) else {
+            return Ok(());
+        };
+        match (&entry.owner, entry.told) {
+            (Owner::Nobody, _) => return Ok(()),
+            (Owner::Transport(_), Some((interest, mode)))
+                if registry.change(registration, interest, mode).is_ok() =>
+            {
+                return Err(io::Error::from_raw_os_error(libc::EEXIST));
+            }
+            _ => {}
+        }
+        registry.remove(registration);
+        displaced.owners.push(std::mem::take(entry).owner);
+        Ok(())
+    }
+
+    /// Enters a transport that the driver watches itself.
+    pub(crate) fn enter_held(&mut self, token: Token, listed: Listed) -> Watch {
+        let index = token.index() as usize;
+        if self.held.len() <= index {
+            self.held.resize_with(index + 1, || None);
+        }
+        self.held[index] = Some((token, listed));
+        Watch::Held(token)
+    }
+
+    fn listed_mut(&mut self, watch: Watch) -> Option<&mut Listed> {
+        match watch {
+            Watch::Held(token) => match self.held.get_mut(token.index() as usize)? {
+                Some((known, listed)) if *known == token => Some(listed),
+                _ => None,
+            },
+            Watch::Registered(registration) => {
+                let entry = self.entries.get_mut(registration.fd() as usize)?;
+                match &mut entry.owner {
+                    Owner::Transport(listed) if entry.registration == Some(registration) => {
+                        Some(listed)
+                    }
+                    _ => None,
+                }
             }
         }
     }
-    drop(displaced);
+
+    /// Sets whether the table keeps the transport alive. A reference that it gives up goes to the caller.
+    pub(crate) fn keep_alive<'py>(
+        &mut self,
+        py: Python<'py>,
+        watch: Watch,
+        keep: bool,
+    ) -> Option<Bound<'py, PyAny>> {
+        let listed = self
+            .listed_mut(watch)
+            .filter(|listed| listed.strong != keep)?;
+        listed.strong = keep;
+        // SAFETY: the pointer is live (see `Listed::ready`); one reference is taken, or handed to the caller.
+        unsafe {
+            if keep {
+                ffi::Py_INCREF(listed.transport.as_ptr());
+                None
+            } else {
+                Some(Bound::from_owned_ptr(py, listed.transport.as_ptr()))
+            }
+        }
+    }
+
+    /// Changes what a registered transport waits for.
+    pub(crate) fn change_registered(
+        &mut self,
+        registration: Registration,
+        told: (Interest, Mode),
+    ) -> io::Result<()> {
+        match self.registered(registration.fd()) {
+            Some((registry, entry, known)) if known == registration => {
+                registry.change(registration, told.0, told.1)?;
+                entry.told = Some(told);
+                Ok(())
+            }
+            // Somebody else has the number, so the file is closed.
+            _ => Err(bad_descriptor()),
+        }
+    }
+
+    /// Whether the kernel still has a transport's registration. Of what the driver holds, the socket was closed otherwise.
+    pub(crate) fn is_alive(&mut self, watch: Watch) -> bool {
+        let Watch::Registered(registration) = watch else {
+            return false;
+        };
+        match self.registered(registration.fd()) {
+            Some((registry, entry, known)) if known == registration => {
+                let told = entry.told;
+                told.is_some_and(|told| registry.change(known, told.0, told.1).is_ok())
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes a transport out, and its registration. A watch of the driver's is left to the caller.
+    pub(crate) fn delist(&mut self, watch: Watch, displaced: &mut Displaced) {
+        match watch {
+            Watch::Held(token) => {
+                let place = self.held.get_mut(token.index() as usize);
+                let listed = place.and_then(|it| it.take_if(|(known, _)| *known == token));
+                displaced
+                    .owners
+                    .extend(listed.map(|(_, listed)| Owner::Transport(listed)));
+            }
+            Watch::Registered(registration) => match self.registered(registration.fd()) {
+                Some((registry, entry, known)) if known == registration => {
+                    registry.remove(registration);
+                    displaced.owners.push(std::mem::take(entry).owner);
+                }
+                // Somebody else has the number, and theirs is not to be touched.
+                _ => {}
+            },
+        }
+    }
+
+    /// Puts off the end of a driver's watch until the reactor is back.
+    pub(crate) fn put_off(&mut self, token: Token) {
+        self.orphans.push(token);
+    }
+
+    /// Makes the kernel forget the watches that ended while the reactor was away.
+    pub(crate) fn drop_orphans(&mut self, driver: &mut Driver) {
+        for token in self.orphans.drain(..) {
+            // The descriptor may be closed by now; there is nothing left to undo then.
+            let _ = driver.unwatch(token);
+        }
+    }
+
+    // ---- the descriptors of transports
+
+    /// Enters the transport as the one that has the descriptor. None for that of a socket which was closed before.
+    pub(crate) fn enter_transport(
+        &mut self,
+        fd: RawFd,
+        transport: &Bound<'_, PyAny>,
+    ) -> Option<Entered> {
+        let index = usize::try_from(fd).ok()?;
+        if self.transports.len() <= index {
+            self.transports.resize(index + 1, None);
+        }
+        let entry = NonNull::new(transport.as_ptr());
+        self.transports[index] = entry;
+        entry.map(|transport| Entered(transport.addr()))
+    }
+
+    /// Takes the transport out again, unless another one has the number by now.
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "what was entered is left once"
+    )]
+    pub(crate) fn leave_transport(&mut self, fd: RawFd, entered: Entered) {
+        if let Some(place) = self.transports.get_mut(fd as usize) {
+            place.take_if(|known| known.addr() == entered.0);
+        }
+    }
+
+    /// The transport that has this descriptor.
+    pub(crate) fn transport<'py>(&self, py: Python<'py>, fd: RawFd) -> Option<Bound<'py, PyAny>> {
+        let entry = self.transports.get(usize::try_from(fd).ok()?)?;
+        // SAFETY: a transport takes itself out before it goes, so the pointer is live; the GIL is held.
+        entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
+    }
+
+    /// How many transports have a descriptor.
+    pub(crate) fn transports(&self) -> usize {
+        self.transports.iter().flatten().count()
+    }
+
+    // ---- events
+
+    /// Queues what the event stands for. That of a registration which has lost its number to another is dropped.
+    pub(crate) fn dispatch(
+        &mut self,
+        py: Python<'_>,
+        event: &Event,
+        look: Look,
+        queue: &mut Queue,
+    ) {
+        let ready = event.readiness();
+        let readiness = Readiness {
+            readable: ready.is_readable(),
+            // Not at the end of what the peer sends: there may be no room, and asyncio would wait for some.
+            writable: ready.is_writable(),
+            read_on: ready.is_read_closed() || ready.is_error() || ready.is_priority(),
+        };
+        let Some(registration) = event.registration() else {
+            if let Some(listed) = self.listed_mut(Watch::Held(event.token)) {
+                queue.ready.push_back(listed.ready(py, readiness));
+            }
+            return;
+        };
+        let Some(entry) = self.entries.get_mut(registration.fd() as usize) else {
+            return;
+        };
+        if entry.registration != Some(registration) {
+            return;
+        }
+        entry.rests = matches!(entry.told, Some((_, Mode::OneShot)));
+        match &mut entry.owner {
+            Owner::Transport(listed) => queue.ready.push_back(listed.ready(py, readiness)),
+            Owner::Callbacks(callbacks) => {
+                // Whoever reads once for each call must not find nothing. What still is ready is reported again.
+                let once_a_turn = matches!(entry.told, Some((_, Mode::Level)));
+                let both = [
+                    (readiness.readable, &mut callbacks.reader),
+                    (readiness.writable, &mut callbacks.writer),
+                ];
+                for (fired, callback) in both {
+                    let Some(callback) = callback.as_mut().filter(|_| fired) else {
+                        continue;
+                    };
+                    if once_a_turn && callback.runs_in >= look.turn {
+                        continue;
+                    }
+                    callback.runs_in = look.runs_in;
+                    let handle = callback.handle.bind(py);
+                    queue.ready.push_back(Ready::from_object(handle));
+                }
+            }
+            Owner::Nobody => {}
+        }
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for entry in &self.entries {
+            match &entry.owner {
+                Owner::Callbacks(callbacks) => {
+                    visit.call(&callbacks.file)?;
+                    for callback in [&callbacks.reader, &callbacks.writer].into_iter().flatten() {
+                        visit.call(&callback.handle)?;
+                    }
+                }
+                Owner::Transport(listed) => listed.traverse(visit)?,
+                Owner::Nobody => {}
+            }
+        }
+        for (_, listed) in self.held.iter().flatten() {
+            listed.traverse(visit)?;
+        }
+        Ok(())
+    }
 }
 
-/// Hands to the kernel what it must know before a socket is closed that the driver has held, so that the peer learns of
-/// the close at once.
-pub(crate) fn flush(py: Python<'_>, this: &Loop) -> PyResult<()> {
-    let mut slot = this.reactor.get_mut(py);
-    let Some(reactor) = slot.as_deref_mut() else {
-        return Ok(());
-    };
-    let result = reactor.driver().flush();
-    drop(slot);
-    result.map_err(|error| support::os_error(py, &error))
+impl Callbacks {
+    fn get(&self, for_writing: bool) -> Option<&Callback> {
+        if for_writing {
+            self.writer.as_ref()
+        } else {
+            self.reader.as_ref()
+        }
+    }
+
+    fn slot(&mut self, for_writing: bool) -> &mut Option<Callback> {
+        if for_writing {
+            &mut self.writer
+        } else {
+            &mut self.reader
+        }
+    }
+}
+
+impl Owner {
+    /// Has a handle served, and gives back the one that was in its place.
+    fn put(&mut self, place: Place, handle: Py<PyAny>) -> Option<Py<PyAny>> {
+        let callback = Callback { handle, runs_in: 0 };
+        if let Self::Callbacks(callbacks) = self {
+            let before = callbacks.slot(place.for_writing).replace(callback);
+            return before.map(|it| it.handle);
+        }
+        let mut callbacks = Box::new(Callbacks {
+            file: place.file,
+            ..Callbacks::default()
+        });
+        *callbacks.slot(place.for_writing) = Some(callback);
+        *self = Self::Callbacks(callbacks);
+        None
+    }
+}
+
+impl Entry {
+    /// What to tell the kernel so that it watches for a callback's direction, too.
+    fn wanted(&self, own: Interest, for_writing: bool, mode: Mode) -> (Interest, Mode) {
+        match (&self.owner, self.told) {
+            (Owner::Callbacks(callbacks), told) if callbacks.get(!for_writing).is_some() => {
+                let is_level = matches!(told, Some((_, Mode::Level)));
+                let mode = if is_level { Mode::Level } else { mode };
+                (Interest::READ | Interest::WRITE, mode)
+            }
+            // Only to learn whether the registration is still there.
+            (Owner::Transport(_), Some(told)) => told,
+            _ => (own, mode),
+        }
+    }
+}
+
+impl Displaced {
+    /// The handles among it, which are to be cancelled; the rest is dropped.
+    pub(crate) fn into_handles(self) -> impl Iterator<Item = Py<PyAny>> {
+        let of_owners = self.owners.into_iter().flat_map(|owner| match owner {
+            Owner::Callbacks(callbacks) => [callbacks.reader, callbacks.writer],
+            Owner::Nobody | Owner::Transport(_) => [None, None],
+        });
+        let of_owners = of_owners.flatten().map(|it| it.handle);
+        self.handle.into_iter().chain(of_owners)
+    }
+}
+
+impl Listed {
+    /// Lists a transport, and keeps it alive.
+    pub(crate) fn new<T: Transport>(transport: &Bound<'_, T>) -> Self {
+        let pointer = transport.clone().into_ptr();
+        Self {
+            // SAFETY: `into_ptr` never gives null.
+            transport: unsafe { NonNull::new_unchecked(pointer) },
+            kind: T::KIND,
+            strong: true,
+        }
+    }
+
+    /// What is queued when the socket reports something.
+    fn ready(&self, py: Python<'_>, readiness: Readiness) -> Ready {
+        // SAFETY: the transport takes itself out of the tables before it goes, so the pointer is live; the GIL is held. It was
+        // listed by the kind of its type.
+        Ready::Transport(unsafe {
+            let transport = Bound::from_borrowed_ptr(py, self.transport.as_ptr());
+            Served::of_kind(transport.unbind(), self.kind, Reason::Ready(readiness))
+        })
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if self.strong {
+            visit.call(support::borrow_pointer(&self.transport))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if self.strong {
+            // SAFETY: a strong entry owns one reference; the tables, and what leaves them, are only touched under the GIL.
+            unsafe { ffi::Py_DECREF(self.transport.as_ptr()) };
+        }
+    }
 }

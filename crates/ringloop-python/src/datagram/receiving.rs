@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::batch::Batch;
 use super::{DatagramTransport, error_received, queue_read};
 use crate::addresses::Address;
+use crate::buffers::Batch;
+use crate::endpoint;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects;
@@ -21,7 +22,7 @@ pub(super) fn read_batch(transport: &Bound<'_, DatagramTransport>) -> PyResult<(
     let py = transport.py();
     let this = transport.get();
     let has_parked = !this.state.get(py).undelivered.is_empty();
-    let event_loop = this.event_loop(py)?;
+    let event_loop = endpoint::event_loop(this, py)?;
     if has_parked && !deliver_parked(transport, event_loop.get())? {
         return Ok(());
     }
@@ -44,7 +45,7 @@ fn receive_while_answered(
     loop {
         let (fd, family) = {
             let state = transport.get().state.get(py);
-            (state.descriptor(py), state.family)
+            (state.attachment.descriptor(py), state.family)
         };
         let count = match batch.receive(fd, family) {
             Ok(count) => count,

@@ -12,6 +12,7 @@ use pyo3::types::PyBytes;
 use super::{DatagramTransport, error_received, update_watch};
 use crate::addresses::{self, Address};
 use crate::buffers;
+use crate::endpoint;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, CloneRefOption, copy_context};
@@ -31,7 +32,7 @@ pub(super) fn transmit(
     if has_peer {
         return send(transport, data, None);
     }
-    let sock = this.state.get(py).sock.clone_ref_opt(py);
+    let sock = this.state.get(py).attachment.sock.clone_ref_opt(py);
     let Some(sock) = sock else {
         return Err(objects::error::<PyRuntimeError>(
             py,
@@ -69,7 +70,7 @@ fn send(
 ) -> PyResult<bool> {
     let py = transport.py();
     let sent = buffers::with_bytes(data, |bytes| {
-        let fd = transport.get().state.get(py).descriptor(py);
+        let fd = transport.get().state.get(py).attachment.descriptor(py);
         Ok(addresses::send_to(fd, bytes, address))
     })?;
     match sent {
@@ -103,7 +104,7 @@ fn send_by_socket(
 pub(super) fn block(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    this.event_loop(py)?.get().check_closed(py)?;
+    endpoint::event_loop(this, py)?.get().check_closed(py)?;
     let context = copy_context(py)?;
     let previous = {
         let mut state = this.state.get_mut(py);

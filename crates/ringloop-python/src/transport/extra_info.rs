@@ -159,6 +159,7 @@ pub(super) fn dictionary(transport: &SocketTransport, py: Python<'_>) -> PyResul
                 socket_name.take(py),
                 peer_name.take(py),
                 state
+                    .attachment
                     .sock
                     .as_ref()
                     .or(closed.as_ref())

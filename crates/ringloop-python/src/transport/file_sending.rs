@@ -8,13 +8,15 @@ use std::os::fd::RawFd;
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 
-use super::writing::settle_waiter;
-use super::{SocketTransport, list, queue_ready, update_hold};
+use super::SocketTransport;
+use super::flow_control::settle_waiter;
+use super::readiness::{list, update_hold};
+use crate::endpoint;
 use crate::metrics;
 use crate::names::intern;
 use crate::objects;
+use crate::queue::Readiness;
 use crate::support::{self, CloneRefOption};
-use crate::watches::Readiness;
 
 /// Bytes sent in one turn, so that a peer that takes all it gets doesn't hold up the others.
 const TURN_BYTES: usize = 1 << 20;
@@ -90,14 +92,14 @@ pub(super) fn start(
     let this = transport.get();
     let progress = {
         let mut state = this.state.get_mut(py);
-        if state.lost > 0 || state.sock.is_none() {
+        if state.lost > 0 || state.attachment.sock.is_none() {
             drop(state);
             return Err(objects::error::<PyConnectionError>(
                 py,
                 "Connection is closed by peer",
             ));
         }
-        let socket = state.descriptor(py);
+        let socket = state.attachment.descriptor(py);
         state
             .file
             .insert(FileSending {
@@ -113,8 +115,7 @@ pub(super) fn start(
         Err(error) => Err(support::os_error(py, &error)),
         Ok(Progress::Ended) => Ok(None),
         Ok(progress) => {
-            let waiter = this
-                .event_loop(py)?
+            let waiter = endpoint::event_loop(this, py)?
                 .bind(py)
                 .call_method0(intern!(py, "create_future"))?
                 .unbind();
@@ -140,7 +141,7 @@ pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let (progress, waiter) = {
         let mut state = transport.get().state.get_mut(py);
-        let socket = state.descriptor(py);
+        let socket = state.attachment.descriptor(py);
         let progress = match &mut state.file {
             Some(file) if file.is_under_way() => match file.advance(socket) {
                 Ok(Progress::Blocked) => return Ok(()),
@@ -182,15 +183,7 @@ pub(super) fn stop(transport: &Bound<'_, SocketTransport>) -> usize {
 }
 
 fn queue_step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let event_loop = transport.get().event_loop(transport.py())?;
-    queue_ready(
-        transport,
-        event_loop.get(),
-        Readiness {
-            readable: false,
-            writable: true,
-            read_on: false,
-        },
-    );
+    let event_loop = endpoint::event_loop(transport.get(), transport.py())?;
+    endpoint::queue_ready(transport, event_loop.get(), Readiness::WRITABLE);
     Ok(())
 }

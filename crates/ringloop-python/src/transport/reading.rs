@@ -3,8 +3,12 @@
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 
-use super::{Receiver, SocketTransport, fatal_error, log_if_debug, update_hold};
+use super::closing::fatal_error;
+use super::readiness::update_hold;
+use super::state::Receiver;
+use super::{SocketTransport, log_if_debug};
 use crate::buffers::{self, Received};
+use crate::endpoint;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::receiver::Input;
@@ -61,12 +65,12 @@ fn settle(
 fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let event_loop = this.event_loop(py)?;
+    let event_loop = endpoint::event_loop(this, py)?;
     let mut received = event_loop.get().receive_buffer(py)?;
     let (fd, is_unix, protocol) = {
         let state = this.state.get(py);
         (
-            state.descriptor(py),
+            state.attachment.descriptor(py),
             state.is_unix,
             state.protocol.clone_ref_opt(py),
         )
@@ -133,7 +137,7 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let this = transport.get();
     let (is_unix, protocol, sock) = {
         let state = this.state.get(py);
-        let (Some(protocol), Some(sock)) = (&state.protocol, &state.sock) else {
+        let (Some(protocol), Some(sock)) = (&state.protocol, &state.attachment.sock) else {
             return Ok(());
         };
         (state.is_unix, protocol.clone_ref(py), sock.clone_ref(py))
@@ -163,7 +167,7 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         }
     };
     let mut cut_short = false;
-    let current = || this.state.get(py).descriptor(py);
+    let current = || this.state.get(py).attachment.descriptor(py);
     let received = buffers::receive_into(current, &buffer, is_unix.then_some(&mut cut_short));
     if cut_short {
         this.state.get_mut(py).read_on = true;

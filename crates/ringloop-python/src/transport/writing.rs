@@ -1,25 +1,168 @@
-//! How a stream transport writes: what the socket doesn't take at once is buffered, and flow control told.
+//! How a stream transport writes: directly first; what the socket doesn't take at once is buffered.
 
 use std::collections::VecDeque;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMemoryView, PyString};
+use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
-use super::{SocketTransport, State, WRITE_ERROR, context_for, fatal_error, list, update_hold};
+use super::SocketTransport;
+use super::closing::fatal_error;
+use super::flow_control::{maybe_pause_protocol, maybe_resume_protocol, settle_waiter};
+use super::readiness::{context_for, list, update_hold};
+use super::state::State;
 use crate::buffers::{self, Chunk, View};
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, CloneRefOption};
 
+/// What asyncio says of a write that failed.
+const WRITE_ERROR: &str = "Fatal write error on socket transport";
+
 /// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.
 const LOST_WRITES_BEFORE_WARNING: u32 = 5;
+
+/// Sends data, now as far as the socket takes it; the rest is buffered. Never blocks.
+pub(super) fn write(
+    transport: &Bound<'_, SocketTransport>,
+    data: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = transport.py();
+    if !(data.is_instance_of::<PyBytes>()
+        || data.is_instance_of::<PyByteArray>()
+        || data.is_instance_of::<PyMemoryView>())
+    {
+        return Err(support::python(py)?
+            .getattr(intern!(py, "write_type_error"))?
+            .call1((data,))
+            .map_or_else(|error| error, PyErr::from_value));
+    }
+    {
+        let state = transport.get().state.get(py);
+        if state.eof {
+            return Err(objects::error::<PyRuntimeError>(
+                py,
+                "Cannot call write() after write_eof()",
+            ));
+        }
+        if state.empty_waiter.is_some() {
+            return Err(objects::error::<PyRuntimeError>(
+                py,
+                "unable to write; sendfile is in progress",
+            ));
+        }
+    }
+    if buffers::is_empty(data)? {
+        return Ok(());
+    }
+    if transport.get().state.get(py).lost > 0 {
+        return count_lost_write(transport);
+    }
+    let outcome = if let Ok(bytes) = data.cast_exact::<PyBytes>() {
+        let left = send_directly(transport, bytes.as_bytes());
+        left.map(|left| left.map(|sent| Chunk::rest_of(bytes, sent)))
+    } else {
+        let view = match View::new(data, ffi::PyBUF_SIMPLE) {
+            Ok(view) => view,
+            Err(error) => return refuse_data(transport, data, error),
+        };
+        let left = send_directly(transport, view.bytes());
+        left.map(|left| left.map(|sent| Chunk::copy_of(&view.bytes()[sent..])))
+    };
+    match outcome {
+        Ok(None) => Ok(()),
+        Ok(Some(rest)) => enqueue(transport, rest),
+        Err(error) => {
+            let error = support::os_error(py, &error);
+            fatal_error(transport, error, WRITE_ERROR)
+        }
+    }
+}
+
+/// Like `write` for each of several buffers, in as few system calls as possible.
+pub(super) fn write_lines(
+    transport: &Bound<'_, SocketTransport>,
+    list_of_data: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = transport.py();
+    if !support::python_is_at_least(12) {
+        let all = objects::bytes(py, b"")?.call_method1(intern!(py, "join"), (list_of_data,))?;
+        return transport
+            .call_method1(intern!(py, "write"), (all,))
+            .map(drop);
+    }
+    {
+        let state = transport.get().state.get(py);
+        if state.eof {
+            return Err(objects::error::<PyRuntimeError>(
+                py,
+                "Cannot call writelines() after write_eof()",
+            ));
+        }
+        if state.empty_waiter.is_some() {
+            return Err(objects::error::<PyRuntimeError>(
+                py,
+                "unable to writelines; sendfile is in progress",
+            ));
+        }
+    }
+    if !list_of_data.is_truthy()? {
+        return Ok(());
+    }
+    if support::python_is_at_least(14) && transport.get().state.get(py).lost > 0 {
+        return count_lost_write(transport);
+    }
+    let chunks = match collect(list_of_data)? {
+        Ok(chunks) if chunks.is_empty() => return Ok(()),
+        chunks => chunks,
+    };
+    if transport.get().state.get(py).lost > 0 {
+        return count_lost_write(transport);
+    }
+    let mut chunks = match chunks {
+        Ok(chunks) => chunks,
+        Err(error) => return fail(transport, error),
+    };
+    let was_empty = {
+        let mut state = transport.get().state.get_mut(py);
+        let was_empty = state.buffer.is_empty();
+        state.buffer_len += chunks.iter().map(Chunk::len).sum::<usize>();
+        state.buffer.append(&mut chunks);
+        was_empty
+    };
+    // Also what the kernel had no room for before: as asyncio, which tries whatever was reported.
+    flush(transport)?;
+    if transport.get().state.get(py).buffer.is_empty() {
+        return Ok(());
+    }
+    if was_empty {
+        begin_blocked_write(transport)?;
+    }
+    maybe_pause_protocol(transport)
+}
+
+/// Ends the sending side once everything buffered is sent; receiving goes on.
+pub(super) fn write_eof(transport: &SocketTransport, py: Python<'_>) -> PyResult<()> {
+    let fd = {
+        let mut state = transport.state.get_mut(py);
+        if state.closing || state.eof {
+            return Ok(());
+        }
+        state.eof = true;
+        if !state.buffer.is_empty() {
+            return Ok(());
+        }
+        state.attachment.descriptor(py)
+    };
+    buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
+}
 
 impl State {
     /// Sends what is buffered until the socket is full: it reports room only when it was full before. Pieces that are
     /// sent go to `done`, to be dropped when nothing is borrowed.
     fn send_buffered(&mut self, py: Python<'_>, done: &mut Vec<Chunk>) -> std::io::Result<()> {
-        let fd = self.descriptor(py);
+        let fd = self.attachment.descriptor(py);
         while !self.buffer.is_empty() {
             let pieces = || self.buffer.iter().take(buffers::PIECES_PER_SEND);
             let offered: usize = pieces().map(Chunk::len).sum();
@@ -78,7 +221,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
             .call_method1(intern!(py, "_call_connection_lost"), (py.None(),))
             .map(drop)
     } else if eof {
-        let fd = this.state.get(py).descriptor(py);
+        let fd = this.state.get(py).attachment.descriptor(py);
         buffers::shut_down_writing(fd).map_err(|error| support::os_error(py, &error))
     } else {
         Ok(())
@@ -87,7 +230,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
 
 /// Ends the connection by an error of sending; what is buffered is dropped.
 #[cold]
-pub(super) fn fail(transport: &Bound<'_, SocketTransport>, error: PyErr) -> PyResult<()> {
+fn fail(transport: &Bound<'_, SocketTransport>, error: PyErr) -> PyResult<()> {
     let py = transport.py();
     if support::ends_the_loop(py, &error) {
         return Err(error);
@@ -109,24 +252,9 @@ pub(super) fn fail(transport: &Bound<'_, SocketTransport>, error: PyErr) -> PyRe
     }
 }
 
-/// Ends the wait for an empty buffer, unless whoever waited has gone.
-pub(super) fn settle_waiter<'py>(
-    waiter: &Bound<'py, PyAny>,
-    method: &Bound<'py, PyString>,
-    value: Bound<'py, PyAny>,
-) -> PyResult<()> {
-    if waiter
-        .call_method0(intern!(waiter.py(), "done"))?
-        .is_truthy()?
-    {
-        return Ok(());
-    }
-    waiter.call_method1(method, (value,)).map(drop)
-}
-
 /// Sends at once what the socket takes, unless something else waits to be sent: the number of bytes, if any are left.
 #[inline]
-pub(super) fn send_directly(
+fn send_directly(
     transport: &Bound<'_, SocketTransport>,
     bytes: &[u8],
 ) -> std::io::Result<Option<usize>> {
@@ -134,7 +262,7 @@ pub(super) fn send_directly(
         let py = transport.py();
         let state = transport.get().state.get(py);
         (
-            state.descriptor(py),
+            state.attachment.descriptor(py),
             state.buffer.is_empty(),
             state.lost > 0,
         )
@@ -149,7 +277,7 @@ pub(super) fn send_directly(
 
 /// What asyncio makes of data whose bytes it can't have: a view that is not contiguous, for one.
 #[cold]
-pub(super) fn refuse_data(
+fn refuse_data(
     transport: &Bound<'_, SocketTransport>,
     data: &Bound<'_, PyAny>,
     error: PyErr,
@@ -171,7 +299,7 @@ pub(super) fn refuse_data(
 
 /// The pieces that `writelines` was given, without the empty ones. Inside, the first error of those whose bytes can't be
 /// had, which asyncio finds when it sends them; outside, those of what is no data at all.
-pub(super) fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>>> {
+fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>>> {
     let mut chunks = VecDeque::new();
     let mut refused = None;
     for data in list_of_data.try_iter()? {
@@ -198,7 +326,7 @@ pub(super) fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecD
 }
 
 /// Buffers what the socket did not take.
-pub(super) fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> PyResult<()> {
+fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> PyResult<()> {
     let py = transport.py();
     let first = {
         let mut state = transport.get().state.get_mut(py);
@@ -213,7 +341,7 @@ pub(super) fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> P
 }
 
 /// The socket is full: the rest goes out when it reports room.
-pub(super) fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let context = context_for(transport)?;
     let previous = transport
@@ -228,70 +356,9 @@ pub(super) fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyR
     Ok(())
 }
 
-pub(super) fn maybe_pause_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    if transport.get().state.get(py).protocol_paused {
-        return Ok(());
-    }
-    let size = buffer_size(transport)?;
-    {
-        let mut state = transport.get().state.get_mut(py);
-        if size <= state.high_water || state.protocol_paused {
-            return Ok(());
-        }
-        state.protocol_paused = true;
-    }
-    call_flow_control(transport, "pause_writing")
-}
-
-/// Asked for by its name, because the user may have put another method in its place.
-fn buffer_size(transport: &Bound<'_, SocketTransport>) -> PyResult<usize> {
-    let name = intern!(transport.py(), "get_write_buffer_size");
-    transport.call_method0(name)?.extract()
-}
-
-fn maybe_resume_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let py = transport.py();
-    if !transport.get().state.get(py).protocol_paused {
-        return Ok(());
-    }
-    let size = buffer_size(transport)?;
-    {
-        let mut state = transport.get().state.get_mut(py);
-        if !state.protocol_paused || size > state.low_water {
-            return Ok(());
-        }
-        state.protocol_paused = false;
-    }
-    call_flow_control(transport, "resume_writing")
-}
-
-#[cold]
-fn call_flow_control(transport: &Bound<'_, SocketTransport>, method: &str) -> PyResult<()> {
-    let py = transport.py();
-    let Some(protocol) = transport.get().state.get(py).protocol.clone_ref_opt(py) else {
-        return Ok(());
-    };
-    match protocol.bind(py).call_method0(New(method)) {
-        Ok(_) => Ok(()),
-        Err(error) if support::ends_the_loop(py, &error) => Err(error),
-        Err(error) => {
-            let context = objects::dict(py)?;
-            let message = format!("protocol.{method}() failed");
-            context.set_item(intern!(py, "message"), New(message))?;
-            context.set_item(intern!(py, "exception"), error.value(py))?;
-            context.set_item(intern!(py, "transport"), transport)?;
-            context.set_item(intern!(py, "protocol"), protocol)?;
-            let event_loop = transport.get().event_loop(py)?.into_bound(py);
-            let handler = event_loop.getattr(intern!(py, "call_exception_handler"))?;
-            support::call_handling(error, &handler, |_| New((context,)))
-        }
-    }
-}
-
 /// A write after the connection was lost: counted, and from the fifth on logged, as asyncio does.
 #[cold]
-pub(super) fn count_lost_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+fn count_lost_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let lost = {
         let mut state = transport.get().state.get_mut(py);

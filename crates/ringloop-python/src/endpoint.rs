@@ -1,0 +1,198 @@
+//! What stream and datagram transports have in common: how one is attached to its socket and to its loop.
+
+use std::cell::RefMut;
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop_driver::{Interest, Mode};
+
+use crate::event_loop::Loop;
+use crate::names::intern;
+use crate::objects;
+use crate::queue::{Readiness, Ready, Reason, Served, Transport};
+use crate::socket_object;
+use crate::support::{self, CloneRefOption};
+use crate::watches::{Entered, Watch};
+use crate::watching;
+
+/// A transport's socket and loop, and what the loop knows of it.
+pub(crate) struct Attachment {
+    pub(crate) event_loop: Option<Py<Loop>>,
+    pub(crate) sock: Option<Py<PyAny>>,
+    /// The descriptor that the socket had at the beginning, which the loop knows the transport by. For the one that it has
+    /// now ask `descriptor`.
+    pub(crate) fd: RawFd,
+    /// The socket was handed in, and whoever did so may close it at any time.
+    lent: bool,
+    /// The driver itself has watched the socket: before that is closed, the kernel must let go of it.
+    was_held: bool,
+    /// The loop knows that this transport has the descriptor.
+    entered: Option<Entered>,
+    pub(crate) watch: Option<Watch>,
+}
+
+/// A native type of transports that has an attachment.
+pub(crate) trait Endpoint: Transport {
+    fn of<'a>(transport: &'a Bound<'_, Self>) -> &'a Self;
+    fn attachment<'a>(&'a self, py: Python<'a>) -> RefMut<'a, Attachment>;
+}
+
+impl Attachment {
+    pub(crate) fn new(
+        event_loop: &Bound<'_, Loop>,
+        sock: &Bound<'_, PyAny>,
+        lent: bool,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            event_loop: Some(event_loop.clone().unbind()),
+            fd: socket_object::number(sock)?,
+            sock: Some(sock.clone().unbind()),
+            lent,
+            was_held: false,
+            entered: None,
+            watch: None,
+        })
+    }
+
+    /// The descriptor that the socket has now: -1 once it is closed or detached. To be asked right before it is used.
+    #[inline]
+    pub(crate) fn descriptor(&self, py: Python<'_>) -> RawFd {
+        self.sock.as_ref().map_or(-1, |sock| {
+            socket_object::descriptor(sock.bind(py)).unwrap_or(self.fd)
+        })
+    }
+
+    /// The loop, unless the transport has left it.
+    pub(crate) fn event_loop(&self, py: Python<'_>) -> Option<Py<Loop>> {
+        self.event_loop.clone_ref_opt(py)
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.event_loop)?;
+        visit.call(&self.sock)
+    }
+}
+
+/// The loop; `RuntimeError` once the transport has left it.
+pub(crate) fn event_loop<T: Endpoint>(transport: &T, py: Python<'_>) -> PyResult<Py<Loop>> {
+    let event_loop = transport.attachment(py).event_loop(py);
+    event_loop.ok_or_else(|| closed(py))
+}
+
+/// The error of what can't be done any more.
+#[cold]
+pub(crate) fn closed(py: Python<'_>) -> PyErr {
+    objects::error::<PyRuntimeError>(py, "the transport is closed")
+}
+
+/// Enters the transport as the one that has its descriptor.
+pub(crate) fn enter<T: Endpoint>(transport: &Bound<'_, T>, event_loop: &Loop) {
+    let py = transport.py();
+    let fd = T::of(transport).attachment(py).fd;
+    let entered = event_loop
+        .watches
+        .get_mut(py)
+        .enter_transport(fd, transport.as_any());
+    T::of(transport).attachment(py).entered = entered;
+}
+
+/// Frees the descriptor's number for other uses of the loop.
+fn leave<T: Endpoint>(transport: &T, py: Python<'_>) {
+    let (entered, event_loop, fd) = {
+        let mut attachment = transport.attachment(py);
+        let event_loop = attachment.event_loop(py);
+        (attachment.entered.take(), event_loop, attachment.fd)
+    };
+    if let (Some(entered), Some(event_loop)) = (entered, event_loop) {
+        let mut watches = event_loop.get().watches.get_mut(py);
+        watches.leave_transport(fd, entered);
+    }
+}
+
+/// Watches the socket for the first time. Does nothing once the transport has left its loop.
+pub(crate) fn list<T: Endpoint>(transport: &Bound<'_, T>, told: (Interest, Mode)) -> PyResult<()> {
+    let py = transport.py();
+    let this = T::of(transport);
+    let (event_loop, fd, current, lent) = {
+        let attachment = this.attachment(py);
+        let Some(event_loop) = attachment.event_loop(py) else {
+            return Ok(());
+        };
+        let current = attachment.descriptor(py);
+        (event_loop, attachment.fd, current, attachment.lent)
+    };
+    watching::check_current(py, fd, current)?;
+    let watch = watching::list_transport(event_loop.get(), transport, (fd, lent), told)?;
+    let mut attachment = this.attachment(py);
+    attachment.watch = Some(watch);
+    attachment.was_held |= matches!(watch, Watch::Held(_));
+    Ok(())
+}
+
+/// Ends the watch.
+pub(crate) fn delist<T: Endpoint>(transport: &T, py: Python<'_>) {
+    let (watch, event_loop) = {
+        let mut attachment = transport.attachment(py);
+        (attachment.watch.take(), attachment.event_loop(py))
+    };
+    if let (Some(watch), Some(event_loop)) = (watch, event_loop) {
+        watching::delist_transport(py, event_loop.get(), watch);
+    }
+}
+
+/// Has the loop forget the socket.
+pub(crate) fn detach<T: Endpoint>(transport: &T, py: Python<'_>) {
+    delist(transport, py);
+    leave(transport, py);
+}
+
+/// Has the loop and the kernel forget the socket, so that its peer hears at once when it is closed next.
+pub(crate) fn let_go<T: Endpoint>(transport: &T, py: Python<'_>) {
+    detach(transport, py);
+    let event_loop = {
+        let attachment = transport.attachment(py);
+        attachment
+            .was_held
+            .then(|| attachment.event_loop(py))
+            .flatten()
+    };
+    if let Some(event_loop) = event_loop {
+        // If that fails, the next turn does it; the socket must be closed all the same.
+        drop(watching::flush(py, event_loop.get()));
+    }
+}
+
+/// Serves the transport in the next turn, as if its socket had reported.
+pub(crate) fn queue_ready<T: Endpoint>(
+    transport: &Bound<'_, T>,
+    event_loop: &Loop,
+    readiness: Readiness,
+) {
+    let served = Served::new(transport, Reason::Ready(readiness));
+    event_loop
+        .queue
+        .get_mut(transport.py())
+        .arrived
+        .push(Ready::Transport(served));
+}
+
+/// Tells the loop's exception handler what left a transport's step, as asyncio does with what leaves the callback that
+/// has this name there, and ran in `context`.
+pub(crate) fn report<T: Endpoint>(
+    event_loop: &Bound<'_, Loop>,
+    transport: &Bound<'_, T>,
+    callback: &str,
+    context: Option<Py<PyAny>>,
+    result: PyResult<()>,
+) -> PyResult<()> {
+    let py = event_loop.py();
+    match result {
+        Err(error) if !support::ends_the_loop(py, &error) => support::python(py)?
+            .getattr(intern!(py, "report_transport_error"))?
+            .call1((event_loop, transport, callback, context, error.value(py)))
+            .map(drop),
+        other => other,
+    }
+}

@@ -1,0 +1,143 @@
+//! The memory of handles: their free lists, and how they end.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use pyo3::ffi;
+
+use super::{Handle, INLINE_ARGUMENTS};
+use crate::native_type::{self, EndOfLife, visit_all};
+
+/// Handles of each type kept for reuse: more than one turn of a busy server schedules, in about 100 KB.
+const FREE_LIST_CAPACITY: usize = 1024;
+
+/// A type object, made once when the module is imported, and dead instances of it.
+pub(super) struct Kind {
+    pub(super) class: *mut ffi::PyTypeObject,
+    free: [*mut Handle; FREE_LIST_CAPACITY],
+    free_len: usize,
+}
+
+impl Kind {
+    const NEW: Self = Self {
+        class: ptr::null_mut(),
+        free: [ptr::null_mut(); FREE_LIST_CAPACITY],
+        free_len: 0,
+    };
+}
+
+pub(super) static mut HANDLE: Kind = Kind::NEW;
+pub(super) static mut TIMER_HANDLE: Kind = Kind::NEW;
+
+/// Takes a block from the free list or from the allocator, with type and reference count set. It is tracked when it is due.
+///
+/// # Safety
+/// The GIL is held and `kind` is one of the two kinds.
+#[inline]
+pub(super) unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
+    // SAFETY: the GIL serialises access to the free list; its blocks came from the same allocator for the same type,
+    // and `PyObject_Init` sets type and count as for a new block.
+    unsafe {
+        if (*kind).free_len > 0 {
+            (*kind).free_len -= 1;
+            let this = (&(*kind).free)[(*kind).free_len];
+            return ffi::PyObject_Init(this.cast(), (*kind).class).cast();
+        }
+        native_type::allocate((*kind).class).cast()
+    }
+}
+
+/// What a handle refers to, besides its type; null where it doesn't.
+///
+/// # Safety
+/// The GIL is held and `this` is alive.
+pub(super) unsafe fn members(this: *mut Handle) -> impl Iterator<Item = *mut ffi::PyObject> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let [first, second, third] = (*this).arguments;
+        let count = (*this).argument_count as usize;
+        [
+            (*this).callback,
+            (*this).context,
+            (*this).event_loop,
+            first,
+            second,
+            third,
+        ]
+        .into_iter()
+        .take(3 + count)
+    }
+}
+
+/// Drops callback and arguments.
+///
+/// # Safety
+/// The GIL is held, `this` is alive or being destroyed, and no run of it is in progress.
+pub(super) unsafe fn drop_call(this: *mut Handle) {
+    // SAFETY: as the function asks. Each field is emptied before its reference is dropped, because dropping may run
+    // Python code that comes back to this handle.
+    unsafe {
+        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
+        let count = std::mem::replace(&mut (*this).argument_count, 0) as usize;
+        let arguments =
+            std::mem::replace(&mut (*this).arguments, [ptr::null_mut(); INLINE_ARGUMENTS]);
+        (*this).spilled = false;
+        ffi::Py_XDECREF(callback);
+        for argument in &arguments[..count] {
+            ffi::Py_XDECREF(*argument);
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object of one of our two types whose count fell to zero.
+    unsafe {
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
+        let this = object.cast::<Handle>();
+        drop_call(this);
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).event_loop, ptr::null_mut()));
+        let class = ffi::Py_TYPE(object);
+        let kind = if class == TIMER_HANDLE.class {
+            &raw mut TIMER_HANDLE
+        } else {
+            &raw mut HANDLE
+        };
+        if (*kind).free_len < FREE_LIST_CAPACITY {
+            (&mut (*kind).free)[(*kind).free_len] = this;
+            (*kind).free_len += 1;
+        } else {
+            native_type::free(object);
+        }
+        ffi::Py_DECREF(class.cast());
+        end.finish();
+    }
+}
+
+pub(super) unsafe extern "C" fn traverse(
+    object: *mut ffi::PyObject,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: called by the collector for a tracked, hence fully made, handle.
+    unsafe {
+        let class = ffi::Py_TYPE(object).cast();
+        visit_all(members(object.cast()).chain([class]), visit, argument)
+    }
+}
+
+pub(super) unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: called by the collector for unreachable handles; none is running, as a run owns a reference.
+    unsafe {
+        let this = object.cast::<Handle>();
+        (*this).cancelled = true;
+        drop_call(this);
+        // The loop reference stays: `cancel` and `repr` rely on it, and the loop breaks the cycle by clearing its queue.
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
+        0
+    }
+}

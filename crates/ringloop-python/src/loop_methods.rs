@@ -1,0 +1,380 @@
+//! What Python calls on a loop: the methods of `_core.Loop`.
+
+mod fast_calls;
+mod metrics;
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+use pyo3::call::PyCallArgs;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop::{BusyPoll, Config};
+use ringloop_driver::ForcedBy;
+
+use self::fast_calls::{loop_keyword, vectorcall};
+use crate::buffers::Received;
+use crate::event_loop::Loop;
+use crate::names::intern;
+use crate::objects::{self, New};
+use crate::queue::Ready;
+use crate::scheduling::{deadline_ns, seconds_now};
+use crate::socket_operation::{self, Kind};
+use crate::support;
+use crate::turn;
+use crate::watching;
+
+#[pymethods]
+impl Loop {
+    #[new]
+    #[pyo3(signature = (*_args, backend=None, busy_poll=None, **_options))]
+    fn new(
+        _args: &Bound<'_, PyTuple>,
+        backend: Option<&str>,
+        busy_poll: Option<&Bound<'_, PyAny>>,
+        _options: Option<&Bound<'_, PyDict>>,
+        py: Python<'_>,
+    ) -> PyResult<Self> {
+        let mut config = Config::from_env().map_err(|error| support::os_error(py, &error))?;
+        if let Some(name) = backend {
+            config.driver.backend =
+                name.parse()
+                    .map_err(|error: ringloop_driver::UnknownBackend| {
+                        objects::error::<PyValueError>(py, &error.to_string())
+                    })?;
+        }
+        if backend.is_some() {
+            config.driver.forced_by = ForcedBy::Configuration;
+        }
+        if let Some(policy) = busy_poll {
+            config.busy_poll = parse_busy_poll(policy)?;
+        }
+        Loop::open(&config).map_err(|error| support::os_error(py, &error))
+    }
+
+    /// The kernel interface in use: "io_uring" or "epoll".
+    #[getter]
+    fn backend(&self) -> New<&'static str> {
+        New(self.backend_kind.name())
+    }
+
+    /// Why this backend was chosen, in words.
+    #[getter]
+    fn get_backend_reason(&self) -> New<&str> {
+        New(self.backend_reason())
+    }
+
+    /// How the loop waits: "off", "adaptive", or a number of microseconds to poll before sleeping.
+    #[getter]
+    fn get_busy_poll(&self, py: Python<'_>) -> PyResult<New<String>> {
+        self.with_reactor(py, |reactor| Ok(New(reactor.busy_poll().to_string())))
+    }
+
+    #[setter]
+    fn set_busy_poll(&self, policy: &Bound<'_, PyAny>) -> PyResult<()> {
+        let policy_parsed = parse_busy_poll(policy)?;
+        self.with_reactor(policy.py(), |reactor| {
+            reactor.set_busy_poll(policy_parsed);
+            Ok(())
+        })
+    }
+
+    /// Seconds of the clock that timers are measured by, `time.monotonic()`.
+    fn time(&self) -> New<f64> {
+        New(seconds_now())
+    }
+
+    fn get_debug(&self) -> bool {
+        self.is_debug()
+    }
+
+    /// Ends `run_forever` at the end of the turn in progress.
+    fn stop(&self) {
+        self.stopping.store(true, Relaxed);
+    }
+
+    /// A future attached to this loop.
+    fn create_future<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static FUTURE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let py = slf.py();
+        let class = support::class(py, &FUTURE, "asyncio.futures", "Future")?;
+        vectorcall(class, &[slf.as_ptr()], 0, Some(loop_keyword(py)?))
+    }
+
+    /// Queues one of asyncio's own handles (debug mode, signals).
+    fn _add_callback(slf: &Bound<'_, Self>, handle: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        if handle.getattr(intern!(py, "_cancelled"))?.is_truthy()? {
+            return Ok(());
+        }
+        slf.get()
+            .queue
+            .get_mut(py)
+            .ready
+            .push_back(Ready::from_object(handle));
+        Ok(())
+    }
+
+    /// The same from another thread or a signal handler.
+    fn _add_callback_signalsafe(slf: &Bound<'_, Self>, handle: &Bound<'_, PyAny>) -> PyResult<()> {
+        Self::_add_callback(slf, handle)?;
+        slf.get().wake(slf.py());
+        Ok(())
+    }
+
+    /// Queues one of asyncio's own timer handles (debug mode).
+    fn _add_timer(slf: &Bound<'_, Self>, handle: &Bound<'_, PyAny>, when: f64) {
+        let mut queue = slf.get().queue.get_mut(slf.py());
+        queue.insert_foreign_timer(handle, deadline_ns(when));
+    }
+
+    /// asyncio's timer handles tell their loop when they are cancelled.
+    fn _timer_handle_cancelled(&self, py: Python<'_>, handle: &Bound<'_, PyAny>) {
+        let removed = self.queue.get_mut(py).cancel_foreign_timer(handle);
+        if let Some(ready) = removed {
+            ready.discard(py);
+        }
+    }
+
+    /// Wakes the loop's thread if it waits in the kernel. Safe from any thread.
+    fn _write_to_self(&self, py: Python<'_>) {
+        self.wake(py);
+    }
+
+    /// Runs turns until `stop()`.
+    fn _run(slf: &Bound<'_, Self>) -> PyResult<()> {
+        turn::run(slf)
+    }
+
+    /// Runs one turn, for programs that drive the loop themselves.
+    fn _run_once(slf: &Bound<'_, Self>) -> PyResult<()> {
+        turn::run_once(slf)
+    }
+
+    /// Drops the queue, the watches and the kernel's objects. The loop is closed already.
+    fn _release(&self, py: Python<'_>) {
+        self.clear(py);
+    }
+
+    /// Raises RuntimeError if a transport has this descriptor, ValueError if it is none.
+    fn _ensure_fd_no_transport(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<()> {
+        watching::ensure_no_transport(slf, fd, watching::file_number(fd)?)
+    }
+
+    fn _remove_reader(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
+        watching::remove(slf, fd, false)
+    }
+
+    fn _remove_writer(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
+        watching::remove(slf, fd, true)
+    }
+
+    /// Receives up to `n` bytes from a socket: an awaitable of bytes, empty at the end of the stream.
+    fn sock_recv<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        n: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // The socket module takes no more than an `isize`, and says so itself.
+        let count_max = n.extract().ok().filter(|&it| isize::try_from(it).is_ok());
+        if let Some(count_max) = count_max {
+            let kind = Kind::Receive { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, n, kind)? {
+                return Ok(operation);
+            }
+        }
+        asyncio_coroutine(slf, "sock_recv", (slf, sock, n))
+    }
+
+    /// Receives into a writable buffer: an awaitable of the number of bytes.
+    fn sock_recv_into<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        buf: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match socket_operation::new(slf, sock, buf, Kind::ReceiveInto)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_recv_into", (slf, sock, buf)),
+        }
+    }
+
+    /// Sends all of a bytes-like object: an awaitable of None.
+    fn sock_sendall<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        data: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match socket_operation::new(slf, sock, data, Kind::SendAll)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_sendall", (slf, sock, data)),
+        }
+    }
+
+    /// Receives a datagram of up to `bufsize` bytes: an awaitable of (bytes, address).
+    fn sock_recvfrom<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        bufsize: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // More than the receive buffer holds is asked for in vain, save for the largest of Unix datagrams.
+        let count_max = bufsize
+            .extract()
+            .ok()
+            .filter(|&it| it <= Received::CAPACITY);
+        if let Some(count_max) = count_max {
+            let kind = Kind::ReceiveFrom { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, bufsize, kind)? {
+                return Ok(operation);
+            }
+        }
+        asyncio_coroutine(slf, "sock_recvfrom", (slf, sock, bufsize))
+    }
+
+    /// Receives a datagram into a writable buffer: an awaitable of (number of bytes, address).
+    #[pyo3(signature = (sock, buf, nbytes=None))]
+    fn sock_recvfrom_into<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        buf: &Bound<'py, PyAny>,
+        nbytes: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(count_max) = nbytes.map_or(Some(0), |nbytes| nbytes.extract().ok()) {
+            let kind = Kind::ReceiveFromInto { count_max };
+            if let Some(operation) = socket_operation::new(slf, sock, buf, kind)? {
+                return Ok(operation);
+            }
+        }
+        match nbytes {
+            Some(nbytes) => asyncio_coroutine(slf, "sock_recvfrom_into", (slf, sock, buf, nbytes)),
+            None => asyncio_coroutine(slf, "sock_recvfrom_into", (slf, sock, buf)),
+        }
+    }
+
+    /// Sends a datagram to an address: an awaitable of the number of bytes sent.
+    fn sock_sendto<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        data: &Bound<'py, PyAny>,
+        address: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let pair = objects::tuple(slf.py(), [data.clone(), address.clone()])?;
+        match socket_operation::new(slf, sock, pair.as_any(), Kind::SendTo)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_sendto", (slf, sock, data, address)),
+        }
+    }
+
+    /// What the loop has done so far, in the order of `ringloop.Metrics`.
+    #[pyo3(signature = (*, reset_slowest))]
+    fn _metrics<'py>(&self, py: Python<'py>, reset_slowest: bool) -> PyResult<Bound<'py, PyTuple>> {
+        let snapshot = metrics::snapshot(py, self)?;
+        if reset_slowest {
+            self.meter.forget_slowest(py);
+        }
+        Ok(snapshot)
+    }
+
+    /// The descriptor of `file` and the handles that watch it, as (reader or None, writer or None), or None where nothing
+    /// does. A file that is closed is found while it is watched. `ValueError` for what is no file.
+    fn _watched<'py>(
+        slf: &Bound<'py, Self>,
+        file: &Bound<'_, PyAny>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let (fd, handles) = watching::watched(slf, file)?;
+        New((New(fd), New(handles))).into_pyobject(slf.py())
+    }
+
+    #[getter(_closed)]
+    fn get_closed_flag(&self) -> bool {
+        self.is_closed()
+    }
+
+    #[setter(_closed)]
+    fn set_closed_flag(&self, value: bool) {
+        self.set_closed(value);
+    }
+
+    #[getter(_debug)]
+    fn get_debug_flag(&self) -> bool {
+        self.is_debug()
+    }
+
+    #[setter(_debug)]
+    fn set_debug_flag(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.set_debug(value.is_truthy()?);
+        Ok(())
+    }
+
+    #[getter(_stopping)]
+    fn get_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    #[setter(_stopping)]
+    fn set_stopping(&self, value: bool) {
+        self.stopping.store(value, Relaxed);
+    }
+
+    #[getter(_thread_id)]
+    fn get_thread_id_slot(&self) -> New<Option<u64>> {
+        New(Some(self.thread_id()).filter(|&id| id != 0))
+    }
+
+    #[setter(_thread_id)]
+    fn set_thread_id_slot(&self, value: Option<u64>) {
+        self.set_thread_id(value.unwrap_or(0));
+    }
+
+    #[getter(_task_factory)]
+    fn get_task_factory_slot(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.task_factory(py)
+    }
+
+    #[setter(_task_factory)]
+    fn set_task_factory_slot(&self, py: Python<'_>, value: Option<Py<PyAny>>) {
+        self.set_task_factory(py, value);
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.traverse(&visit)
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        self.clear(py);
+        self.set_task_factory(py, None);
+    }
+}
+
+fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
+    let py = policy.py();
+    let text = policy.str()?;
+    text.to_str()?
+        .parse()
+        .map_err(|error: io::Error| objects::error::<PyValueError>(py, &error.to_string()))
+}
+
+/// asyncio's own coroutine for a socket operation.
+fn asyncio_coroutine<'py>(
+    event_loop: &Bound<'py, Loop>,
+    method: &str,
+    arguments: impl PyCallArgs<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = event_loop.py();
+    support::class(
+        py,
+        &BASE,
+        "asyncio.selector_events",
+        "BaseSelectorEventLoop",
+    )?
+    .call_method1(New(method), arguments)
+}
+
+/// Adds `Loop` to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Loop>()?;
+    fast_calls::add_to(&module.py().get_type::<Loop>())
+}

@@ -1,0 +1,170 @@
+//! Scheduling: a callback into the queue or the timers of a loop, from its own thread or from another, and out again.
+
+#![allow(unsafe_code)]
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use ringloop::clock;
+
+use crate::event_loop::Loop;
+use crate::handle::{self, Call, Deadline, HandleRef};
+use crate::objects::{self, New};
+use crate::queue::Ready;
+use crate::support::{self, guard_scheduling};
+use crate::thread_exit::SleepsAtExit;
+
+/// Seconds of CLOCK_MONOTONIC.
+#[inline]
+pub(crate) fn seconds_now() -> f64 {
+    clock::now_ns() as f64 * 1e-9
+}
+
+/// The timer queue's deadline for a time of the loop's clock in seconds. What lies before the clock's start, and what
+/// is no number, is due at once, as asyncio has it; what lies beyond its end never comes.
+pub(crate) fn deadline_ns(when_s: f64) -> u64 {
+    // A float to integer conversion saturates, and NaN becomes 0.
+    (when_s * 1e9).round() as u64
+}
+
+/// Debug mode: asyncio's own checks and its own handle, with a source traceback.
+#[cold]
+fn schedule_in_debug_mode<'py>(
+    py: Python<'py>,
+    helper: &str,
+    this: *mut ffi::PyObject,
+    when: Option<Deadline>,
+    call: &Call<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let _sleeps_at_exit = SleepsAtExit::new();
+    // SAFETY: the GIL is held and the pointers are live objects, borrowed from the caller of the method.
+    unsafe {
+        let arguments = objects::tuple_from_borrowed(call.arguments);
+        let arguments = Bound::from_owned_ptr_or_err(py, arguments)?;
+        let this = Bound::from_borrowed_ptr(py, this);
+        let callback = Bound::from_borrowed_ptr(py, call.callback);
+        let context = Bound::from_borrowed_ptr_or_opt(py, call.context);
+        support::python(py)?.getattr(New(helper))?.call1((
+            this,
+            callback,
+            arguments,
+            context,
+            New(when),
+        ))
+    }
+}
+
+/// Queues `call` to run in the next turn.
+///
+/// # Safety
+/// The GIL is held; `this` is an instance of `Loop` and `call` holds live objects.
+#[inline]
+pub(crate) unsafe fn schedule_soon<'py>(
+    py: Python<'py>,
+    this: *mut ffi::PyObject,
+    call: &Call<'_>,
+    debug_helper: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let object = Bound::from_borrowed_ptr(py, this);
+        let owner = object.cast_unchecked::<Loop>().get();
+        owner.check_closed(py)?;
+        if owner.is_debug() {
+            return schedule_in_debug_mode(py, debug_helper, this, None, call);
+        }
+        let Some(handle) = HandleRef::new(call, this, None) else {
+            return Err(PyErr::fetch(py));
+        };
+        owner
+            .queue
+            .get_mut(py)
+            .ready
+            .push_back(Ready::Handle(handle.retain(py)));
+        Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
+    }
+}
+
+/// Queues `call` to run at `when`.
+///
+/// # Safety
+/// As `schedule_soon`.
+#[inline]
+pub(crate) unsafe fn schedule_at<'py>(
+    py: Python<'py>,
+    this: *mut ffi::PyObject,
+    when: Deadline,
+    call: &Call<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let object = Bound::from_borrowed_ptr(py, this);
+        let owner = object.cast_unchecked::<Loop>().get();
+        owner.check_closed(py)?;
+        if owner.is_debug() {
+            return schedule_in_debug_mode(py, "call_at_debug", this, Some(when), call);
+        }
+        let Some(handle) = HandleRef::new(call, this, Some(when)) else {
+            return Err(PyErr::fetch(py));
+        };
+        let key = owner
+            .queue
+            .get_mut(py)
+            .timers
+            .insert(deadline_ns(when.seconds), Ready::Handle(handle.retain(py)));
+        handle.set_timer(Some(key));
+        Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
+    }
+}
+
+/// Queues `call` from any thread, and wakes the loop.
+///
+/// # Safety
+/// As `schedule_soon`.
+#[inline]
+pub(crate) unsafe fn schedule_threadsafe<'py>(
+    py: Python<'py>,
+    this: *mut ffi::PyObject,
+    call: &Call<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let handle = schedule_soon(py, this, call, "call_soon_threadsafe_debug")?;
+        let object = Bound::from_borrowed_ptr(py, this);
+        if let Some(native) = HandleRef::from_object(&handle) {
+            native.set_threadsafe();
+        }
+        object.cast_unchecked::<Loop>().get().posted(py);
+        Ok(handle)
+    }
+}
+
+/// Cancels a handle, and takes its timer out of the loop's queue. The caller keeps the handle alive.
+pub(crate) fn cancel(py: Python<'_>, handle: HandleRef) {
+    if let Some((event_loop, key)) = handle.cancel(py) {
+        // SAFETY: a handle is made for an instance of `Loop`, by the functions above.
+        let event_loop = unsafe { event_loop.cast_unchecked::<Loop>() };
+        // The queue's own reference.
+        if let Some(queued) = event_loop.get().cancel_timer(py, key) {
+            queued.release(py);
+        }
+    }
+}
+
+/// `Handle.cancel`.
+unsafe extern "C" fn cancel_method(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard_scheduling(|py| {
+        // SAFETY: called by the interpreter with the GIL, and with a live handle, which the caller keeps alive.
+        let handle = unsafe { HandleRef::from_ptr(object) };
+        handle.wait_for_end_of_run(py)?;
+        cancel(py, handle);
+        Ok(py.None().into_bound(py))
+    })
+}
+
+/// Adds the types of handles to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    handle::add_to(module, cancel_method)
+}

@@ -1,0 +1,120 @@
+//! How a stream transport ends: when everything is sent, at once, or by an error.
+
+use pyo3::prelude::*;
+
+use super::SocketTransport;
+use super::readiness::call_soon;
+use super::state::Receiver;
+use crate::endpoint;
+use crate::names::intern;
+use crate::objects::New;
+use crate::support::{self, CloneRefOption};
+
+/// The socket, and the future that waits for an empty buffer.
+pub(super) type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>);
+
+/// Ends the connection once everything buffered is sent; nothing more is received.
+pub(super) fn close(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    {
+        let mut state = transport.get().state.get_mut(transport.py());
+        if state.closing {
+            return Ok(());
+        }
+        state.closing = true;
+        if !state.buffer.is_empty() {
+            return Ok(());
+        }
+        state.lost += 1;
+    }
+    schedule_connection_lost(transport, None)
+}
+
+/// Ends the connection at once; what is buffered is dropped.
+pub(super) fn force_close(
+    transport: &Bound<'_, SocketTransport>,
+    exception: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let dropped = {
+        let mut state = transport.get().state.get_mut(transport.py());
+        if state.lost > 0 {
+            return Ok(());
+        }
+        state.closing = true;
+        state.lost += 1;
+        state.buffer_len = 0;
+        std::mem::take(&mut state.buffer)
+    };
+    drop(dropped);
+    schedule_connection_lost(transport, exception)
+}
+
+/// `connection_lost` comes in the next turn; the socket is no longer watched.
+fn schedule_connection_lost(
+    transport: &Bound<'_, SocketTransport>,
+    exception: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let py = transport.py();
+    endpoint::delist(transport.get(), py);
+    let event_loop = endpoint::event_loop(transport.get(), py)?;
+    let callback = transport.getattr(intern!(py, "_call_connection_lost"))?;
+    call_soon(transport, event_loop.bind(py), (callback, exception))
+}
+
+/// Ends the connection by an error, as asyncio reports it.
+#[cold]
+pub(super) fn fatal_error(
+    transport: &Bound<'_, SocketTransport>,
+    error: PyErr,
+    message: &str,
+) -> PyResult<()> {
+    let method = transport.getattr(intern!(transport.py(), "_fatal_error"))?;
+    support::call_handling(error, &method, |error| New((error, New(message))))
+}
+
+/// Takes the connection off the loop for good; the caller closes the socket next.
+pub(super) fn detach(transport: &SocketTransport, py: Python<'_>) -> Detached {
+    endpoint::let_go(transport, py);
+    let (dropped, result) = {
+        let mut state = transport.state.get_mut(py);
+        state.closing = true;
+        state.buffer_len = 0;
+        let dropped = (
+            state.attachment.event_loop.take(),
+            state.protocol.take(),
+            std::mem::replace(&mut state.receiver, Receiver::Data),
+            state.context.take(),
+            state.read_context.take(),
+            state.write_context.take(),
+            std::mem::take(&mut state.buffer),
+        );
+        let sock = state.attachment.sock.take();
+        if let Some(sock) = &sock {
+            state.extra.keep_closed(sock.clone_ref(py));
+        }
+        let result = (sock, state.empty_waiter.clone_ref_opt(py));
+        (dropped, result)
+    };
+    drop(dropped);
+    result
+}
+
+/// Drops what refers to others' objects, for the collector.
+pub(super) fn clear(transport: &SocketTransport, py: Python<'_>) {
+    endpoint::detach(transport, py);
+    let dropped = {
+        let mut state = transport.state.get_mut(py);
+        (
+            state.attachment.event_loop.take(),
+            state.attachment.sock.take(),
+            state.protocol.take(),
+            state.server.take(),
+            state.context.take(),
+            state.read_context.take(),
+            state.write_context.take(),
+            state.empty_waiter.take(),
+            std::mem::replace(&mut state.receiver, Receiver::Data),
+            std::mem::take(&mut state.buffer),
+        )
+    };
+    drop(dropped);
+}

@@ -1,0 +1,165 @@
+//! What a stream transport knows of its connection.
+
+use std::collections::VecDeque;
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use pyo3::{PyTraverseError, PyVisit};
+
+use super::extra_info::ExtraInfo;
+use super::file_sending::FileSending;
+use crate::buffers::Chunk;
+use crate::endpoint::Attachment;
+use crate::receiver::Sink;
+use crate::support;
+
+/// asyncio's default high-water mark, in bytes.
+const HIGH_WATER_DEFAULT: usize = 64 * 1024;
+
+/// How the protocol takes what arrives.
+pub(super) enum Receiver {
+    /// `data_received(bytes)`.
+    Data,
+    /// `get_buffer()` and `buffer_updated(count)`.
+    Buffered,
+    /// Natively, without a Python call.
+    Sink(Sink),
+}
+
+impl Receiver {
+    pub(super) fn of(protocol: &Bound<'_, PyAny>) -> PyResult<Self> {
+        static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let py = protocol.py();
+        if let Some(sink) = Sink::for_protocol(protocol)? {
+            return Ok(Self::Sink(sink));
+        }
+        let buffered = support::class(py, &BUFFERED, "asyncio.protocols", "BufferedProtocol")?;
+        Ok(if protocol.is_instance(buffered)? {
+            Self::Buffered
+        } else {
+            Self::Data
+        })
+    }
+}
+
+/// The flags are asyncio's, each with its own life.
+#[allow(clippy::struct_excessive_bools)]
+pub(super) struct State {
+    pub(super) attachment: Attachment,
+    pub(super) protocol: Option<Py<PyAny>>,
+    pub(super) receiver: Receiver,
+    pub(super) protocol_connected: bool,
+    pub(super) server: Option<Py<PyAny>>,
+    pub(super) extra: ExtraInfo,
+    /// The context of all callbacks, from Python 3.15 on. Before, each takes a copy of the current one when it is scheduled.
+    pub(super) context: Option<Py<PyAny>>,
+    /// The context that protocol callbacks for arriving data run in; taken when reading (re)starts.
+    pub(super) read_context: Option<Py<PyAny>>,
+    /// The context for `resume_writing`; taken when writing blocks.
+    pub(super) write_context: Option<Py<PyAny>>,
+    pub(super) started: bool,
+    pub(super) paused: bool,
+    pub(super) closing: bool,
+    /// `write_eof` was called.
+    pub(super) eof: bool,
+    /// The peer's end of stream was delivered, and the protocol keeps the connection open.
+    pub(super) end_received: bool,
+    /// The socket may have something to read.
+    pub(super) readable: bool,
+    /// The protocol is being served with what arrived, or in the one context of all callbacks. It may make the loop turn
+    /// meanwhile.
+    pub(super) delivering: bool,
+    /// The socket reported meanwhile, and that context can't be entered twice.
+    pub(super) reported: bool,
+    /// A short read doesn't mean that nothing is left: the peer has ended, the socket failed, or something came at which
+    /// reads end (urgent data, descriptors). Until a read finds nothing.
+    pub(super) read_on: bool,
+    /// A Unix stream, whose reads may end before what has arrived does.
+    pub(super) is_unix: bool,
+    pub(super) protocol_paused: bool,
+    /// Above zero once `connection_lost` is scheduled; counts writes after that.
+    pub(super) lost: u32,
+    pub(super) buffer: VecDeque<Chunk>,
+    pub(super) buffer_len: usize,
+    pub(super) high_water: usize,
+    pub(super) low_water: usize,
+    pub(super) empty_waiter: Option<Py<PyAny>>,
+    pub(super) file: Option<FileSending>,
+    /// Deliveries left for which received data is copied, because the protocol kept the last one.
+    pub(super) copies_left: u8,
+}
+
+impl State {
+    pub(super) fn new(
+        attachment: Attachment,
+        protocol: &Bound<'_, PyAny>,
+        extra: ExtraInfo,
+        context: Option<Py<PyAny>>,
+        is_unix: bool,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            attachment,
+            receiver: Receiver::of(protocol)?,
+            protocol: Some(protocol.clone().unbind()),
+            protocol_connected: true,
+            server: None,
+            extra,
+            context,
+            read_context: None,
+            write_context: None,
+            started: false,
+            paused: false,
+            closing: false,
+            eof: false,
+            end_received: false,
+            readable: false,
+            delivering: false,
+            reported: false,
+            read_on: false,
+            is_unix,
+            protocol_paused: false,
+            lost: 0,
+            buffer: VecDeque::new(),
+            buffer_len: 0,
+            high_water: HIGH_WATER_DEFAULT,
+            low_water: HIGH_WATER_DEFAULT / 4,
+            empty_waiter: None,
+            file: None,
+            copies_left: 1,
+        })
+    }
+
+    pub(super) fn is_reading(&self) -> bool {
+        !self.closing && !self.paused
+    }
+
+    /// Whether something waits for room in the socket.
+    pub(super) fn is_sending(&self) -> bool {
+        !self.buffer.is_empty() || self.file.as_ref().is_some_and(FileSending::is_under_way)
+    }
+
+    pub(super) fn wants_data(&self) -> bool {
+        self.started && self.is_reading() && self.lost == 0 && !self.end_received
+    }
+
+    /// Whether the loop has this transport.
+    pub(super) fn has_loop(&self) -> bool {
+        self.attachment.event_loop.is_some()
+    }
+
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.attachment.traverse(visit)?;
+        visit.call(&self.protocol)?;
+        visit.call(&self.server)?;
+        self.extra.traverse(visit)?;
+        visit.call(&self.context)?;
+        visit.call(&self.read_context)?;
+        visit.call(&self.write_context)?;
+        visit.call(&self.empty_waiter)?;
+        match &self.receiver {
+            Receiver::Data | Receiver::Buffered => Ok(()),
+            Receiver::Sink(sink) => sink.traverse(visit),
+        }
+    }
+}
