@@ -58,8 +58,6 @@ struct State {
     /// The context for what happens when the socket has room again; taken when sending blocks.
     write_context: Option<Py<PyAny>>,
     started: bool,
-    paused: bool,
-    closing: bool,
     /// Waiting for room to send.
     blocked: bool,
     /// Above zero once `connection_lost` is scheduled; counts what is sent after that.
@@ -127,8 +125,6 @@ impl DatagramTransport {
                 read_context: None,
                 write_context: None,
                 started: false,
-                paused: false,
-                closing: false,
                 blocked: false,
                 lost: 0,
                 buffer: VecDeque::new(),
@@ -192,18 +188,19 @@ impl DatagramTransport {
 
     /// True once the endpoint is closing or closed.
     fn is_closing(&self, py: Python<'_>) -> bool {
-        self.state.get(py).closing
+        self.state.get(py).attachment.closing
     }
 
     /// True while datagrams are delivered to the protocol.
     fn is_reading(slf: &Bound<'_, Self>) -> PyResult<bool> {
         let py = slf.py();
-        Ok(!ask(slf.as_any(), intern!(py, "is_closing"))? && !slf.get().state.get(py).paused)
+        Ok(!ask(slf.as_any(), intern!(py, "is_closing"))?
+            && !slf.get().state.get(py).attachment.paused)
     }
 
     /// Stops or allows delivering; the caller starts it again.
     fn _set_paused(slf: &Bound<'_, Self>, paused: bool) -> PyResult<()> {
-        slf.get().state.get_mut(slf.py()).paused = paused;
+        slf.get().state.get_mut(slf.py()).attachment.paused = paused;
         if paused { update_watch(slf) } else { Ok(()) }
     }
 
@@ -269,7 +266,7 @@ impl DatagramTransport {
         let py = slf.py();
         let (undelivered, sending) = {
             let mut state = slf.get().state.get_mut(py);
-            state.closing = true;
+            state.attachment.closing = true;
             let sending = !state.buffer.is_empty();
             if !sending {
                 state.lost += 1;
@@ -290,7 +287,7 @@ impl DatagramTransport {
             if state.lost != 0 {
                 return Ok(false);
             }
-            state.closing = true;
+            state.attachment.closing = true;
             state.lost += 1;
             state.blocked = false;
             (
@@ -310,7 +307,7 @@ impl DatagramTransport {
         this.let_go(py);
         let (sock, dropped) = {
             let mut state = this.state.get_mut(py);
-            state.closing = true;
+            state.attachment.closing = true;
             (
                 state.attachment.sock.take(),
                 (state.attachment.event_loop.take(), state.take_rest()),
@@ -362,12 +359,12 @@ impl DatagramTransport {
 
     #[getter(_closing)]
     fn get_closing(&self, py: Python<'_>) -> bool {
-        self.state.get(py).closing
+        self.state.get(py).attachment.closing
     }
 
     #[getter(_paused)]
     fn get_paused(&self, py: Python<'_>) -> bool {
-        self.state.get(py).paused
+        self.state.get(py).attachment.paused
     }
 
     #[getter(_conn_lost)]
@@ -401,7 +398,10 @@ impl DatagramTransport {
     /// (reading, writing): what the transport waits for, for `repr`.
     fn _polling(&self, py: Python<'_>) -> New<(bool, bool)> {
         let state = self.state.get(py);
-        New((state.started && state.is_reading(), state.blocked))
+        New((
+            state.started && state.attachment.is_reading(),
+            state.blocked,
+        ))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -445,13 +445,9 @@ impl Drop for DatagramTransport {
 }
 
 impl State {
-    fn is_reading(&self) -> bool {
-        !self.closing && !self.paused
-    }
-
     /// What the socket is to be watched for.
     fn wanted(&self) -> Option<(Interest, Mode)> {
-        match (self.started && self.is_reading(), self.blocked) {
+        match (self.started && self.attachment.is_reading(), self.blocked) {
             (true, false) => Some((Interest::READ, Mode::Edge)),
             (true, true) => Some((Interest::READ | Interest::WRITE, Mode::Level)),
             (false, true) => Some((Interest::WRITE, Mode::Level)),
@@ -573,7 +569,8 @@ pub(crate) fn on_ready(
     let this = transport.get();
     let context = {
         let mut state = this.state.get_mut(py);
-        let read = readiness.readable && state.started && state.is_reading() && state.lost == 0;
+        let read =
+            readiness.readable && state.started && state.attachment.is_reading() && state.lost == 0;
         if read {
             state.queued = false;
         }
@@ -594,7 +591,7 @@ pub(crate) fn on_ready(
             let mut state = this.state.get_mut(py);
             state.delivering = false;
             let reported = std::mem::take(&mut state.reported);
-            (reported || !entered) && state.is_reading()
+            (reported || !entered) && state.attachment.is_reading()
         };
         if again {
             queue_read(transport);

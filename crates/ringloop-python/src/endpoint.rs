@@ -1,4 +1,5 @@
-//! What stream and datagram transports have in common: how one is attached to its socket and to its loop.
+//! What stream and datagram transports have in common: how one is attached to its socket and to its loop, and whether it
+//! reads.
 
 use std::cell::RefMut;
 use std::os::fd::RawFd;
@@ -17,7 +18,7 @@ use crate::support::{self, CloneRefOption};
 use crate::watches::{Entered, Watch};
 use crate::watching;
 
-/// A transport's socket and loop, and what the loop knows of it.
+/// A transport's socket and loop, what the loop knows of it, and whether it is to read.
 pub(crate) struct Attachment {
     pub(crate) event_loop: Option<Py<Loop>>,
     pub(crate) sock: Option<Py<PyAny>>,
@@ -31,6 +32,10 @@ pub(crate) struct Attachment {
     /// The loop knows that this transport has the descriptor.
     entered: Option<Entered>,
     pub(crate) watch: Option<Watch>,
+    /// `pause_reading` was called.
+    pub(crate) paused: bool,
+    /// It closes, or has closed.
+    pub(crate) closing: bool,
 }
 
 /// A native type of transports that has an attachment.
@@ -53,6 +58,8 @@ impl Attachment {
             was_held: false,
             entered: None,
             watch: None,
+            paused: false,
+            closing: false,
         })
     }
 
@@ -62,6 +69,11 @@ impl Attachment {
         self.sock.as_ref().map_or(-1, |sock| {
             socket_object::descriptor(sock.bind(py)).unwrap_or(self.fd)
         })
+    }
+
+    #[inline]
+    pub(crate) fn is_reading(&self) -> bool {
+        !self.closing && !self.paused
     }
 
     /// The loop, unless the transport has left it.

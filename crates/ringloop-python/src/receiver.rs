@@ -51,7 +51,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::buffers::Received;
 use crate::event_loop::Loop;
-use crate::stream_reader::StreamFeed;
+use crate::stream_reader;
 use crate::support::GilCell;
 
 /// A native class that is a protocol, or the base of one; see the module's documentation.
@@ -129,107 +129,114 @@ impl Drop for Input<'_, '_> {
     }
 }
 
-/// The functions of a native class.
-struct Class {
-    method: &'static str,
-    has: fn(&Bound<'_, PyAny>) -> bool,
-    receive: fn(&Native, Input<'_, '_>) -> PyResult<()>,
+/// A protocol that takes bytes without a Python call.
+pub(crate) struct Sink {
+    protocol: Py<PyAny>,
+    class: &'static Class,
 }
 
-/// What a class's functions are made of.
+/// How the protocols of a class take bytes.
+struct Class {
+    method: &'static str,
+    /// Whether the bytes are to be in a buffer that may be changed.
+    wants_buffer: bool,
+    receive: fn(&Sink, Input<'_, '_>) -> PyResult<()>,
+    receive_bytes: fn(&Sink, Python<'_>, &[u8]) -> PyResult<()>,
+}
+
+/// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
+const STREAM: Class = Class {
+    method: "data_received",
+    wants_buffer: false,
+    receive: |sink, input| stream_reader::feed(sink.protocol.bind(input.py), &input),
+    receive_bytes: |sink, py, bytes| stream_reader::feed(sink.protocol.bind(py), bytes),
+};
+
+/// The class of a receiver.
 struct ClassOf<T>(PhantomData<T>);
 
 impl<T: Receiver> ClassOf<T> {
-    const CLASS: &'static Class = &Class {
+    const CLASS: Class = Class {
         method: T::METHOD,
-        has: |object| object.is_instance_of::<T>(),
-        receive: |native, input| {
-            let object = native.object.bind(input.py);
-            // SAFETY: `Sink::for_protocol` has made this `Native` with this class because the object is an instance of `T`.
-            T::receive(unsafe { object.cast_unchecked::<T>() }, input)
+        wants_buffer: true,
+        receive: Self::receive,
+        receive_bytes: |sink, py, bytes| {
+            let input = Input {
+                memory: Memory::Own(bytes.to_vec()),
+                event_loop: None,
+                py,
+            };
+            Self::receive(sink, input)
         },
     };
+
+    fn receive(sink: &Sink, input: Input<'_, '_>) -> PyResult<()> {
+        let protocol = sink.protocol.bind(input.py);
+        // SAFETY: only `Sink::for_protocol` makes sinks. It gives this class to instances of `T`.
+        T::receive(unsafe { protocol.cast_unchecked::<T>() }, input)
+    }
 }
 
-static CLASSES: GilCell<Vec<&'static Class>> = GilCell::new(Vec::new());
+/// A native class, and who is an instance of it.
+type Registered = (fn(&Bound<'_, PyAny>) -> bool, &'static Class);
+
+static CLASSES: GilCell<Vec<Registered>> = GilCell::new(Vec::new());
 
 /// Makes a native class known to the transports. To be called when the module is imported.
 pub(crate) fn register<T: Receiver>(py: Python<'_>) {
-    CLASSES.get_mut(py).push(ClassOf::<T>::CLASS);
-}
-
-/// A protocol that takes bytes without a Python call.
-pub(crate) enum Sink {
-    /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
-    Stream(StreamFeed),
-    Native(Native),
-}
-
-/// A native protocol.
-pub(crate) struct Native {
-    object: Py<PyAny>,
-    class: &'static Class,
+    CLASSES.get_mut(py).push((
+        |protocol| protocol.is_instance_of::<T>(),
+        &ClassOf::<T>::CLASS,
+    ));
 }
 
 impl Sink {
     /// The protocol as a sink, if it is one.
     pub(crate) fn for_protocol(protocol: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let class = {
+        let native = {
             let classes = CLASSES.get(protocol.py());
-            classes.iter().copied().find(|class| (class.has)(protocol))
+            let found = classes.iter().find(|(has, _)| has(protocol));
+            found.map(|&(_, class)| class)
         };
-        if let Some(class) = class {
-            let object = protocol.clone().unbind();
-            return Ok(Some(Self::Native(Native { object, class })));
-        }
-        Ok(StreamFeed::for_protocol(protocol)?.map(Self::Stream))
+        let class = match native {
+            Some(class) => class,
+            None if stream_reader::is_fed(protocol)? => &STREAM,
+            None => return Ok(None),
+        };
+        Ok(Some(Self {
+            protocol: protocol.clone().unbind(),
+            class,
+        }))
     }
 
     pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
-        match self {
-            Self::Stream(feed) => Self::Stream(feed.clone_ref(py)),
-            Self::Native(native) => Self::Native(Native {
-                object: native.object.clone_ref(py),
-                class: native.class,
-            }),
+        Self {
+            protocol: self.protocol.clone_ref(py),
+            class: self.class,
         }
     }
 
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match self {
-            Self::Stream(feed) => feed.traverse(visit),
-            Self::Native(native) => visit.call(&native.object),
-        }
+        visit.call(&self.protocol)
     }
 
     /// The protocol's method that this goes without, as reports of errors name it.
     pub(crate) fn method(&self) -> &'static str {
-        match self {
-            Self::Stream(_) => "data_received",
-            Self::Native(native) => native.class.method,
-        }
+        self.class.method
+    }
+
+    /// Whether bytes are better delivered by `receive` than by `receive_bytes`.
+    pub(crate) fn wants_buffer(&self) -> bool {
+        self.class.wants_buffer
     }
 
     /// Delivers what was received.
     pub(crate) fn receive(&self, input: Input<'_, '_>) -> PyResult<()> {
-        match self {
-            Self::Stream(feed) => feed.feed(input.py, &input),
-            Self::Native(native) => (native.class.receive)(native, input),
-        }
+        (self.class.receive)(self, input)
     }
 
     /// Delivers bytes that are in nobody's receive buffer.
     pub(crate) fn receive_bytes(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
-        match self {
-            Self::Stream(feed) => feed.feed(py, bytes),
-            Self::Native(native) => {
-                let input = Input {
-                    memory: Memory::Own(bytes.to_vec()),
-                    event_loop: None,
-                    py,
-                };
-                (native.class.receive)(native, input)
-            }
-        }
+        (self.class.receive_bytes)(self, py, bytes)
     }
 }

@@ -12,94 +12,74 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyString, PyType};
-use pyo3::{PyTraverseError, PyVisit};
 
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support;
 
-/// The protocol whose reader is fed.
-pub(crate) struct StreamFeed {
-    protocol: Py<PyAny>,
+/// Whether this is a protocol whose reader can be fed.
+pub(crate) fn is_fed(protocol: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static PROTOCOL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = protocol.py();
+    let fed = PROTOCOL.get_or_try_init(py, || {
+        support::python(py)?
+            .getattr(intern!(py, "FED_PROTOCOL"))
+            .map(Bound::unbind)
+    })?;
+    Ok(protocol.get_type().is(fed))
 }
 
-impl StreamFeed {
-    /// A feed for `protocol`, if it is one that can be fed directly.
-    pub(crate) fn for_protocol(protocol: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        static PROTOCOL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let py = protocol.py();
-        let fed = PROTOCOL.get_or_try_init(py, || {
-            support::python(py)?
-                .getattr(intern!(py, "FED_PROTOCOL"))
-                .map(Bound::unbind)
-        })?;
-        Ok(protocol.get_type().is(fed).then(|| Self {
-            protocol: protocol.clone().unbind(),
-        }))
+/// Delivers `bytes` (not empty) as `protocol.data_received` would.
+pub(crate) fn feed(protocol: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
+    static READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = protocol.py();
+    let class = support::class(py, &READER, "asyncio.streams", "StreamReader")?;
+    let reference = protocol.getattr(intern!(py, "_stream_reader_wr"))?;
+    if reference.is_none() {
+        return Ok(());
     }
-
-    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
-        Self {
-            protocol: self.protocol.clone_ref(py),
+    let reader = reference.call0()?;
+    if reader.is_none() {
+        return Ok(());
+    }
+    let buffer = reader.getattr(intern!(py, "_buffer"))?;
+    let plain = reader.get_type().is(class)
+        && is_method(&reader, intern!(py, "feed_data"), &FEED_DATA, class)?
+        && is_method(
+            protocol,
+            intern!(py, "data_received"),
+            &DATA_RECEIVED,
+            &protocol.get_type(),
+        )?;
+    let (true, Ok(buffer)) = (plain, buffer.cast_exact::<PyByteArray>()) else {
+        return protocol
+            .call_method1(intern!(py, "data_received"), (New(bytes),))
+            .map(drop);
+    };
+    if reader.getattr(intern!(py, "_eof"))?.is_truthy()? {
+        return Err(objects::error::<PyAssertionError>(
+            py,
+            "feed_data after feed_eof",
+        ));
+    }
+    append(buffer, bytes)?;
+    let waiter = reader.getattr(intern!(py, "_waiter"))?;
+    if !waiter.is_none() {
+        reader.setattr(intern!(py, "_waiter"), py.None())?;
+        if !waiter.call_method0(intern!(py, "cancelled"))?.is_truthy()? {
+            waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
         }
     }
-
-    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.protocol)
+    let transport = reader.getattr(intern!(py, "_transport"))?;
+    if transport.is_none() || reader.getattr(intern!(py, "_paused"))?.is_truthy()? {
+        return Ok(());
     }
-
-    /// Delivers `bytes` (not empty) as `protocol.data_received` would.
-    pub(crate) fn feed(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
-        static READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        let protocol = self.protocol.bind(py);
-        let class = support::class(py, &READER, "asyncio.streams", "StreamReader")?;
-        let reference = protocol.getattr(intern!(py, "_stream_reader_wr"))?;
-        if reference.is_none() {
-            return Ok(());
-        }
-        let reader = reference.call0()?;
-        if reader.is_none() {
-            return Ok(());
-        }
-        let buffer = reader.getattr(intern!(py, "_buffer"))?;
-        let plain = reader.get_type().is(class)
-            && is_method(&reader, intern!(py, "feed_data"), &FEED_DATA, class)?
-            && is_method(
-                protocol,
-                intern!(py, "data_received"),
-                &DATA_RECEIVED,
-                &protocol.get_type(),
-            )?;
-        let (true, Ok(buffer)) = (plain, buffer.cast_exact::<PyByteArray>()) else {
-            return protocol
-                .call_method1(intern!(py, "data_received"), (New(bytes),))
-                .map(drop);
-        };
-        if reader.getattr(intern!(py, "_eof"))?.is_truthy()? {
-            return Err(objects::error::<PyAssertionError>(
-                py,
-                "feed_data after feed_eof",
-            ));
-        }
-        append(buffer, bytes)?;
-        let waiter = reader.getattr(intern!(py, "_waiter"))?;
-        if !waiter.is_none() {
-            reader.setattr(intern!(py, "_waiter"), py.None())?;
-            if !waiter.call_method0(intern!(py, "cancelled"))?.is_truthy()? {
-                waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
-            }
-        }
-        let transport = reader.getattr(intern!(py, "_transport"))?;
-        if transport.is_none() || reader.getattr(intern!(py, "_paused"))?.is_truthy()? {
-            return Ok(());
-        }
-        let limit: usize = reader.getattr(intern!(py, "_limit"))?.extract()?;
-        if buffer.len() > limit.saturating_mul(2) {
-            transport.call_method0(intern!(py, "pause_reading"))?;
-            reader.setattr(intern!(py, "_paused"), true)?;
-        }
-        Ok(())
+    let limit: usize = reader.getattr(intern!(py, "_limit"))?.extract()?;
+    if buffer.len() > limit.saturating_mul(2) {
+        transport.call_method0(intern!(py, "pause_reading"))?;
+        reader.setattr(intern!(py, "_paused"), true)?;
     }
+    Ok(())
 }
 
 // Of CPython's C API (Include/cpython/classobject.h), in every version; PyO3 doesn't declare them.

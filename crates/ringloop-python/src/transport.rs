@@ -26,7 +26,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use self::closing::Detached;
 use self::extra_info::ExtraInfo;
-use self::state::{Receiver, State};
+use self::state::{State, way_to};
 use crate::endpoint::{self, Attachment, Endpoint};
 use crate::event_loop::Loop;
 use crate::names::intern;
@@ -83,12 +83,13 @@ impl SocketTransport {
 
     /// Replaces the protocol; what arrives next goes to it.
     fn set_protocol(&self, py: Python<'_>, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
-        let receiver = Receiver::of(protocol)?;
+        let (sink, is_buffered) = way_to(protocol)?;
         let previous = {
             let mut state = self.state.get_mut(py);
             state.protocol_connected = true;
+            state.is_buffered = is_buffered;
             (
-                std::mem::replace(&mut state.receiver, receiver),
+                std::mem::replace(&mut state.sink, sink),
                 state.protocol.replace(protocol.clone().unbind()),
             )
         };
@@ -102,13 +103,14 @@ impl SocketTransport {
 
     /// True once the connection is closing or closed.
     fn is_closing(&self, py: Python<'_>) -> bool {
-        self.state.get(py).closing
+        self.state.get(py).attachment.closing
     }
 
     /// True while data is delivered to the protocol.
     fn is_reading(slf: &Bound<'_, Self>) -> PyResult<bool> {
         let py = slf.py();
-        Ok(!ask(slf.as_any(), intern!(py, "is_closing"))? && !slf.get().state.get(py).paused)
+        Ok(!ask(slf.as_any(), intern!(py, "is_closing"))?
+            && !slf.get().state.get(py).attachment.paused)
     }
 
     /// Stops delivering data until `resume_reading`. Does nothing when paused or closing.
@@ -117,7 +119,7 @@ impl SocketTransport {
         if !ask(slf.as_any(), intern!(py, "is_reading"))? {
             return Ok(());
         }
-        slf.get().state.get_mut(py).paused = true;
+        slf.get().state.get_mut(py).attachment.paused = true;
         readiness::update_hold(slf);
         log_if_debug(slf, "%r pauses reading")
     }
@@ -273,12 +275,12 @@ impl SocketTransport {
 
     #[getter(_closing)]
     fn get_closing(&self, py: Python<'_>) -> bool {
-        self.state.get(py).closing
+        self.state.get(py).attachment.closing
     }
 
     #[getter(_paused)]
     fn get_paused(&self, py: Python<'_>) -> bool {
-        self.state.get(py).paused
+        self.state.get(py).attachment.paused
     }
 
     #[getter(_eof)]
@@ -295,7 +297,7 @@ impl SocketTransport {
     fn _polling(&self, py: Python<'_>) -> New<(bool, bool)> {
         let state = self.state.get(py);
         New((
-            state.started && state.is_reading() && !state.end_received,
+            state.started && state.attachment.is_reading() && !state.end_received,
             state.is_sending(),
         ))
     }

@@ -159,7 +159,7 @@ fn deliver_parked(transport: &Bound<'_, DatagramTransport>, event_loop: &Loop) -
         };
         let result = deliver_one(transport, data.bind(py), address.bind(py));
         if result.is_err() || !goes_on(transport, event_loop) {
-            if transport.get().state.get(py).is_reading() {
+            if transport.get().state.get(py).attachment.is_reading() {
                 // Also where nothing is left: the socket is still to be read.
                 queue_read(transport);
             }
@@ -176,7 +176,7 @@ fn park(
     indexes: std::ops::Range<usize>,
 ) -> PyResult<()> {
     let py = transport.py();
-    if transport.get().state.get(py).closing {
+    if transport.get().state.get(py).attachment.closing {
         return Ok(());
     }
     let mut result = Ok(());
@@ -191,7 +191,7 @@ fn park(
             Err(error) => result = Err(error),
         }
     }
-    if transport.get().state.get(py).is_reading() {
+    if transport.get().state.get(py).attachment.is_reading() {
         queue_read(transport);
     }
     result
@@ -201,7 +201,7 @@ fn park(
 /// asyncio.
 fn goes_on(transport: &Bound<'_, DatagramTransport>, event_loop: &Loop) -> bool {
     let state = transport.get().state.get(transport.py());
-    state.is_reading() && state.lost == 0 && !event_loop.stopping.load(Relaxed)
+    state.attachment.is_reading() && state.lost == 0 && !event_loop.stopping.load(Relaxed)
 }
 
 /// Calls `datagram_received`.

@@ -211,19 +211,19 @@ fn read_for_protocol(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> PyRe
     let py = protocol.py();
     let this = protocol.get();
     let pending = pending_incoming(protocol, engine)?;
-    let (only, is_native) = {
+    let (only, wants_buffer) = {
         let mut state = this.state.get_mut(py);
-        let is_native = matches!(state.sink, Some(Sink::Native(_)));
+        let wants_buffer = state.sink.as_ref().is_some_and(Sink::wants_buffer);
         if state.leftover {
-            (None, is_native)
+            (None, wants_buffer)
         } else if !state.records.is_any_complete(pending) {
             state.records.settle();
             return Ok(());
         } else {
-            (state.records.only_complete(pending), is_native)
+            (state.records.only_complete(pending), wants_buffer)
         }
     };
-    let Some(len) = only.filter(|&len| len < IN_PLACE_MIN && !is_native) else {
+    let Some(len) = only.filter(|&len| len < IN_PLACE_MIN && !wants_buffer) else {
         return read_all(protocol, engine);
     };
     // The usual case, and it needs no buffer.

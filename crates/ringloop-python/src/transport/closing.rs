@@ -4,7 +4,6 @@ use pyo3::prelude::*;
 
 use super::SocketTransport;
 use super::readiness::call_soon;
-use super::state::Receiver;
 use crate::endpoint;
 use crate::names::intern;
 use crate::objects::New;
@@ -17,10 +16,10 @@ pub(super) type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>);
 pub(super) fn close(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     {
         let mut state = transport.get().state.get_mut(transport.py());
-        if state.closing {
+        if state.attachment.closing {
             return Ok(());
         }
-        state.closing = true;
+        state.attachment.closing = true;
         if !state.buffer.is_empty() {
             return Ok(());
         }
@@ -39,7 +38,7 @@ pub(super) fn force_close(
         if state.lost > 0 {
             return Ok(());
         }
-        state.closing = true;
+        state.attachment.closing = true;
         state.lost += 1;
         state.buffer_len = 0;
         std::mem::take(&mut state.buffer)
@@ -76,12 +75,13 @@ pub(super) fn detach(transport: &SocketTransport, py: Python<'_>) -> Detached {
     endpoint::let_go(transport, py);
     let (dropped, result) = {
         let mut state = transport.state.get_mut(py);
-        state.closing = true;
+        state.attachment.closing = true;
         state.buffer_len = 0;
+        state.is_buffered = false;
         let dropped = (
             state.attachment.event_loop.take(),
             state.protocol.take(),
-            std::mem::replace(&mut state.receiver, Receiver::Data),
+            state.sink.take(),
             state.context.take(),
             state.read_context.take(),
             state.write_context.take(),
@@ -103,6 +103,7 @@ pub(super) fn clear(transport: &SocketTransport, py: Python<'_>) {
     endpoint::detach(transport, py);
     let dropped = {
         let mut state = transport.state.get_mut(py);
+        state.is_buffered = false;
         (
             state.attachment.event_loop.take(),
             state.attachment.sock.take(),
@@ -112,7 +113,7 @@ pub(super) fn clear(transport: &SocketTransport, py: Python<'_>) {
             state.read_context.take(),
             state.write_context.take(),
             state.empty_waiter.take(),
-            std::mem::replace(&mut state.receiver, Receiver::Data),
+            state.sink.take(),
             std::mem::take(&mut state.buffer),
         )
     };

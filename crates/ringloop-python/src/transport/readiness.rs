@@ -144,10 +144,10 @@ pub(super) fn resume(transport: &Bound<'_, SocketTransport>) -> PyResult<bool> {
     let py = transport.py();
     let (event_loop, watch, readable, is_current) = {
         let mut state = transport.get().state.get_mut(py);
-        if state.closing || !state.paused {
+        if state.attachment.closing || !state.attachment.paused {
             return Ok(false);
         }
-        state.paused = false;
+        state.attachment.paused = false;
         let attachment = &state.attachment;
         let is_current = attachment.fd == attachment.descriptor(py);
         let Some(event_loop) = attachment.event_loop(py) else {
@@ -200,7 +200,7 @@ pub(super) fn update_hold(transport: &Bound<'_, SocketTransport>) {
     let py = transport.py();
     let (watch, event_loop, hold) = {
         let state = transport.get().state.get(py);
-        let hold = (state.is_reading() && !state.end_received) || state.is_sending();
+        let hold = (state.attachment.is_reading() && !state.end_received) || state.is_sending();
         (
             state.attachment.watch,
             state.attachment.event_loop(py),

@@ -5,7 +5,6 @@ use pyo3::prelude::*;
 
 use super::closing::fatal_error;
 use super::readiness::update_hold;
-use super::state::Receiver;
 use super::{SocketTransport, log_if_debug};
 use crate::buffers::{self, Received};
 use crate::endpoint;
@@ -16,11 +15,8 @@ use crate::support::{self, CloneRefOption, call_method1};
 
 /// Reads once. Leaves `readable` set while there may be more.
 pub(super) fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let buffered = {
-        let state = transport.get().state.get(transport.py());
-        matches!(state.receiver, Receiver::Buffered)
-    };
-    if buffered {
+    let is_buffered = transport.get().state.get(transport.py()).is_buffered;
+    if is_buffered {
         read_into_protocol(transport)
     } else {
         read_for_protocol(transport)
@@ -85,9 +81,9 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         event_loop.get().return_receive_buffer(py, received);
         return Ok(());
     };
-    let sink = match &this.state.get(py).receiver {
-        Receiver::Sink(sink) => Some(sink.clone_ref(py)),
-        Receiver::Data | Receiver::Buffered => None,
+    let sink = {
+        let state = this.state.get(py);
+        state.sink.as_ref().map(|sink| sink.clone_ref(py))
     };
     if let Some(sink) = sink {
         let input = Input::new(py, Some(event_loop.get()), received, count);

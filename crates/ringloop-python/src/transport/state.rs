@@ -17,30 +17,16 @@ use crate::support;
 /// asyncio's default high-water mark, in bytes.
 const HIGH_WATER_DEFAULT: usize = 64 * 1024;
 
-/// How the protocol takes what arrives.
-pub(super) enum Receiver {
-    /// `data_received(bytes)`.
-    Data,
-    /// `get_buffer()` and `buffer_updated(count)`.
-    Buffered,
-    /// Natively, without a Python call.
-    Sink(Sink),
-}
-
-impl Receiver {
-    pub(super) fn of(protocol: &Bound<'_, PyAny>) -> PyResult<Self> {
-        static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        let py = protocol.py();
-        if let Some(sink) = Sink::for_protocol(protocol)? {
-            return Ok(Self::Sink(sink));
-        }
-        let buffered = support::class(py, &BUFFERED, "asyncio.protocols", "BufferedProtocol")?;
-        Ok(if protocol.is_instance(buffered)? {
-            Self::Buffered
-        } else {
-            Self::Data
-        })
+/// How a protocol takes what arrives: without a Python call, as a sink; or by `get_buffer()` and `buffer_updated(count)`, if
+/// the second is true; or else by `data_received(bytes)`.
+pub(super) fn way_to(protocol: &Bound<'_, PyAny>) -> PyResult<(Option<Sink>, bool)> {
+    static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = protocol.py();
+    if let Some(sink) = Sink::for_protocol(protocol)? {
+        return Ok((Some(sink), false));
     }
+    let class = support::class(py, &BUFFERED, "asyncio.protocols", "BufferedProtocol")?;
+    Ok((None, protocol.is_instance(class)?))
 }
 
 /// The flags are asyncio's, each with its own life.
@@ -48,7 +34,9 @@ impl Receiver {
 pub(super) struct State {
     pub(super) attachment: Attachment,
     pub(super) protocol: Option<Py<PyAny>>,
-    pub(super) receiver: Receiver,
+    /// See `way_to`.
+    pub(super) sink: Option<Sink>,
+    pub(super) is_buffered: bool,
     pub(super) protocol_connected: bool,
     pub(super) server: Option<Py<PyAny>>,
     pub(super) extra: ExtraInfo,
@@ -59,8 +47,6 @@ pub(super) struct State {
     /// The context for `resume_writing`; taken when writing blocks.
     pub(super) write_context: Option<Py<PyAny>>,
     pub(super) started: bool,
-    pub(super) paused: bool,
-    pub(super) closing: bool,
     /// `write_eof` was called.
     pub(super) eof: bool,
     /// The peer's end of stream was delivered, and the protocol keeps the connection open.
@@ -98,10 +84,12 @@ impl State {
         context: Option<Py<PyAny>>,
         is_unix: bool,
     ) -> PyResult<Self> {
+        let (sink, is_buffered) = way_to(protocol)?;
         Ok(Self {
             attachment,
-            receiver: Receiver::of(protocol)?,
             protocol: Some(protocol.clone().unbind()),
+            sink,
+            is_buffered,
             protocol_connected: true,
             server: None,
             extra,
@@ -109,8 +97,6 @@ impl State {
             read_context: None,
             write_context: None,
             started: false,
-            paused: false,
-            closing: false,
             eof: false,
             end_received: false,
             readable: false,
@@ -130,17 +116,13 @@ impl State {
         })
     }
 
-    pub(super) fn is_reading(&self) -> bool {
-        !self.closing && !self.paused
-    }
-
     /// Whether something waits for room in the socket.
     pub(super) fn is_sending(&self) -> bool {
         !self.buffer.is_empty() || self.file.as_ref().is_some_and(FileSending::is_under_way)
     }
 
     pub(super) fn wants_data(&self) -> bool {
-        self.started && self.is_reading() && self.lost == 0 && !self.end_received
+        self.started && self.attachment.is_reading() && self.lost == 0 && !self.end_received
     }
 
     /// Whether the loop has this transport.
@@ -157,9 +139,9 @@ impl State {
         visit.call(&self.read_context)?;
         visit.call(&self.write_context)?;
         visit.call(&self.empty_waiter)?;
-        match &self.receiver {
-            Receiver::Data | Receiver::Buffered => Ok(()),
-            Receiver::Sink(sink) => sink.traverse(visit),
+        match &self.sink {
+            Some(sink) => sink.traverse(visit),
+            None => Ok(()),
         }
     }
 }

@@ -146,7 +146,7 @@ pub(super) fn write_lines(
 pub(super) fn write_eof(transport: &SocketTransport, py: Python<'_>) -> PyResult<()> {
     let fd = {
         let mut state = transport.state.get_mut(py);
-        if state.closing || state.eof {
+        if state.attachment.closing || state.eof {
             return Ok(());
         }
         state.eof = true;
@@ -205,7 +205,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         if !state.buffer.is_empty() {
             return Ok(());
         }
-        let finish = state.closing && state.lost == 0;
+        let finish = state.attachment.closing && state.lost == 0;
         if finish {
             state.lost += 1;
         }
