@@ -19,6 +19,7 @@ use crate::watches::{Entered, Watch};
 use crate::watching;
 
 /// A transport's socket and loop, what the loop knows of it, and whether it is to read.
+#[allow(clippy::struct_excessive_bools, reason = "each has a life of its own")]
 pub(crate) struct Attachment {
     pub(crate) event_loop: Option<Py<Loop>>,
     pub(crate) sock: Option<Py<PyAny>>,

@@ -214,7 +214,6 @@ unsafe extern "C" fn timer_compare(
 /// Makes one of the two types.
 fn make_type(
     py: Python<'_>,
-    cancel: ffi::PyCFunction,
     name: &'static CStr,
     doc: &'static CStr,
     size: usize,
@@ -223,11 +222,6 @@ fn make_type(
     own_slots: &[ffi::PyType_Slot],
 ) -> PyResult<*mut ffi::PyTypeObject> {
     let mut methods = vec![
-        method(
-            c"cancel",
-            cancel,
-            c"Cancel the callback. Cancelling twice has no further effect.",
-        ),
         method(
             c"cancelled",
             method_cancelled,
@@ -277,27 +271,33 @@ fn make_type(
 /// queue, of which nothing is known here.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>, cancel: ffi::PyCFunction) -> PyResult<()> {
     let py = module.py();
+    let cancel = method(
+        c"cancel",
+        cancel,
+        c"Cancel the callback. Cancelling twice has no further effect.",
+    );
     let handle = make_type(
         py,
-        cancel,
         c"ringloop._core.Handle",
         c"A callback scheduled with call_soon; see asyncio.Handle.",
         size_of::<Handle>(),
-        &[],
+        &[cancel],
         &[],
         &[],
     )?;
     let timer_handle = make_type(
         py,
-        cancel,
         c"ringloop._core.TimerHandle",
         c"A callback scheduled with call_later or call_at; see asyncio.TimerHandle.",
         size_of::<TimerHandle>(),
-        &[method(
-            c"when",
-            method_when,
-            c"The deadline in seconds of the loop's clock, loop.time().",
-        )],
+        &[
+            cancel,
+            method(
+                c"when",
+                method_when,
+                c"The deadline in seconds of the loop's clock, loop.time().",
+            ),
+        ],
         &[
             attribute(c"_when", get_when),
             attribute(c"_scheduled", get_scheduled),

@@ -20,7 +20,7 @@ use crate::support;
 pub(super) type Attempt = Option<PyResult<Py<PyAny>>>;
 
 /// The address family of a plain socket, if `addresses` knows it.
-pub(crate) fn known_family(sock: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
+pub(super) fn known_family(sock: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
     let family = socket_object::family(sock)?;
     Ok(matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX).then_some(family))
 }

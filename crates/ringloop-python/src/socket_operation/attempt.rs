@@ -1,0 +1,178 @@
+//! One attempt of an operation: the system call, and what came of it.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::{Kind, Phase, datagram, operation};
+use crate::buffers::{self, Received};
+use crate::event_loop::Loop;
+use crate::names::intern;
+use crate::objects::{self, New};
+use crate::socket_object;
+use crate::support;
+
+/// Tries the system call; None if the socket isn't ready.
+pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyAny>>> {
+    // SAFETY: as in `resume`.
+    let (event_loop, sock, argument, kind, known_fd, sent, is_ready) = unsafe {
+        let operation = operation(object);
+        (
+            operation.event_loop.clone_ref(py),
+            operation.sock.clone_ref(py),
+            operation.argument.clone_ref(py).into_bound(py),
+            operation.kind,
+            operation.fd,
+            operation.sent,
+            operation.phase == Phase::Waiting,
+        )
+    };
+    let sock = sock.bind(py);
+    // Asked for anew by whoever runs code before the system call.
+    let current = || socket_object::descriptor(sock).unwrap_or(-1);
+    let fd = current();
+    if known_fd >= 0 && fd != known_fd {
+        return Some(Err(support::errno_error(py, libc::EBADF)));
+    }
+    if fd < 0 {
+        return Some(said_by_the_socket(sock, kind, &argument));
+    }
+    // SAFETY: as in `resume`.
+    unsafe { operation(object).fd = fd };
+    let would_block = |error: &std::io::Error| {
+        matches!(
+            error.kind(),
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+        )
+    };
+    match kind {
+        // As in the socket module, which asks nobody for nothing.
+        Kind::Receive { count_max: 0 } => {
+            Some(objects::bytes(py, b"").map(|empty| empty.into_any().unbind()))
+        }
+        Kind::Receive { count_max } => match receive(sock, event_loop.get(), count_max, is_ready) {
+            Ok(Ok(bytes)) => Some(Ok(bytes)),
+            Ok(Err(error)) if would_block(&error) => None,
+            Ok(Err(error)) => Some(Err(support::os_error(py, &error))),
+            Err(error) => Some(Err(error)),
+        },
+        Kind::ReceiveInto => match buffers::receive_into(current, &argument, None) {
+            Ok((Ok(count), _)) => Some(
+                New(count)
+                    .into_pyobject(py)
+                    .map(|count| count.into_any().unbind()),
+            ),
+            Ok((Err(error), _)) if would_block(&error) => None,
+            Ok((Err(error), _)) => Some(Err(support::os_error(py, &error))),
+            // No writable buffer.
+            Err(_) => Some(said_by_the_socket(sock, kind, &argument)),
+        },
+        Kind::SendAll => {
+            let result = buffers::with_bytes(&argument, |bytes| {
+                let rest = bytes.get(sent..).unwrap_or_default();
+                if rest.is_empty() && sent > 0 {
+                    return Ok((0, true));
+                }
+                match buffers::send(current(), rest) {
+                    Ok(count) => Ok((count, count == rest.len())),
+                    Err(error) => Err(support::os_error(py, &error)),
+                }
+            });
+            match result {
+                Ok((_, true)) => Some(Ok(py.None())),
+                Ok((count, false)) => {
+                    // SAFETY: as in `resume`.
+                    unsafe { operation(object).sent += count };
+                    None
+                }
+                Err(error) => Some(Err(error)),
+            }
+        }
+        Kind::ReceiveFrom { count_max } => {
+            datagram::receive_from(sock, event_loop.get(), count_max)
+        }
+        Kind::ReceiveFromInto { count_max } => {
+            datagram::receive_from_into(sock, &argument, count_max)
+        }
+        Kind::SendTo => match argument.cast::<PyTuple>() {
+            Ok(pair) => datagram::send_to(sock, pair).unwrap_or_else(|error| Some(Err(error))),
+            Err(error) => Some(Err(error.into())),
+        },
+    }
+}
+
+/// What the socket module itself says, in its own words and order, to a closed socket or a wrong argument.
+fn said_by_the_socket(
+    sock: &Bound<'_, PyAny>,
+    kind: Kind,
+    argument: &Bound<'_, PyAny>,
+) -> PyResult<Py<PyAny>> {
+    let py = sock.py();
+    match kind {
+        Kind::Receive { count_max } => sock.call_method1(intern!(py, "recv"), (New(count_max),)),
+        Kind::ReceiveInto => sock.call_method1(intern!(py, "recv_into"), (argument,)),
+        Kind::SendAll => sock.call_method1(intern!(py, "send"), (argument,)),
+        Kind::ReceiveFrom { count_max } => {
+            sock.call_method1(intern!(py, "recvfrom"), (New(count_max),))
+        }
+        Kind::ReceiveFromInto { count_max } => {
+            let count_max = if count_max == 0 {
+                argument.len()?
+            } else {
+                count_max
+            };
+            sock.call_method1(intern!(py, "recvfrom_into"), (argument, New(count_max)))
+        }
+        Kind::SendTo => {
+            let pair = argument.cast::<PyTuple>()?;
+            sock.call_method1(intern!(py, "sendto"), pair)
+        }
+    }
+    .map(Bound::unbind)
+}
+
+/// recv(2) into a `bytes` object: by way of the loop's buffer, or straight into the object where the socket is known to be
+/// ready and much is expected. Only a stream may be given less than it asks for: of a datagram the rest would be lost.
+fn receive(
+    sock: &Bound<'_, PyAny>,
+    event_loop: &Loop,
+    count_max: usize,
+    is_ready: bool,
+) -> PyResult<std::io::Result<Py<PyAny>>> {
+    let py = sock.py();
+    let habit = event_loop.sock_recv_habit.load(Relaxed);
+    let capacity = buffers::with_slack(habit).min(count_max);
+    let direct = is_ready && habit >= buffers::DIRECT_MIN;
+    let allowed = if direct { capacity } else { Received::CAPACITY };
+    let current = || socket_object::descriptor(sock).unwrap_or(-1);
+    if allowed < count_max && socket_object::kind(sock)? != libc::SOCK_STREAM {
+        let result = buffers::receive_bytes(py, current, count_max)?;
+        return Ok(result.map(|(bytes, _)| bytes));
+    }
+    let result = if direct {
+        buffers::receive_bytes(py, current, capacity)?
+    } else {
+        let mut received = event_loop.receive_buffer(py)?;
+        match received.receive_up_to(current(), count_max.min(Received::CAPACITY)) {
+            Ok(count) => Ok((event_loop.settle_receive_buffer(py, received, count), count)),
+            Err(error) => {
+                event_loop.return_receive_buffer(py, received);
+                Err(error)
+            }
+        }
+    };
+    if let Ok((_, count)) = &result {
+        // What fills its room is likely to be followed by more.
+        let next = if *count == capacity {
+            count * 2
+        } else {
+            *count
+        };
+        event_loop.sock_recv_habit.store(next, Relaxed);
+    }
+    Ok(result.map(|(bytes, _)| bytes))
+}
