@@ -1,26 +1,36 @@
 //! `ringloop._core`: asyncio's event loop on ringloop's reactor.
 //!
+//! From the highest layer to the lowest; a module imports only those below it (ARCHITECTURE.md, "Layers"):
+//!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `event_loop` | `Loop`: the queue, the timers, scheduling |
+//! | `loop_methods` | what Python calls on a loop |
+//! | `turn` | one turn of the loop |
+//! | `tls` | `SSLProtocol`, the hot half of asyncio's TLS |
+//! | `transport` | `SocketTransport`: reading, writing, flow control, closing |
+//! | `datagram` | `DatagramTransport` |
+//! | `endpoint` | what both kinds of transports have in common |
+//! | `socket_operation` | `sock_recv`, `sock_sendall` and their like |
+//! | `receiver` | native protocols, which get bytes without a Python call |
+//! | `watching` | who hears about which descriptor |
+//! | `scheduling` | callbacks into the queue, and out of it |
+//! | `event_loop` | `Loop`: the state of a loop |
+//! | `watches` | the tables of what is watched |
+//! | `stopwatch` | how callbacks are timed |
+//! | `buffers` | bytes between sockets and Python objects |
+//! | `queue` | what waits for its turn |
+//! | `posting` | callbacks from other threads |
+//! | `addresses` | socket addresses between the kernel and Python |
 //! | `handle` | `Handle` and `TimerHandle` |
 //! | `metrics` | what a loop counts about itself |
-//! | `turn` | one turn of the loop |
-//! | `posting` | callbacks from other threads |
-//! | `watches` | who hears about which descriptor |
-//! | `datagram` | `DatagramTransport`, with the memory it receives into |
-//! | `addresses` | socket addresses between the kernel and Python |
-//! | `transport` | `SocketTransport`, with its reading and its writing |
 //! | `socket_object` | the descriptor that a socket has now |
-//! | `socket_operation` | `sock_recv`, `sock_recv_into`, `sock_sendall` |
-//! | `buffers` | bytes between sockets and Python objects |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
+//! | `run_lock` | what stands for the lock of asyncio's thread-safe handles |
+//! | `support` | state under the GIL, errors, contexts, the border between C and Rust |
 //! | `names` | the names that are looked up in Python objects |
 //! | `objects` | Python objects of Rust's values, and errors, made without panics |
 //! | `native_type` | types of the C API |
-//! | `tls` | `SSLProtocol`, the hot half of asyncio's TLS |
 //! | `thread_exit` | daemon threads at the end of the interpreter |
-//! | `support` | state under the GIL, errors, the border between C and Rust |
 //!
 //! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
 
