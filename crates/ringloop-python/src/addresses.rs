@@ -1,8 +1,8 @@
 //! Socket addresses between the kernel and Python, as the socket module has them: (host, port) for IPv4,
 //! (host, port, flow, scope) for IPv6, a path or an abstract name for Unix sockets.
 //!
-//! What is not plain here (names to be resolved, subclasses, other families) is left to the socket module, so that
-//! its results and errors stay its own.
+//! The socket module handles everything else (names to be resolved, subclasses, other families), so that results and
+//! errors are its own.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ pub(crate) struct Address {
     length: libc::socklen_t,
 }
 
-/// An address that is kept for long: 16 bytes for IPv4, and for others no more than they have.
+/// An address in as little memory as it needs: 16 bytes for IPv4.
 pub(crate) enum CompactAddress {
     Inet(libc::sockaddr_in),
     Other(Box<[u8]>),
@@ -141,7 +141,7 @@ impl Address {
         }
     }
 
-    /// The kernel's form of a plain, numeric address of this family; None where only the socket module can tell.
+    /// The kernel's form of a plain, numeric address of this family; None if only the socket module can tell.
     pub(crate) fn from_python(family: c_int, address: &Bound<'_, PyAny>) -> Option<Self> {
         match family {
             libc::AF_INET => {
@@ -314,7 +314,8 @@ fn exact_number(address: &Bound<'_, PyTuple>, index: usize) -> Option<u32> {
     item.extract().ok()
 }
 
-/// sendto(2) of one datagram, without waiting: the number of bytes sent. Without an address it goes to the socket's peer.
+/// sendto(2) of one datagram, without waiting: the number of bytes sent. Without an address it goes to the socket's
+/// peer.
 pub(crate) fn send_to(fd: RawFd, bytes: &[u8], address: Option<&Address>) -> io::Result<usize> {
     let (pointer, length) = address.map_or((ptr::null(), 0), |it| (it.as_ptr(), it.length));
     loop {
@@ -337,7 +338,7 @@ pub(crate) fn send_to(fd: RawFd, bytes: &[u8], address: Option<&Address>) -> io:
     }
 }
 
-/// Tells the audit hooks what the socket module would have told them.
+/// Raises the audit event that the socket module raises.
 pub(crate) fn audit_sendto(sock: &Bound<'_, PyAny>, address: &Bound<'_, PyAny>) -> PyResult<()> {
     // SAFETY: the GIL is held, and the format takes two objects, which are alive.
     let status = unsafe {
@@ -432,7 +433,7 @@ impl AddressCache {
         Some(entry.object.clone_ref(py))
     }
 
-    /// Remembers an object that `Address::object` made. What it takes the place of is to be dropped when nothing is
+    /// Remembers an object that `Address::object` made. The caller drops the object that it replaces, when nothing is
     /// borrowed.
     #[must_use]
     pub(crate) fn insert_received(

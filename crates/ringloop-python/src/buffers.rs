@@ -24,7 +24,7 @@ pub(crate) use self::batch::Batch;
 pub(crate) const COPIES_AFTER_KEPT: u8 = 32;
 /// Pieces handed to one sendmsg(2).
 pub(crate) const PIECES_PER_SEND: usize = 256;
-/// Below this, a copy of the right size costs less than what handing out the large buffer risks.
+/// Smaller amounts are copied: that costs less than making a new buffer if the protocol keeps this one.
 pub(crate) const IN_PLACE_MIN: usize = 16 * 1024;
 
 /// The loop's receive buffer: one large `bytes` object, kept warm.
@@ -106,7 +106,7 @@ impl Received {
     /// The first `count` bytes received, as an object for a protocol. Give it back with `put_back`.
     pub(crate) fn take(&mut self, py: Python<'_>, count: usize, copy: bool) -> Delivery {
         if (copy || count < IN_PLACE_MIN)
-            // Without memory for a copy, what was received is not lost.
+            // If there is no memory for a copy, the buffer itself is handed out, so that nothing is lost.
             && let Ok(copy) = objects::bytes(py, self.bytes(count))
         {
             return Delivery::Copied(copy.into_any().unbind());
@@ -125,7 +125,7 @@ impl Received {
         }
     }
 
-    /// The first `count` bytes received, for good; and the buffer, where it is left.
+    /// The first `count` bytes received, for good; and the buffer, if it was not needed for them.
     pub(crate) fn hand_over(mut self, py: Python<'_>, count: usize) -> (Py<PyAny>, Option<Self>) {
         match self.take(py, count, true) {
             Delivery::Copied(copy) => (copy, Some(self)),
@@ -235,7 +235,7 @@ pub(crate) fn with_bytes<R>(
     body(view.bytes())
 }
 
-/// Whether data counts as empty: a subclass may have an opinion of its own, and a view that was released has none.
+/// Whether data counts as empty. A subclass may define its own truth value, and asking a released view is an error.
 #[inline]
 pub(crate) fn is_empty(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     match data.cast_exact::<PyBytes>() {
@@ -284,11 +284,11 @@ impl Drop for View {
     }
 }
 
-/// From here on `sock_recv` receives straight into the `bytes` that it returns: its size is known by habit, and a copy
-/// would cost more than the object.
+/// From this size on `sock_recv` receives straight into the `bytes` that it returns: the size is guessed from the last
+/// receive, and a copy would cost more than a new object.
 pub(crate) const DIRECT_MIN: usize = 32 * 1024;
 
-/// Room for a little more than `habit` bytes. Not for much more: glibc maps and unmaps what is over 128 KB at each use.
+/// Room for a little more than `habit` bytes. Not for much more: glibc maps and unmaps blocks over 128 KB at each use.
 pub(crate) fn with_slack(habit: usize) -> usize {
     (habit + habit / 16 + 4096).min(Received::CAPACITY)
 }
@@ -298,8 +298,8 @@ unsafe extern "C" {
     fn _PyBytes_Resize(object: *mut *mut ffi::PyObject, size: ffi::Py_ssize_t) -> libc::c_int;
 }
 
-/// Receives up to `capacity` bytes into a new `bytes` object; what recv(2) said otherwise. `Err` when memory runs out.
-/// The socket's number is asked for when all else is ready.
+/// Receives up to `capacity` bytes into a new `bytes` object. The inner error is that of recv(2), the outer one
+/// `MemoryError`. `fd` is called last, right before the system call.
 pub(crate) fn receive_bytes(
     py: Python<'_>,
     fd: impl FnOnce() -> RawFd,
@@ -327,8 +327,9 @@ pub(crate) fn receive_bytes(
     }
 }
 
-/// Receives into a writable bytes-like object. `Err` if it isn't one; otherwise what recv(2) said, and the capacity. For
-/// `cut_short` see `receive`. The socket's number is asked for last: giving its memory may run the object's own code.
+/// Receives into a writable bytes-like object: the result of recv(2), and the capacity. `Err` if it isn't such an
+/// object. For `cut_short` see `receive`. `fd` is called last, because exporting the buffer may run the object's own
+/// code.
 pub(crate) fn receive_into(
     fd: impl FnOnce() -> RawFd,
     buffer: &Bound<'_, PyAny>,
@@ -337,7 +338,7 @@ pub(crate) fn receive_into(
     let view = View::new(buffer, ffi::PyBUF_WRITABLE)?;
     let capacity = view.0.len as usize;
     if capacity == 0 {
-        // As in the socket module, which asks nobody for nothing.
+        // As in the socket module: receiving no bytes is no system call.
         return Ok((Ok(0), 0));
     }
     // SAFETY: the view is writable and `capacity` bytes long until it is released.
@@ -345,8 +346,9 @@ pub(crate) fn receive_into(
     Ok((result, capacity))
 }
 
-/// Receives a datagram, or its first `count_max` bytes, into a writable bytes-like object; and where it came from. None if
-/// there isn't room for so many, `Err` if it isn't such an object. The socket's number is asked for last, as above.
+/// Receives a datagram, or its first `count_max` bytes, into a writable bytes-like object: the number of bytes, and
+/// where it came from. None if the object is smaller than that, `Err` if it isn't such an object. `fd` is called last,
+/// as above.
 pub(crate) fn receive_from_into(
     fd: impl FnOnce() -> RawFd,
     buffer: &Bound<'_, PyAny>,
@@ -389,8 +391,8 @@ unsafe fn receive_from(
     Ok((count(received)?, Address::from_kernel(&name, length)))
 }
 
-/// recv(2); where `cut_short` is wanted, recvmsg(2), which tells whether descriptors or credentials came along: the kernel
-/// ends a read of a Unix stream at these, whatever lies behind. They are dropped, as by recv(2).
+/// recv(2); or recvmsg(2) if `cut_short` is wanted, which tells whether descriptors or credentials came along. A read
+/// of a Unix stream ends at these, even if there is more data behind them. They are dropped, as by recv(2).
 ///
 /// # Safety
 /// `memory` is valid for writing `capacity` bytes.

@@ -1,10 +1,12 @@
 //! `DatagramTransport`: the native half of a datagram endpoint (UDP, and Unix datagrams).
 //!
-//! It receives in batches when the socket is ready, and sends directly first. What happens once per endpoint, and what
-//! goes wrong, is Python, in the subclass `ringloop._datagrams.DatagramTransport`, mostly asyncio's own code.
+//! It receives in batches when the socket is ready, and tries to send directly first. What happens once per endpoint,
+//! and the handling of errors, is Python, in the subclass `ringloop._datagrams.DatagramTransport`: mostly asyncio's own
+//! code.
 //!
 //! While nothing waits to be sent, the watch is for reading only and edge-triggered. A blocked socket is watched
-//! level-triggered for both: a Unix socket tells by no edge that the queue of the peer it wants to reach has room.
+//! level-triggered for both: a Unix socket reports no edge when there is room again in the queue of the peer it sends
+//! to.
 
 #![allow(unsafe_code)]
 
@@ -39,14 +41,14 @@ type Outgoing = (Py<PyBytes>, Option<Py<PyAny>>);
 /// A datagram that was received but not delivered yet, and from whom.
 type Incoming = (Py<PyAny>, Py<PyAny>);
 
-/// The flags are asyncio's, each with its own life.
+/// The flags are asyncio's, and independent of one another.
 #[allow(clippy::struct_excessive_bools)]
 struct State {
     attachment: Attachment,
     family: c_int,
     protocol: Option<Py<PyAny>>,
     protocol_connected: bool,
-    /// The one address that `sendto` accepts, where the endpoint was made with a remote address.
+    /// The one address that `sendto` accepts, if the endpoint was made with a remote address.
     address: Option<Py<PyAny>>,
     /// The socket knows its peer: no address goes with what is sent.
     has_peer: bool,
@@ -64,7 +66,7 @@ struct State {
     lost: i64,
     buffer: VecDeque<Outgoing>,
     buffer_size: usize,
-    /// What each datagram counts in the buffer besides its content.
+    /// How many bytes each datagram adds to the size of the buffer, besides its content.
     header_size: usize,
     sends_empty: bool,
     undelivered: VecDeque<Incoming>,
@@ -85,9 +87,9 @@ pub(crate) struct DatagramTransport {
 
 #[pymethods]
 impl DatagramTransport {
-    /// `header_size` is what each datagram counts in the write buffer besides its content; `sends_empty` tells whether
-    /// `sendto` sends datagrams without content, or drops them. Both depend on the Python version. A `lent` socket was
-    /// handed in by the user.
+    /// `header_size` is how many bytes each datagram adds to the size of the write buffer, besides its content.
+    /// `sends_empty` tells whether `sendto` sends empty datagrams, or drops them. Both depend on the Python version. A
+    /// `lent` socket was passed in by the user.
     #[new]
     #[pyo3(signature = (event_loop, sock, protocol, address, extra, header_size, sends_empty, lent=false))]
     #[allow(
@@ -260,8 +262,7 @@ impl DatagramTransport {
         flush(slf)
     }
 
-    /// Begins to close: nothing more is received. True if something is still to be sent, so that the connection goes
-    /// on until then.
+    /// Begins to close: nothing more is received. True if something is still to be sent, which delays the end.
     fn _begin_close(slf: &Bound<'_, Self>) -> PyResult<bool> {
         let py = slf.py();
         let (undelivered, sending) = {
@@ -300,7 +301,7 @@ impl DatagramTransport {
         Ok(true)
     }
 
-    /// Takes the endpoint off the loop for good; the caller closes the socket next, which this returns.
+    /// Takes the endpoint off the loop for good. Returns the socket, which the caller closes next.
     fn _detach(slf: &Bound<'_, Self>) -> Option<Py<PyAny>> {
         let py = slf.py();
         let this = slf.get();
@@ -455,7 +456,7 @@ impl State {
         }
     }
 
-    /// What refers to others' objects, to be dropped when nothing is borrowed.
+    /// Takes out what may run Python code when it is dropped. The caller drops it when nothing is borrowed.
     #[allow(clippy::type_complexity)]
     fn take_rest(
         &mut self,
@@ -614,7 +615,7 @@ pub(crate) fn on_ready(
     Ok(())
 }
 
-/// Tells the protocol of an error, which is being handled meanwhile.
+/// Calls `error_received`, as from an `except` block.
 #[cold]
 fn error_received(transport: &Bound<'_, DatagramTransport>, error: PyErr) -> PyResult<()> {
     let py = transport.py();

@@ -1,5 +1,5 @@
-//! What stream and datagram transports have in common: how one is attached to its socket and to its loop, and whether it
-//! reads.
+//! What stream and datagram transports have in common: how one is attached to its socket and to its loop, and whether
+//! it reads.
 
 use std::cell::RefMut;
 use std::os::fd::RawFd;
@@ -19,16 +19,19 @@ use crate::watches::{Entered, Watch};
 use crate::watching;
 
 /// A transport's socket and loop, what the loop knows of it, and whether it is to read.
-#[allow(clippy::struct_excessive_bools, reason = "each has a life of its own")]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "they are independent of one another"
+)]
 pub(crate) struct Attachment {
     pub(crate) event_loop: Option<Py<Loop>>,
     pub(crate) sock: Option<Py<PyAny>>,
-    /// The descriptor that the socket had at the beginning, which the loop knows the transport by. For the one that it has
-    /// now ask `descriptor`.
+    /// The descriptor that the socket had at the beginning, which the loop knows the transport by. For the one that it
+    /// has now ask `descriptor`.
     pub(crate) fd: RawFd,
-    /// The socket was handed in, and whoever did so may close it at any time.
+    /// The socket was passed in by the user, who may close it at any time.
     lent: bool,
-    /// The driver itself has watched the socket: before that is closed, the kernel must let go of it.
+    /// The driver itself has watched the socket: the kernel must let go of it before it is closed.
     was_held: bool,
     /// The loop knows that this transport has the descriptor.
     entered: Option<Entered>,
@@ -94,7 +97,7 @@ pub(crate) fn event_loop<T: Endpoint>(transport: &T, py: Python<'_>) -> PyResult
     event_loop.ok_or_else(|| closed(py))
 }
 
-/// The error of what can't be done any more.
+/// The error of a transport that has left its loop.
 #[cold]
 pub(crate) fn closed(py: Python<'_>) -> PyErr {
     objects::error::<PyRuntimeError>(py, "the transport is closed")
@@ -191,8 +194,8 @@ pub(crate) fn queue_ready<T: Endpoint>(
         .push(Ready::Transport(served));
 }
 
-/// Tells the loop's exception handler what left a transport's step, as asyncio does with what leaves the callback that
-/// has this name there, and ran in `context`.
+/// Tells the loop's exception handler of an error that a transport's step raised. It is told what asyncio would say of
+/// its callback of this name, which ran in `context`.
 pub(crate) fn report<T: Endpoint>(
     event_loop: &Bound<'_, Loop>,
     transport: &Bound<'_, T>,

@@ -1,11 +1,11 @@
 //! `Loop`: the state of `ringloop.EventLoop`, its native base.
 //!
-//! It holds the queue of callbacks, the timers, the watches and the reactor. What Python calls on it is in `loop_methods.rs`.
-//! What runs once per loop or per connection is Python: `ringloop.EventLoop` inherits it from the running interpreter's
-//! asyncio.
+//! It holds the queue of callbacks, the timers, the watches and the reactor. What Python calls on it is in
+//! `loop_methods.rs`. What runs once per loop or per connection is Python: `ringloop.EventLoop` inherits it from the
+//! running interpreter's asyncio.
 //!
-//! The queue (never borrowed while Python runs), the watches, and the reactor (absent while its thread waits in it) are in
-//! separate cells, so that Python code which comes back while one is in use finds the others free.
+//! The queue (never borrowed while Python runs), the watches, and the reactor (absent while its thread waits in it) are
+//! in separate cells, so that reentrant calls find the others free while one is in use.
 
 #![allow(unsafe_code)]
 
@@ -148,7 +148,7 @@ impl Loop {
     /// Whether this thread runs the loop.
     #[inline]
     fn runs_here(&self) -> bool {
-        // SAFETY: it takes nothing and needs nothing.
+        // SAFETY: it has no preconditions.
         self.thread_id() == unsafe { ffi::PyThread_get_thread_ident() } as u64
     }
 
@@ -186,7 +186,7 @@ impl Loop {
         }
     }
 
-    /// Runs `body` with the reactor. An error where there is none: the loop is closed, or waits in another thread.
+    /// Runs `body` with the reactor. An error if it is absent: the loop is closed, or waits in another thread.
     pub(crate) fn with_reactor<R>(
         &self,
         py: Python<'_>,

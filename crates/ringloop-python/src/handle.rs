@@ -6,9 +6,9 @@
 //!
 //! Every function here runs with the GIL held; that is what makes the free lists and the plain fields sound.
 //!
-//! A handle of `call_soon` is not tracked by the garbage collector while only the queue holds it: tens of thousands
-//! of them would be visited again and again for nothing. The queue's owner shows the collector what they hold
-//! (`HandleRef::traverse`), and one that somebody else kept is tracked when it leaves the queue.
+//! A handle of `call_soon` is not tracked by the garbage collector while only the queue holds it: the collector would
+//! visit tens of thousands of them again and again, in vain. The queue's owner shows the collector what they refer to
+//! (`HandleRef::traverse`). A handle that somebody else keeps is tracked when it leaves the queue.
 
 #![allow(unsafe_code)]
 
@@ -57,14 +57,14 @@ pub(crate) struct Handle {
     running: u32,
 }
 
-/// What a handle shows of how it was made.
+/// How a handle was made, as far as it shows.
 #[derive(Copy, Clone, PartialEq, Eq)]
 #[repr(u8)]
 enum Origin {
     Usual,
-    /// `call_soon_threadsafe`; newer asyncios have a class for that.
+    /// By `call_soon_threadsafe`, for which newer asyncios have a class.
     Threadsafe,
-    /// `call_at` with an int, which `when` gives back as one.
+    /// By `call_at` with an int, which `when` gives back as one.
     IntegerDeadline,
 }
 
@@ -120,7 +120,7 @@ impl HandleRef {
     /// Makes a handle for `call` on `event_loop` (borrowed). Fails only when memory runs out.
     ///
     /// # Safety
-    /// The GIL is held, and every pointer in `call` and `event_loop` is a live object.
+    /// The GIL is held, every pointer in `call` is a live object, and `event_loop` is a live instance of `Loop`.
     #[inline]
     pub(crate) unsafe fn new(
         call: &Call<'_>,
@@ -295,8 +295,8 @@ impl HandleRef {
         unsafe { (*self.0.as_ptr()).cancelled }
     }
 
-    /// Cancels the callback and drops what it holds, which may run Python code. The caller, who keeps the handle alive, takes
-    /// the timer that it returns out of the queue of this loop.
+    /// Cancels the callback and drops what it holds, which may run Python code. The caller, who keeps the handle alive,
+    /// takes the timer that it returns out of the queue of this loop.
     #[must_use]
     pub(crate) fn cancel(self, py: Python<'_>) -> Option<(Bound<'_, PyAny>, TimerKey)> {
         let this = self.0.as_ptr();
@@ -320,8 +320,8 @@ impl HandleRef {
     /// Where asyncio would take the lock of a handle of `call_soon_threadsafe`.
     pub(crate) fn wait_for_end_of_run(self, py: Python<'_>) -> PyResult<()> {
         let this = self.0.as_ptr();
-        // SAFETY: the handle is alive until this returns, as the caller owns a reference. Whenever `is_running` is called, the
-        // GIL is held.
+        // SAFETY: the handle is alive until this returns, as the caller owns a reference. Whenever `is_running` is
+        // called, the GIL is held.
         unsafe {
             if (*this).origin == Origin::Threadsafe && (*this).running > 0 {
                 return run_lock::wait_for_end(py, this as usize, || (*this).running > 0);
@@ -374,7 +374,7 @@ impl HandleRef {
         }
     }
 
-    /// What `run` has called, also if it was cancelled meanwhile; before `finish_run`.
+    /// What `run` has called, even if it was cancelled meanwhile. To be asked before `finish_run`.
     pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         // SAFETY: the GIL is held, the handle is alive, and its callback is an object or null.
         unsafe { Bound::from_borrowed_ptr_or_opt(py, (*self.0.as_ptr()).callback) }
@@ -416,8 +416,8 @@ unsafe fn call(this: *mut Handle) -> *mut ffi::PyObject {
     }
 }
 
-/// What the user gave for a context and is none is asked to run the callback, as asyncio does; the result is owned, null
-/// with an exception set.
+/// Runs the callback by the `run` method of a context that is no `contextvars.Context`, as asyncio does. The result is
+/// owned, or null with an exception set.
 #[cold]
 fn run_by(handle: HandleRef) -> *mut ffi::PyObject {
     guard(|py| {

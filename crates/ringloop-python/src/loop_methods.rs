@@ -159,7 +159,7 @@ impl Loop {
         self.clear(py);
     }
 
-    /// Raises RuntimeError if a transport has this descriptor, ValueError if it is none.
+    /// Raises RuntimeError if a transport has this descriptor, ValueError if it is not a descriptor.
     fn _ensure_fd_no_transport(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<()> {
         watching::ensure_no_transport(slf, fd, watching::file_number(fd)?)
     }
@@ -178,7 +178,7 @@ impl Loop {
         sock: &Bound<'py, PyAny>,
         n: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // The socket module takes no more than an `isize`, and says so itself.
+        // The socket module accepts no more than an `isize`, and raises the error itself.
         let count_max = n.extract().ok().filter(|&it| isize::try_from(it).is_ok());
         if let Some(count_max) = count_max {
             let kind = Kind::Receive { count_max };
@@ -219,7 +219,7 @@ impl Loop {
         sock: &Bound<'py, PyAny>,
         bufsize: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // More than the receive buffer holds is asked for in vain, save for the largest of Unix datagrams.
+        // Only a Unix datagram could be larger than the receive buffer.
         let count_max = bufsize
             .extract()
             .ok()
@@ -277,8 +277,8 @@ impl Loop {
         Ok(snapshot)
     }
 
-    /// The descriptor of `file` and the handles that watch it, as (reader or None, writer or None), or None where nothing
-    /// does. A file that is closed is found while it is watched. `ValueError` for what is no file.
+    /// The descriptor of `file`, and the handles that watch it as (reader or None, writer or None), or None if nothing
+    /// does. A closed file is found as long as it is watched. `ValueError` for what is no file.
     fn _watched<'py>(
         slf: &Bound<'py, Self>,
         file: &Bound<'_, PyAny>,

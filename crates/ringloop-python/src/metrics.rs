@@ -54,8 +54,8 @@ pub(crate) struct Meter {
 }
 
 /// The time that a loop has waited. The end of a wait is written without the GIL, so that waiting for the GIL doesn't
-/// count: hence one word that is either the sum of all waits, or while one is under way, marked, what the clock showed when
-/// it began less the sum before.
+/// count: hence one word that is either the sum of all waits, or while one is under way, marked, what the clock showed
+/// when it began less the sum before.
 #[derive(Default)]
 struct Idle(AtomicU64);
 

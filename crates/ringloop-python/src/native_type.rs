@@ -1,8 +1,8 @@
 //! Types of the C API, for objects that are made once per callback or per packet: no more than a struct and its slots.
 //!
-//! Their objects may form chains as long as a user likes: each callback has its predecessor's handle for an argument. So
-//! that the end of the last one doesn't end all of them in one deep recursion, `EndOfLife` lets the deeper ones wait, as
-//! CPython does with its own containers (the "trashcan"; from Python 3.14 on it does so with every type's).
+//! Their objects may form chains as long as a user likes: each callback has its predecessor's handle for an argument.
+//! So that the end of the last one doesn't end all of them in one deep recursion, `EndOfLife` lets the deeper ones
+//! wait, as CPython does with its own containers (the "trashcan"; from Python 3.14 on it does so with every type's).
 
 #![allow(unsafe_code)]
 
@@ -146,8 +146,8 @@ pub(crate) const fn attribute(name: &'static CStr, getter: ffi::getter) -> ffi::
     }
 }
 
-/// What the collector keeps in front of each object (`PyGC_Head`, Include/internal/pycore_gc.h): two words, which are zero for an
-/// object that it doesn't track, in every version from Python 3.11 to 3.15.
+/// What the collector keeps in front of each object (`PyGC_Head`, Include/internal/pycore_gc.h): two words, which are
+/// zero for an object that it doesn't track, in every version from Python 3.11 to 3.15.
 const HEADER_SIZE: usize = 2 * size_of::<usize>();
 
 /// Whether the objects of the running interpreter were seen to have such a header.
@@ -158,8 +158,8 @@ static IS_HEADER_KNOWN: AtomicBool = AtomicBool::new(false);
 /// # Safety
 /// The GIL is held, and the type was made by `NativeType::make` with a size of its own.
 pub(crate) unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject) -> PyResult<()> {
-    // SAFETY: as the function asks. The new object is not used as one, and its memory begins with the header that is looked at
-    // only if the interpreter says that it has this size.
+    // SAFETY: as the function asks. The new object is not used as one, and its memory begins with the header that is
+    // looked at only if the interpreter says that it has this size.
     unsafe {
         let object = ffi::PyType_GenericAlloc(class, 0);
         if object.is_null() {
@@ -182,8 +182,8 @@ pub(crate) unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject)
 
 /// A new, untracked object of zeros; null with `MemoryError` set.
 ///
-/// The collector doesn't count it. It starts a collection whenever so many more objects of its kind were made than freed, and
-/// objects that are tracked late or never would have it look again and again at nothing.
+/// The collector doesn't count it. It starts a collection whenever so many more objects of its kind were made than
+/// freed, and objects that are tracked late or never would have it look again and again at nothing.
 ///
 /// # Safety
 /// The GIL is held, and the type was made by `NativeType::make`.
@@ -243,14 +243,15 @@ pub(crate) struct EndOfLife {
 }
 
 impl EndOfLife {
-    /// None where the object has to wait: `tp_dealloc` is called again, before the outermost of the objects that are ending
-    /// has ended.
+    /// None where the object has to wait: `tp_dealloc` is called again, before the outermost of the objects that are
+    /// ending has ended.
     ///
     /// # Safety
     /// Called by the interpreter, with the GIL, for an object of one of our types whose count fell to zero.
     #[inline]
     pub(crate) unsafe fn begin(object: *mut ffi::PyObject) -> Option<Self> {
-        // SAFETY: as the function asks. The GIL guards `ENDING`: whoever set it clears it, whichever threads run meanwhile.
+        // SAFETY: as the function asks. The GIL guards `ENDING`: whoever set it clears it, whichever threads run
+        // meanwhile.
         unsafe {
             ffi::PyObject_GC_UnTrack(object.cast());
             if !(*object.cast::<Head>()).weak_references.is_null() {
@@ -303,8 +304,8 @@ unsafe fn end_nested() {
     let nested = NESTED.get();
     if nested == 1 {
         while let Some(next) = ptr::NonNull::new(WAITING.get()) {
-            // SAFETY: what waits is one of our objects. Its field is null again, as without weak references, before its type's
-            // `tp_dealloc` sees it.
+            // SAFETY: what waits is one of our objects. Its field is null again, as without weak references, before its
+            // type's `tp_dealloc` sees it.
             unsafe {
                 let head = next.cast::<Head>().as_ptr();
                 let link = &mut (*head).weak_references;

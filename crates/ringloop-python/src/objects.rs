@@ -1,7 +1,7 @@
 //! Python objects of Rust's values, made so that a lack of memory is `MemoryError`.
 //!
-//! PyO3's own conversions panic then, and an error that it makes only when it is raised aborts. So nothing here is lazy, and
-//! what clippy.toml lists is not used elsewhere.
+//! PyO3's own conversions panic then, and an error that it makes only when it is raised aborts. So nothing here is
+//! lazy, and what clippy.toml lists is not used elsewhere.
 
 #![allow(unsafe_code)]
 
@@ -75,7 +75,8 @@ pub(crate) fn tuple<'py, const N: usize>(
     py: Python<'py>,
     items: [Bound<'py, PyAny>; N],
 ) -> PyResult<Bound<'py, PyTuple>> {
-    // SAFETY: the GIL is held (`py`). Each place of the new tuple gets one owned reference before anybody else can see it.
+    // SAFETY: the GIL is held (`py`). Each place of the new tuple gets one owned reference before anybody else can see
+    // it.
     unsafe {
         let tuple = owned::<PyTuple>(py, ffi::PyTuple_New(N as ffi::Py_ssize_t))?;
         for (index, item) in items.into_iter().enumerate() {

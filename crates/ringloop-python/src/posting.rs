@@ -1,9 +1,9 @@
 //! Callbacks from other threads: how they wake the loop, and how the threads that post them give way to it.
 //!
-//! The loop's thread needs the GIL. From a thread that does nothing but post it gets the GIL after 5 ms, from several such
-//! threads one time in many; by then tens of thousands of callbacks are queued, and timers and I/O stand behind them. In
-//! asyncio each post releases the GIL, because it is a system call. Here threads may post [`POSTS_PER_TURN`] callbacks in a
-//! turn as fast as they can. Who posts more rests now and then, without the GIL, until the loop's next turn.
+//! The loop's thread needs the GIL. It waits 5 ms for the GIL if another thread does nothing but post, and much longer
+//! if several do. By then tens of thousands of callbacks are queued ahead of timers and I/O. In asyncio each post
+//! releases the GIL, because it is a system call. Here threads may post [`POSTS_PER_TURN`] callbacks in a turn as fast
+//! as they can. A thread that posts more rests now and then, without the GIL, until the loop's next turn.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,14 +17,15 @@ use crate::metrics::Meter;
 /// How many callbacks run between two looks at the timers and the kernel.
 pub(crate) const CALLBACKS_PER_LOOK: usize = 1024;
 
-/// So many callbacks may be posted while the loop makes one turn: as many as it runs between two looks at timers and I/O.
+/// How many callbacks may be posted during one turn before threads rest: as many as run between two looks at timers and
+/// I/O.
 const POSTS_PER_TURN: u64 = CALLBACKS_PER_LOOK as u64;
-/// After that, one thread rests at each so many callbacks.
+/// After that, a thread rests at every so many callbacks.
 const POSTS_PER_REST: u64 = 16;
 /// The longest rest. The callback that runs may wait for the very thread that rests.
 const REST_MAX: Duration = Duration::from_millis(20);
-/// Where no rest helps, one thread takes a nap at each so many callbacks, so that others get the GIL. That costs a post what
-/// asyncio's system call does.
+/// If resting doesn't help, a thread naps at every so many callbacks, so that others get the GIL. On average a post
+/// then costs as much as asyncio's, which is a system call.
 const POSTS_PER_NAP: u64 = 32;
 /// How long a nap is; a rest is as many of them as it needs. The kernel adds 50 us.
 const NAP: Duration = Duration::from_micros(50);
@@ -35,7 +36,8 @@ pub(crate) struct Posting {
     /// The turn that the loop was in at the last post, and how many callbacks were posted in it.
     turn: AtomicU64,
     posts: AtomicU64,
-    /// How many callbacks the loop had run, and one more, when it ran none during a rest: the one that it is in takes long.
+    /// One more than the number of callbacks that the loop had run when it ran none during a rest: the current one
+    /// takes long.
     stuck_at: AtomicU64,
 }
 
@@ -112,7 +114,7 @@ impl Drop for InsideLoop {
     }
 }
 
-/// Whether this thread runs a loop, be it which it may.
+/// Whether this thread runs any loop.
 fn is_inside_loop() -> bool {
     LOOPS.get() > 0
 }

@@ -1,7 +1,7 @@
 //! What waits for its turn: callbacks, transports that have something to do, and timers.
 //!
-//! Nothing here knows what a transport is. The queue holds the object and the kind of its native type; the turn, which knows
-//! the types, has the right one serve it.
+//! Nothing here knows what a transport is. The queue holds the object and the kind of its native type; the turn, which
+//! knows the types, has the right one serve it.
 
 #![allow(unsafe_code)]
 
@@ -46,7 +46,7 @@ pub(crate) enum TransportKind {
 pub(crate) enum Reason {
     /// `connection_made` has been called: it begins to read.
     Begin,
-    /// Its socket reported something, or it has more to do than it did.
+    /// Its socket reported something, or it has not finished.
     Ready(Readiness),
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Queue {
     pub(crate) timers: Timers<Ready>,
     /// Debug mode's timers by the address of their handle, for cancelling.
     foreign_timers: HashMap<usize, TimerKey>,
-    /// The most that was ready at once since the last `shrink`.
+    /// The largest number of entries that were ready at once since the last `shrink`.
     ready_max: usize,
 }
 
@@ -158,9 +158,8 @@ impl Queue {
         self.ready.len()
     }
 
-    /// Gives memory back, before a wait: what is beyond twice the most that was ready at once since the wait before. So a
-    /// burst that comes again finds its room, and one that doesn't has none from the next wait on. (Timers do so by
-    /// themselves.)
+    /// Gives memory back, before a wait: all but twice what was needed at most since the wait before. A burst that
+    /// repeats keeps its memory; after one that doesn't, the next wait frees it. (The timers shrink by themselves.)
     #[inline]
     pub(crate) fn shrink(&mut self) {
         let needed = READY_KEPT.max(2 * std::mem::take(&mut self.ready_max));

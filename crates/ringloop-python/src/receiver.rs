@@ -1,44 +1,46 @@
 //! Receivers: native protocols that take what a connection has received without a Python call.
 //!
-//! A stream transport reads into the loop's receive buffer. For an ordinary protocol it then makes a `bytes` object and calls
-//! `data_received`. A protocol whose class is native and implements [`Receiver`] gets the buffer instead. The transport, and
-//! TLS for the protocol above it, find out by [`Sink::for_protocol`] whenever they are given a protocol: when they are made,
-//! and by `set_protocol`. Each native class is made known once, when the module is imported, by [`register`].
+//! A stream transport reads into the loop's receive buffer. For an ordinary protocol it then makes a `bytes` object and
+//! calls `data_received`. A protocol whose class is native and implements [`Receiver`] gets the buffer instead. The
+//! transport, and TLS for the protocol above it, find out by [`Sink::for_protocol`] whenever they are given a protocol:
+//! when they are made, and by `set_protocol`. Each native class is made known once, when the module is imported, by
+//! [`register`].
 //!
 //! # What a receiver must be
 //!
-//! A class that asyncio can use as a protocol, or the base of one. What happens once per connection, and what is rare, is
-//! done by the methods that every protocol has. The transport calls these by name, so a subclass in Python may replace them:
+//! A class that asyncio can use as a protocol, or the base of one. What happens once per connection, and what is rare,
+//! is done by the methods that every protocol has. The transport calls these by name, so a subclass in Python may
+//! replace them:
 //!
 //! - `connection_made(transport)`, before anything is received, and `connection_lost(exc)`, after everything.
 //! - `eof_received()`, at the end of the stream: the transport closes unless the answer is true.
-//! - `pause_writing()` and `resume_writing()`, when more than the high-water mark waits to be sent, and when that has gone
-//!   down to the low-water mark.
-//! - the method that [`Receiver::METHOD`] names, `data_received` for most, for transports that are not ours. Ours never call
-//!   it: [`Receiver::receive`] takes its place.
+//! - `pause_writing()` and `resume_writing()`, when more than the high-water mark waits to be sent, and when that has
+//!   gone down to the low-water mark.
+//! - the method that [`Receiver::METHOD`] names, `data_received` for most, for transports that are not ours. Ours never
+//!   call it: [`Receiver::receive`] takes its place.
 //!
 //! # What a receiver gets
 //!
-//! [`Receiver::receive`] is called once for each read that has found something, in the context that reading was started in,
-//! with at least one byte and at most [`Received::CAPACITY`]. It is called again only after it has returned, even if it makes
-//! the loop turn. The transport reads again, in a later turn, until the kernel has nothing more. It calls `receive` no more
-//! once reading is paused, the connection is closing, or another protocol has been set; a receiver that hands over to
-//! another protocol passes on itself what it has not used.
+//! A transport calls [`Receiver::receive`] once for each read that has found something, in the context that reading was
+//! started in, with 1 to [`Received::CAPACITY`] bytes. (TLS delivers all that it has decrypted, which may be more.) It
+//! calls again only after `receive` has returned, even if that makes the loop turn. It reads again, in a later turn,
+//! until the kernel has nothing more. It calls no more once reading is paused, the connection is closing, or another
+//! protocol has been set. A receiver that hands over to another protocol passes on itself what it has not used.
 //!
-//! The bytes are in the loop's own buffer. They may be changed in place, and are gone when the [`Input`] is dropped. Whoever
-//! keeps a part must copy it. While an `Input` exists, the loop has no receive buffer and makes a new one of 256 KB for
-//! whoever else reads. So drop it before anything else may receive: before decrypting, and before running the user's code at
-//! length.
+//! The bytes are in the loop's own buffer. They may be changed in place, and are gone when the [`Input`] is dropped.
+//! Whoever keeps a part must copy it. While an `Input` exists, the loop has no receive buffer and makes a new one of
+//! 256 KB for whoever else reads. So drop it before anything else may receive: before decrypting, and before running
+//! the user's code at length.
 //!
-//! An error that `receive` returns is what an exception from the protocol's method would be: it is reported to the loop's
-//! exception handler and ends the connection. `SystemExit` and `KeyboardInterrupt` end the loop.
+//! An error that `receive` returns is what an exception from the protocol's method would be: it is reported to the
+//! loop's exception handler and ends the connection. `SystemExit` and `KeyboardInterrupt` end the loop.
 //!
 //! # How a receiver writes
 //!
 //! Through the transport that `connection_made` gave it: `write`, `writelines`, `write_eof`, `close`, `abort`, and
-//! `pause_reading` and `resume_reading` if it is given too much. That transport is a `SocketTransport`, the transport of TLS,
-//! or one of asyncio's or the user's. Methods of our own classes may be called natively only if nobody can have replaced
-//! them; by name is always right. All of them may be called from within `receive`.
+//! `pause_reading` and `resume_reading` if it is given too much. That transport is a `SocketTransport`, the transport
+//! of TLS, or one of asyncio's or the user's. Methods of our own classes may be called natively only if nobody can have
+//! replaced them; by name is always right. All of them may be called from within `receive`.
 
 #![allow(unsafe_code)]
 

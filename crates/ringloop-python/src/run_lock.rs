@@ -1,8 +1,8 @@
-//! What stands for the lock of asyncio's `_ThreadSafeHandle` (Python 3.14): another thread that cancels a handle of
-//! `call_soon_threadsafe`, or asks whether it was cancelled, waits until a run of it that is in progress has ended.
+//! The equivalent of the lock in asyncio's `_ThreadSafeHandle` (Python 3.14): a thread that cancels a handle of
+//! `call_soon_threadsafe`, or asks whether it was cancelled, waits until a run in progress has ended.
 //!
-//! The GIL guards the handle's fields; here is only the waiting. No lock per handle, and nothing to pay for while nobody
-//! waits but the note of who runs what.
+//! The GIL guards the handle's fields, so only the waiting is here. Handles have no lock of their own. While nobody
+//! waits, the only cost is to note which thread runs which handle.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 static IN_USE: AtomicBool = AtomicBool::new(false);
 /// Whether `WAITING` has any.
 static SOME_WAIT: AtomicBool = AtomicBool::new(false);
-/// Threads that wait for the end of a run, to be unparked. A lock that is held only with the GIL, and never while that is
-/// released: so `os.fork`, which holds the GIL too, finds it free, and no child inherits it locked.
+/// Threads that wait for the end of a run, to be unparked. A lock that is held only with the GIL, and never while that
+/// is released: so `os.fork`, which holds the GIL too, finds it free, and no child inherits it locked.
 static WAITING: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 /// How long a wait goes on without a look at signals: asyncio's can be interrupted.
 const WAIT_AT_MOST: Duration = Duration::from_millis(50);
@@ -75,7 +75,7 @@ pub(crate) fn wait_for_end(
     Ok(())
 }
 
-/// Each looks again whether it was its run that ended. After a fork some may be threads of the parent's, which is harmless.
+/// Each thread checks whether its run has ended. After a fork some may be the parent's threads, which is harmless.
 #[cold]
 fn wake_all() {
     SOME_WAIT.store(false, Relaxed);

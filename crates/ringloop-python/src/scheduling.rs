@@ -19,8 +19,8 @@ pub(crate) fn seconds_now() -> f64 {
     clock::now_ns() as f64 * 1e-9
 }
 
-/// The timer queue's deadline for a time of the loop's clock in seconds. What lies before the clock's start, and what
-/// is no number, is due at once, as asyncio has it; what lies beyond its end never comes.
+/// The timer queue's deadline for a time of the loop's clock in seconds. A time before the clock's start, or NaN, is
+/// due at once, as in asyncio; a time beyond its end never comes.
 pub(crate) fn deadline_ns(when_s: f64) -> u64 {
     // A float to integer conversion saturates, and NaN becomes 0.
     (when_s * 1e9).round() as u64
@@ -141,7 +141,7 @@ pub(crate) unsafe fn schedule_threadsafe<'py>(
 /// Cancels a handle, and takes its timer out of the loop's queue. The caller keeps the handle alive.
 pub(crate) fn cancel(py: Python<'_>, handle: HandleRef) {
     if let Some((event_loop, key)) = handle.cancel(py) {
-        // SAFETY: a handle is made for an instance of `Loop`, by the functions above.
+        // SAFETY: `HandleRef::new` asks for an instance of `Loop`.
         let event_loop = unsafe { event_loop.cast_unchecked::<Loop>() };
         // The queue's own reference.
         if let Some(queued) = event_loop.get().cancel_timer(py, key) {

@@ -1,9 +1,8 @@
-//! What one of the interpreter's socket objects knows of itself, read without a call.
+//! The fields of the interpreter's socket objects, read without a call.
 //!
-//! A descriptor's number says nothing of the file behind it: when a socket is closed, the next file gets its number. So
-//! whoever is about to use a socket asks the object for the number that it has now, which is -1 once it is closed or
-//! detached, and system calls fail with `EBADF` then, as the object's own methods do. Nothing may run between the
-//! question and the call.
+//! A descriptor's number doesn't identify a file: when a socket is closed, the next file gets its number. So the number
+//! is read from the object right before each system call, and nothing may run in between. It is -1 once the socket is
+//! closed or detached, and the system call fails with `EBADF`, as the object's own methods do.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +18,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// The beginning of `PySocketSockObject` (Modules/socketmodule.h), which no version has changed from Python 3.11 to 3.15.
+/// The beginning of `PySocketSockObject` (Modules/socketmodule.h), which no version has changed from Python 3.11 to
+/// 3.15.
 #[repr(C)]
 struct SocketObject {
     ob_base: ffi::PyObject,
@@ -43,7 +43,7 @@ struct Fields {
     kind: c_int,
 }
 
-/// Reads the fields of a socket object; None for what is none, and where the layout is not known.
+/// Reads the fields of a socket object; None if it is not one, or if the layout is unknown.
 #[inline]
 fn fields(sock: &Bound<'_, PyAny>) -> Option<Fields> {
     if !IS_KNOWN.load(Relaxed) || !is_socket(sock) {
@@ -81,9 +81,10 @@ fn is_socket(sock: &Bound<'_, PyAny>) -> bool {
     !class.is_null() && unsafe { ffi::PyObject_TypeCheck(sock.as_ptr(), class) != 0 }
 }
 
-/// The descriptor that a socket object has at the moment, -1 if it has none any more. None for what is no socket object.
+/// The descriptor that a socket object has at the moment, or -1 if it is closed or detached. None if it is not a socket
+/// object.
 ///
-/// Runs no code of the user's: what a subclass has for `fileno` is not asked, as it isn't by `send` and `recv`.
+/// Runs none of the user's code: a subclass's `fileno` is ignored, as `send` and `recv` ignore it.
 #[inline]
 pub(crate) fn descriptor(sock: &Bound<'_, PyAny>) -> Option<RawFd> {
     match fields(sock) {
@@ -100,8 +101,8 @@ pub(crate) fn number(sock: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     }
 }
 
-/// What `_socket.socket.fileno` says. It makes nothing that the collector tracks, so that it may be called while something
-/// is borrowed.
+/// What `_socket.socket.fileno` says. It makes nothing that the collector tracks, so that it may be called while
+/// something is borrowed.
 #[cold]
 fn ask_for_number(sock: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     static METHOD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -128,7 +129,8 @@ pub(crate) fn kind(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
     fields(sock).map_or_else(|| member(sock, "type"), |fields| Ok(fields.kind))
 }
 
-/// A member of `_socket.socket`, whose property in `socket.socket` makes an enum of it; of anything else, its attribute.
+/// A member of `_socket.socket`, whose property in `socket.socket` makes an enum of it; of anything else, its
+/// attribute.
 #[cold]
 fn member(sock: &Bound<'_, PyAny>, name: &str) -> PyResult<c_int> {
     if !is_socket(sock) {
@@ -174,14 +176,14 @@ fn check_layout(py: Python<'_>) -> PyResult<bool> {
     Ok(true)
 }
 
-/// The number by way of the fields and by way of the methods, for tests that both say the same.
+/// The number according to the fields and according to the methods, which tests compare.
 #[pyfunction]
 fn _socket_descriptor(sock: &Bound<'_, PyAny>) -> (Option<RawFd>, Option<RawFd>) {
     let read = fields(sock).map(|fields| fields.fd);
     (read, ask_for_number(sock).ok())
 }
 
-/// Finds out how the running interpreter's sockets are to be read.
+/// Finds out how the running interpreter lays out its sockets.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let class = base(py)?.as_ptr().cast::<ffi::PyTypeObject>();
@@ -196,7 +198,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // SAFETY: the GIL is held and `class` is a type.
     let is_large_enough =
         unsafe { (*class).tp_basicsize } >= size_of::<SocketObject>() as ffi::Py_ssize_t;
-    // Where no socket can be made to look at, their methods are called.
+    // If no socket can be made to check the layout, methods are called instead.
     IS_KNOWN.store(
         is_large_enough && check_layout(py).unwrap_or(false),
         Relaxed,

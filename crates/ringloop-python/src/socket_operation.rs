@@ -1,8 +1,8 @@
 //! `sock_recv`, `sock_sendall` and their like: one awaitable for each call.
 //!
-//! Under asyncio these are coroutines: a frame, a future, two callbacks and a partial per packet. Here each is one object
-//! that behaves like that coroutine (it does nothing until awaited, then tries the system call, and waits on a future
-//! only where the socket isn't ready), and runs no Python.
+//! Under asyncio these are coroutines: a frame, a future, two callbacks and a partial per packet. Here each is one
+//! object that behaves like that coroutine (it does nothing until awaited, then tries the system call, and waits on a
+//! future only where the socket isn't ready), and runs no Python.
 
 #![allow(unsafe_code)]
 
@@ -71,7 +71,7 @@ impl Kind {
 enum Phase {
     /// Not awaited yet.
     Created,
-    /// In its first step. Code of the user's that runs meanwhile must not step it again.
+    /// In its first step. The user's code, if it runs meanwhile, must not step it again.
     Running,
     /// The future was handed to the task.
     Waiting,
@@ -85,7 +85,7 @@ struct Operation {
     argument: Py<PyAny>,
     kind: Kind,
     phase: Phase,
-    /// The watched descriptor, -1 before the first attempt. The socket may be closed meanwhile, and the number be another's.
+    /// The watched descriptor, -1 before the first attempt. If the socket is closed, another file may get the number.
     fd: RawFd,
     sent: usize,
     future: Option<Py<PyAny>>,
@@ -93,7 +93,7 @@ struct Operation {
     outcome: Option<Outcome>,
 }
 
-/// What it came to: the value, or the exception.
+/// The result: the value, or the exception.
 type Outcome = Result<Py<PyAny>, Py<PyBaseException>>;
 
 #[repr(C)]
@@ -104,8 +104,8 @@ struct OperationObject {
 
 static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
 
-/// Makes the awaitable, where the native way serves: a plain `socket.socket`, outside debug mode. None otherwise, and
-/// asyncio's own coroutine does it.
+/// Makes the awaitable, for a plain `socket.socket` outside of debug mode. None otherwise: the caller then returns
+/// asyncio's own coroutine.
 pub(crate) fn new<'py>(
     event_loop: &Bound<'py, Loop>,
     sock: &Bound<'py, PyAny>,
@@ -159,7 +159,7 @@ unsafe fn operation<'a>(object: *mut ffi::PyObject) -> &'a mut Operation {
     unsafe { &mut (*object.cast::<OperationObject>()).operation }
 }
 
-/// What a resumed operation gives to whoever drives it.
+/// What a step of an operation leads to.
 enum Step<'py> {
     Yield(Bound<'py, PyAny>),
     Return(Py<PyAny>),
@@ -282,7 +282,7 @@ fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     {
         return outcome.map(drop);
     }
-    // A watch that can't be ended ended with its loop.
+    // This fails only if the loop is gone, and the watch with it.
     drop(stop_watching(py, object));
     let outcome = outcome.map_err(|error| error.into_value(py));
     // SAFETY: as in `resume`.

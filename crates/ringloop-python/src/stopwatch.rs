@@ -1,8 +1,8 @@
-//! How a loop times its callbacks, at a cost that doesn't show.
+//! How a loop times its callbacks, at a negligible cost.
 //!
-//! Reading the processor's time stamp counter takes 8 ns, which is nothing to a callback that does something and a tenth
-//! of one that does nothing. So it is read after each callback while they take 1 us or so on average, and less often where
-//! they are shorter. Only what takes 100 us and more is looked at closely.
+//! Reading the processor's time stamp counter takes 8 ns: negligible for most callbacks, but a tenth of the time of an
+//! empty one. So it is read after each callback while they take about 1 us or more on average, and less often if they
+//! are shorter. Only callbacks of 100 us and more are examined closely.
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -13,17 +13,18 @@ use crate::names::intern;
 use crate::queue::{Queue, Ready};
 use crate::support::GilCell;
 
-/// After so many readings in a row with less than this between them, the counter is read half as often. A tick is 0.1 to
-/// 1 ns long.
+/// After `SHORT_IN_A_ROW` readings in a row with fewer ticks than this between them, the counter is read half as often.
+/// A tick is 0.1 to 1 ns long.
 const SHORT_TICKS: u64 = 2_048;
 const SHORT_IN_A_ROW: u32 = 16;
-/// With more than this between two readings, it is read after each callback again.
+/// With more ticks than this between two readings, it is read after each callback again.
 const LONG_TICKS: u64 = 5_120;
 /// No more callbacks than this run between two readings.
 const CALLBACKS_PER_READ_MAX: u64 = 32;
-/// What takes less is not worth a name.
+/// Callbacks that take less time are not named.
 const SLOW_NS: u64 = 100_000;
-/// After a slow callback that could not be told from its neighbours, the counter is read after each of so many.
+/// After a slow callback that could not be told from its neighbours, the counter is read after each callback, for so
+/// many.
 const EXACT_AFTER_DOUBT: u32 = 100_000;
 
 /// How often the counter is read.
@@ -87,7 +88,7 @@ impl<'a> Stopwatch<'a> {
         self.meter.callbacks() - self.since
     }
 
-    /// What has taken time until now was no callback.
+    /// The time until now was not spent in a callback.
     #[inline]
     pub(crate) fn skip(&mut self) {
         // Callbacks that are still to be timed keep their beginning, so that a slow one among them is not missed.
@@ -96,15 +97,15 @@ impl<'a> Stopwatch<'a> {
         }
     }
 
-    /// A callback has run, and so many of its turn are left. True if it is time for `read`: when some have run, and after
-    /// the last one before a wait.
+    /// A callback has run, and so many of its turn are left. True if it is time for `read`: when some have run, and
+    /// after the last one before a wait.
     #[inline]
     pub(crate) fn count(&mut self, left: usize, queue: &GilCell<Queue>) -> bool {
         let callbacks = self.meter.count_callback();
         callbacks >= self.read_at || left == 0 && queue.get(self.py).is_idle()
     }
 
-    /// Times what has run; `last` was the last of it, where that is known.
+    /// Times what has run since the last reading. `last` is the last callback, if known.
     #[inline(never)]
     pub(crate) fn read(&mut self, last: Option<&Ready>) -> PyResult<()> {
         let now_ticks = self.meter.ticks.now();
@@ -140,7 +141,7 @@ impl<'a> Stopwatch<'a> {
         Ok(())
     }
 
-    /// Remembers what was slow, if nothing has been slower.
+    /// Remembers a slow callback, if it is the slowest yet.
     #[cold]
     fn slow(&mut self, last: Option<&Ready>, elapsed_ticks: u64, callbacks: u64) -> PyResult<()> {
         let py = self.py;
@@ -173,7 +174,7 @@ impl Drop for Stopwatch<'_> {
     }
 }
 
-/// What was run, in words; others where that fails, because an exception would end the loop.
+/// `describe`, or a text in its place if that raises: an exception would end the loop.
 fn describe_safely(py: Python<'_>, ready: &Ready) -> PyResult<String> {
     describe(py, ready).or_else(|error| {
         if error.is_instance_of::<PyException>(py) {

@@ -31,7 +31,8 @@ use ringloop_driver::Refused;
 pub(crate) struct GilCell<T>(RefCell<T>);
 
 // SAFETY: every access needs a `Python` token, so at most one thread is inside at a time: the module declares that it
-// needs the GIL (lib.rs), is not built for an interpreter without one (build.rs), and not imported there (_platform.py).
+// needs the GIL (lib.rs), is not built for an interpreter without one (build.rs), and not imported there
+// (_platform.py).
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {
@@ -62,8 +63,8 @@ impl<T> GilCell<T> {
 
 /// The content of a Python object of ours that may be subclassed.
 ///
-/// Up to Python 3.12 `object.__new__` gives a subclass's object its room for attributes last. Where there is no memory for
-/// that, the interpreter ends an object that is all zeros: PyO3 drops a content that was never written.
+/// Up to Python 3.12 `object.__new__` gives a subclass's object its room for attributes last. Where there is no memory
+/// for that, the interpreter ends an object that is all zeros: PyO3 drops a content that was never written.
 pub(crate) struct Made<T> {
     is_made: bool,
     content: MaybeUninit<T>,
@@ -77,7 +78,7 @@ impl<T> Made<T> {
         }
     }
 
-    /// To be asked where an object ends; everywhere else it is.
+    /// To be asked in `Drop`; everywhere else it is true.
     pub(crate) fn is_made(this: &Self) -> bool {
         this.is_made
     }
@@ -88,7 +89,8 @@ impl<T> Deref for Made<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: an object gets its content, by `new`, before anybody else sees it; whoever ends one asks `is_made` first.
+        // SAFETY: an object gets its content, by `new`, before anybody else sees it; whoever ends one asks `is_made`
+        // first.
         unsafe { self.content.assume_init_ref() }
     }
 }
@@ -102,9 +104,9 @@ impl<T> Drop for Made<T> {
     }
 }
 
-/// Tells PyO3 that this thread has the GIL, in a function that the interpreter calls and not PyO3. It would take the thread
-/// for detached otherwise, unless a function of its own is further up the stack, and put off the drop of every `Py` until it
-/// is entered again.
+/// Tells PyO3 that this thread has the GIL, in a function that the interpreter calls and not PyO3. It would take the
+/// thread for detached otherwise, unless a function of its own is further up the stack, and put off the drop of every
+/// `Py` until it is entered again.
 ///
 /// # Safety
 /// The GIL is held.
@@ -121,8 +123,8 @@ pub(crate) fn guard(
     unsafe { attached(|py: Python<'_>| settle(catch_unwind(AssertUnwindSafe(|| body(py))))) }
 }
 
-/// The same for the functions that run once per callback, where telling PyO3 would take 30 of 500 instructions. `body` must
-/// not drop a `Py`; a `Bound` is dropped at once in any case.
+/// The same for the functions that run once per callback, where telling PyO3 would take 30 of 500 instructions. `body`
+/// must not drop a `Py`; a `Bound` is dropped at once in any case.
 pub(crate) fn guard_scheduling<'py>(
     body: impl FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
@@ -146,8 +148,8 @@ fn settle(result: thread::Result<PyResult<Bound<'_, PyAny>>>) -> *mut ffi::PyObj
 
 #[cold]
 fn raise(error: PyErr) -> *mut ffi::PyObject {
-    // SAFETY: only called by `settle`, with the GIL held. An error may hold more than it hands over. PyO3's own errors are made
-    // only here, and panic without memory.
+    // SAFETY: only called by `settle`, with the GIL held. An error may hold more than it hands over. PyO3's own errors
+    // are made only here, and panic without memory.
     unsafe {
         attached(|py| {
             if catch_unwind(AssertUnwindSafe(|| error.restore(py))).is_err() {
@@ -198,8 +200,8 @@ pub(crate) fn errno_error(py: Python<'_>, code: i32) -> PyErr {
     PyErr::fetch(py)
 }
 
-/// `ImportError` in a subinterpreter: types and looked-up objects are kept once per process. From Python 3.12 on, CPython
-/// refuses by itself, except in interpreters that were made to be lenient.
+/// `ImportError` in a subinterpreter: types and looked-up objects are kept once per process. From Python 3.12 on,
+/// CPython refuses by itself, except in interpreters that were made to be lenient.
 pub(crate) fn check_interpreter(py: Python<'_>) -> PyResult<()> {
     // SAFETY: the GIL is held.
     let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };
@@ -255,7 +257,7 @@ pub(crate) fn ask(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> PyRe
     object.call_method0(name)?.is_truthy()
 }
 
-/// `Option<Py<T>>::clone_ref`, which the borrow of a state makes wordy.
+/// `Option<Py<T>>::clone_ref`.
 pub(crate) trait CloneRefOption {
     fn clone_ref_opt(&self, py: Python<'_>) -> Self;
 }
@@ -321,7 +323,8 @@ pub(crate) fn class<'py>(
     Ok(class.bind(py))
 }
 
-/// Frees the room of a queue that has become empty, where it is more than a few places: a connection may never need it again.
+/// Frees the room of a queue that has become empty, where it is more than a few places: a connection may never need it
+/// again.
 pub(crate) fn give_back_if_empty<T>(queue: &mut VecDeque<T>) {
     const PLACES_KEPT: usize = 64;
     if queue.is_empty() && queue.capacity() > PLACES_KEPT {

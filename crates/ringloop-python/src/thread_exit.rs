@@ -1,4 +1,4 @@
-//! What becomes of a daemon thread that runs a loop when the interpreter ends.
+//! What happens to a daemon thread that runs a loop when the interpreter ends.
 //!
 //! Up to Python 3.13 a thread that asks for the GIL after that is ended with pthread_exit(3), which unwinds its stack
 //! frame by frame. Rust's frames cannot be unwound so: the process would abort, at its exit. From Python 3.14 on such a
@@ -34,10 +34,11 @@ pub(crate) struct SleepsAtExit {
 
 impl SleepsAtExit {
     pub(crate) fn new() -> Self {
-        // glibc calls a routine when its entry's frame has been unwound. An entry outside of the stack counts as unwound
-        // before anything is: no frame of the thread is touched.
+        // glibc calls a routine when its entry's frame has been unwound. An entry outside of the stack counts as
+        // unwound before anything is: no frame of the thread is touched.
         let entry = Box::into_raw(Box::new(Entry([ptr::null_mut(); 4])));
-        // SAFETY: the entry is as large as either C library's, and stays where it is until `drop` takes it off the list.
+        // SAFETY: the entry is as large as either C library's, and stays where it is until `drop` takes it off the
+        // list.
         unsafe { _pthread_cleanup_push(entry, sleep_for_ever, ptr::null_mut()) };
         Self {
             entry,

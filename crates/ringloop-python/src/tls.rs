@@ -1,9 +1,9 @@
 //! `SSLProtocol`: the hot half of asyncio's TLS, natively.
 //!
 //! `ringloop._tls.SSLProtocol` derives from this class and from the running Python's `asyncio.sslproto.SSLProtocol`.
-//! Handshake, shutdown, timeouts, flow control, errors and their texts are asyncio's. What runs per packet is here,
+//! Handshake, shutdown, timeouts, flow control, errors and their messages are asyncio's. What runs per packet is here,
 //! under the names that asyncio's own code calls it by: records that arrive, what they decrypt to, what is written.
-//! The little state that both halves look at lives here too, as attributes with asyncio's names.
+//! The state that both halves use is here, too, as attributes with asyncio's names.
 //!
 //! OpenSSL is reached through the `_ssl` module's own methods. Where the SSL object or a memory BIO is not the `ssl`
 //! module's own (an `SSLContext.sslobject_class`, a test's mock), asyncio's code does the reading and writing as well.
@@ -142,7 +142,7 @@ fn pending(bio: &Bound<'_, PyAny>) -> PyResult<u64> {
     bio.getattr(intern!(bio.py(), "pending"))?.extract()
 }
 
-/// The flags are asyncio's, each with its own life.
+/// The flags are asyncio's, and independent of one another.
 #[allow(clippy::struct_excessive_bools)]
 struct State {
     /// The member of asyncio's enumeration that `phase` stands for.

@@ -1,8 +1,8 @@
 //! One turn of the loop: look at the kernel, expire timers, run what was queued when the turn began.
 //!
 //! A turn runs exactly what asyncio's would, in the same order. So that neither timers nor I/O wait for a long turn to
-//! end, both are looked at again after each [`CALLBACKS_PER_LOOK`] callbacks: what they bring is queued behind everything
-//! else, and so runs in the next turn.
+//! end, both are looked at again after each [`CALLBACKS_PER_LOOK`] callbacks: what they bring is queued behind
+//! everything else, and so runs in the next turn.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,16 +24,16 @@ use crate::thread_exit::SleepsAtExit;
 use crate::transport::{self, SocketTransport};
 use crate::watches::Look;
 
-/// While callbacks are ready, so many turns in a row that bring nothing look at the kernel every time.
-/// Programs and tests that count on `sleep(0)` to let I/O in need a few turns, not many.
+/// While callbacks are ready, every turn looks at the kernel until so many in a row have found nothing. Programs and
+/// tests that rely on `sleep(0)` to let I/O in need a few turns, not many.
 const EAGER_TURNS: u32 = 16;
-/// After that, a look that is a system call waits until so many ticks have passed since the last: 15 us or so, at most 40,
-/// so that looking takes a few per cent of the time. Where the driver can tell without a system call that the kernel has
-/// something (io_uring), every turn looks.
+/// After that, a turn looks only if so many ticks have passed since the last look: about 15 us, at most 40, so that
+/// looking takes a few per cent of the time. If the driver can tell without a system call that the kernel has something
+/// (io_uring), every turn looks.
 const TICKS_PER_LOOK: u64 = 40_000;
 
-/// One turn in this many offers the GIL to other threads. Callbacks in Python do so by themselves, and so does a wait; but
-/// with callbacks that are all native, and something ready each time, no other thread would ever run.
+/// One turn in this many offers the GIL to other threads. Python code and waits do so anyway. But if all callbacks are
+/// native, and some are always ready, no other thread would ever run.
 const TURNS_PER_OFFER: u64 = 64;
 
 /// When the kernel is looked at while callbacks are ready.
@@ -105,7 +105,7 @@ fn with_events(
     result
 }
 
-// It has two callers, so that it would not be inlined: sleep(0) takes 10% longer then.
+// It has two callers, so it would not be inlined otherwise; sleep(0) takes 10% longer then.
 #[allow(clippy::inline_always)]
 #[inline(always)]
 fn turn(
@@ -148,9 +148,9 @@ fn turn(
     let count = queue_arrivals(py, this, events, look, timer_is_due);
     collected?;
     if !busy || looks.checks_signals() {
-        // A signal may end the wait by its byte on the wakeup descriptor as well as by EINTR. Its handler runs here, where
-        // what it raises leaves the loop, and not in the callback that reads that byte. And callbacks that are all native
-        // never reach the interpreter's own check.
+        // A signal may end the wait by its byte on the wakeup descriptor as well as by EINTR. Its handler runs here,
+        // where what it raises leaves the loop, and not in the callback that reads that byte. And callbacks that are
+        // all native never reach the interpreter's own check.
         py.check_signals()?;
     }
     if turn.is_multiple_of(TURNS_PER_OFFER) {
@@ -204,8 +204,8 @@ fn turn(
     Ok(())
 }
 
-/// Queues the transports that have more to do, what the kernel has reported, and then the timers that are due, if there may
-/// be any. Returns how many callbacks are queued now.
+/// Queues the transports that have more to do, what the kernel has reported, and then the timers that are due, if there
+/// may be any. Returns how many callbacks are queued now.
 // As `turn`.
 #[allow(clippy::inline_always)]
 #[inline(always)]
@@ -341,7 +341,7 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: &Ready) -> PyResult<()> {
     }
 }
 
-/// Has a transport served by its own type.
+/// Serves a transport by the functions of its type.
 fn serve(event_loop: &Bound<'_, Loop>, served: &Served) -> PyResult<()> {
     let py = event_loop.py();
     let readiness = match served.reason() {

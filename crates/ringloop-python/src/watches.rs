@@ -71,9 +71,9 @@ struct Entry {
     /// The last registration of this number. The kernel has dropped it if the file was closed.
     registration: Option<Registration>,
     owner: Owner,
-    /// What the kernel was told last.
+    /// What the kernel was last asked to report.
     told: Option<(Interest, Mode)>,
-    /// As a `Mode::OneShot` it has reported, and reports nothing more until it is changed.
+    /// It is a `Mode::OneShot` that has reported, and reports nothing more until it is changed.
     rests: bool,
 }
 
@@ -123,7 +123,7 @@ pub(crate) struct Watches {
 // SAFETY: as for `Listed`; the pointers in `transports` are only followed under the GIL.
 unsafe impl Send for Watches {}
 
-/// The error of a number that means no file, or another one than it did.
+/// The error of a number that no file has, or another file than before.
 fn bad_descriptor() -> io::Error {
     io::Error::from_raw_os_error(libc::EBADF)
 }
@@ -186,8 +186,8 @@ impl Watches {
 
     // ---- callbacks
 
-    /// Enters a handle for one direction of a descriptor, in the place of the one that was there. `EEXIST` if a transport
-    /// has the file.
+    /// Enters a handle for one direction of a descriptor, in the place of the one that was there. `EEXIST` if a
+    /// transport has the file.
     pub(crate) fn enter_callback(
         &mut self,
         place: Place,
@@ -219,7 +219,7 @@ impl Watches {
                     return Ok(());
                 }
                 (_, Err(error)) => {
-                    // The file is closed. Who waited for it is not to hear of the one that has the number now.
+                    // The file is closed. Callbacks for it must not be called for the file that has the number now.
                     displaced.owners.push(std::mem::take(entry).owner);
                     if place.is_closed || !is_gone(&error) {
                         return Err(error);
@@ -269,7 +269,7 @@ impl Watches {
         }
         displaced.owners.push(std::mem::take(&mut entry.owner));
         if !entry.rests {
-            // One that rests is left for the next who waits for the same file, or goes with it.
+            // A resting registration is kept for whoever waits for the same file next. It goes when the file is closed.
             registry.remove(registration);
             entry.registration = None;
         }
@@ -423,7 +423,8 @@ impl Watches {
         }
     }
 
-    /// Whether the kernel still has a transport's registration. Of what the driver holds, the socket was closed otherwise.
+    /// Whether the kernel still has a transport's registration. False for a watch of the driver's: it is asked only
+    /// about a socket that has another number now, and was closed behind the loop's back.
     pub(crate) fn is_alive(&mut self, watch: Watch) -> bool {
         let Watch::Registered(registration) = watch else {
             return false;
@@ -524,7 +525,7 @@ impl Watches {
         let ready = event.readiness();
         let readiness = Readiness {
             readable: ready.is_readable(),
-            // Not at the end of what the peer sends: there may be no room, and asyncio would wait for some.
+            // Not at the peer's end of stream: there may be no room, and asyncio would wait for some.
             writable: ready.is_writable(),
             read_on: ready.is_read_closed() || ready.is_error() || ready.is_priority(),
         };
@@ -544,7 +545,8 @@ impl Watches {
         match &mut entry.owner {
             Owner::Transport(listed) => queue.ready.push_back(listed.ready(py, readiness)),
             Owner::Callbacks(callbacks) => {
-                // Whoever reads once for each call must not find nothing. What still is ready is reported again.
+                // A callback that reads once per call must always find something. What is still ready is reported
+                // again.
                 let once_a_turn = matches!(entry.told, Some((_, Mode::Level)));
                 let both = [
                     (readiness.readable, &mut callbacks.reader),
@@ -631,7 +633,7 @@ impl Entry {
                 let mode = if is_level { Mode::Level } else { mode };
                 (Interest::READ | Interest::WRITE, mode)
             }
-            // Only to learn whether the registration is still there.
+            // Changing nothing tells whether the registration still exists.
             (Owner::Transport(_), Some(told)) => told,
             _ => (own, mode),
         }
@@ -664,8 +666,8 @@ impl Listed {
 
     /// What is queued when the socket reports something.
     fn ready(&self, py: Python<'_>, readiness: Readiness) -> Ready {
-        // SAFETY: the transport takes itself out of the tables before it goes, so the pointer is live; the GIL is held. It was
-        // listed by the kind of its type.
+        // SAFETY: the transport takes itself out of the tables before it goes, so the pointer is live; the GIL is held.
+        // It was listed by the kind of its type.
         Ready::Transport(unsafe {
             let transport = Bound::from_borrowed_ptr(py, self.transport.as_ptr());
             Served::of_kind(transport.unbind(), self.kind, Reason::Ready(readiness))
@@ -683,7 +685,8 @@ impl Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         if self.strong {
-            // SAFETY: a strong entry owns one reference; the tables, and what leaves them, are only touched under the GIL.
+            // SAFETY: a strong entry owns one reference; the tables, and what leaves them, are only touched under the
+            // GIL.
             unsafe { ffi::Py_DECREF(self.transport.as_ptr()) };
         }
     }

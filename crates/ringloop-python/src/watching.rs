@@ -1,8 +1,9 @@
 //! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and transports.
 //!
-//! What the user may close without telling the loop is watched by the driver's registry, which lets go of a file when it
-//! is closed and serves every thread: callbacks, and transports of sockets that the user has, too. Other transports are
-//! watched by the driver itself where that is a ring, which holds their sockets until they are closed here.
+//! Files that the user may close without telling the loop are watched by the driver's registry, which lets go of a file
+//! when it is closed, and which any thread may use: those of callbacks, and of transports whose socket the user passed
+//! in. On io_uring, other transports are watched by the driver itself, which holds their sockets until they are closed
+//! here.
 
 #![allow(unsafe_code)]
 
@@ -269,8 +270,8 @@ pub(crate) fn watched(
     Ok((fd, event_loop.get().watches.get(py).handles(py, fd)))
 }
 
-/// Cancels the handles that have lost their place, save for `except`, and drops the rest. Nothing is borrowed here: that
-/// may run any code.
+/// Cancels the handles that have lost their place, save for `except`, and drops the rest. Nothing is borrowed here:
+/// that may run any code.
 fn cancel_displaced(
     py: Python<'_>,
     displaced: Displaced,
@@ -294,8 +295,9 @@ fn cancel(handle: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Refuses to watch the descriptor that a transport began with if its socket has it no longer: by now it may be another
-/// file's. As asyncio's transport is refused, `OSError` if it was closed, and `ValueError` if it was so from the beginning.
+/// Refuses to watch a transport's first descriptor if its socket no longer has it, because another file may. The errors
+/// are those of asyncio's transport: `OSError` if the socket was closed since, `ValueError` if it was closed from the
+/// beginning.
 pub(crate) fn check_current(py: Python<'_>, fd: RawFd, current: RawFd) -> PyResult<()> {
     if fd < 0 {
         return Err(objects::error::<PyValueError>(
@@ -372,7 +374,7 @@ pub(crate) fn hold_transport(py: Python<'_>, this: &Loop, watch: Watch, hold: bo
     drop(released);
 }
 
-/// Ends a transport's watch; that of a driver that is away ends when it is back.
+/// Ends a transport's watch. If the reactor is away, a watch of the driver's ends when it is back.
 pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, watch: Watch) {
     let mut displaced = Displaced::default();
     {
@@ -392,8 +394,8 @@ pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, watch: Watch) {
     drop(displaced);
 }
 
-/// Hands to the kernel what it must know before a socket is closed that the driver has held, so that the peer learns of
-/// the close at once.
+/// Submits cancelled watches to the kernel. To be called before a socket is closed that the driver has held, so that
+/// its peer hears of it at once.
 pub(crate) fn flush(py: Python<'_>, this: &Loop) -> PyResult<()> {
     let mut slot = this.reactor.get_mut(py);
     let Some(reactor) = slot.as_deref_mut() else {

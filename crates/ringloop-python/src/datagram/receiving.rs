@@ -115,7 +115,7 @@ fn on_receive_error(transport: &Bound<'_, DatagramTransport>, error: &io::Error)
         _ => {}
     }
     if !matches!(error.raw_os_error(), Some(libc::EBADF | libc::ENOTSOCK)) {
-        // Receiving has taken the error away; behind it there may be datagrams that no edge tells of.
+        // Receiving has cleared the error. There may be datagrams behind it for which no edge will be reported.
         queue_read(transport);
     }
     error_received(transport, support::os_error(py, error))
@@ -160,7 +160,7 @@ fn deliver_parked(transport: &Bound<'_, DatagramTransport>, event_loop: &Loop) -
         let result = deliver_one(transport, data.bind(py), address.bind(py));
         if result.is_err() || !goes_on(transport, event_loop) {
             if transport.get().state.get(py).attachment.is_reading() {
-                // Also where nothing is left: the socket is still to be read.
+                // Even if nothing is left here: there may be more in the socket.
                 queue_read(transport);
             }
             return result.map(|()| false);

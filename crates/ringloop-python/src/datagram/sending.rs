@@ -80,7 +80,7 @@ fn send(
     }
 }
 
-/// Leaves a datagram to the socket module: names to be resolved, and whatever is no address.
+/// Has the socket module send a datagram: for names to be resolved, and for what is no address.
 #[cold]
 fn send_by_socket(
     sock: &Bound<'_, PyAny>,
@@ -100,7 +100,7 @@ fn send_by_socket(
     }
 }
 
-/// The socket has no room: what comes now is sent when it reports some.
+/// The socket has no room: from now on datagrams are buffered until it reports some.
 pub(super) fn block(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
@@ -163,7 +163,7 @@ pub(super) fn flush(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
                 state.buffer.push_front((data, target));
                 break;
             }
-            // The watch stands, and leads back here.
+            // The socket is still watched, so the rest is sent later.
             Err(error) => return on_send_error(transport, error),
         }
     }
@@ -184,7 +184,7 @@ pub(super) fn flush(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
     Ok(())
 }
 
-/// What a failed send means: `OSError` is the protocol's affair, anything else ends the transport.
+/// Handles a send that failed: an `OSError` goes to the protocol, anything else ends the transport.
 #[cold]
 pub(super) fn on_send_error(
     transport: &Bound<'_, DatagramTransport>,
@@ -202,7 +202,7 @@ pub(super) fn on_send_error(
     support::call_handling(error, &method, |error| New((error, New(message))))
 }
 
-/// What asyncio's own `sendto` says to data or addresses that it doesn't take, and to a transport that is closed.
+/// Raises what asyncio's own `sendto` raises for wrong data or addresses, and for a transport that is closed.
 #[cold]
 pub(super) fn refuse(
     transport: &Bound<'_, DatagramTransport>,

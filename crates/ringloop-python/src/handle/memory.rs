@@ -31,7 +31,7 @@ impl Kind {
 pub(super) static mut HANDLE: Kind = Kind::NEW;
 pub(super) static mut TIMER_HANDLE: Kind = Kind::NEW;
 
-/// Takes a block from the free list or from the allocator, with type and reference count set. It is tracked when it is due.
+/// Takes a block from the free list or from the allocator, with type and reference count set. It is not tracked yet.
 ///
 /// # Safety
 /// The GIL is held and `kind` is one of the two kinds.
@@ -49,7 +49,7 @@ pub(super) unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
     }
 }
 
-/// What a handle refers to, besides its type; null where it doesn't.
+/// The objects that a handle refers to, besides its type; null for what is absent.
 ///
 /// # Safety
 /// The GIL is held and `this` is alive.
@@ -136,7 +136,8 @@ pub(super) unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
         let this = object.cast::<Handle>();
         (*this).cancelled = true;
         drop_call(this);
-        // The loop reference stays: `cancel` and `repr` rely on it, and the loop breaks the cycle by clearing its queue.
+        // The loop reference stays: `cancel` and `repr` rely on it, and the loop breaks the cycle by clearing its
+        // queue.
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
         0
     }

@@ -160,7 +160,7 @@ unsafe extern "C" fn get_source_traceback(
     unsafe { ffi::Py_NewRef(ffi::Py_None()) }
 }
 
-/// `isinstance(handle, asyncio.Handle)` holds through the class that the handle says it has, as proxies do.
+/// `isinstance(handle, asyncio.Handle)` is true because of this `__class__`, as with proxies.
 unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     guard(|py| {
         // SAFETY: called by the interpreter with a live handle.
@@ -267,8 +267,8 @@ fn make_type(
     .make(py)
 }
 
-/// Makes the two types and adds them to the module. Their method `cancel` is given: it takes a timer out of its loop's
-/// queue, of which nothing is known here.
+/// Makes the two types and adds them to the module. Their method `cancel` is passed in, because it takes a timer out of
+/// the loop's queue, a layer above this one.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>, cancel: ffi::PyCFunction) -> PyResult<()> {
     let py = module.py();
     let cancel = method(

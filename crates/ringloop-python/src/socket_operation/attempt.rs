@@ -32,7 +32,7 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
         )
     };
     let sock = sock.bind(py);
-    // Asked for anew by whoever runs code before the system call.
+    // To be asked again after anything that may run the user's code.
     let current = || socket_object::descriptor(sock).unwrap_or(-1);
     let fd = current();
     if known_fd >= 0 && fd != known_fd {
@@ -50,7 +50,7 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
         )
     };
     match kind {
-        // As in the socket module, which asks nobody for nothing.
+        // As in the socket module: receiving no bytes is no system call.
         Kind::Receive { count_max: 0 } => {
             Some(objects::bytes(py, b"").map(|empty| empty.into_any().unbind()))
         }
@@ -105,7 +105,7 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
     }
 }
 
-/// What the socket module itself says, in its own words and order, to a closed socket or a wrong argument.
+/// Calls the socket's own method, for its error: the socket is closed, or the argument is wrong.
 fn said_by_the_socket(
     sock: &Bound<'_, PyAny>,
     kind: Kind,
@@ -135,8 +135,8 @@ fn said_by_the_socket(
     .map(Bound::unbind)
 }
 
-/// recv(2) into a `bytes` object: by way of the loop's buffer, or straight into the object where the socket is known to be
-/// ready and much is expected. Only a stream may be given less than it asks for: of a datagram the rest would be lost.
+/// recv(2) into a `bytes` object: through the loop's buffer, or directly if the socket is known to be ready and much is
+/// expected. Only for streams the size may be reduced: the rest of a datagram would be lost.
 fn receive(
     sock: &Bound<'_, PyAny>,
     event_loop: &Loop,
@@ -166,7 +166,7 @@ fn receive(
         }
     };
     if let Ok((_, count)) = &result {
-        // What fills its room is likely to be followed by more.
+        // If the buffer was filled, there is probably more.
         let next = if *count == capacity {
             count * 2
         } else {

@@ -1,7 +1,6 @@
 //! `sock_recvfrom`, `sock_recvfrom_into`, `sock_sendto`: one attempt of each.
 //!
-//! Each attempt is None where the socket isn't ready. Whatever is out of the ordinary is done, or refused, by the socket's
-//! own method.
+//! Each attempt is None if the socket isn't ready. Unusual arguments are left to the socket's own method.
 
 use std::io;
 

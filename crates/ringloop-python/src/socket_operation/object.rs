@@ -126,8 +126,8 @@ unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
 }
 
 unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object whose count fell to zero. The pending exception, if
-    // any, is set aside: warning and dropping may run Python code.
+    // SAFETY: called by the interpreter, with the GIL, for an object whose count fell to zero. The pending exception,
+    // if any, is set aside: warning and dropping may run Python code.
     unsafe {
         let Some(end) = EndOfLife::begin(object) else {
             return;
@@ -145,7 +145,7 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     }
 }
 
-/// What an asyncio coroutine says when nobody awaits it.
+/// Warns, as Python does of a coroutine that was never awaited.
 ///
 /// # Safety
 /// The GIL is held and no exception is set.
@@ -161,7 +161,7 @@ unsafe fn warn_never_awaited(kind: Kind) {
         }
         Kind::SendTo => c"coroutine 'EventLoop.sock_sendto' was never awaited",
     };
-    // SAFETY: as the function asks. Where warnings are errors, there is nobody to raise it to.
+    // SAFETY: as the function asks. If warnings are errors, there is no caller to raise it to.
     unsafe {
         if ffi::PyErr_WarnEx(ffi::PyExc_RuntimeWarning, text.as_ptr(), 1) != 0 {
             ffi::PyErr_WriteUnraisable(ptr::null_mut());

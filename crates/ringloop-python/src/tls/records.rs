@@ -1,13 +1,13 @@
 //! Where in the stream of arriving bytes the TLS records end.
 //!
-//! OpenSSL says that nothing more can be read by an error, and making that exception costs as much as decrypting a
-//! record. Knowing where records end, we needn't ask: while no complete record is left, OpenSSL would only set the
-//! beginning of the next one aside and wait.
+//! OpenSSL reports by an error that nothing more can be read, and making that exception costs as much as decrypting a
+//! record. If it is known where records end, OpenSSL need not be asked: as long as no complete record is left, it would
+//! only store the beginning of the next one and wait.
 
 /// Bytes of a record's header: type, version, length.
 const HEADER_LEN: usize = 5;
-/// The most that OpenSSL takes for a record of TLS 1.2 (SSL3_RT_MAX_ENCRYPTED_LENGTH); one that claims more is left for it
-/// to judge at once.
+/// The longest record of TLS 1.2 that OpenSSL accepts (SSL3_RT_MAX_ENCRYPTED_LENGTH). It is asked at once about one
+/// that claims to be longer.
 const BODY_LEN_MAX: usize = 16 * 1024 + 320;
 
 pub(super) struct Records {
@@ -19,7 +19,7 @@ pub(super) struct Records {
     header: [u8; HEADER_LEN],
     header_len: usize,
     body_left: usize,
-    /// What has arrived so far was given to OpenSSL; of a record's beginning it would have taken note.
+    /// How much had arrived when OpenSSL was last known to have read everything, including the beginning of a record.
     settled: u64,
     /// The stream doesn't look like records, or not all of it came by here: always ask OpenSSL.
     lost: bool,

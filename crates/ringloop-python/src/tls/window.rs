@@ -15,8 +15,8 @@ use crate::support::GilCell;
 
 /// A bytes-like object over memory that somebody else owns.
 ///
-/// Only the methods of `_ssl`'s own types get to see one. They export its buffer when they begin and release it when they
-/// return, and no Python code can find it: it isn't tracked by the collector. Outside of such a call it is empty.
+/// Only the methods of `_ssl`'s own types get to see one. They export its buffer when they begin and release it when
+/// they return, and no Python code can find it: it isn't tracked by the collector. Outside of such a call it is empty.
 #[pyclass(module = "ringloop._core", frozen)]
 pub(crate) struct Window {
     memory: AtomicPtr<u8>,

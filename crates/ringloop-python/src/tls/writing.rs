@@ -318,8 +318,8 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// Puts the native `write` and `writelines` into the app transport's class, a subclass of asyncio's: a native base class
-/// is out of the question, because asyncio's has a layout of its own.
+/// Puts the native `write` and `writelines` into the app transport's class, a subclass of asyncio's: a native base
+/// class is out of the question, because asyncio's has a layout of its own.
 #[pyfunction]
 #[pyo3(name = "_add_transport_methods")]
 pub(super) fn add_transport_methods(class: &Bound<'_, PyType>) -> PyResult<()> {

@@ -1,5 +1,5 @@
-//! What `get_extra_info` tells of a connection. The objects are made when one of them is first asked for: most connections
-//! are never asked, and the objects take as much memory as all else of an idle one.
+//! What `get_extra_info` says about a connection. The objects are made when one of them is first asked for. Most
+//! connections are never asked, and the objects would take as much memory as the rest of an idle connection.
 
 use pyo3::exceptions::PyOSError;
 
@@ -75,7 +75,7 @@ impl ExtraInfo {
         Ok(Self::Made(extra.unbind()))
     }
 
-    /// Has the socket remembered that its transport closes.
+    /// Remembers the socket, which the transport is about to close.
     pub(super) fn keep_closed(&mut self, sock: Py<PyAny>) {
         if let Self::Addresses { closed, .. } = self {
             *closed = Some(sock);
@@ -186,7 +186,7 @@ pub(super) fn dictionary(transport: &SocketTransport, py: Python<'_>) -> PyResul
     Ok(extra)
 }
 
-/// The descriptor of a socket whose addresses are exactly what the kernel says; None of one whose methods have to be asked.
+/// The descriptor of a socket whose addresses are exactly those of the kernel; None if its methods have to be called.
 fn plain_socket(sock: &Bound<'_, PyAny>) -> PyResult<Option<std::os::fd::RawFd>> {
     static SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let class = support::class(sock.py(), &SOCKET, "socket", "socket")?;
@@ -210,7 +210,7 @@ fn wrapper<'py>(sock: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     .call1((sock,))
 }
 
-/// What a method says of an address: None if it fails, as asyncio has it.
+/// The result of a method that gives an address; None if it raises `OSError`, as in asyncio.
 fn call_or_none<'py>(
     sock: &Bound<'py, PyAny>,
     method: &Bound<'py, PyString>,

@@ -21,7 +21,7 @@ use crate::support::{self, CloneRefOption};
 /// Bytes sent in one turn, so that a peer that takes all it gets doesn't hold up the others.
 const TURN_BYTES: usize = 1 << 20;
 
-/// A file on its way. It stays until `stop` asks how far it came.
+/// A file that is being sent. It is kept until `stop` asks how much was sent.
 pub(super) struct FileSending {
     file: RawFd,
     offset: libc::off_t,

@@ -212,8 +212,8 @@ pub(super) fn update_hold(transport: &Bound<'_, SocketTransport>) {
     }
 }
 
-/// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what ends
-/// the loop.
+/// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what
+/// ends the loop.
 pub(crate) fn on_ready(
     event_loop: &Bound<'_, Loop>,
     transport: &Bound<'_, SocketTransport>,

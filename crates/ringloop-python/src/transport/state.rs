@@ -17,8 +17,8 @@ use crate::support;
 /// asyncio's default high-water mark, in bytes.
 const HIGH_WATER_DEFAULT: usize = 64 * 1024;
 
-/// How a protocol takes what arrives: without a Python call, as a sink; or by `get_buffer()` and `buffer_updated(count)`, if
-/// the second is true; or else by `data_received(bytes)`.
+/// How a protocol takes what arrives: without a Python call, as a sink; or by `get_buffer()` and
+/// `buffer_updated(count)`, if the second is true; or else by `data_received(bytes)`.
 pub(super) fn way_to(protocol: &Bound<'_, PyAny>) -> PyResult<(Option<Sink>, bool)> {
     static BUFFERED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = protocol.py();
@@ -29,7 +29,7 @@ pub(super) fn way_to(protocol: &Bound<'_, PyAny>) -> PyResult<(Option<Sink>, boo
     Ok((None, protocol.is_instance(class)?))
 }
 
-/// The flags are asyncio's, each with its own life.
+/// The flags are asyncio's, and independent of one another.
 #[allow(clippy::struct_excessive_bools)]
 pub(super) struct State {
     pub(super) attachment: Attachment,
@@ -40,7 +40,8 @@ pub(super) struct State {
     pub(super) protocol_connected: bool,
     pub(super) server: Option<Py<PyAny>>,
     pub(super) extra: ExtraInfo,
-    /// The context of all callbacks, from Python 3.15 on. Before, each takes a copy of the current one when it is scheduled.
+    /// The context of all callbacks, from Python 3.15 on. Before, each takes a copy of the current one when it is
+    /// scheduled.
     pub(super) context: Option<Py<PyAny>>,
     /// The context that protocol callbacks for arriving data run in; taken when reading (re)starts.
     pub(super) read_context: Option<Py<PyAny>>,
@@ -53,13 +54,13 @@ pub(super) struct State {
     pub(super) end_received: bool,
     /// The socket may have something to read.
     pub(super) readable: bool,
-    /// The protocol is being served with what arrived, or in the one context of all callbacks. It may make the loop turn
-    /// meanwhile.
+    /// The protocol is being served with what arrived, or in the one context of all callbacks. It may make the loop
+    /// turn meanwhile.
     pub(super) delivering: bool,
     /// The socket reported meanwhile, and that context can't be entered twice.
     pub(super) reported: bool,
-    /// A short read doesn't mean that nothing is left: the peer has ended, the socket failed, or something came at which
-    /// reads end (urgent data, descriptors). Until a read finds nothing.
+    /// A short read doesn't mean that nothing is left: the peer has ended, the socket failed, or something came at
+    /// which reads end (urgent data, descriptors). Until a read finds nothing.
     pub(super) read_on: bool,
     /// A Unix stream, whose reads may end before what has arrived does.
     pub(super) is_unix: bool,

@@ -268,14 +268,14 @@ fn send_directly(
         )
     };
     if lost {
-        // Getting at the bytes of the user's own type has run code of the user's, which ended the connection.
+        // Exporting the buffer of the user's own type has run the user's code, which ended the connection.
         return Ok(None);
     }
     let sent = if direct { buffers::send(fd, bytes)? } else { 0 };
     Ok((sent < bytes.len()).then_some(sent))
 }
 
-/// What asyncio makes of data whose bytes it can't have: a view that is not contiguous, for one.
+/// Does what asyncio does with data whose bytes can't be had, such as a view that is not contiguous.
 #[cold]
 fn refuse_data(
     transport: &Bound<'_, SocketTransport>,
@@ -288,7 +288,7 @@ fn refuse_data(
     }
     let direct = transport.get().state.get(py).buffer.is_empty();
     if !direct && !support::python_is_at_least(12) {
-        // It has a bytearray for a buffer, and this is what that says.
+        // Its buffer is a bytearray, and this raises what that raises.
         let buffer = objects::bytearray(py)?;
         return buffer
             .call_method1(intern!(py, "extend"), (data,))
@@ -297,8 +297,8 @@ fn refuse_data(
     fatal_error(transport, error, WRITE_ERROR)
 }
 
-/// The pieces that `writelines` was given, without the empty ones. Inside, the first error of those whose bytes can't be
-/// had, which asyncio finds when it sends them; outside, those of what is no data at all.
+/// The pieces that `writelines` was given, without the empty ones. The inner error is the first of a piece whose bytes
+/// can't be had, which asyncio finds when it sends them; the outer one is of something that is no data at all.
 fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>>> {
     let mut chunks = VecDeque::new();
     let mut refused = None;
