@@ -88,8 +88,8 @@ impl Requests {
             return Err(Failure::new(
                 Kind::Mismatch,
                 format!(
-                    "wrong body: {place}: it has {announced} bytes{came}, and {} were expected: {} (--body says which is right, \
-                     --any-body takes any)",
+                    "wrong body: {place}: it has {announced} bytes{came}, and {} were expected: {} (--body sets the expected \
+                     one, --any-body accepts any)",
                     right.len(),
                     shown(right)
                 ),
@@ -118,7 +118,7 @@ impl Requests {
             return Err(Failure::new(
                 Kind::Mismatch,
                 format!(
-                    "wrong body: {place}: {} came, and {} was expected (--body says which is right, --any-body takes any)",
+                    "wrong body: {place}: {} came, and {} was expected (--body sets the expected one, --any-body accepts any)",
                     shown(&whole.body),
                     shown(right)
                 ),
@@ -372,7 +372,7 @@ fn dechunk(encoded: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
         };
         if body.len() as u64 + size > BODY_BYTES_MAX as u64 {
             return Err(format!(
-                "its body in chunks is longer than {BODY_BYTES_MAX} bytes"
+                "its chunked body is longer than {BODY_BYTES_MAX} bytes"
             ));
         }
         if size == 0 {

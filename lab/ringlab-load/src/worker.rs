@@ -589,7 +589,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 let failure = Failure::new(
                     Kind::Unexpected,
                     format!(
-                        "connection {}: message {} was answered before it was sent to its end",
+                        "connection {}: message {} was answered before it was sent completely",
                         connection.number, connection.answered
                     ),
                 );
