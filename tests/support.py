@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib.util
 import inspect
 import os
 import pathlib
@@ -76,6 +77,15 @@ def outcome(body, factory):
         return body(loop)
     finally:
         finish(loop)
+
+
+def load_tool(name):
+    """Import a program of tools/ as a module."""
+    specification = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dataclasses look their module up
+    specification.loader.exec_module(module)
+    return module
 
 
 def same_as_asyncio(body, factory):

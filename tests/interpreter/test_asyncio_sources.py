@@ -5,7 +5,6 @@ failure: the test is skipped, and its reason says what has changed and what to d
 """
 
 import asyncio
-import importlib.util
 import platform
 import subprocess
 import sys
@@ -14,13 +13,10 @@ from types import FunctionType
 
 import pytest
 
-from support import REPOSITORY
+from support import REPOSITORY, load_tool
 
 TOOL = REPOSITORY / "tools" / "asyncio_sources.py"
-SPECIFICATION = importlib.util.spec_from_file_location("asyncio_sources", TOOL)
-tool = importlib.util.module_from_spec(SPECIFICATION)
-sys.modules["asyncio_sources"] = tool  # dataclasses look their module up
-SPECIFICATION.loader.exec_module(tool)
+tool = load_tool("asyncio_sources")
 
 ASYNCIO = Path(asyncio.__file__).parent
 

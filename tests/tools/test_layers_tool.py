@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-import support
+from support import REPOSITORY, load_tool
 
-PROGRAM = support.REPOSITORY / "tools" / "layers.py"
+layers = load_tool("layers")
 
 ARCHITECTURE = """\
 # A tree
@@ -60,16 +60,19 @@ def run(root, files, architecture=ARCHITECTURE):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    result = subprocess.run(
-        [sys.executable, PROGRAM, "--root", root], capture_output=True, text=True, check=False, timeout=250
-    )
-    lines = result.stdout.splitlines()
-    assert (result.returncode, result.stderr) == (1 if lines else 0, "")
-    return lines
+    return [str(offence) for offence in layers.find_offences(root)]
 
 
 def up(file, line, importer, imported):
     return f"some/{file}:{line}: `{importer}` imports `{imported}`, which is in a layer above it"
+
+
+@pytest.mark.parametrize("code", ["use crate::bottom;", "use crate::top;"])
+def test_command_line(tmp_path, code):
+    lines = run(tmp_path, {**CRATE, "some/crate/src/middle.rs": code})
+    command = [sys.executable, REPOSITORY / "tools" / "layers.py", "--root", tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.splitlines(), result.stderr) == (len(lines), lines, "")
 
 
 def test_order_is_kept(tmp_path):

@@ -1,6 +1,5 @@
 """The program behind `make suites`, as far as it judges; the suites themselves are too large for these tests."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from support import REPOSITORY
+from support import REPOSITORY, load_tool
 
 TOOLS = REPOSITORY / "tools"
-SPECIFICATION = importlib.util.spec_from_file_location("suites", TOOLS / "suites.py")
-suites = importlib.util.module_from_spec(SPECIFICATION)
-sys.modules["suites"] = suites  # dataclasses look their module up
-SPECIFICATION.loader.exec_module(suites)
+suites = load_tool("suites")
 
 
 def python(*arguments, cwd, **environment):
