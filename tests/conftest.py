@@ -1,7 +1,7 @@
 """Every test body runs on stock asyncio (the control), on ringloop over io_uring and on ringloop over epoll.
 
-A test asks for the fixture `arm`, `loop_factory`, `new_loop` or `loop`, and thereby runs once per arm. The environment variable
-RINGLOOP_TEST_LOOPS, a comma-separated list of arms, runs fewer of them. A ringloop that cannot be imported is an error, never a skip.
+A test that uses the fixture `arm`, `loop_factory`, `new_loop` or `loop` runs once for each of these arms. The environment variable
+RINGLOOP_TEST_LOOPS, a comma-separated list of arms, selects fewer. If ringloop can't be imported, that is an error, never a skip.
 """
 
 import asyncio
@@ -60,11 +60,11 @@ def pytest_configure(config):
 @hypothesis.settings(max_examples=1, database=None, derandomize=True)
 @hypothesis.given(hypothesis.strategies.none())
 def use_hypothesis_once(_):
-    """Let Hypothesis make its generator of random numbers while the collector still sees who refers to it: it looks, and warns."""
+    """Make Hypothesis create its random number generator before objects are frozen: it checks who refers to it, and would warn."""
 
 
 def pytest_collection_finish():
-    """Hide from the garbage collector what pytest keeps of its thousands of tests: many of them collect, some hundreds of times."""
+    """Hide pytest's thousands of test objects from the garbage collector: many tests collect, some hundreds of times."""
     use_hypothesis_once()
     gc.collect()
     gc.freeze()
@@ -84,7 +84,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Fail a test that leaks a descriptor, a thread, a running loop, a generator hook or a wakeup descriptor."""
+    """Fail a test that leaves a descriptor, a thread, a running loop, a generator hook or a wakeup descriptor behind."""
     descriptors = support.open_descriptors()
     threads = set(threading.enumerate())
     hooks = sys.get_asyncgen_hooks()
@@ -103,7 +103,7 @@ def nothing_left_behind():
 
 @pytest.fixture(autouse=True)
 def debug_mode(request, monkeypatch):
-    """Tests run in the debug mode of the environment, except the marked ones."""
+    """Tests run in the debug mode that the environment asks for, except those marked `without_debug_mode`."""
     if request.node.get_closest_marker("without_debug_mode"):
         monkeypatch.setattr(support, "DEBUG_MODE_OFF", True)
 
@@ -147,7 +147,7 @@ def loop(new_loop):
 
 @pytest.fixture
 def refused_port():
-    """A port on which nobody listens, and which nobody else can be given meanwhile."""
+    """A port on which nobody listens, and which nobody else can get during the test."""
     with socket.socket() as sock:
         sock.bind((support.HOST, 0))
         yield sock.getsockname()[1]

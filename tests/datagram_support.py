@@ -1,4 +1,4 @@
-"""Endpoints and sockets of datagrams, for tests."""
+"""Datagram endpoints and sockets for tests."""
 
 import asyncio
 import contextlib

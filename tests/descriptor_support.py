@@ -1,4 +1,4 @@
-"""Transports whose socket is somebody else's, and ways to take it from them, for tests."""
+"""For tests that take a transport's socket away: transports on sockets of the test's own, and ways to close or replace those."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""For comparing loops: write down what happens in words that are the same on every loop, and run one body on two of them."""
+"""For comparing loops: record what happens in terms that are the same on every loop, and run one body on two loops."""
 
 import asyncio
 import contextlib

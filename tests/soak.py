@@ -1,10 +1,10 @@
-"""Runs the state machines for a long time, with new examples all the time, and watches what the process holds.
+"""Runs the state machines for a long time, always with new examples, and watches the resources of the process.
 
     make soak                                             an hour
     make soak ARGS="--minutes 5"                          less
-    make soak ARGS="--seed 123 --machines TlsMachine"     from a certain seed on; what failed, again
+    make soak ARGS="--seed 123 --machines TlsMachine"     starting from a seed, to repeat a failure
 
-A failure says its seed and its steps. So does growth: descriptors must not become more, nor memory by more than the first rounds took.
+A failure prints its seed and its steps. Growth is a failure, too: of the number of descriptors, or of memory beyond the first rounds.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Connections as state machines of Hypothesis, with stock asyncio as the model.
 
-A machine keeps two worlds: in one a pair of transports on asyncio's loop, in the other the same pair on the loop under test. Each step
-does the same in both, runs both until nothing moves any more, and compares what the protocols were told, what the calls came to, and
-what state the transports are in. What asyncio loses to its own mistakes is asked of the loop under test alone.
+A machine has two worlds: a pair of transports on asyncio's loop, and the same pair on the loop under test. Each step does the same in
+both, runs both until nothing moves any more, and compares what the protocols were told, what the calls returned or raised, and the
+state of the transports. What asyncio loses through bugs of its own is only checked on the loop under test.
 
-The sockets are Unix sockets: what is sent is there when the system call returns, so that nothing depends on time. test_state_machines.py
-runs some examples, the same ones each time; soak.py runs others for as long as it is told to.
+The sockets are Unix sockets: data has arrived when the system call returns, so nothing depends on time. test_state_machines.py
+runs a few fixed examples; soak.py runs others for as long as it is told to.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the test modules share: loops by arm, sockets, recording protocols, child processes."""
+"""Shared by all tests: loops by arm, sockets, recording protocols, child processes."""
 
 import asyncio
 import contextlib
@@ -25,16 +25,16 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 ARMS = ("asyncio", "io_uring", "epoll")
 HOST = "127.0.0.1"
 DEBUG_MODE_OFF = False
-"""Set for the length of tests that are marked `without_debug_mode`."""
+"""True during tests that are marked `without_debug_mode`."""
 PATIENCE_S = 100
-"""How long a test waits for something that must happen. Never an expectation about speed: other processes may have the CPU."""
+"""How long a test waits for something that must happen. It says nothing about speed: other processes may have the CPU."""
 
 
 def loop_factory(arm):
     """Return a callable without arguments that makes an event loop of this arm.
 
-    Whether they start in debug mode is for the environment to say, as for users; a test that is marked `without_debug_mode` has it off.
-    In debug mode they call nothing slow unless a test has them do so: on a busy machine any callback may take long.
+    The environment decides whether they start in debug mode, as for users; tests marked `without_debug_mode` have it off.
+    In debug mode they report no slow callbacks unless a test asks for it: on a busy machine any callback may take long.
     """
 
     def make():
@@ -57,7 +57,7 @@ def new_event_loop(arm):
 
 
 def finish(loop):
-    """Cancel what still runs on the loop, wait for its executor, and close it."""
+    """Cancel the remaining tasks of the loop, wait for its executor, and close it."""
     if loop.is_closed():
         return
     tasks = asyncio.all_tasks(loop)
@@ -89,9 +89,9 @@ def load_tool(name):
 
 
 def same_as_asyncio(body, factory):
-    """Run `body(loop)` on stock asyncio and on the loop under test, demand equal results, and return them.
+    """Run `body(loop)` on stock asyncio and on the loop under test, assert that the results are equal, and return them.
 
-    For what differs between Python versions: the running asyncio says what is right.
+    For behaviour that differs between Python versions: the running asyncio decides what is right.
     """
     expected = outcome(body, loop_factory("asyncio"))
     assert outcome(body, factory) == expected
@@ -105,7 +105,7 @@ def skip_unless(condition, feature):
 
 
 def has_flow_control_in_writelines():
-    """Whether the running asyncio's TCP transport pauses its protocol in `writelines`, which 3.12's forgets."""
+    """Whether the running asyncio's TCP transport pauses its protocol in `writelines`; that of 3.12 forgets to."""
     writelines = asyncio.selector_events._SelectorSocketTransport.writelines
     return "_maybe_pause_protocol" in writelines.__code__.co_names or writelines.__qualname__.startswith(
         "WriteTransport"
@@ -113,7 +113,7 @@ def has_flow_control_in_writelines():
 
 
 def has_parameter(function, name):
-    """Whether the running asyncio's function takes this argument."""
+    """Whether a function of the running asyncio takes this argument."""
     return name in inspect.signature(function).parameters
 
 
@@ -126,21 +126,21 @@ def capture_contexts(loop):
 
 @contextlib.contextmanager
 def resource_warnings():
-    """Record ResourceWarnings, also those of a final garbage collection, and yield the list of their texts.
+    """Record ResourceWarnings, including those of a final garbage collection, and yield the list of their messages.
 
-    In a cycle of garbage the socket may be finalised before its transport, and then has a warning of its own. What is recorded is the
-    text alone: a whole record would keep alive what the warning is about.
+    In a garbage cycle the socket may be finalised before its transport, and then has its own warning. Only the message is recorded:
+    a whole record would keep the object of the warning alive.
     """
-    texts = []
+    messages = []
 
     def note(message, category, *_details):
         if category is ResourceWarning:
-            texts.append(str(message))
+            messages.append(str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = note
-        yield texts
+        yield messages
         gc.collect()
 
 
@@ -156,7 +156,7 @@ def open_descriptors():
 
 
 def names_the_slowest(test):
-    """Marks a test that expects a certain callback to be the slowest: where another one waited longer for a CPU, it is tried again."""
+    """Retry a test that expects a certain callback to be the slowest: another one may have waited longer for a CPU."""
 
     @functools.wraps(test)
     def tried(*arguments, **named):
@@ -295,7 +295,7 @@ class Recorder(asyncio.Protocol):
 
 
 class BufferedRecorder(asyncio.BufferedProtocol):
-    """The same for a protocol that brings its own buffer."""
+    """The same for a protocol that provides its own buffer."""
 
     def __init__(self, size=65536, keep_open=None):
         self.events = []
@@ -347,7 +347,7 @@ async def attach(loop, protocol):
 
 
 def unlogged(stderr):
-    """What a child printed on stderr besides debug mode's log of slow callbacks: on a busy machine any of them may be slow."""
+    """A child's stderr without debug mode's log of slow callbacks: on a busy machine any callback may be slow."""
     return "".join(line for line in stderr.splitlines(True) if not line.startswith("Executing <"))
 
 
@@ -400,7 +400,7 @@ def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
     environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
     environment = {name: value for name, value in environment.items() if value is not None}
     command = [sys.executable, *python_flags, "-c", preamble + textwrap.dedent(source), *arguments]
-    # Whoever runs the tests in the background has the interrupt ignored, which children inherit.
+    # If the tests run in the background, SIGINT is ignored, and children inherit that.
     options.setdefault("preexec_fn", functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options

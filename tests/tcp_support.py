@@ -1,4 +1,4 @@
-"""What the tests of TCP share."""
+"""Helpers for tests of TCP."""
 
 import pytest
 

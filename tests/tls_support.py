@@ -1,7 +1,6 @@
 """Certificates, contexts and peers for tests of TLS.
 
-Each body runs on stock asyncio too. Where Python versions differ, `same_as_asyncio` compares with the running one. `Peer` is the other
-end driven by hand, so that a test decides how the stream of records is cut, and when it ends.
+`Peer` is the other end, driven by hand, so that a test decides how the stream of records is split and when it ends.
 """
 
 import asyncio

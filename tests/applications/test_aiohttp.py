@@ -1,4 +1,4 @@
-"""aiohttp's server and client, on one loop: HTTP, WebSocket, TLS, files, time limits, and clients that change their minds."""
+"""aiohttp's server and client on one loop: HTTP, WebSocket, TLS, files, time limits, and clients that leave early."""
 
 import asyncio
 import contextlib

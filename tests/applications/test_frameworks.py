@@ -1,6 +1,6 @@
-"""Frameworks and libraries at work, each in a process of its own: the rows of "Tried and works" in docs/integrations.md.
+"""Frameworks and libraries, each in its own process: the rows of "Tried and works" in docs/integrations.md.
 
-Each program runs on the loop under test and prints what it got; the same is expected on asyncio, the control.
+Each program runs on the loop under test and prints its results; asyncio, the control, must give the same.
 """
 
 import re

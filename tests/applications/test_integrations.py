@@ -1,4 +1,4 @@
-"""The code of docs/integrations.md, run as it stands there, on each backend."""
+"""The code of docs/integrations.md, run as it is written there, on each backend."""
 
 import contextlib
 import os

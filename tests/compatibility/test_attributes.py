@@ -1,6 +1,6 @@
-"""Attributes that users set on transports: tests put methods of their own in the place of `write`, and programs note things there.
+"""Attributes that users set on transports: tests replace `write`, and programs store notes.
 
-What is set is what is called, by the user's code, by asyncio's and by the native code alike.
+Whatever is set is what gets called, by the user's code, by asyncio's code and by native code alike.
 """
 
 import asyncio
@@ -128,10 +128,10 @@ def test_an_unclosed_transport_with_attributes_warns(loop):
         transport.itself = transport
         peer.close()
 
-    with support.resource_warnings() as texts:
+    with support.resource_warnings() as messages:
         loop.run_until_complete(main())
         loop.run_until_complete(support.turns(3))
-    assert any(text.startswith("unclosed transport <") for text in texts)
+    assert any(text.startswith("unclosed transport <") for text in messages)
 
 
 def dicts_of(thing):

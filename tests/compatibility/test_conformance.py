@@ -1,4 +1,4 @@
-"""What CPython's own tests of asyncio (`make conformance`) have shown, and what they leave to us."""
+"""What CPython's own tests of asyncio (`make conformance`) have found, and what they don't cover."""
 
 import asyncio
 import gc

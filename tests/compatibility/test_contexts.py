@@ -1,7 +1,7 @@
-"""Which context each callback of a connection runs in: a table of contexts that must equal the running asyncio's.
+"""The context in which each callback of a connection runs: a table that must equal the running asyncio's.
 
-From Python 3.15 on all callbacks of a stream transport run in one context, which is copied before the protocol is made (gh-140947).
-Before that, each takes a copy of the context that it is scheduled in. Nothing here says which: asyncio does.
+From Python 3.15 on, all callbacks of a stream transport run in one context, which is copied before the protocol is made (gh-140947).
+Before that, each takes a copy of the context in which it is scheduled. These tests name neither: asyncio decides.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""One body on two loops, stock asyncio and the loop under test: the same order, the same errors and texts, the same logs.
+"""One body on two loops, stock asyncio and the loop under test: the same order, errors, messages and logs.
 
-Each body writes a journal (`differential.Journal`); the journals must be equal. So nothing here says what is right: the running
+Each body writes a journal (`differential.Journal`), and the journals must be equal. The tests don't say what is right: the running
 Python's asyncio does.
 """
 

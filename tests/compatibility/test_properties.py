@@ -1,4 +1,4 @@
-"""Random programs: the order of everything is asyncio's, and streams deliver what was sent however it is cut up."""
+"""Random programs: everything happens in asyncio's order, and streams deliver what was sent, however it is split."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What broke once. Each test is named for what a user would have seen."""
+"""Past bugs. Each test is named for what a user would have seen."""
 
 import array
 import asyncio

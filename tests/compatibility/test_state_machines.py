@@ -1,4 +1,4 @@
-"""Random things done to connections, on ringloop and on asyncio beside it: see state_machines.py."""
+"""Random operations on connections, on ringloop and on asyncio side by side: see state_machines.py."""
 
 import sys
 from asyncio.selector_events import _SelectorDatagramTransport

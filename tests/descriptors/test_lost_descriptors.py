@@ -1,7 +1,7 @@
-"""Transports and operations whose socket is closed, detached or exchanged behind the loop's back.
+"""Transports and operations whose socket is closed, detached or replaced behind the loop's back.
 
-A number says nothing about the file behind it. What was given to a connection, or waited for on one, must reach no other that has got
-its number.
+A descriptor's number says nothing about the file behind it. What was written to a connection, or waited for on it, must not reach
+another one that has got its number.
 """
 
 import asyncio

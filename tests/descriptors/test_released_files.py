@@ -1,4 +1,4 @@
-"""A socket that its owner closes is let go of at once, so that its peer hears of it."""
+"""When the owner of a socket closes it, the loop releases it at once, so its peer notices."""
 
 import array
 import asyncio

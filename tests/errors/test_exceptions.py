@@ -1,4 +1,4 @@
-"""Exceptions from users' code: where they go, what is said about them, and what goes on."""
+"""Exceptions from users' code: where they go, how they are reported, and what continues."""
 
 import asyncio
 import gc

@@ -1,7 +1,7 @@
-"""While an exception handler runs, the exception counts as being handled, in asyncio's words, with its keys and in its context.
+"""While an exception handler runs, the exception is being handled: with asyncio's message, keys and context.
 
-So `sys.exc_info()`, a bare `raise` and `traceback.format_exc()` know it, and an error of the handler's shows what it was handling. The same
-holds for `error_received`. Each body writes a journal, which must be the one that it writes on stock asyncio.
+So `sys.exc_info()`, a bare `raise` and `traceback.format_exc()` see it, and an error in the handler shows what it was handling. The
+same holds for `error_received`. Each body writes a journal, which must equal the one from stock asyncio.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Lack of memory: whatever the loop does raises `MemoryError`, reports it, or goes on without; it never panics, nor ends the process.
+"""Out of memory: the loop raises `MemoryError`, reports it, or continues without; it never panics and never ends the process.
 
-In each scenario one allocation fails, each in turn, in a process of its own. What becomes of the program is not looked at: asyncio
-loses callbacks then, and so does ringloop. There are no panics in asyncio to compare with.
+In each scenario one allocation fails, each in turn, in a separate process. What the program does afterwards isn't checked: asyncio
+loses callbacks then, and so does ringloop. asyncio has no panics to compare with.
 """
 
 import textwrap

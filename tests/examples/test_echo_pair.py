@@ -1,4 +1,4 @@
-"""The programs of examples/echo_pair, run as their users run them: as processes, by their command lines."""
+"""The programs of examples/echo_pair, run as users run them: as processes, with command lines."""
 
 import contextlib
 import os

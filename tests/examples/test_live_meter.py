@@ -1,4 +1,4 @@
-"""The program of examples/live_meter, run as its users run it."""
+"""The program of examples/live_meter, run as users run it."""
 
 import os
 import pty

@@ -1,7 +1,7 @@
-"""Whether somebody has read the running Python's asyncio with ringloop in mind, and the tool that knows it.
+"""Whether a maintainer has reviewed the running Python's asyncio, and the tool that records it.
 
-A release of Python that was read must be as it was read. For a bug-fix release that nobody has read yet, a change is not this run's
-failure: the test is skipped, and its reason says what has changed and what to do. `.ci/run` repeats that in its summary.
+A reviewed release must be unchanged. If a bug-fix release that nobody has reviewed differs, that is no failure of this run: the test
+is skipped, and its reason says what has changed and what to do. `.ci/run` repeats it in its summary.
 """
 
 import asyncio

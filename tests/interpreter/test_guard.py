@@ -1,6 +1,6 @@
-"""What ringloop does on an asyncio that has changed since: it leaves that part to asyncio, or refuses to be imported.
+"""What ringloop does on a later asyncio that has changed: it leaves that part to asyncio, or refuses to be imported.
 
-Each body runs in a child process, where methods of asyncio's are changed before ringloop is imported, as a later Python would.
+Each body runs in a child process that changes methods of asyncio before ringloop is imported, as a later Python would.
 """
 
 import json

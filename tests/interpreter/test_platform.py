@@ -1,4 +1,4 @@
-"""Where ringloop can't run, importing or building it says so, in one line."""
+"""Where ringloop can't run, importing or building it fails with a message of one line."""
 
 import ctypes
 import os

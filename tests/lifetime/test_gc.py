@@ -1,4 +1,4 @@
-"""Garbage: cycles are collected, references come back, nothing leaks."""
+"""Garbage collection: cycles are collected, reference counts return, nothing leaks."""
 
 import asyncio
 import contextlib
@@ -250,10 +250,10 @@ def test_a_connection_abandoned_with_its_closed_loop_is_collected(loop_factory, 
         loop.close()
         return peer, weakref.ref(protocol), weakref.ref(transport)
 
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         peer, *references = session()
     peer.close()
-    assert any(text.startswith("unclosed transport <") for text in texts)
+    assert any(text.startswith("unclosed transport <") for text in messages)
     assert [reference() for reference in references] == [None, None]
 
 
@@ -263,9 +263,9 @@ def test_an_unclosed_transport_warns_with_its_text(loop_factory):
     transport, _ = loop.run_until_complete(loop.create_connection(asyncio.Protocol, sock=ours))
     loop.close()
     text = repr(transport)
-    with peer, resource_warnings() as texts:
+    with peer, resource_warnings() as messages:
         del transport, loop
-    assert f"unclosed transport {text}" in texts
+    assert f"unclosed transport {text}" in messages
 
 
 def test_a_live_connection_that_nobody_holds_is_not_collected(loop):
@@ -303,10 +303,10 @@ def test_a_paused_connection_that_nobody_holds_is_collected_with_a_warning(loop)
         await turns(2)
         return weakref.ref(transport), peer
 
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         reference, peer = loop.run_until_complete(connect())
         run_turns(loop, 2)
-    assert any(text.startswith("unclosed transport <") for text in texts)
+    assert any(text.startswith("unclosed transport <") for text in messages)
     assert reference() is None
     peer.setblocking(True)
     peer.settimeout(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Memory of connections on which nothing happens."""
+"""The memory of idle connections."""
 
 import pytest
 

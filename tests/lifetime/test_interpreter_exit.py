@@ -1,7 +1,7 @@
-"""The end of the interpreter while daemon threads run loops: the process ends as it would have without them.
+"""The interpreter exits while daemon threads run loops: the process ends as it would without them.
 
-CPython stops a daemon thread at its next request for the GIL: inside any Python code that a callback runs, after a call that blocks, or
-when the loop's wait is over.
+CPython stops a daemon thread when it next requests the GIL: in any Python code that a callback runs, after a blocking call, or at
+the end of the loop's wait.
 """
 
 import textwrap

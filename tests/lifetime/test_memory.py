@@ -1,4 +1,4 @@
-"""Memory: what a burst needed is given back."""
+"""Memory that a burst needed is given back."""
 
 import ctypes
 import sys

@@ -1,7 +1,7 @@
-"""Five hundred of each life cycle leave descriptors, threads, children, memory and reference counts where they were.
+"""Five hundred life cycles of each kind leave descriptors, threads, children, memory and reference counts unchanged.
 
-The first cycles fill free lists, caches and buffers; what is counted begins after them. Native code's memory doesn't show in Python's own
-counts, so that the size of the process counts too. Stock asyncio, the control, runs a fifth as many.
+The first cycles fill free lists, caches and buffers; counting begins after them. Python's own counts don't include native memory, so
+the size of the process is checked, too. Stock asyncio, the control, runs a fifth as many cycles.
 """
 
 import asyncio

@@ -733,9 +733,9 @@ def test_closing_a_loop_with_everything_in_flight(loop_factory):
 
     transport = loop.run_until_complete(main())
     loop.close()
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         del transport
-    assert any(text.startswith("unclosed transport <") for text in texts)
+    assert any(text.startswith("unclosed transport <") for text in messages)
     for pair in pairs:
         for sock in pair:
             sock.close()

@@ -353,7 +353,7 @@ def test_set_debug_from_within_a_callback_takes_effect(loop, caplog):
 
 
 def test_what_debug_mode_logs_about_a_connection(loop, caplog):
-    """The texts that people grep for, with addresses and descriptors taken out."""
+    """The messages that people grep for, without addresses and descriptors."""
     caplog.set_level(logging.DEBUG, "asyncio")
     loop.set_debug(True)
     loop.slow_callback_duration = 1000

@@ -1,4 +1,4 @@
-"""`loop.metrics()`: what a loop tells about itself. Counts are exact; of times, only what cannot be otherwise is asserted."""
+"""`loop.metrics()`. Counts are exact; of times, only what always holds is asserted."""
 
 import asyncio
 import functools

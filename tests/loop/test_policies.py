@@ -1,4 +1,4 @@
-"""The event loop policy, where the running Python has policies: asyncio's own with another loop."""
+"""The event loop policy, on Pythons that have policies: asyncio's own with another loop."""
 
 import asyncio
 import contextlib
@@ -76,14 +76,14 @@ def test_a_loop_is_current_in_the_thread_that_set_it(arm):
     def ask():
         with pytest.raises(RuntimeError) as caught:
             asyncio.get_event_loop_policy().get_event_loop()
-        texts = [str(caught.value)]
+        messages = [str(caught.value)]
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         assert asyncio.get_event_loop_policy().get_event_loop() is loop
         assert is_of(arm, loop)
         asyncio.set_event_loop(None)
         loop.close()
-        return texts
+        return messages
 
     with policy_of(arm), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -117,11 +117,11 @@ def test_the_main_thread_without_a_loop(arm):
                 loop = policy.get_event_loop()
             except RuntimeError as error:
                 return str(error)
-            texts = [str(warning.message) for warning in caught]
+            messages = [str(warning.message) for warning in caught]
             assert is_of(name, loop)
             policy.set_event_loop(None)
             loop.close()
-            return texts
+            return messages
 
     assert attempt(arm) == attempt("asyncio")
 

@@ -164,12 +164,12 @@ def test_run_until_complete_takes_coroutines_tasks_futures_and_awaitables(loop):
 
 def test_run_until_complete_rejects_other_things(loop_factory):
     def body(loop):
-        texts = []
+        messages = []
         for bad in (None, 5, answer):
             with pytest.raises(TypeError) as caught:
                 loop.run_until_complete(bad)
-            texts.append(str(caught.value))
-        return texts
+            messages.append(str(caught.value))
+        return messages
 
     assert "awaitable is required" in same_as_asyncio(body, loop_factory)[0]
 

@@ -1,6 +1,6 @@
-"""Forked and spawned children, in and around a running loop: the child works, and the parent notices nothing.
+"""Forked and spawned children, in and around a running loop: the child works, and the parent is unaffected.
 
-More on forks: test_backends.py (a child with a loop of its own, a parent's loop used in a child) and test_subprocess.py.
+More on forks: test_backends.py (a child with its own loop, a parent's loop used in a child) and test_subprocess.py.
 """
 
 import sys

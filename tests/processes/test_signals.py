@@ -1,4 +1,4 @@
-"""Signals: KeyboardInterrupt, SIGTERM, and handlers of the loop. Mostly in child processes, where a signal can do its worst."""
+"""Signals: KeyboardInterrupt, SIGTERM, and the loop's handlers. Mostly in child processes, where a signal can do no harm."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Child processes: started with all that subprocess.Popen takes, watched, signalled, reaped, and never anyone else's."""
+"""Child processes: started with all options of subprocess.Popen, watched, signalled, and reaped individually."""
 
 import asyncio
 import contextlib
@@ -964,11 +964,11 @@ def test_a_transport_that_nobody_closed_warns_and_kills(loop_factory):
         )
         return transport.get_pid()
 
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         pid = loop.run_until_complete(main())
         loop.close()
         gc.collect()
-    assert any(f"unclosed transport <_UnixSubprocessTransport pid={pid} running" in text for text in texts)
+    assert any(f"unclosed transport <_UnixSubprocessTransport pid={pid} running" in text for text in messages)
 
 
 OUTLIVING = """
@@ -1022,9 +1022,9 @@ def test_debug_mode_says_what_it_starts(loop_factory, caplog):
             await process.communicate()
             await asyncio.sleep(0)
             digits = str.maketrans("", "", "0123456789")
-            texts = [record.getMessage().translate(digits) for record in caplog.records]
+            messages = [record.getMessage().translate(digits) for record in caplog.records]
             # What a thread says of the child, and what each says of its selector, is its own.
-            return [text for text in texts if not text.startswith(("process ", "Using selector"))]
+            return [text for text in messages if not text.startswith(("process ", "Using selector"))]
 
         return loop.run_until_complete(main())
 

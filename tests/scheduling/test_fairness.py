@@ -1,6 +1,6 @@
-"""Fairness: callbacks, timers and descriptors get their turn, whatever the others do. What is asserted are orders and numbers of turns.
+"""Fairness: callbacks, timers and descriptors get their turn, whatever the others do. Orders and numbers of turns are asserted.
 
-A turn that is said to be long takes a millisecond: on epoll, turns of microseconds may leave out a look at the kernel.
+A long turn takes a millisecond here: on epoll, turns of microseconds may skip a look at the kernel.
 """
 
 import asyncio

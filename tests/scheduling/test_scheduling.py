@@ -375,7 +375,7 @@ def test_a_deadline_that_is_not_a_number_can_be_cancelled(loop):
 
 def test_bad_delays_are_type_errors(loop_factory):
     def body(loop):
-        texts = []
+        messages = []
         for call in (
             lambda: loop.call_later(None, noop),
             lambda: loop.call_at(None, noop),
@@ -383,11 +383,11 @@ def test_bad_delays_are_type_errors(loop_factory):
         ):
             with pytest.raises(TypeError) as caught:
                 call()
-            texts.append(str(caught.value))
-        return texts
+            messages.append(str(caught.value))
+        return messages
 
-    texts = same_as_asyncio(body, loop_factory)
-    assert texts[:2] == ["delay must not be None", "when cannot be None"]
+    messages = same_as_asyncio(body, loop_factory)
+    assert messages[:2] == ["delay must not be None", "when cannot be None"]
 
 
 def test_missing_or_named_arguments_are_type_errors(loop):
@@ -482,14 +482,14 @@ def test_repr_of_handles_is_asyncios(loop_factory, callback, arguments, cancelle
         if cancelled:
             for handle in handles:
                 handle.cancel()
-        texts = [repr(handle) for handle in handles]
+        shown = [repr(handle) for handle in handles]
         for handle in handles:
             handle.cancel()
-        return texts
+        return shown
 
-    texts = same_as_asyncio(body, loop_factory)
-    assert all(("cancelled" in text) == cancelled and ("created at" in text) == debug for text in texts)
-    assert "when=5.5" in texts[2]
+    shown = same_as_asyncio(body, loop_factory)
+    assert all(("cancelled" in text) == cancelled and ("created at" in text) == debug for text in shown)
+    assert "when=5.5" in shown[2]
 
 
 def test_repr_in_debug_mode_names_the_line_of_the_call(loop):

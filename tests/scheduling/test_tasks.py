@@ -101,12 +101,12 @@ def test_create_task_takes_all_that_the_running_python_takes(loop_factory):
 
 def test_create_task_rejects_what_is_no_coroutine(loop_factory):
     def body(loop):
-        texts = []
+        messages = []
         for bad in (None, 5, answer):
             with pytest.raises(TypeError) as caught:
                 loop.create_task(bad)
-            texts.append(str(caught.value))
-        return [text.split(" at 0x")[0] for text in texts]
+            messages.append(str(caught.value))
+        return [text.split(" at 0x")[0] for text in messages]
 
     assert same_as_asyncio(body, loop_factory)[0] == "a coroutine was expected, got None"
 

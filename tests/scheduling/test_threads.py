@@ -1,4 +1,4 @@
-"""Loops and threads. One loop in one thread after another, several at once, and races with close: tests/loop/test_run.py."""
+"""Loops and threads. test_run.py has loops in one thread after another, several at once, and races with close."""
 
 import asyncio
 import collections

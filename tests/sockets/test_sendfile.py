@@ -1,4 +1,4 @@
-"""Files over transports and sockets: loop.sendfile and loop.sock_sendfile, natively and by the fallback."""
+"""Sending files over transports and sockets: loop.sendfile and loop.sock_sendfile, natively and with the fallback."""
 
 import asyncio
 import gc
@@ -611,12 +611,12 @@ def test_the_transport_shows_that_it_sends(loop_factory, large_file):
                 sending = loop.create_task(loop.sendfile(transport, large_file))
                 await loop.sock_recv(peer, 1)
                 await support.turns(20)
-                texts = [repr(transport).partition("fd=")[2].partition(" ")[2]]
+                shown = [repr(transport).partition("fd=")[2].partition(" ")[2]]
                 await receive_exactly(loop, peer, LARGE - 1)
                 await sending
-                texts.append(repr(transport).partition("fd=")[2].partition(" ")[2])
+                shown.append(repr(transport).partition("fd=")[2].partition(" ")[2])
                 await end(protocol)
-                return texts
+                return shown
 
         return loop.run_until_complete(main())
 

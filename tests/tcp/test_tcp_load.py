@@ -250,9 +250,9 @@ def test_an_unclosed_transport_warns_and_closes_its_socket(loop_factory):
     transport, _ = loop.run_until_complete(loop.connect_accepted_socket(asyncio.Protocol, ours))
     loop.close()
     with peer:
-        with resource_warnings() as texts:
+        with resource_warnings() as messages:
             del transport, loop
-        assert any(text.startswith("unclosed transport <") for text in texts)
+        assert any(text.startswith("unclosed transport <") for text in messages)
         assert ours.fileno() == -1
         peer.setblocking(True)
         peer.settimeout(PATIENCE_S)

@@ -173,18 +173,18 @@ def test_what_cannot_be_written(loop_factory, data):
         async def main():
             protocol = Recorder()
             transport, peer = await attached(loop, protocol)
-            texts = []
+            messages = []
             for write in (transport.write, transport.writelines, lambda data: transport.writelines([data])):
                 try:
                     write(data)
                 except Exception as error:
-                    texts.append((type(error), str(error)))
+                    messages.append((type(error), str(error)))
                 else:
-                    texts.append(None)
+                    messages.append(None)
             transport.abort()
             await ended(protocol)
             peer.sock.close()
-            return texts, str(protocol.error)
+            return messages, str(protocol.error)
 
         contexts = capture_contexts(loop)
         return loop.run_until_complete(main()), [(c["message"], str(c["exception"])) for c in contexts]

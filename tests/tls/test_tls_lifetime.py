@@ -194,11 +194,13 @@ def test_what_nobody_closed_is_warned_of(loop_factory):
             protocol.transport = None
             peer.sock.close()
 
-        with resource_warnings() as texts:
+        with resource_warnings() as messages:
             loop.run_until_complete(main())
             loop.close()
             gc.collect()
-        return sorted({text.split(" fd=")[0].replace("_Selector", "") for text in texts if "socket.socket" not in text})
+        return sorted(
+            {text.split(" fd=")[0].replace("_Selector", "") for text in messages if "socket.socket" not in text}
+        )
 
     same_as_asyncio(body, loop_factory)
 

@@ -1,4 +1,4 @@
-"""The program behind `make conformance`, on a package of tests that end in every way there is."""
+"""The program behind `make conformance`, on a package of tests that end in every possible way."""
 
 import json
 import os

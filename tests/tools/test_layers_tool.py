@@ -1,4 +1,4 @@
-"""tools/layers.py, on small trees made here: it finds each kind of offence, and nothing in what only looks like one."""
+"""tools/layers.py on small trees: it finds each kind of offence, and accepts what only looks like one."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""tools/pythons.sh as far as it says what is wrong; what it makes is what `.ci/run` runs the tests of two Pythons in."""
+"""The error messages of tools/pythons.sh. `.ci/run` uses the tree that it makes."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""The program behind `make suites`, as far as it judges; the suites themselves are too large for these tests."""
+"""The judgement of the program behind `make suites`; the suites themselves are too large for these tests."""
 
 import os
 import subprocess

@@ -52,7 +52,7 @@ def test_endpoints_that_cannot_be_made(loop_factory, options, error_type):
 
 def test_options_next_to_a_socket(loop_factory):
     def body(loop):
-        texts = []
+        messages = []
         with udp_socket() as sock, socket.socket() as stream:
             sock.setblocking(False)
             for options in (
@@ -63,11 +63,11 @@ def test_options_next_to_a_socket(loop_factory):
             ):
                 with pytest.raises(ValueError) as caught:
                     endpoint(loop, **options)
-                texts.append(str(caught.value).split("fd=")[0])
-        return texts
+                messages.append(str(caught.value).split("fd=")[0])
+        return messages
 
-    texts = same_as_asyncio(body, loop_factory)
-    assert texts[0] == (
+    messages = same_as_asyncio(body, loop_factory)
+    assert messages[0] == (
         f"socket modifier keyword arguments can not be used when sock is specified. (local_addr=('{HOST}', 0))"
     )
 
@@ -167,9 +167,9 @@ def test_a_protocol_factory_that_fails(loop):
     def fail():
         raise LookupError("no protocol")
 
-    with resource_warnings() as texts, pytest.raises(LookupError, match="no protocol"):
+    with resource_warnings() as messages, pytest.raises(LookupError, match="no protocol"):
         loop.run_until_complete(loop.create_datagram_endpoint(fail, local_addr=(HOST, 0)))
-    assert len(texts) == 1 and "unclosed <socket.socket" in texts[0], "as under asyncio, whose oversight this is"
+    assert len(messages) == 1 and "unclosed <socket.socket" in messages[0], "as under asyncio, whose oversight this is"
 
 
 def test_a_connection_made_that_fails(loop):

@@ -18,11 +18,11 @@ from support import (
 def test_an_unclosed_transport_warns_and_closes_its_socket(loop_factory):
     descriptors = open_descriptors()
     loop = loop_factory()
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         endpoint(loop)
         loop.close()
         gc.collect()
-    assert len([it for it in texts if it.startswith("unclosed transport <")]) == 1, texts
+    assert len([it for it in messages if it.startswith("unclosed transport <")]) == 1, messages
     assert open_descriptors() == descriptors
 
 
@@ -30,11 +30,11 @@ def test_a_paused_transport_that_nobody_holds_is_collected(loop):
     transport, recorder = endpoint(loop)
     transport.pause_reading()
     reference = weakref.ref(transport)
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         recorder.transport = None
         del transport
     assert reference() is None
-    assert len(texts) == 1 and texts[0].startswith("unclosed transport <")
+    assert len(messages) == 1 and messages[0].startswith("unclosed transport <")
 
 
 def test_a_reading_transport_lives_without_references(loop):
@@ -78,9 +78,9 @@ def test_closing_the_loop_first(loop_factory):
             assert sock.recv(10) == b"x", "the socket is still open"
         return text, transport.is_closing(), recorder.names
 
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         assert use(loop_factory()) == ("Event loop is closed", True, ["connection_made"])
-    assert any(text.startswith("unclosed transport <") for text in texts)
+    assert any(text.startswith("unclosed transport <") for text in messages)
 
 
 def test_nothing_is_left_after_many_cycles(loop):

@@ -42,22 +42,22 @@ def test_repr(loop_factory):
         ours, peer, _ = full_pair()
         with peer:
             transport, recorder = endpoint(loop, sock=ours)
-            texts = [repr(transport)]
+            shown = [repr(transport)]
             transport.pause_reading()
-            texts.append(repr(transport))
+            shown.append(repr(transport))
             transport.resume_reading()
             transport.sendto(b"12345")
-            texts.append(repr(transport).replace("bufsize=13", "bufsize=5"))
+            shown.append(repr(transport).replace("bufsize=13", "bufsize=5"))
             transport.close()
-            texts.append(repr(transport).replace("bufsize=13", "bufsize=5"))
+            shown.append(repr(transport).replace("bufsize=13", "bufsize=5"))
             wait_for(loop, lambda: (drain(peer) and False) or recorder.lost)
-            texts.append(repr(transport))
+            shown.append(repr(transport))
         fd = f"fd={transport._sock_fd}"
-        return [text.replace("_Selector", "").replace(fd, "fd=N") for text in texts]
+        return [text.replace("_Selector", "").replace(fd, "fd=N") for text in shown]
 
-    texts = same_as_asyncio(body, loop_factory)
-    assert texts[0] == "<DatagramTransport fd=N read=polling write=<idle, bufsize=0>>"
-    assert texts[2] == "<DatagramTransport fd=N read=polling write=<polling, bufsize=5>>"
+    shown = same_as_asyncio(body, loop_factory)
+    assert shown[0] == "<DatagramTransport fd=N read=polling write=<idle, bufsize=0>>"
+    assert shown[2] == "<DatagramTransport fd=N read=polling write=<polling, bufsize=5>>"
 
 
 def test_the_descriptor_belongs_to_the_transport(loop):

@@ -544,14 +544,14 @@ def test_writing_after_the_reader_has_gone(loop_factory, caplog):
             await until(lambda: protocol.lost)
             for _ in range(3):
                 transport.write(b"to nobody")
-            texts = [record.getMessage() for record in caplog.records]
-            return protocol.names, type(protocol.error), texts
+            messages = [record.getMessage() for record in caplog.records]
+            return protocol.names, type(protocol.error), messages
 
         return loop.run_until_complete(main())
 
-    _, kind, texts = same_as_asyncio(body, loop_factory)
+    _, kind, messages = same_as_asyncio(body, loop_factory)
     assert kind is BrokenPipeError
-    assert set(texts) == {"pipe closed by peer or os.write(pipe, data) raised exception."}
+    assert set(messages) == {"pipe closed by peer or os.write(pipe, data) raised exception."}
 
 
 # What is refused, and what is shown
@@ -566,14 +566,14 @@ def test_regular_files_are_refused(loop_factory, tmp_path):
 
     def body(loop):
         async def main():
-            texts = []
+            messages = []
             for connect in calls(loop):
                 with open(tmp_path / "regular", "r+b", buffering=0) as file:
                     with pytest.raises(ValueError) as refusal:
                         await connect(file)
-                    texts.append(str(refusal.value))
+                    messages.append(str(refusal.value))
                     file.write(b"not closed")
-            return texts
+            return messages
 
         return loop.run_until_complete(main())
 
@@ -644,10 +644,10 @@ def test_transports_show_themselves(loop_factory):
     def body(loop):
         async def main():
             reading, writing = pipe()
-            texts = []
+            shown = []
 
             def note(transport, number):
-                texts.append(repr(transport).replace(f"fd={number}", "fd=N"))
+                shown.append(repr(transport).replace(f"fd={number}", "fd=N"))
 
             numbers = reading.fileno(), writing.fileno()
             receiver, first = await reader_of(loop, reading)
@@ -660,7 +660,7 @@ def test_transports_show_themselves(loop_factory):
             receiver.pause_reading()
             note(receiver, numbers[0])
             sender.write(bytes(LARGE))
-            texts.append(repr(sender).partition("bufsize")[0].replace(f"fd={numbers[1]}", "fd=N"))
+            shown.append(repr(sender).partition("bufsize")[0].replace(f"fd={numbers[1]}", "fd=N"))
             sender.abort()
             note(sender, numbers[1])
             receiver.close()
@@ -668,7 +668,7 @@ def test_transports_show_themselves(loop_factory):
             await until(lambda: first.lost and second.lost)
             note(receiver, numbers[0])
             note(sender, numbers[1])
-            return texts
+            return shown
 
         return loop.run_until_complete(main())
 
@@ -691,8 +691,8 @@ def test_debug_mode_logs_what_happens(loop_factory, caplog):
             writing.close()
             await until(lambda: protocol.lost)
             digits = str.maketrans("", "", "0123456789")
-            texts = [record.getMessage().translate(digits).partition(" object at")[0] for record in caplog.records]
-            return [text for text in texts if not text.startswith("Using selector")]
+            messages = [record.getMessage().translate(digits).partition(" object at")[0] for record in caplog.records]
+            return [text for text in messages if not text.startswith("Using selector")]
 
         return loop.run_until_complete(main())
 
@@ -716,14 +716,14 @@ def test_a_transport_that_nobody_closed_warns(loop_factory, which):
             await turns(2)
             return repr(transport)[:20]
 
-        with resource_warnings() as texts:
+        with resource_warnings() as messages:
             shown = loop.run_until_complete(main())
             loop.close()
             gc.collect()
         closed = reading.closed if which == "reading" else writing.closed
         reading.close()
         writing.close()
-        return shown, closed, sorted(text.replace(f"fd={number}", "fd=N") for text in texts if "transport" in text)
+        return shown, closed, sorted(text.replace(f"fd={number}", "fd=N") for text in messages if "transport" in text)
 
     expected = body(asyncio.SelectorEventLoop())
     assert body(loop_factory()) == expected

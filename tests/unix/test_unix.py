@@ -767,9 +767,9 @@ def test_cancelling_a_connection(loop, path):
                     await ended(protocol)
             await exchange(path)
 
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         loop.run_until_complete(main())
-    assert texts == []
+    assert messages == []
 
 
 def test_sock_operations(loop, path):
@@ -809,7 +809,7 @@ def test_an_unclosed_connection_warns(loop_factory, path):
             there.append(True)
 
     there = []
-    with resource_warnings() as texts:
+    with resource_warnings() as messages:
         # From Python 3.12 on, a server waits for its connections: this one has none any more when the loop is closed.
         task = loop.create_task(main())
         loop.run_until_complete(until(lambda: there))
@@ -819,7 +819,7 @@ def test_an_unclosed_connection_warns(loop_factory, path):
         loop.close()
         task = None
         gc.collect()
-    assert [text for text in texts if text.startswith("unclosed transport <")]
+    assert [text for text in messages if text.startswith("unclosed transport <")]
     assert open_descriptors() == descriptors
 
 
