@@ -1,14 +1,14 @@
-//! Timers at 10^3, 10^5 and 10^6 live ones, beside the two structures of the standard library that
-//! could do the same work: `BTreeMap` (every cancellation removes) and `BinaryHeap` (cancelled
-//! entries stay until their deadline).
+//! `Timers` with 10^3, 10^5 and 10^6 live timers, compared with two structures of the standard library that could do
+//! the same work: `BTreeMap` (every cancellation removes) and `BinaryHeap` (cancelled entries stay until their
+//! deadline).
 //!
-//! `cargo bench -p ringloop --bench timers` prints nanoseconds per operation, the best of five
-//! rounds; with `-- --quick` (also what `cargo test --benches` runs) it only shows that it works.
+//! `cargo bench -p ringloop --bench timers` prints nanoseconds per operation, the best of five rounds. With `--
+//! --quick`, and in `cargo test --benches`, it only checks that it works.
 //!
-//! - *insert*: from none to n, deadlines at random within 10 s.
+//! - *insert*: from none to n, with random deadlines within 10 s.
 //! - *insert + cancel*: with n alive, one more timer, later than most, cancelled at once.
-//! - *insert + cancel later*: the same, but cancelled only after 1,000 others were inserted, as the
-//!   timeouts of 1,000 busy connections are; deadlines at random.
+//! - *insert + cancel later*: the same, but cancelled only after 1,000 others were inserted, like the timeouts of 1,000
+//!   busy connections; with random deadlines.
 //! - *expire and renew*: with n alive, the earliest expires and is inserted again, up to 10 s later.
 //! - *expire all*: from n to none, in order.
 
@@ -21,7 +21,7 @@ use std::time::Instant;
 const HORIZON_NS: u64 = 10_000_000_000;
 const BUSY_TIMEOUTS: usize = 1_000;
 
-/// What each contestant must offer. A value is as large as a pointer, which is what the loop keeps.
+/// What each contestant must offer. A value has the size of a pointer, like those that event loops store.
 trait Queue: Default {
     type Key;
     fn insert(&mut self, deadline_ns: u64, value: usize) -> Self::Key;
@@ -91,7 +91,7 @@ impl Queue for LazyHeap {
     }
 }
 
-/// Marsaglia's xorshift64: random enough for deadlines, and the same in every round.
+/// Marsaglia's xorshift64: random enough for deadlines, and reproducible.
 struct Random(u64);
 
 impl Random {
@@ -133,7 +133,7 @@ fn round<Q: Queue>(live: usize, operations: usize) -> [f64; WORKLOADS.len()] {
     for key in pending {
         queue.cancel(key);
     }
-    // Every insertion is later than the horizon so far, so the clock has to follow.
+    // Every insertion is later than the ones before, so the clock must follow.
     let mut now_ns = 0;
     let renew = time(operations, |value| {
         assert!(queue.pop().is_some());

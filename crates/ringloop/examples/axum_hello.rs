@@ -1,4 +1,4 @@
-//! An axum application on the socket pool, over HTTP/1.1.
+//! An axum application on a ringloop server, over HTTP/1.1.
 
 mod arguments;
 

@@ -1,4 +1,4 @@
-//! Times making and closing listeners: for races against other runtimes, and against the raw system calls.
+//! Measures creating and closing listeners, for comparison with other runtimes and with the raw system calls.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -41,7 +41,8 @@ async fn bind(mode: Mode, count: u64) -> io::Result<()> {
         if mode == Mode::Accept {
             let client = TcpStream::connect(listener.local_addr()?).await?;
             let (server, _) = listener.accept().await?;
-            // A reset leaves no port behind in TIME_WAIT: with thousands of those the kernel looks long for a free one.
+            // Closing with a reset leaves no port in TIME_WAIT. With thousands of those, the kernel takes long to find
+            // a free port.
             SockRef::from(&client).set_linger(Some(Duration::ZERO))?;
             drop((client, server));
         }

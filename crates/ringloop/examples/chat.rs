@@ -1,11 +1,12 @@
-//! A chat room of lines, whose members are on several workers: try it with `nc 127.0.0.1 7000`, twice.
+//! A chat room for lines of text, whose members are on several workers. Try it with `nc 127.0.0.1 7000`, twice.
 //!
-//! One task, the room, owns the list of members and decides the order of everything that is said; each member sees that
-//! order from the moment of joining on. Two kinds of bounded channels connect it with the connections, across workers:
+//! One task, the room, owns the list of members and decides the order of everything that is said. Each member sees that
+//! order from the moment of joining on. Two kinds of bounded channels connect the room with the connections, across
+//! workers:
 //!
-//! - Connections send events to the room. While that channel is full they wait, and read nothing from their peers
-//!   meanwhile: whoever talks faster than the room can repeat it is slowed down by TCP.
-//! - The room sends to a queue of each member's own, and never waits: a member whose queue is full reads too slowly, is
+//! - Connections send events to the room. While that channel is full they wait, and read nothing from their peers. So
+//!   TCP slows down whoever talks faster than the room can repeat it.
+//! - The room sends to a queue for each member, and never waits. A member whose queue is full reads too slowly: it is
 //!   dropped, and loses what it has not read. So nobody can hold up the others.
 
 mod arguments;
@@ -31,18 +32,18 @@ struct Arguments {
     listening: arguments::Listening,
 }
 
-/// How many messages wait for a member before it counts as too slow.
+/// How many messages may wait for a member before it counts as too slow.
 const QUEUE_MESSAGES: usize = 256;
-/// How many events wait for the room before connections wait for it.
+/// How many events may wait for the room before connections wait.
 const ROOM_EVENTS: usize = 1024;
 /// The longest line, in bytes.
 const LINE_MAX: usize = 1024;
 /// The longest name, in bytes.
 const NAME_MAX: usize = 20;
-/// How long somebody may take to say a name, and to read the last messages after leaving.
+/// How long somebody may take to enter a name, and to read the last messages after leaving.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What connections tell the room.
+/// What connections send to the room.
 enum Event {
     /// Somebody wants to join. The answer is the new member's number, or `None` if another member has that name.
     Join {
@@ -59,17 +60,17 @@ enum Event {
     Close,
 }
 
-/// A member as the room has it.
+/// A member, as the room knows it.
 struct Member {
     name: String,
     queue: Sender<Bytes>,
-    /// For the message that it has been too slow.
+    /// Kept to send the message that the member was too slow.
     too_slow: Sender<()>,
 }
 
 #[derive(Default)]
 struct Room {
-    /// By their numbers, so in the order in which they have joined.
+    /// Members by number, which is the order in which they joined.
     members: BTreeMap<u64, Member>,
     joined: u64,
 }
@@ -81,7 +82,7 @@ impl Room {
                 Event::Join { member, answer } => {
                     let is_taken = self.members.values().any(|other| other.name == member.name);
                     let number = (!is_taken).then(|| self.join(member));
-                    // Nobody waits for the answer if the connection is gone; then the next message finds that out.
+                    // If the connection is gone, nobody waits for the answer, and the next message will notice.
                     let _ = answer.try_send(number);
                 }
                 Event::Say { member, text } => {
@@ -123,19 +124,20 @@ impl Room {
         names.join(", ")
     }
 
-    /// Tells one member. One that cannot be told will be found out when all are told something.
+    /// Sends a message to one member. A failure is noticed when the next message is sent to all.
     fn tell(&self, member: u64, line: String) {
         if let Some(member) = self.members.get(&member) {
             let _ = member.queue.try_send(Bytes::from(line));
         }
     }
 
-    /// Tells all members, and drops those that cannot be told; the others hear of that next.
+    /// Sends a message to all members, and drops those whose queue is full or gone. The others are told about that
+    /// next.
     fn tell_all(&mut self, line: String) {
         let mut lines = VecDeque::from([Bytes::from(line)]);
         while let Some(line) = lines.pop_front() {
             self.members.retain(|_, member| {
-                // All members share the bytes.
+                // All members share these bytes.
                 let why = match member.queue.try_send(line.clone()) {
                     Ok(()) => return true,
                     Err(TrySendError::Full(_)) => {
@@ -168,13 +170,13 @@ async fn serve(stream: TcpStream, client: Client, room: Sender<Event>) -> io::Re
         Either::Left((entered, _)) => return entered?.map(drop),
         Either::Right(_) => return Ok(()),
     };
-    // The room has the only senders now, so that letting go of them ends what is delivered.
+    // The room has the only senders now, so dropping them ends the delivery.
     drop((queue, too_slow));
 
     let mut delivering = pin!(deliver(&messages, &mut writer));
     let talking = pin!(talk(&mut lines, &room, number, &client));
     let dropped = pin!(is_too_slow.recv());
-    // Whatever is over first ends the others; one future, so that nothing of this connection outlives it.
+    // Whichever ends first ends the others. It is one future, so that nothing of this connection outlives it.
     let result = match select(select(talking, dropped), &mut delivering).await {
         Either::Left((Either::Left((left, _)), _)) => left,
         Either::Left((Either::Right((Ok(()), _)), _)) => Err(io::Error::new(
@@ -185,13 +187,13 @@ async fn serve(stream: TcpStream, client: Client, room: Sender<Event>) -> io::Re
         Either::Left((Either::Right((Err(_), _)), _)) => Ok(()),
         Either::Right((delivered, _)) => return delivered,
     };
-    // An error says that the room is closed.
+    // An error means that the room is closed.
     let _ = room.send(Event::Leave { member: number }).await;
     result?;
     timeout(PATIENCE, delivering).await?
 }
 
-/// Asks for a name until the room takes it. `None` if the peer has no more patience, or the room is closed.
+/// Asks for a name until the room accepts it. Returns `None` if the peer takes too long, or the room is closed.
 async fn enter(
     lines: &mut Lines,
     writer: &mut OwnedWriteHalf,
@@ -222,7 +224,7 @@ fn is_name(name: &str) -> bool {
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(allowed)
 }
 
-/// Passes on what a member says, until it has said all or wants to leave, or the server ends.
+/// Forwards what a member says, until it has sent everything or wants to leave, or the server ends.
 async fn talk(
     lines: &mut Lines,
     room: &Sender<Event>,
@@ -233,13 +235,13 @@ async fn talk(
         let line = match select(pin!(lines.next()), client.draining()).await {
             Either::Left((line, _)) => line?,
             Either::Right(_) => {
-                // The first who hears of it tells the room.
+                // The first connection to notice tells the room.
                 let _ = room.send(Event::Close).await;
                 break;
             }
         };
         let Some(line) = line else { break };
-        // A terminal would obey control characters.
+        // Terminals interpret control characters.
         let text: String = line.chars().filter(|c| !c.is_control()).collect();
         let event = match text.trim() {
             "" => continue,
@@ -257,7 +259,7 @@ async fn talk(
     Ok(())
 }
 
-/// Sends a member what the room tells it, as much at a time as there is.
+/// Sends a member the room's messages, as many at a time as are queued.
 async fn deliver(messages: &Receiver<Bytes>, writer: &mut OwnedWriteHalf) -> io::Result<()> {
     let mut batch = Vec::new();
     while let Ok(message) = messages.recv().await {
@@ -271,11 +273,11 @@ async fn deliver(messages: &Receiver<Bytes>, writer: &mut OwnedWriteHalf) -> io:
     Ok(())
 }
 
-/// Takes a stream apart into lines.
+/// Splits a stream into lines.
 struct Lines {
     reader: OwnedReadHalf,
     bytes: Vec<u8>,
-    /// Where no end of line has been looked for yet.
+    /// Up to here there is no end of line.
     searched: usize,
 }
 
@@ -288,8 +290,8 @@ impl Lines {
         }
     }
 
-    /// The next line without its end, or `None` at the end of the stream. What is no UTF-8 is replaced. Dropping the
-    /// future loses nothing.
+    /// Returns the next line without its end, or `None` at the end of the stream. Invalid UTF-8 is replaced. Dropping
+    /// the future loses nothing.
     async fn next(&mut self) -> io::Result<Option<String>> {
         loop {
             let end = memchr::memchr(b'\n', &self.bytes[self.searched..]);
@@ -319,7 +321,7 @@ fn run(listening: &arguments::Listening) -> io::Result<()> {
     let server = listening.start(|server| {
         server.start_with(move |stream, client| serve(stream, client, room.clone()))
     })?;
-    // It ends with the last connection, at the latest.
+    // It ends with the last connection at the latest.
     drop(server.pool().spawn_on(0, || Room::default().run(events)));
     listening.run(server)
 }

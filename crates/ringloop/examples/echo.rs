@@ -1,4 +1,4 @@
-//! An echo server on the socket pool.
+//! An echo server.
 
 mod arguments;
 

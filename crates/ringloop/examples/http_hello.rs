@@ -1,4 +1,4 @@
-//! "Hello, World!" over HTTP/1.1, by hyper, on the socket pool.
+//! "Hello, World!" over HTTP/1.1, with hyper.
 
 mod arguments;
 

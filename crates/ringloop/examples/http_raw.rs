@@ -1,5 +1,5 @@
-//! Answers every HTTP request with the same 13 bytes, "Hello, World!", and looks at nothing but where a request ends: for
-//! races against other servers that do the same. It is no web server.
+//! Answers every HTTP request with the same 13 bytes, "Hello, World!". It only looks for the ends of requests, for
+//! comparison with servers that do the same. It is not a web server.
 
 mod arguments;
 
@@ -19,7 +19,7 @@ struct Arguments {
     listening: arguments::Listening,
 }
 
-/// How much of the end of a request has been seen, so that it is found across packets.
+/// How much of the end of a request has been seen, because it may span packets.
 #[derive(Default)]
 struct HelloWorld {
     matched: usize,
@@ -27,7 +27,7 @@ struct HelloWorld {
 
 impl HelloWorld {
     fn requests_in(&mut self, bytes: &[u8]) -> usize {
-        // The usual packet is one whole request.
+        // Most packets are one whole request.
         if self.matched == 0
             && bytes.ends_with(END)
             && memchr::memmem::find(bytes, END) == Some(bytes.len() - END.len())

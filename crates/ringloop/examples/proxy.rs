@@ -1,8 +1,8 @@
-//! A TCP proxy: each connection is joined to one of its own to another server.
+//! A TCP proxy: connects each incoming connection to another server.
 //!
-//! Bytes go from one socket to the other through the worker's buffer, without a copy of their own: only what the other side
-//! has no room for is kept, and nothing more is read until it is gone. The end of either direction is passed on by
-//! itself, so that a peer that has finished sending still gets its answer.
+//! Bytes go from one socket to the other through the worker's buffer, without being copied. Only what the other side
+//! has no room for is stored, and nothing more is read until it is sent. The end of each direction is forwarded
+//! separately, so that a peer that has finished sending still gets its answer.
 
 mod arguments;
 
@@ -31,7 +31,7 @@ struct Arguments {
     connect_timeout: u64,
 }
 
-/// What has happened, all workers together.
+/// What the proxy has done, over all workers.
 #[derive(Default)]
 struct Counters {
     passed_on: AtomicU64,
@@ -41,7 +41,7 @@ struct Counters {
     bytes_back: AtomicU64,
 }
 
-/// Where connections go, and how long that may take.
+/// Where connections go, and how long connecting may take.
 struct Target {
     addresses: Vec<SocketAddr>,
     connect_timeout: Duration,
@@ -52,7 +52,7 @@ async fn pass_on(near: TcpStream, target: &Target, counters: &Counters) -> io::R
     let connecting = TcpStream::connect(&target.addresses[..]);
     let far = match timeout(target.connect_timeout, connecting).await {
         Ok(Ok(far)) => far,
-        // The connection closes, which is all that can be said here.
+        // Closing the connection is the only way to report the failure here.
         refused => {
             counters.refused.fetch_add(1, Ordering::Relaxed);
             return refused?.map(drop);
@@ -74,7 +74,7 @@ async fn pass_on(near: TcpStream, target: &Target, counters: &Counters) -> io::R
     result.map(drop)
 }
 
-/// Passes on one direction, and its end.
+/// Forwards one direction, and its end.
 async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -99,7 +99,7 @@ async fn forward(
         };
         if !unsent.is_empty() {
             to.write_all(&unsent[..]).await.0?;
-            // An idle connection keeps nothing.
+            // An idle connection stores nothing.
             unsent = Vec::new();
         }
     }

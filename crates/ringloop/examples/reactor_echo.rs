@@ -1,18 +1,17 @@
-//! An echo server straight on the reactor: no tasks, no callbacks, one thread.
+//! An echo server directly on the reactor: no tasks, no callbacks, one thread.
 //!
 //! ```text
 //! cargo run --release -p ringloop --example reactor_echo -- 127.0.0.1:5050
 //! RINGLOOP_BACKEND=epoll RINGLOOP_BUSY_POLL=off cargo run --release ...
 //! ```
 //!
-//! Given `--once` as the second argument, it ends after its last connection has been closed, and
-//! prints how it waited and the CPU time that each message took.
+//! With `--once` as the second argument, it ends when its last connection was closed, and prints how it waited and the
+//! CPU time per message.
 //!
-//! It shows how the driver wants streams to be handled. Each connection has one edge-triggered
-//! watch for both directions; reads and writes are direct system calls when it reports; all
-//! connections read into the same buffer, which therefore stays in the CPU's cache. Who leaves data
-//! behind must come back without being told: such connections are kept in a list, and while it is
-//! not empty the loop does not wait.
+//! It shows how to handle streams with the driver. Each connection has one edge-triggered watch for both directions.
+//! Reads and writes are direct system calls when the watch reports. All connections read into the same buffer, which
+//! therefore stays in the CPU's cache. If a connection leaves data behind, no further event will come: such connections
+//! are kept in a list, and while it is not empty the loop does not wait.
 
 use ringloop::driver::{Event, Interest, Mode, Token};
 use ringloop::{Config, Reactor};
@@ -51,7 +50,7 @@ struct Server {
     listener: TcpListener,
     listening: Token,
     connections: HashMap<Token, Connection>,
-    /// Connections that may have more to read, though no event will say so.
+    /// Connections that may have more to read, although no event will say so.
     unfinished: Vec<Token>,
     buffer: Vec<u8>,
     served: u64,
@@ -60,13 +59,13 @@ struct Server {
 
 struct Connection {
     stream: TcpStream,
-    /// What the peer has not taken yet. Until it has, we read nothing more from it.
+    /// What the peer has not read yet. Until it has, nothing more is read from it.
     unsent: Vec<u8>,
-    /// The peer has sent all it had, so that no further event will announce the end.
+    /// The peer has finished sending, so that no further event will announce the end.
     peer_finished: bool,
 }
 
-/// What is to be done about a connection next.
+/// What to do about a connection next.
 enum Next {
     AwaitEvent,
     ReadAgain,
@@ -120,7 +119,7 @@ impl Server {
     fn accept(&mut self) -> io::Result<()> {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
-            // The peer has gone already, or another process was quicker.
+            // The peer is already gone, or another process was quicker.
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => return Ok(()),
             Err(error) => return Err(error),
@@ -145,7 +144,7 @@ impl Server {
             Next::AwaitEvent => {}
             Next::ReadAgain => self.unfinished.push(token),
             Next::Close => {
-                // The watch goes first, so that it never names a descriptor that was used again.
+                // The watch ends first, so that it never refers to a descriptor that was reused.
                 self.reactor.driver().unwatch(token)?;
                 self.connections.remove(&token);
             }
@@ -176,7 +175,7 @@ impl Connection {
         }
     }
 
-    /// Sends back what is there, once around.
+    /// Sends back what has arrived, once.
     fn echo(&mut self, buffer: &mut [u8], messages: &mut u64) -> Next {
         if !self.unsent.is_empty() {
             match self.stream.write(&self.unsent) {
@@ -205,8 +204,8 @@ impl Connection {
             self.unsent.extend_from_slice(&buffer[sent..received]);
             return Next::AwaitEvent;
         }
-        // A full buffer leaves data behind, and the end of the data comes after the last of it. The
-        // events for these have been reported already, so this connection comes back by itself.
+        // A full buffer leaves data behind, and the end of the stream comes after the last data. These events have
+        // already been reported, so this connection must be tried again.
         if received == buffer.len() || self.peer_finished {
             Next::ReadAgain
         } else {

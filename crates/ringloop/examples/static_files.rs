@@ -1,8 +1,8 @@
 //! A web server for the files of a directory, on hyper: content types, ranges, conditional requests, HEAD, directories.
 //!
-//! Only regular files below the directory are served, whatever symbolic links say: what counts is where the kernel says that
-//! the *open* file is, so nobody can change anything between looking and opening. Names that begin with a dot are not served.
-//! Files are read by `ringloop::fs`, a piece at a time, and only as fast as the client takes them.
+//! Only regular files below the directory are served, whatever symbolic links say. The kernel is asked where the *open*
+//! file is, so that nobody can change anything between the check and opening. Names that begin with a dot are not
+//! served. Files are read with `ringloop::fs`, piece by piece, and only as fast as the client reads.
 
 mod arguments;
 
@@ -48,9 +48,9 @@ struct Arguments {
     directory: PathBuf,
 }
 
-/// How much of a file is in memory for a client, in bytes.
+/// How much of a file is in memory per client, in bytes.
 const PIECE_BYTES: u64 = 64 * 1024;
-/// What a URL's segment need not escape.
+/// What need not be escaped in a segment of a URL.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -67,13 +67,13 @@ enum Found {
         metadata: Metadata,
         content_type: ContentType,
     },
-    /// A directory's page.
+    /// A page that lists a directory.
     Listing(String),
-    /// A directory that was asked for without the slash that relative links need.
+    /// A directory that was requested without the slash that relative links need.
     MovedTo(String),
 }
 
-/// Why there is no file.
+/// Why no file is served.
 struct Refused(StatusCode);
 
 impl From<io::Error> for Refused {
@@ -81,7 +81,7 @@ impl From<io::Error> for Refused {
         let status = match (error.kind(), error.raw_os_error()) {
             (io::ErrorKind::NotFound | io::ErrorKind::NotADirectory, _)
             | (_, Some(libc::ENAMETOOLONG)) => StatusCode::NOT_FOUND,
-            // The last is for links in a circle.
+            // ELOOP is for circular links.
             (io::ErrorKind::PermissionDenied, _) | (_, Some(libc::ELOOP)) => StatusCode::FORBIDDEN,
             _ => {
                 eprintln!("cannot serve a file: {error}");
@@ -120,7 +120,7 @@ async fn answer(root: &Path, request: &Request<Incoming>) -> Response<Body> {
     answer
 }
 
-/// An answer that says no more than its status.
+/// An answer that consists of its status only.
 fn plain(status: StatusCode) -> Response<Body> {
     with_text(status, ContentType::text_utf8(), format!("{status}\n"))
 }
@@ -138,7 +138,7 @@ async fn find(root: &Path, url_path: &str) -> Result<Found, Refused> {
     let mut path = root.to_owned();
     let mut escaped = String::new();
     for segment in url_path.split('/').filter(|segment| !segment.is_empty()) {
-        // After splitting: an escaped slash is part of a name, and there is no such name.
+        // Unescaped after splitting, so that an escaped slash is part of a name, and no file has such a name.
         let name: Vec<u8> = percent_decode_str(segment).collect();
         if name == b".." {
             return Err(Refused(StatusCode::FORBIDDEN));
@@ -183,9 +183,9 @@ fn found(file: File, metadata: Metadata, path: &Path) -> Found {
     }
 }
 
-/// Opens a file or a directory, if it lies in the root.
+/// Opens a file or a directory, if it is below the root.
 async fn open_below(root: &Path, path: &Path) -> Result<(File, Metadata), Refused> {
-    // First only its place: opening a named pipe would wait for a writer, opening a device may do anything.
+    // With O_PATH first, because opening a FIFO would wait for a writer, and opening a device may have side effects.
     let options = OpenOptions::new().read(true).custom_flags(libc::O_PATH);
     let place = options.open(path).await?;
     let metadata = place.metadata().await?;
@@ -193,19 +193,19 @@ async fn open_below(root: &Path, path: &Path) -> Result<(File, Metadata), Refuse
     if !is_servable || !std::fs::read_link(descriptor_path(&place))?.starts_with(root) {
         return Err(Refused(StatusCode::FORBIDDEN));
     }
-    // The same file, whatever its name leads to by now.
+    // The same file, whatever its name refers to by now.
     let file = File::open(descriptor_path(&place)).await?;
     Ok((file, metadata))
 }
 
-/// Where the kernel tells of an open file.
+/// The link by which the kernel tells where an open file is.
 fn descriptor_path(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Makes a page of a directory's names.
+/// Creates a page with the names in a directory.
 async fn list(directory: File) -> Result<Found, Refused> {
-    // Reading directories has no way but a thread.
+    // There is no asynchronous way to read directories.
     let names = ringloop::blocking::run(move || {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(descriptor_path(&directory))? {
@@ -234,7 +234,7 @@ async fn list(directory: File) -> Result<Found, Refused> {
     Ok(Found::Listing(page))
 }
 
-/// Answers with a file, with a part of it, or with what makes it needless to send it.
+/// Answers with a file, with a part of it, or with a status that makes sending it unnecessary.
 fn file_answer(
     request: &Request<Incoming>,
     file: File,
@@ -242,7 +242,7 @@ fn file_answer(
     content_type: ContentType,
 ) -> Response<Body> {
     let length = metadata.len();
-    // What HTTP's dates can say.
+    // The range of dates in HTTP.
     let last_modified =
         Some(metadata.modified()).filter(|time| (UNIX_EPOCH..UNIX_EPOCH + DATE_MAX).contains(time));
     let etag = etag(metadata);
@@ -253,7 +253,7 @@ fn file_answer(
     };
     let (status, range) = match conditions.check() {
         Err(status) => (status, 0..0),
-        // GET alone has ranges (RFC 9110, section 14.2).
+        // Only GET supports ranges (RFC 9110, section 14.2).
         Ok(()) if request.method() != Method::GET => (StatusCode::OK, 0..length),
         Ok(()) => match conditions.range(length) {
             Asked::All => (StatusCode::OK, 0..length),
@@ -294,7 +294,7 @@ fn file_answer(
 /// The year 9999.
 const DATE_MAX: Duration = Duration::from_secs(253_402_300_800);
 
-/// A tag that changes with each change that the file system can tell.
+/// A tag that changes with every change that the file system records.
 fn etag(metadata: &Metadata) -> ETag {
     let since_epoch = metadata.modified().duration_since(UNIX_EPOCH);
     let nanoseconds = since_epoch.unwrap_or_default().as_nanos();
@@ -303,7 +303,7 @@ fn etag(metadata: &Metadata) -> ETag {
     tag.parse().expect("a quoted tag of hexadecimal digits")
 }
 
-/// What a request asks of a file's state, by RFC 9110, sections 13 and 14.
+/// The preconditions and ranges of a request, see RFC 9110, sections 13 and 14.
 struct Conditions<'a> {
     headers: &'a HeaderMap,
     etag: &'a ETag,
@@ -314,12 +314,12 @@ struct Conditions<'a> {
 enum Asked {
     All,
     Part(Range<u64>),
-    /// One that it does not have.
+    /// A part that the file does not have.
     Nothing,
 }
 
 impl Conditions<'_> {
-    /// An error is the status that answers the request.
+    /// The error is the status of the answer.
     fn check(&self) -> Result<(), StatusCode> {
         let headers = self.headers;
         let is_as_wanted = match headers.typed_get::<IfMatch>() {
@@ -346,7 +346,7 @@ impl Conditions<'_> {
         }
     }
 
-    /// One range is answered; several, and what is no range, as if there were none, which the RFC allows.
+    /// One range is served. Several ranges, and invalid ones, are ignored, which the RFC allows.
     fn range(&self, length: u64) -> Asked {
         let last_modified = self.last_modified.map(LastModified::from);
         if let Some(condition) = self.headers.typed_get::<IfRange>()
@@ -360,7 +360,7 @@ impl Conditions<'_> {
             .and_then(|range| range.to_str().ok());
         let parsed = match text.map(parse_range_header) {
             Some(Ok(parsed)) => parsed,
-            // The last no bytes are a range that no file has (RFC 9110, section 14.1.2).
+            // The last 0 bytes are not a satisfiable range (RFC 9110, section 14.1.2).
             Some(Err(RangeUnsatisfiableError::ZeroSuffix)) if text == Some("bytes=-0") => {
                 return Asked::Nothing;
             }
@@ -371,7 +371,7 @@ impl Conditions<'_> {
         };
         let start = match range.start {
             StartPosition::Index(start) => start,
-            // The last bytes of a file that has none are all of it.
+            // The last bytes of an empty file are all of it.
             StartPosition::FromLast(_) if length == 0 => return Asked::All,
             StartPosition::FromLast(count) => length.saturating_sub(count),
         };
@@ -384,7 +384,7 @@ impl Conditions<'_> {
     }
 }
 
-/// Reads a part of a file, a piece whenever the client has taken the one before.
+/// Reads part of a file, the next piece whenever the client has taken the one before.
 fn pieces(file: File, range: Range<u64>) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
     stream::try_unfold((file, range), |(file, mut range)| async move {
         let wanted = (range.end - range.start).min(PIECE_BYTES) as usize;
@@ -393,18 +393,18 @@ fn pieces(file: File, range: Range<u64>) -> impl Stream<Item = io::Result<Frame<
         }
         let (count, mut bytes) = file.read_at(Vec::with_capacity(wanted), range.start).await;
         if count? == 0 {
-            // The length has been promised: all that is left is to break the connection off.
+            // The length was already sent, so the only way to report the failure is to close the connection.
             let text = "a file has become shorter while it was sent";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
         }
-        // A buffer may have more room than was asked for.
+        // A buffer may have more room than requested.
         bytes.truncate(wanted);
         range.start += bytes.len() as u64;
         Ok(Some((Frame::data(Bytes::from(bytes)), (file, range))))
     })
 }
 
-/// Serves a connection. Once the server ends it finishes the request that it is at.
+/// Serves a connection. When the server drains, completes the current request.
 async fn serve(stream: TcpStream, client: Client, root: Arc<Path>) -> io::Result<()> {
     let service = service_fn(move |request| {
         let root = Arc::clone(&root);
@@ -422,7 +422,7 @@ fn run(arguments: &Arguments) -> io::Result<()> {
         .canonicalize()
         .map_err(explained)?
         .into();
-    // A file in its place, or a directory that may not be read, is an error now and not later.
+    // Fails now, and not with the first request, if this is a file or an unreadable directory.
     std::fs::read_dir(&root).map_err(explained)?;
     let server = arguments.listening.start(|server| {
         server.start_with(move |stream, client| serve(stream, client, Arc::clone(&root)))

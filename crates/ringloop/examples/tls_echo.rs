@@ -1,4 +1,4 @@
-//! An echo server over TLS, on the socket pool.
+//! An echo server over TLS.
 
 mod arguments;
 
@@ -19,7 +19,7 @@ use ringloop::tls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 struct Arguments {
     #[command(flatten)]
     listening: arguments::Listening,
-    /// The server's certificate, and those above it, in a PEM file. Without it one is made that nobody trusts.
+    /// The server's certificate chain, in a PEM file. Without it, a self-signed certificate is created.
     #[arg(long, requires = "key")]
     certificate: Option<PathBuf>,
     /// The certificate's private key, in a PEM file.
@@ -35,7 +35,7 @@ impl Handler for Echo {
     }
 }
 
-/// What the server shows and what proves that it may.
+/// The certificate chain and its private key.
 fn identity(
     arguments: &Arguments,
 ) -> io::Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {

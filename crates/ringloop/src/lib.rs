@@ -24,14 +24,14 @@
 //! # }
 //! ```
 //!
-//! | module | what is in it |
+//! | module | contents |
 //! | --- | --- |
 //! | [`Runtime`], [`spawn`], [`JoinHandle`] | tasks, on one thread |
-//! | [`pool`] | [`Pool`]: a worker per core, and tasks that are sent to it |
-//! | [`server`] | [`Server`]: the socket pool, with a handler per connection, limits and draining |
-//! | [`net`], [`fs`], [`time`], [`signal`] | what tasks wait for |
-//! | [`channel`] | channels between tasks, also of different workers: those of `async-channel` |
-//! | [`blocking`] | calls that have no other way, in threads |
+//! | [`pool`] | [`Pool`]: a worker per core, to which tasks can be sent |
+//! | [`server`] | [`Server`]: TCP and TLS servers with a handler or function per connection, limits and graceful shutdown |
+//! | [`net`], [`fs`], [`time`], [`signal`] | sockets, files, timers and signals |
+//! | [`channel`] | channels between tasks of any workers, from `async-channel` |
+//! | [`blocking`] | blocking calls, in a pool of threads |
 //!
 //! # The reactor
 //!
@@ -39,13 +39,13 @@
 //! threads. Where it pays, it polls for a short while before it sleeps. It is public because ringloop's Python event
 //! loop uses it without the runtime.
 //!
-//! | module | what is in it |
+//! | module | contents |
 //! | --- | --- |
-//! | [`reactor`] | [`Reactor`]: the driver, a way to be woken, and [`Reactor::turn`], the only wait |
-//! | [`busy_poll`] | [`BusyPoll`], the user's choice, and the policy that decides how long to poll |
-//! | [`timers`] | [`timers::Timers`]: cheap to insert, cancel and expire with a million alive |
-//! | [`inbox`] | [`inbox::Inbox`]: values from other threads, with a wake only when one is needed |
-//! | [`clock`] | [`clock::now_ns`]: the one clock that all deadlines are on |
+//! | [`reactor`] | [`Reactor`]: the driver, a waker, and [`Reactor::turn`], the only wait |
+//! | [`busy_poll`] | [`BusyPoll`]: whether and how long to poll before sleeping |
+//! | [`timers`] | [`timers::Timers`]: fast insertion, cancellation and expiry with a million timers |
+//! | [`inbox`] | [`inbox::Inbox`]: values from other threads, which wake the reactor only if necessary |
+//! | [`clock`] | [`clock::now_ns`]: the clock of all deadlines |
 //!
 //! The parts do not call one another. An event loop owns a [`Reactor`], its [`timers::Timers`] and perhaps an
 //! [`inbox::Inbox`], and a turn of it looks like this:
@@ -89,10 +89,10 @@
 //!
 //! | feature | what it adds |
 //! | --- | --- |
-//! | `runtime` | all but the reactor; on by default. The others are off |
-//! | `hyper` | `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
-//! | `tls` | `tls`: TLS connections by rustls, and servers of them |
-//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves; no runtime of tokio's is needed |
+//! | `runtime` | everything but the reactor; on by default, unlike the others |
+//! | `hyper` | the module `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
+//! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
+//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves, without tokio's runtime |
 //! | `futures-io` | the same for the traits of `futures-io` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |
 

@@ -1,5 +1,5 @@
-//! What the crate `tracing` hears of a runtime: a span per task and per connection of a server, and an event where something
-//! begins, ends or fails. Without the feature `tracing` the functions here are empty, and futures are handed through.
+//! Spans and events for the crate `tracing`: a span per task and per connection of a server, and an event where something
+//! begins, ends or fails. Without the feature `tracing`, the functions here are empty, and return futures unchanged.
 //!
 //! | what | level | fields |
 //! | --- | --- | --- |
@@ -39,7 +39,7 @@ mod on {
     use crate::panics;
 
     pin_project! {
-        /// Tells of a panic that passes by, inside of the span.
+        /// Reports a panic inside the span.
         struct Watched<F> {
             #[pin]
             future: F,

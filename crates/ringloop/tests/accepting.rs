@@ -1,4 +1,4 @@
-//! What listeners promise to clients that are in a hurry to go, to several tasks, and to whoever listens after them.
+//! What listeners promise: to clients that leave early, to several tasks, and to other listeners on the same address.
 
 mod common;
 
@@ -98,7 +98,8 @@ fn several_tasks_accept_from_one_listener() {
     });
 }
 
-/// As for a restart without a gap: another listener of the same socket gets what this one has not been asked for.
+/// As for a restart without a gap: another listener on the same socket gets the connections that this one was not asked
+/// for.
 #[test]
 fn what_nobody_has_accepted_is_left_to_whoever_listens_next() {
     const CLIENTS: usize = 100;

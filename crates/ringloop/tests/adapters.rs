@@ -1,4 +1,4 @@
-//! The traits of other libraries, on both backends.
+//! The I/O traits of other libraries, on both backends.
 
 mod common;
 
@@ -18,7 +18,7 @@ mod futures_io {
         AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, copy,
     };
 
-    /// Sends bytes through an echo at the other end, and looks at each.
+    /// Sends bytes through an echo at the other end, and checks each.
     async fn echo<N, F>(near: N, far: F)
     where
         N: AsyncRead + AsyncWrite + Unpin + 'static,

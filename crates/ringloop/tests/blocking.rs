@@ -1,4 +1,4 @@
-//! What blocking calls promise when their callers go, when results panic as they are dropped, and after fork(2).
+//! What blocking calls promise if their callers are dropped, if results panic when they are dropped, and after fork(2).
 
 mod common;
 
@@ -15,16 +15,16 @@ use ringloop::driver::BackendChoice;
 use ringloop::time::timeout;
 use ringloop::{Runtime, blocking, net};
 
-/// More than there may be threads.
+/// More than the maximum number of threads.
 const CALLS: usize = 70;
 
-/// One test at a time: a child must not be forked among the calls of another one.
+/// One test at a time, because a child must not be forked during the calls of another test.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells that it is dropped, and panics, with something that panics when it is dropped in turn.
+/// Reports that it is dropped, and panics, with a payload that panics when it is dropped.
 struct Bomb(Option<mpsc::Sender<()>>);
 
 impl Drop for Bomb {
@@ -123,7 +123,7 @@ fn a_child_after_fork_has_threads_of_its_own() {
     });
 }
 
-/// With which status a child ends; `None` if it doesn't, and is killed.
+/// Returns the exit status of a child; `None` if it does not end, and is killed.
 fn wait_for(child: libc::pid_t) -> Option<i32> {
     let start = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! Reads into buffers of every shape, and writes from them, against a model: a stream is the bytes that were written, one
-//! after another.
+//! Reads into buffers of every shape and writes from them, compared with a model: a stream is the sequence of the bytes
+//! written.
 
 mod common;
 
@@ -19,33 +19,33 @@ use ringloop::time::timeout;
 use ringloop::{Runtime, spawn};
 use socket2::SockRef;
 
-/// What is written, in pieces of these sizes, and by which call.
+/// What is written, in pieces of these sizes, and with which call.
 #[derive(Clone, Debug)]
 struct Write {
     sizes: Vec<usize>,
     call: Call,
-    /// Whether the buffer shows all of its pieces, or the first alone, as is the default.
+    /// Whether the buffer returns all of its pieces, or only the first, as is the default.
     shows_all: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Call {
-    /// Again and again.
+    /// By repeated calls.
     Write,
     WriteAll,
     TryWrite,
 }
 
-/// Where a read goes to.
+/// What is read into.
 #[derive(Clone, Debug)]
 enum Read {
-    /// To the end of a vector that has something already, into no more than so much room.
+    /// The end of a vector that is not empty, with this much room.
     Vec(usize, usize),
-    /// Into a slice.
+    /// A slice.
     Slice(usize),
-    /// Into pieces of which a read sees one after another.
+    /// Pieces that are filled one after another.
     Pieces(Vec<usize>),
-    /// Into several at once.
+    /// Several slices at once.
     Vectored(Vec<usize>),
     BytesMut(usize),
     InPlace,
@@ -83,7 +83,7 @@ fn read() -> impl Strategy<Value = Read> {
     ]
 }
 
-/// Pieces to be written.
+/// A buffer in pieces to write from.
 struct Pieces {
     pieces: VecDeque<Bytes>,
     shows_all: bool,
@@ -122,7 +122,7 @@ impl Buf for Pieces {
     }
 }
 
-/// Pieces to be read into, which look at what is done with them.
+/// A buffer in pieces to read into, which checks how it is used.
 struct Room {
     pieces: Vec<Vec<u8>>,
     sizes: Vec<usize>,
@@ -172,7 +172,7 @@ impl ReadBuffer for Room {
     }
 }
 
-/// Reads once. Gives the room that there was and what came, and looks that nothing else was touched.
+/// Reads once. Returns the room that there was and what was read, and checks that nothing else was written.
 macro_rules! read_once {
     ($stream:ident, $read:expr) => {
         match $read {
@@ -230,7 +230,7 @@ macro_rules! read_once {
     };
 }
 
-/// Writes all of it, one after another, and reads in the shapes that are given, in turn, to the end.
+/// Writes everything in order, and reads in the given shapes, in turn, to the end.
 macro_rules! talk {
     ($near:ident, $far:ident, $writes:expr, $reads:expr) => {{
         let total: usize = $writes.iter().flat_map(|write| &write.sizes).sum();

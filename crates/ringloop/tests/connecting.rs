@@ -1,4 +1,4 @@
-//! Connecting to hosts of which not every address answers, on both backends.
+//! Connecting to hosts of which some addresses do not answer, on both backends.
 
 mod common;
 
@@ -13,7 +13,7 @@ use ringloop::time::timeout;
 use ringloop::{spawn, yield_now};
 use socket2::{Domain, Socket, Type};
 
-/// An address that does not answer: the backlog of its listener is full, and the kernel drops what else comes.
+/// An address that does not answer: the backlog of its listener is full, and the kernel drops further requests.
 struct Hole {
     socket: Socket,
     address: SocketAddr,
@@ -41,7 +41,7 @@ impl Hole {
         }
     }
 
-    /// Makes room. The kernel finds out when it asks the next time, a second after the first one.
+    /// Makes room. The kernel notices with its next request, a second after the first one.
     fn answer(&mut self) -> Vec<Socket> {
         self.fillers.clear();
         self.socket.set_nonblocking(true).unwrap();
@@ -55,7 +55,7 @@ fn good() -> (Plain, SocketAddr) {
     (listener, address)
 }
 
-/// An address that is taken, and that nobody listens at.
+/// An address that is bound, but that nobody listens on.
 fn refusing() -> SocketAddr {
     thread_local!(static TAKEN: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) });
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -76,7 +76,7 @@ fn options(attempt_delay: Duration, attempt_timeout: Duration) -> TcpConnectOpti
     options
 }
 
-/// The kernel waits for two minutes, for each address that does not answer.
+/// The kernel waits for two minutes for each address that does not answer.
 #[test]
 fn addresses_that_do_not_answer_hold_up_no_other() {
     on_both(|runtime| {
@@ -105,7 +105,7 @@ fn an_address_that_fails_makes_room_for_the_next_at_once() {
     });
 }
 
-/// What is under way goes on beside what is tried next.
+/// An attempt in progress continues while the next address is tried.
 #[test]
 fn an_address_that_answers_late_is_still_connected_to() {
     on_both(|runtime| {

@@ -1,4 +1,4 @@
-//! Sockets that are dropped while operations on them are under way: whom they hold open, and what gets their numbers next.
+//! Sockets that are dropped during operations on them: what these keep open, and what gets their numbers next.
 
 mod common;
 
@@ -15,13 +15,13 @@ use socket2::SockRef;
 
 use common::{LONG, on_both, poll_times, tcp};
 
-/// Numbers are the whole process's: one test at a time.
+/// Numbers belong to the whole process, so one test runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whose connection a plain listener accepts. It is an error if there is none.
+/// Returns the peer of the connection that a plain listener accepts; an error if there is none.
 fn accepted(listener: &Plain) -> SocketAddr {
     // accept(2) heeds it, too.
     SockRef::from(listener)
@@ -30,8 +30,8 @@ fn accepted(listener: &Plain) -> SocketAddr {
     listener.accept().expect("the connection was lost").1
 }
 
-/// One that has begun to accept, and was dropped in the same turn: the number is the next listener's before the kernel has
-/// heard of either.
+/// A listener that has begun to accept and was dropped in the same turn: the next listener gets its number before the
+/// kernel knows about either.
 #[test]
 fn a_listener_that_is_dropped_takes_no_connection_of_the_next_one() {
     let _alone = alone();
@@ -90,7 +90,7 @@ fn a_listener_that_is_dropped_leaves_its_port_at_once() {
     });
 }
 
-/// Never drops something, and lets it be found by who looks for leaks.
+/// Never drops a value, but lets leak checkers find it.
 fn forget<T>(value: T) {
     static FORGOTTEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     let address = ptr::from_mut(Box::leak(Box::new(value))).expose_provenance();
@@ -129,7 +129,7 @@ fn a_send_that_is_forgotten_writes_to_no_other_connection() {
     });
 }
 
-/// As a plain listener in another thread, which knows nothing of the runtime, sees it.
+/// What a plain listener in another thread sees, which knows nothing of the runtime.
 #[test]
 fn listeners_of_another_thread_lose_nothing_to_those_that_are_dropped() {
     let _alone = alone();

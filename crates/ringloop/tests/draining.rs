@@ -1,4 +1,5 @@
-//! What has come is handled before a server that drains ends its connections, also what the worker has not been told of yet.
+//! A draining server handles data that has arrived before it ends a connection, even data that its worker has not
+//! noticed yet.
 
 #[path = "common/certificates.rs"]
 mod certificates;
@@ -23,7 +24,7 @@ use ringloop::hyper::Http;
 use ringloop::net;
 use ringloop::server::{Client, Connection, Handler, Running, Server};
 
-/// A server with one worker, on each backend, whose reads in place take so many bytes.
+/// A server with one worker, on each backend, whose reads in place take at most this many bytes.
 fn on_both(hot_buffer_bytes: usize, body: impl Fn(Server)) {
     for backend in backends() {
         let mut pool = pool_config(backend);
@@ -38,7 +39,7 @@ fn connect(server: &Running) -> TcpStream {
     stream
 }
 
-/// How many of the bytes that were written to a connection are not in the receive buffer of its other end yet.
+/// How many bytes written to a connection have not arrived in the receive buffer of its other end.
 fn on_the_way(stream: &TcpStream) -> usize {
     let mut count: libc::c_int = 0;
     // SAFETY: the request writes one int.
@@ -55,7 +56,7 @@ fn until_it_has_come(stream: &TcpStream) {
     }
 }
 
-/// Ends a server. `write` sends what the worker has not been told of when it hears of the end.
+/// Shuts down a server. `write` sends what its worker has not noticed when it learns about the shutdown.
 fn shut_down_behind(server: Running, write: impl FnOnce()) {
     let block = || {
         let (go, gone) = mpsc::channel::<()>();
@@ -89,7 +90,7 @@ impl Handler for Echo {
     }
 }
 
-/// Whether the server answers a question that came before it heard of its end, to a client that asked one before.
+/// Whether the server answers a question that arrived before it knew of its end, from a client that asked one before.
 fn answers(server: Running, mut stream: impl Read + Write, socket: &TcpStream) {
     let mut answer = [0; 5];
     stream.write_all(b"hello").unwrap();
@@ -123,7 +124,7 @@ fn a_handler_sees_what_has_come() {
     });
 }
 
-/// Reads until it is told to end, of which it asks anew each time or once for all.
+/// Reads until it is told to end, and asks for that anew each time or only once.
 async fn echo(mut stream: net::TcpStream, client: Client, anew: bool) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(16);
     let mut draining = client.draining();
@@ -186,7 +187,7 @@ fn a_function_whose_reader_is_a_task_of_its_own_sees_what_has_come() {
     });
 }
 
-/// A peer that talks must not keep who doesn't read from hearing of the end.
+/// A peer that keeps sending must not prevent a task that does not read from learning about the end.
 #[test]
 fn a_function_that_does_not_read_hears_of_the_end() {
     on_both(4096, |server| {
@@ -241,7 +242,7 @@ fn http_answers_a_request_that_has_come() {
     });
 }
 
-/// So few bytes that a task must let others run several times before it has read what a socket takes.
+/// So few bytes that a task uses up its budget several times before it has read everything from a socket.
 const MANY_READS: usize = 64;
 
 #[test]

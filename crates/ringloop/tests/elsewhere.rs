@@ -1,4 +1,4 @@
-//! I/O objects that are used where nobody would tell them of events: in another runtime, or after their own has ended.
+//! I/O objects that are used where they would not receive events: in another runtime, or after their own has ended.
 
 #[path = "common/certificates.rs"]
 mod certificates;
@@ -18,7 +18,7 @@ use ringloop::time::timeout;
 use ringloop::tls::{TlsAcceptor, TlsConnector, TlsStream};
 use ringloop::{Runtime, spawn};
 
-/// Descriptors are counted in the whole process: one test at a time.
+/// Descriptors are counted in the whole process, so one test runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -40,7 +40,7 @@ async fn tls() -> (TlsStream, TlsStream) {
     (near, accepting.await.unwrap())
 }
 
-/// One of each kind, with something to read where that can be.
+/// One object of each kind, with something to read where possible.
 struct Objects {
     tcp: (TcpStream, TcpStream),
     unix: (UnixStream, UnixStream),
@@ -189,7 +189,7 @@ fn reactors() -> usize {
         .count()
 }
 
-/// The bytes of a send without a copy, which are the kernel's until it is done.
+/// The bytes of a send without a copy, which the kernel uses until it has finished.
 struct Body(Arc<Vec<u8>>);
 
 impl AsRef<[u8]> for Body {

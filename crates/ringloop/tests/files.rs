@@ -13,7 +13,7 @@ use ringloop::{Runtime, spawn, yield_now};
 
 use common::{LONG, on_both, pattern, poll_times};
 
-/// A folder of a test's own, which goes with it.
+/// A folder for one test, which is removed with it.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -34,7 +34,7 @@ impl Drop for Folder {
     }
 }
 
-/// How many descriptors of this process lead to a path.
+/// How many descriptors of this process refer to a path.
 fn descriptors_of(path: &Path) -> usize {
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -43,7 +43,7 @@ fn descriptors_of(path: &Path) -> usize {
         .count()
 }
 
-/// Waits for what ends by itself.
+/// Waits for something that ends by itself.
 async fn until_zero(count: impl Fn() -> usize) {
     timeout(LONG, async {
         while count() > 0 {
@@ -130,7 +130,7 @@ fn a_file_has_a_position_and_writes_at_a_place_leave_it() {
     });
 }
 
-/// Reading a process's memory ends in the middle where nothing is mapped: at a place in the file, and not at its end.
+/// Reading a process's memory ends where nothing is mapped: in the middle of the file.
 #[test]
 fn a_read_that_fails_in_the_middle_leaves_the_position_behind_what_was_read() {
     const PAGE: usize = 4096;
@@ -462,7 +462,7 @@ fn every_future_may_be_dropped_after_any_poll() {
     });
 }
 
-/// Runs until the kernel has let go of all operations.
+/// Runs until the kernel has finished all operations.
 fn drain(runtime: &mut Runtime) {
     let start = std::time::Instant::now();
     while operations(runtime) > 0 {

@@ -1,5 +1,5 @@
-//! A disk that is full, and a process that may write no longer files: what is reported as written is there, in its place, and
-//! nothing else is. In a process of its own, because limits and mounts are a process's.
+//! A full disk, and a process with a limit on the size of files: what was reported as written is in its place, and
+//! nothing else is. Runs in its own process, because limits and mounts apply to processes.
 
 mod common;
 
@@ -12,7 +12,7 @@ use ringloop::fs::{self, File, OpenOptions};
 
 use common::{on_both, pattern};
 
-/// How much there is room for, in bytes.
+/// The size of the disk, in bytes.
 const ROOM: usize = 1 << 20;
 
 fn main() {
@@ -41,7 +41,7 @@ fn c_path(path: &Path) -> std::ffi::CString {
     std::ffi::CString::new(path.to_str().unwrap()).unwrap()
 }
 
-/// Mounts a small file system on a folder, where nobody else sees it.
+/// Mounts a small file system that nobody else sees.
 fn mount(folder: &Path) -> io::Result<()> {
     let check = |result: libc::c_int| match result {
         0 => Ok(()),
@@ -78,7 +78,7 @@ fn mount(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Limits the size of files that this process writes, and gives the limit from before.
+/// Limits the size of files that this process writes, and returns the limit from before.
 fn set_limit(bytes: libc::rlim_t) -> libc::rlim_t {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -94,7 +94,7 @@ fn set_limit(bytes: libc::rlim_t) -> libc::rlim_t {
     }
 }
 
-/// Looks that a file is the beginning of the pattern, and how long it is; and removes it.
+/// Checks that a file is the beginning of the pattern; removes it and returns its length.
 fn length_of(path: &Path) -> usize {
     let contents = std::fs::read(path).unwrap();
     let expected = pattern(contents.len());
@@ -203,7 +203,7 @@ fn at_the_end(runtime: &mut Runtime, path: &PathBuf, error: io::ErrorKind) {
     });
 }
 
-/// The position is the open file's, whoever has a descriptor of it.
+/// The position belongs to the open file, whichever descriptor is used.
 fn into_a_shared_position(runtime: &mut Runtime, path: &PathBuf, error: io::ErrorKind) {
     runtime.block_on(async {
         let options = Plain::options().read(true).write(true).create(true).clone();

@@ -1,4 +1,4 @@
-//! What docs/rust.md promises and no other test shows.
+//! What docs/rust.md promises and no other test covers.
 
 mod common;
 
@@ -197,7 +197,7 @@ fn the_first_tick_comes_after_one_period() {
     });
 }
 
-/// A spawned task begins when the one that has spawned it waits, and goes on when its handle is dropped.
+/// A spawned task starts when the spawning task waits, and continues when its handle is dropped.
 #[test]
 fn a_task_begins_when_its_spawner_waits() {
     on_both(|runtime| {

@@ -1,4 +1,4 @@
-//! HTTP by hyper, on both backends.
+//! HTTP with hyper, on both backends.
 
 #[path = "common/certificates.rs"]
 mod certificates;
@@ -275,8 +275,7 @@ fn a_server_that_drains_finishes_requests_and_closes_what_rests() {
     });
 }
 
-/// The last request of those that a client sends in a row is answered like the others, also if it says at once that nothing
-/// will follow.
+/// The last of several requests in a row is answered like the others, even if the client has already shut down writing.
 #[test]
 fn a_client_that_closes_its_half_gets_all_of_its_answers() {
     on_each_server(|server| {

@@ -1,4 +1,4 @@
-//! Ten thousand idle connections on one worker: what they cost in memory and in CPU time.
+//! Ten thousand idle connections on one worker: their cost in memory and CPU time.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::TcpStream;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use ringloop::server::{Connection, Handler, Server};
 
 const CONNECTIONS: usize = 10_000;
-/// The first connections make the worker's tables.
+/// The first connections make the worker's tables grow.
 const FIRST: usize = 1_000;
 /// One process has the server's ends, another one the clients'.
 const DESCRIPTORS: u64 = CONNECTIONS as u64 + 200;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The part of a CPU that the worker may take while nothing happens.
+/// The share of a CPU that the worker may use while nothing happens.
 const CPU_MAX: f64 = 0.01;
 
 struct Echo;
@@ -142,7 +142,7 @@ fn resident_bytes() -> u64 {
     kilobytes * 1024
 }
 
-/// The part of a CPU that the worker takes for a second.
+/// The share of a CPU that the worker uses during a second.
 fn cpu_in_one_second() -> f64 {
     let (before, start) = (worker_cpu(), Instant::now());
     std::thread::sleep(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! A signal ends a wait. In a program of its own, because a signal may hit any thread of a program.
+//! A signal ends a wait. Runs in its own process, because a signal may be delivered to any thread of a process.
 
 use ringloop::{BusyPoll, Config, Reactor};
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ extern "C" fn count(_signal: libc::c_int) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Has SIGALRM delivered every 2 ms, to a handler that only counts.
+/// Delivers SIGALRM every 2 ms, to a handler that only counts.
 fn start_alarms() {
     // SAFETY: the all-zero sigaction is valid: no flags (so system calls are not restarted), an
     // empty mask; the handler set in it only touches an atomic, which is safe in a signal handler.
@@ -34,7 +34,7 @@ fn start_alarms() {
     assert_eq!(result, 0);
 }
 
-/// Without the test harness: its main thread would take the signals, not the one that waits.
+/// Without the test harness, whose main thread would receive the signals instead of the one that waits.
 fn main() {
     use ringloop::driver::BackendChoice;
     start_alarms();

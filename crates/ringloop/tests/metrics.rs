@@ -1,4 +1,4 @@
-//! What runtimes count, on both backends: what was done, and no more time than has passed.
+//! What runtimes count, on both backends: everything that was done, and no more time than has passed.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn pools() -> impl Iterator<Item = Pool> {
     backends().map(|backend| Pool::new(2, &pool_config(backend)).unwrap())
 }
 
-/// Looks again until something is so.
+/// Waits until a condition holds.
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {

@@ -1,5 +1,5 @@
-//! Clients that misbehave, while one that behaves goes on and checks each byte: on both backends, with a handler and with an
-//! async function.
+//! Clients that misbehave, next to one that does not and that checks each byte: on both backends, with a handler and
+//! with an async function.
 
 mod common;
 
@@ -13,7 +13,7 @@ use ringloop::server::{Connection, Handler, Running, Server};
 
 use common::{LONG, backends, echo, pattern, pool_config};
 
-/// So many connections are served at a time.
+/// The maximum number of connections.
 const CONNECTIONS_MAX: usize = 8;
 
 struct Echo;
@@ -24,7 +24,7 @@ impl Handler for Echo {
     }
 }
 
-/// The servers: on each backend, of each kind, one worker for everybody.
+/// The servers: on each backend, of each kind, with one worker for everybody.
 fn each_server(body: impl Fn(&Running)) {
     for backend in backends() {
         let server = Server::bind("127.0.0.1:0")
@@ -64,12 +64,12 @@ fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Counts the questions that the client that behaves has had answered.
+/// Counts the answers to the client that behaves.
 #[derive(Default)]
 struct Progress(AtomicUsize);
 
 impl Progress {
-    /// Waits for more of them.
+    /// Waits for more answers.
     fn wait(&self, more: usize) {
         let (start, before) = (Instant::now(), self.0.load(Ordering::Acquire));
         while self.0.load(Ordering::Acquire) < before + more {
@@ -82,7 +82,7 @@ impl Progress {
     }
 }
 
-/// Lets clients misbehave next to one that behaves, and looks that nothing of them is left.
+/// Lets clients misbehave next to one that behaves, and checks that nothing of them is left.
 fn disturbed_by(misbehave: impl Fn(&Running, &Progress)) {
     each_server(|server| {
         let (progress, is_over) = (Progress::default(), AtomicBool::new(false));
@@ -154,7 +154,7 @@ fn clients_that_send_byte_by_byte() {
     });
 }
 
-/// The server stops to read from them: what it keeps is bounded.
+/// The server stops reading from them, so what it stores is limited.
 #[test]
 fn clients_that_never_read() {
     disturbed_by(|server, progress| {
@@ -234,7 +234,7 @@ fn clients_that_close_one_half_get_all_of_their_answer() {
     });
 }
 
-/// More than are served: those that come in are served, the others wait, and all of them may leave at any time.
+/// More clients than the maximum: some are served, the others wait, and any of them may leave at any time.
 #[test]
 fn clients_that_are_too_many() {
     disturbed_by(|server, progress| {

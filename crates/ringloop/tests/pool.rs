@@ -34,7 +34,7 @@ fn wait<T>(handle: ringloop::JoinHandle<T>) -> Result<T, ringloop::JoinError> {
         .block_on(handle)
 }
 
-/// The CPUs that a thread of this process may use, as /proc has them.
+/// The CPUs that a thread of this process may use, from /proc.
 fn usable_cpus(thread: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/self/{thread}status")).unwrap();
     let line = status
@@ -166,7 +166,7 @@ fn a_shutdown_waits_for_tasks_and_drops_those_that_take_too_long() {
     });
 }
 
-/// A wake that comes in a task's last poll queues it once more: the task that has got its place by then is not over.
+/// A wake during a task's last poll queues it once more. The task that has taken its place by then must not be ended.
 #[test]
 fn a_shutdown_waits_for_a_task_in_the_place_of_one_that_was_woken_too_late() {
     on_both(1, |pool| {
@@ -219,7 +219,7 @@ fn a_task_may_end_its_own_pool() {
     }
 }
 
-/// A worker that dies of a panic is told of when the others have ended.
+/// A panic of a worker is reported when the other workers have ended.
 #[test]
 fn a_shutdown_waits_for_every_worker_whatever_becomes_of_one() {
     struct Panics;

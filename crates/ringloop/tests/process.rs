@@ -1,5 +1,5 @@
-//! What concerns a server's whole process: signals, and descriptors that run out. Each case is a process of its own, with its
-//! clients, on each backend, over TCP and over TLS.
+//! Effects on a server's whole process: signals, and running out of descriptors. Each case runs in its own process with
+//! its clients, on each backend, over TCP and over TLS.
 
 #[path = "common/certificates.rs"]
 mod certificates;
@@ -20,7 +20,7 @@ use signal_hook::consts::SIGTERM;
 use signal_hook::low_level::raise;
 use socket2::{Domain, Socket, Type};
 
-/// The cases, and how their processes end.
+/// The cases, and the exit codes of their processes.
 const CASES: [(&str, i32); 5] = [
     ("a_signal_lets_handlers_finish", 0),
     ("the_deadline_cuts_functions_off", 0),
@@ -56,7 +56,7 @@ fn main() {
     }
 }
 
-/// A case, in this process.
+/// Runs a case in this process.
 fn run_here(case: &str, backend: &str, transport: &str) {
     // A port that is free; nobody else takes it so soon.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -211,7 +211,7 @@ trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
 
-/// A client's connection, as soon as the server is there.
+/// Connects a client as soon as the server listens.
 fn connect(address: SocketAddr, is_secure: bool) -> Box<dyn Stream> {
     let start = Instant::now();
     loop {

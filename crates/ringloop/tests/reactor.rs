@@ -15,7 +15,7 @@ const FOR_EVER: Duration = Duration::from_secs(3_600);
 /// A window that outlasts the delays of these tests.
 const WINDOW: Duration = Duration::from_millis(20);
 
-/// A turn as a loop makes it: an interruption is no error.
+/// A turn as an event loop makes it: being interrupted is not an error.
 fn turn(reactor: &mut Reactor, deadline_ns: Option<u64>, events: &mut Vec<Event>) {
     match reactor.turn(deadline_ns, events) {
         Err(error) if error.kind() == ErrorKind::Interrupted => turn(reactor, deadline_ns, events),
@@ -23,7 +23,7 @@ fn turn(reactor: &mut Reactor, deadline_ns: Option<u64>, events: &mut Vec<Event>
     }
 }
 
-/// The same for a look without a wait.
+/// The same for polling without waiting.
 fn poll_now(reactor: &mut Reactor, events: &mut Vec<Event>) {
     match reactor.poll_now(events) {
         Err(error) if error.kind() == ErrorKind::Interrupted => poll_now(reactor, events),
@@ -31,9 +31,9 @@ fn poll_now(reactor: &mut Reactor, events: &mut Vec<Event>) {
     }
 }
 
-/// Runs a test body on epoll, and on `io_uring` unless the kernel or the container refuses it. Each
-/// has a thread of its own: a thread that has closed an `io_uring` is interrupted later, when the
-/// kernel has it clean up, and tests that count turns would count that.
+/// Runs a test body on epoll, and on `io_uring` unless the kernel or the container refuses it, each in its own thread.
+/// A thread that has closed an `io_uring` is interrupted later, when the kernel makes it clean up, and tests that count
+/// turns would notice.
 fn on_each_backend(busy_poll: BusyPoll, body: impl Fn(&mut Reactor) + Sync) {
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
         let driver = ringloop::driver::Config::with_backend(backend);

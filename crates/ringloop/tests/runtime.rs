@@ -68,7 +68,7 @@ fn a_panic_reaches_the_handle_and_ends_nothing_else() {
 
 #[test]
 fn the_first_panic_of_a_task_is_told_and_what_is_not_wanted_may_panic() {
-    /// Panics when it is dropped, with something that does so as well.
+    /// Panics when it is dropped, with a payload that does so as well.
     struct Bomb(u32);
     impl Drop for Bomb {
         fn drop(&mut self) {
@@ -175,7 +175,7 @@ fn tasks_that_are_left_are_dropped_with_the_runtime_and_may_use_it_meanwhile() {
     }
 }
 
-/// Spawns a task where one has just ended that was woken in its last poll, and so is queued once more.
+/// Spawns a task in the place of one that was woken in its last poll, and is still queued.
 async fn spawn_behind_a_late_wake<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
     let ended = spawn(poll_fn(|context| {
         context.waker().wake_by_ref();
@@ -399,7 +399,7 @@ fn a_read_in_place_sees_the_bytes_and_the_end() {
     });
 }
 
-/// The kernel ends a read at urgent data, with more behind: that must not count as all there is.
+/// The kernel ends a read at urgent data, with more behind it. That must not count as everything.
 #[test]
 fn data_behind_urgent_data_is_read_too() {
     on_both(|runtime| {
@@ -532,7 +532,7 @@ fn every_future_may_be_dropped_after_any_poll() {
     });
 }
 
-/// Polls a future so many times, with a turn behind each, and drops it.
+/// Polls a future this many times, with a turn after each, and drops it.
 async fn poll_times<F: Future>(times: usize, future: F) {
     let mut future = std::pin::pin!(future);
     for _ in 0..times {

@@ -1,4 +1,4 @@
-//! Settings: those that can be work on both backends, and those that cannot be say so.
+//! Settings: valid ones work on both backends, and invalid ones are refused with a message.
 
 mod common;
 
@@ -12,7 +12,7 @@ use ringloop::{BusyPoll, Pool, PoolConfig, Runtime, RuntimeConfig, spawn};
 
 const BACKENDS: [BackendChoice; 2] = [BackendChoice::IoUring, BackendChoice::Epoll];
 
-/// Many connections at once, each with a message there and back.
+/// Many connections at once, each with a message in both directions.
 async fn converse() -> io::Result<()> {
     let listener = TcpListener::bind("localhost:0").await?;
     let address = listener.local_addr()?;

@@ -1,4 +1,4 @@
-//! Signals, on both backends. Each test has signals of its own, because they reach the whole process.
+//! Signals, on both backends. Each test uses different signals, because they reach the whole process.
 
 mod common;
 
@@ -23,13 +23,13 @@ fn own(index: i32) -> SignalKind {
     SignalKind::from_raw(libc::SIGRTMIN() + index)
 }
 
-/// Sends a signal to this thread; it has been handled when this returns.
+/// Sends a signal to this thread. It has been handled when this returns.
 fn send(kind: SignalKind) {
     // SAFETY: takes no memory of ours. The tests have a handler for what they send, or mean to end by it.
     assert_eq!(unsafe { libc::raise(kind.as_raw()) }, 0);
 }
 
-/// Sends a signal to this process; some thread handles it, at some time.
+/// Sends a signal to this process. Some thread will handle it at some time.
 fn send_to_process(kind: SignalKind) {
     // SAFETY: as above.
     assert_eq!(unsafe { libc::kill(libc::getpid(), kind.as_raw()) }, 0);
@@ -39,7 +39,7 @@ async fn received(signal: &mut Signal) {
     timeout(LONG, signal.recv()).await.unwrap().unwrap();
 }
 
-/// Whether a signal has come that was not received.
+/// Whether a signal has arrived that was not received.
 async fn is_pending(signal: &mut Signal) -> bool {
     // Long enough for what is under way.
     sleep(Duration::from_millis(2)).await;

@@ -52,7 +52,7 @@ async fn pair() -> (TlsStream, TlsStream) {
     (near.unwrap(), far.unwrap())
 }
 
-/// What there is in an error of rustls'.
+/// The error of rustls inside an error.
 fn reason(error: &io::Error) -> &rustls::Error {
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
     error.get_ref().unwrap().downcast_ref().unwrap()
@@ -117,7 +117,7 @@ fn every_byte_arrives_in_both_directions_and_the_end_is_told() {
     });
 }
 
-/// Passes bytes on one at a time.
+/// Forwards bytes one at a time.
 async fn trickle(mut from: OwnedReadHalf<UnixStream>, mut to: OwnedWriteHalf<UnixStream>) {
     loop {
         let (count, byte) = from.read(Vec::with_capacity(1)).await;
@@ -271,7 +271,7 @@ fn what_was_agreed_on_is_known() {
     });
 }
 
-/// Has no certificate for anybody who asks by name, and panics.
+/// Has no certificate for clients that ask by name, and panics.
 #[derive(Debug)]
 struct Nameless(Arc<dyn ResolvesServerCert>);
 
@@ -589,7 +589,7 @@ fn a_small_hot_buffer_and_nested_reads_are_enough() {
     }
 }
 
-/// A client that shares nothing with what is tested but rustls, and renews its keys as often as it can.
+/// A client that shares nothing with the code under test but rustls, and renews its keys as often as it can.
 #[test]
 fn keys_may_be_renewed_at_any_time() {
     on_both(|runtime| {

@@ -1,4 +1,4 @@
-//! The spans and events of the feature `tracing`, as a subscriber hears them.
+//! The spans and events of the feature `tracing`, as a subscriber sees them.
 
 mod common;
 
@@ -19,7 +19,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Fields and their values as text; an event's text is its field `message`.
+/// Fields and their values as strings; an event's message is its field `message`.
 type Fields = HashMap<&'static str, String>;
 
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ impl Recorded {
     }
 }
 
-/// Remembers every span, and every event with the span that it was in.
+/// Records every span, and every event with its span.
 #[derive(Default)]
 struct Recorder {
     spans: Mutex<HashMap<u64, Recorded>>,
@@ -128,13 +128,13 @@ impl Recorder {
             .collect()
     }
 
-    /// The latest span that there is.
+    /// The latest span.
     fn latest(&self) -> u64 {
         self.ids.load(Ordering::Relaxed)
     }
 
-    /// Waits for events in the span of the connection from a peer, which is later than another span: ports are used
-    /// again. Gives their texts and levels.
+    /// Waits for events in the span of the connection from a peer. The span must be later than another one, because
+    /// ports are reused. Returns messages and levels.
     fn of_connection(&self, peer: &str, before: u64, last: &str) -> Vec<(String, &'static str)> {
         let start = Instant::now();
         loop {

@@ -181,7 +181,7 @@ fn a_connection_waits_while_the_backlog_is_full() {
     });
 }
 
-/// The kernel ends a read where descriptors were sent along, with more behind: that must not count as all there is.
+/// The kernel ends a read where descriptors were sent along, with more behind it. That must not count as everything.
 #[test]
 fn data_behind_descriptors_is_read_too() {
     on_both(|runtime| {
@@ -375,7 +375,7 @@ fn a_sender_waits_for_a_receiver_that_is_full_connected_or_not() {
     });
 }
 
-/// How often this thread has slept, roughly: its voluntary context switches.
+/// Roughly how often this thread has slept: its voluntary context switches.
 fn times_asleep() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = status

@@ -25,7 +25,7 @@ async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// Bytes that count how many of their kind are alive, and are spoiled when they are freed.
+/// Bytes that count how many of their kind are alive, and are overwritten when they are freed.
 struct Counted {
     bytes: Vec<u8>,
     alive: Arc<AtomicUsize>,
@@ -59,7 +59,7 @@ impl Drop for Counted {
     }
 }
 
-/// The kernel lets go of what it was lent some time after it was sent.
+/// The kernel releases memory some time after it was sent.
 async fn until_none_is_alive(alive: &AtomicUsize) {
     timeout(LONG, async {
         while alive.load(Ordering::Relaxed) > 0 {
@@ -145,7 +145,7 @@ fn halves_and_several_connections_share_a_body() {
     });
 }
 
-/// A write that is dropped has sent a part of the beginning, and nothing of it comes behind what is written next.
+/// A write that is dropped has sent some of its first bytes, and none of them come after what is written next.
 #[test]
 fn a_write_that_is_dropped_at_any_point_leaves_the_order() {
     on_both(|runtime| {

@@ -1,4 +1,4 @@
-//! What all examples understand on the command line, and how they begin and end.
+//! The command line that all examples share, and how they start and end.
 
 use clap::Args;
 use ringloop::PoolConfig;
@@ -9,7 +9,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Where to listen, and on what.
+/// Where to listen, and with which backend.
 #[derive(Args)]
 pub(crate) struct Listening {
     /// The address to listen on
@@ -18,13 +18,13 @@ pub(crate) struct Listening {
     /// The port to listen on; 0 lets the kernel choose
     #[arg(long, default_value_t = 7000)]
     port: u16,
-    /// How many workers, each a thread with a CPU of its own; by default one for each usable CPU
+    /// How many workers, each a thread on its own CPU; by default one for each usable CPU
     #[arg(long)]
     workers: Option<usize>,
-    /// Let the kernel move workers between CPUs: better where other programs need the same CPUs
+    /// Let the kernel move workers between CPUs: better if other programs need the same CPUs
     #[arg(long)]
     no_pin: bool,
-    /// The interface to the kernel: io_uring, epoll or auto
+    /// The backend: io_uring, epoll or auto
     #[arg(long, env = ringloop::driver::BACKEND_VARIABLE, default_value = "auto")]
     backend: BackendChoice,
     /// How many seconds connections have to end after Ctrl-C
@@ -33,7 +33,7 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// A server as it was asked for, started.
+    /// Starts a server with these arguments.
     pub(crate) fn start(
         &self,
         start: impl FnOnce(Server) -> io::Result<Running>,
@@ -43,7 +43,7 @@ impl Listening {
         } else {
             format!("{}:{}", self.host, self.port)
         };
-        // How workers wait; of the backend, the command line has the last word.
+        // How workers wait comes from the environment; the command line overrides the backend.
         let mut config = PoolConfig::from_env()?;
         config.runtime.reactor.driver.backend = self.backend;
         config.pin = !self.no_pin;
@@ -54,10 +54,10 @@ impl Listening {
         start(server).map_err(|error| explained(format!("cannot serve on {address}"), &error))
     }
 
-    /// Says where a server listens, and runs it until Ctrl-C or SIGTERM. Then its connections are asked to end, and have
-    /// some time for that.
+    /// Prints where a server listens, and runs it until Ctrl-C or SIGTERM. Then its connections are asked to end, and
+    /// have some time for that.
     pub(crate) fn run(&self, server: Running) -> io::Result<()> {
-        // Before it is said that the server is there: whoever reads that may want to end it.
+        // Before printing, because whoever reads the line may want to end the server.
         let signals = EndSignals::listen()?;
         println!("listening on {}, Ctrl-C ends it", server.local_addr());
         let signal = signals.wait();
@@ -69,12 +69,12 @@ impl Listening {
     }
 }
 
-/// The same error, after what could not be done.
+/// Puts what could not be done in front of an error.
 pub(crate) fn explained(what: impl Display, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
-/// How a program ends: an error is one line, and code 1.
+/// Prints an error in one line, and ends the program with code 1.
 pub(crate) fn exit_code(result: io::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -79,7 +79,7 @@ fn accepting_from_unix_loses_no_connection() {
     });
 }
 
-/// The listener is dropped with what it has accepted ahead, which somebody waits at the other end of.
+/// The listener is dropped while clients wait for the connections that it has not accepted.
 #[test]
 fn connections_that_nobody_took_are_closed_with_their_listener() {
     at_every_poll(async |cut| {
@@ -138,7 +138,7 @@ fn connecting_by_name() {
     });
 }
 
-/// A listener whose backlog is full: it does not answer.
+/// A listener that does not answer, because its backlog is full.
 async fn full() -> (socket2::Socket, std::net::SocketAddr, TcpStream) {
     let plain = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     let any: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();

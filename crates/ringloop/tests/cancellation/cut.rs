@@ -1,4 +1,4 @@
-//! A scenario is run again and again, and its future is dropped a poll later each time.
+//! A scenario is repeated, and its future is dropped one poll later each time.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,12 +19,12 @@ use crate::memory;
 /// More polls than any scenario's future takes.
 const POLLS_MAX: usize = 20_000;
 
-/// When a future is dropped that is not over after its polls.
+/// When a future is dropped that has not completed within its polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// Directly after the last one.
     Polled,
-    /// When it is woken: what it waits for has come, and it has not looked.
+    /// When it is woken: what it waits for has arrived, and it has not looked.
     Woken,
 }
 
@@ -49,8 +49,8 @@ impl Cut {
         self.polls
     }
 
-    /// Polls a future as often as it is woken, but no more than was agreed, and drops it. `None` if it was not over. No
-    /// waker of it may be left anywhere.
+    /// Polls a future as often as it is woken, up to the limit, and drops it. Returns `None` if it has not completed.
+    /// No waker of it may be left anywhere.
     pub(crate) async fn run<F: Future>(&self, future: F) -> Option<F::Output> {
         let waiting = Arc::new(Waiting::default());
         let output = self.poll_on(&waiting, future).await;
@@ -69,7 +69,7 @@ impl Cut {
         output
     }
 
-    /// As [`run`](Self::run), for a future of a library's that keeps wakers.
+    /// As [`run`](Self::run), for a future of a library that keeps wakers.
     pub(crate) async fn run_keeping_wakers<F: Future>(&self, future: F) -> Option<F::Output> {
         self.poll_on(&Arc::default(), future).await
     }
@@ -118,13 +118,13 @@ impl Wake for Waiting {
     }
 }
 
-/// Descriptors are counted in the whole process: one test at a time.
+/// Descriptors are counted in the whole process, so one test runs at a time.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The descriptors of this process, with what they lead to.
+/// The descriptors of this process, and what they refer to.
 pub(crate) fn descriptors() -> BTreeMap<String, PathBuf> {
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -138,8 +138,8 @@ pub(crate) fn descriptors() -> BTreeMap<String, PathBuf> {
         .collect()
 }
 
-/// Runs a scenario on both backends, with its future dropped at every point, and looks each time that nothing is left. And the
-/// same on a kernel that does everything, but late, or in small parts.
+/// Runs a scenario on both backends, with its future dropped at every point, and checks each time that nothing is left.
+/// Then does the same on a kernel that does everything late, or in small parts.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "a closure that is written where it is passed"
@@ -158,12 +158,12 @@ pub(crate) fn at_every_poll(scenario: impl AsyncFn(&Cut)) {
     }
 }
 
-/// Polls at which a future is dropped one after the other, also where others are left out.
+/// Up to this many polls, the future is dropped at each. Beyond, some are skipped.
 const POLLS_EACH: usize = 24;
 
 type MakeFault = fn() -> Fault;
 
-/// What a kernel may do to requests that nobody may notice.
+/// What a kernel may do to operations without anybody noticing.
 const DELAYS: [(&str, MakeFault); 3] = [
     ("late", || {
         let mut fault = Fault::default();
@@ -183,7 +183,7 @@ const DELAYS: [(&str, MakeFault); 3] = [
     }),
 ];
 
-/// A runtime on a kernel that does what a plan says.
+/// A runtime on a kernel that follows a plan.
 pub(crate) fn with_faults(plan: impl FnMut(Option<&Op>) -> Fault + Send + 'static) -> Runtime {
     let script = Script::new();
     script.plan(plan);
@@ -191,8 +191,8 @@ pub(crate) fn with_faults(plan: impl FnMut(Option<&Op>) -> Fault + Send + 'stati
     Runtime::with_reactor(&RuntimeConfig::default(), reactor)
 }
 
-/// Drops a scenario's future after none of its polls, after one, and so on, until it is over; after the first polls only after
-/// one of every so many.
+/// Drops a scenario's future after no poll, after one, and so on, until it completes. After the first polls, it skips
+/// some.
 fn cut_everywhere(
     runtime: &mut Runtime,
     name: &str,
@@ -218,7 +218,7 @@ fn cut_everywhere(
     }
 }
 
-/// Runs something on both backends, and looks that nothing is left.
+/// Runs something on both backends, and checks that nothing is left.
 pub(crate) fn leaving_nothing(body: impl Fn(&mut Runtime)) {
     let _alone = alone();
     on_both(|runtime| {
@@ -228,7 +228,7 @@ pub(crate) fn leaving_nothing(body: impl Fn(&mut Runtime)) {
     });
 }
 
-/// Looks that a runtime goes on, and that it has let go of everything.
+/// Checks that a runtime still works, and holds nothing.
 pub(crate) fn check_nothing_is_left(
     runtime: &mut Runtime,
     before: &BTreeMap<String, PathBuf>,

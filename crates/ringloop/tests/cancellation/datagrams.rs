@@ -14,14 +14,14 @@ use crate::sockets::{a_turn, abstract_name};
 
 const DATAGRAMS: usize = 40;
 
-/// A datagram that tells which one it is.
+/// A datagram whose contents say which one it is.
 fn datagram(index: usize) -> Vec<u8> {
     let mut bytes = buffer();
     bytes.resize(1 + index * 37 % 1200, index as u8);
     bytes
 }
 
-/// Receiving, in a future that is dropped somewhere, and then on: each datagram comes once, in order.
+/// Receives in a future that is dropped somewhere, and then in another one: each datagram arrives once, in order.
 macro_rules! receiving {
     ($name:ident, $pair:expr, |$socket:ident| $receive:expr) => {
         #[test]
@@ -91,7 +91,7 @@ receiving!(
     }
 );
 
-/// Sending to a receiver that is often full: what was reported as sent arrives once, what was not does not.
+/// Sends to a receiver that is often full: what was reported as sent arrives once, and nothing else does.
 fn sending_to_unix(is_connected: bool) {
     at_every_poll(async |cut| {
         let address = abstract_name();
@@ -151,7 +151,7 @@ fn sending_to_unix_by_address() {
     sending_to_unix(false);
 }
 
-/// The budget of a task makes futures wait that never would for the kernel.
+/// The budget of a task makes futures wait that would never wait for the kernel.
 #[test]
 fn sending_to_udp() {
     at_every_poll(async |cut| {

@@ -1,6 +1,6 @@
-//! Futures of the kernel's operations, on a kernel that fails: each operation of theirs with each error that its manual page
-//! has, at once and late, and the future dropped at each of its polls meanwhile. Errors are told as they are, buffers come
-//! back, and nothing is left.
+//! Futures that consist of operations, on a kernel that fails: each of their operations with each error in its manual
+//! page, at once and late, while the future is dropped at each of its polls. Errors are returned as they are, buffers
+//! come back, and nothing is left.
 
 use std::io;
 use std::os::unix::fs::symlink;
@@ -19,7 +19,7 @@ use crate::common::LONG;
 use crate::cut::{Cut, When, alone, check_nothing_is_left, descriptors, with_faults};
 use crate::memory::{MARKED, buffer};
 
-/// What an operation may fail with, by the manual page of its system call.
+/// The errors of an operation, from the manual page of its system call.
 fn errors_of(op: &Op) -> &'static [i32] {
     use libc::{
         EACCES, EBADF, ECONNABORTED, ECONNRESET, EDQUOT, EEXIST, EFBIG, EHOSTUNREACH, EINTR,
@@ -76,14 +76,14 @@ fn errors_of(op: &Op) -> &'static [i32] {
     }
 }
 
-/// The plan: one operation fails, the others are done.
+/// The plan: one operation fails, the others succeed.
 #[derive(Default)]
 struct Plan {
     /// How many operations there have been.
     operations: AtomicUsize,
-    /// What the one failed with; 0 if it has not come so far.
+    /// The error of the one that failed; 0 if it has not been submitted yet.
     errno: AtomicI32,
-    /// Whether it may go on all the same: it is tried again, or its answer is only good to know.
+    /// Whether the future may continue nevertheless: the operation is repeated, or its result is not essential.
     is_minor: AtomicBool,
 }
 
@@ -107,7 +107,7 @@ impl Plan {
     }
 }
 
-/// Runs a future, which ends with the result that it came to, in all the ways there are.
+/// Runs a future with each of its operations failing with each error. It returns its result.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "a closure that is written where it is passed"
@@ -153,7 +153,7 @@ fn failing(scenario: impl AsyncFn(&Cut) -> Option<io::Result<()>>) {
     }
 }
 
-/// A file of a test's own, which goes with it.
+/// A file for one test, which is removed with it.
 struct Named(PathBuf);
 
 impl Named {
@@ -182,7 +182,7 @@ fn filled() -> Vec<u8> {
     bytes
 }
 
-/// What came of an operation on a buffer, which is back in any case.
+/// The result of an operation on a buffer, which must have come back.
 fn with_buffer<T>(result: (io::Result<T>, Vec<u8>)) -> io::Result<()> {
     assert!(result.1.capacity() >= MARKED, "the buffer is lost");
     result.0.map(drop)

@@ -1,4 +1,4 @@
-//! Files: operations of the kernel's, whose buffers and descriptors are with it meanwhile.
+//! Files: operations that own their buffers and descriptors while the kernel works.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::common::{pattern, poll_times};
 use crate::cut::at_every_poll;
 use crate::memory::{MARKED, buffer};
 
-/// A folder of a test's own, which goes with it.
+/// A folder for one test, which is removed with it.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -90,7 +90,7 @@ fn reading_leaves_the_file_and_the_bytes_as_they_are() {
     });
 }
 
-/// Of writes one after another in one future, those that were reported are in the file, one may be, and the rest is not.
+/// Of several writes in one future, those that were reported are in the file, one more may be, and the rest is not.
 #[test]
 fn writing_is_done_or_not() {
     let folder = Folder::new("writing");
@@ -151,7 +151,7 @@ fn making_a_file_whole() {
     });
 }
 
-/// A file is closed whether its closing is waited for or not, also while a write to it that was dropped goes on.
+/// A file is closed whether or not closing is awaited, even during a write to it that was dropped.
 #[test]
 fn closing() {
     let folder = Folder::new("closing");
@@ -179,7 +179,7 @@ fn closing() {
     });
 }
 
-/// What a pipe gives to a read that is dropped may be lost; the descriptor and the buffer are not.
+/// What a dropped read takes from a pipe may be lost, but not the descriptor and the buffer.
 #[test]
 fn reading_and_writing_a_pipe() {
     at_every_poll(async |cut| {

@@ -1,4 +1,5 @@
-//! HTTP by hyper: connections that are dropped in the middle of a request leave nothing, and the other end is told.
+//! HTTP with hyper: connections that are dropped in the middle of a request leave nothing behind, and the other end
+//! notices.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -38,8 +39,7 @@ async fn echo(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infal
     Ok(Response::new(Full::new(body)))
 }
 
-/// Asks for everything over a connection that was made by `$client`, until an error. Counts in `$answered` the answers that
-/// came, which are whole.
+/// Sends all requests over a connection made by `$client`, until an error. Counts the complete answers in `$answered`.
 macro_rules! ask {
     ($handshake:expr, $answered:expr) => {
         async {
@@ -121,7 +121,7 @@ a_connection!(
     |stream| client2::handshake(Executor, stream)
 );
 
-/// The future that serves the first connection is dropped after some polls: the client of the other one has all its answers.
+/// The future that serves the first connection is dropped after some polls. The other client gets all its answers.
 macro_rules! a_server {
     ($name:ident, $server:expr, |$stream:ident| $handshake:expr) => {
         #[test]

@@ -1,6 +1,6 @@
-//! Every future is dropped after each of its polls, and when it has been woken for the next one. Afterwards no descriptor
-//! is left, no buffer is left or was touched after it was freed, no byte of a stream is lost or doubled, and the runtime
-//! goes on.
+//! Every future is dropped after each of its polls, and when it was woken for the next one. Afterwards no descriptor
+//! and no buffer is left, no buffer was touched after it was freed, no byte of a stream is lost or doubled, and the
+//! runtime still works.
 
 #[path = "../common/certificates.rs"]
 mod certificates;

@@ -1,5 +1,6 @@
-//! An allocator that watches the buffers of these tests: allocations of [`MARKED`] bytes are counted, have a guard on
-//! either side, and are kept for a while after they were freed, so that a late write, the kernel's too, is seen.
+//! An allocator that watches the buffers of these tests: allocations of [`MARKED`] bytes are counted, have guards on
+//! both sides, and are kept for a while after they are freed, so that late writes, including the kernel's, are
+//! detected.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -33,7 +34,7 @@ const WHOLE: Layout = match Layout::from_size_align(GUARD + MARKED + GUARD, 16) 
 static GUARD_BYTES: [u8; GUARD] = [GUARD_BYTE; GUARD];
 static FREED_BYTES: [u8; WHOLE.size()] = [FREED_BYTE; WHOLE.size()];
 
-/// Whether memory has these bytes.
+/// Whether memory contains only this byte.
 ///
 /// # Safety
 /// There must be as many that can be read.
@@ -99,7 +100,7 @@ pub(crate) fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// Looks that nobody has written beside a buffer, or to one that was freed.
+/// Checks that nobody has written next to a buffer, or to one that was freed.
 pub(crate) fn check() {
     assert!(
         !GUARD_IS_HURT.load(Ordering::Relaxed),

@@ -1,4 +1,4 @@
-//! Random operations on several connections, each with its future dropped somewhere, against a model of what is where.
+//! Random operations on several connections, each with its future dropped somewhere, compared with a model.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,14 +22,14 @@ const CONNECTIONS: usize = 3;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Writes so many bytes at an end, once or all of them.
+    /// Writes this many bytes at an end, once or all of them.
     Write(End, usize, Point, bool),
-    /// Reads once at an end: in place, or into so much room.
+    /// Reads once at an end: in place, or into this much room.
     Read(End, Point, Option<usize>),
-    /// Lets the other tasks work.
+    /// Lets the other tasks run.
     Turn,
     Sleep(Point),
-    /// A task that takes so many turns, and may be aborted before.
+    /// A task that takes this many turns, and may be aborted before.
     Task(usize, bool),
 }
 
@@ -77,7 +77,7 @@ macro_rules! of {
     };
 }
 
-/// An end of a connection, and what is on its way there.
+/// An end of a connection, and the bytes on their way to it.
 struct Side {
     stream: Stream,
     coming: VecDeque<u8>,
@@ -104,7 +104,7 @@ impl Side {
         }
     }
 
-    /// Writes, and gives how much of the bytes are written.
+    /// Writes, and returns how many of the bytes are written.
     async fn write(&mut self, cut: Cut, bytes: &[u8], is_all: bool) -> usize {
         let mut rest = bytes;
         let reported = if is_all {
@@ -145,7 +145,7 @@ async fn connections() -> Vec<[Side; 2]> {
     pairs.into_iter().map(|pair| pair.map(side)).collect()
 }
 
-/// Counts the tasks that are over, however that came.
+/// Counts the tasks that have ended, for whatever reason.
 struct Over(Rc<Cell<usize>>);
 
 impl Drop for Over {

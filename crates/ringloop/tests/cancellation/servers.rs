@@ -1,4 +1,4 @@
-//! The server's connections: their futures end in their middle, by themselves or with their server.
+//! The server's connections: their futures end in the middle, alone or with their server.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -29,7 +29,7 @@ pub(crate) fn until_nobody_is_left(server: &Running) {
     }
 }
 
-/// Sends all of `sent`, and gives what comes back until the connection ends.
+/// Sends all of `sent`, and returns what comes back until the connection ends.
 fn talk(stream: &mut TcpStream, sent: Vec<u8>) -> Vec<u8> {
     let mut writer = stream.try_clone().unwrap();
     let writing = thread::spawn(move || {
@@ -46,8 +46,8 @@ fn talk(stream: &mut TcpStream, sent: Vec<u8>) -> Vec<u8> {
     received
 }
 
-/// The future of one connection is dropped after each of its polls: its client has a beginning of the answer, and another
-/// connection of the same worker all of it.
+/// The future of one connection is dropped after each of its polls. Its client has the beginning of the answer, and
+/// another connection of the same worker gets all of it.
 #[test]
 fn a_connection_that_ends_in_its_middle_disturbs_no_other() {
     leaving_nothing(|runtime| {

@@ -13,12 +13,12 @@ use socket2::SockRef;
 use crate::common::{self, pattern};
 use crate::memory::{MARKED, buffer};
 
-/// More than the kernel keeps of a stream.
+/// More than the kernel buffers for a stream.
 const LENGTH: usize = 300_000;
 
 pub(crate) static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(LENGTH));
 
-/// Lets the kernel work, too, and whoever waits for it.
+/// Lets the kernel and other tasks work.
 pub(crate) async fn a_turn() {
     sleep(Duration::ZERO).await;
 }
@@ -89,7 +89,7 @@ macro_rules! read_in_place {
     };
 }
 
-/// A task that receives all there is, more slowly than it is written.
+/// A task that receives everything, more slowly than it is written.
 macro_rules! receive_slowly {
     ($from:ident) => {
         spawn(async move {
@@ -106,7 +106,7 @@ macro_rules! receive_slowly {
     };
 }
 
-/// What was not written yet: a few watched buffers in a chain, as a program might have them.
+/// What was not written yet: a chain of watched buffers, as a program might have them.
 pub(crate) struct Rest {
     chunks: Vec<Bytes>,
 }
@@ -123,7 +123,7 @@ impl Rest {
         }
     }
 
-    /// The next chunk, to be written by itself.
+    /// The next chunk, to be written alone.
     pub(crate) fn first(&mut self) -> Option<&mut Bytes> {
         while self.chunks.last().is_some_and(Bytes::is_empty) {
             self.chunks.pop();

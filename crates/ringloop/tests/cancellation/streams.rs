@@ -14,8 +14,8 @@ use crate::sockets::{
     write_chunks, write_once, write_vectored,
 };
 
-/// Reading, in a future that is dropped somewhere in the stream, and then in another one to the end: each byte comes
-/// once. `$reader` makes what is read from of a stream.
+/// Reads in a future that is dropped somewhere in the stream, and then in another one to the end: each byte arrives
+/// once. `$reader` makes what is read from out of a stream.
 macro_rules! reading {
     ($name:ident, $pair:expr, $reader:expr, |$from:ident, $received:ident| $read:expr) => {
         #[test]
@@ -105,7 +105,7 @@ reading!(
     |from, received| { read_in_place!(from, received) }
 );
 
-/// Writing, in a future that is dropped somewhere, and then the rest as the buffer has it: each byte arrives once.
+/// Writes in a future that is dropped somewhere, and then the rest as the buffer has it: each byte arrives once.
 macro_rules! writing {
     ($name:ident, $pair:expr, $writer:expr, |$to:ident, $rest:ident| $write:expr) => {
         #[test]
@@ -184,7 +184,7 @@ writing!(
     |to, rest| write_vectored!(to, rest)
 );
 
-/// A body that is lent to the kernel, and something that is watched to tell for how long.
+/// A body that is lent to the kernel, with a watched buffer that shows for how long.
 struct Lent {
     bytes: &'static [u8],
     _watched: Vec<u8>,
@@ -196,7 +196,7 @@ impl AsRef<[u8]> for Lent {
     }
 }
 
-/// What was sent without a copy is a part of the body from its beginning, and comes before what is written next.
+/// What was sent without a copy is a beginning of the body, and comes before what is written next.
 #[test]
 fn writing_without_a_copy() {
     at_every_poll(async |cut| {
@@ -235,7 +235,7 @@ fn writing_without_a_copy() {
     });
 }
 
-/// Two tasks on the halves of one connection: the future of one is dropped, the other one goes on.
+/// Two tasks on the halves of one connection: the future of one is dropped, the other continues.
 #[test]
 fn a_half_whose_other_half_is_dropped_goes_on() {
     at_every_poll(async |cut| {

@@ -111,7 +111,7 @@ fn a_task_that_is_aborted_drops_what_it_has() {
     });
 }
 
-/// Tasks that another thread makes, and a handle that waits in this one.
+/// Tasks that another thread spawns, and a handle that waits in this one.
 #[test]
 fn a_task_from_another_thread_runs_once() {
     at_every_poll(async |cut| {
@@ -140,7 +140,7 @@ fn a_task_from_another_thread_runs_once() {
     });
 }
 
-/// Receiving from another thread: each message comes once, in order.
+/// Receives from another thread: each message arrives once, in order.
 #[test]
 fn receiving_from_a_channel() {
     at_every_poll(async |cut| {
@@ -166,7 +166,7 @@ fn receiving_from_a_channel() {
     });
 }
 
-/// Sending to another thread: what was reported as sent arrives once; what was not, does not.
+/// Sends to another thread: what was reported as sent arrives once, and nothing else does.
 #[test]
 fn sending_to_a_channel() {
     at_every_poll(async |cut| {

@@ -1,5 +1,5 @@
-//! TLS: no plaintext is lost or doubled, and no unsent ciphertext forgotten, when a future is dropped between two records
-//! or in the middle of one.
+//! TLS: when a future is dropped between two records or within one, no plaintext is lost or doubled, and no unsent
+//! ciphertext is forgotten.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -26,7 +26,7 @@ use crate::sockets::{
 static CLIENT: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| Arc::new(certificates::client()));
 static SERVER: LazyLock<Arc<ServerConfig>> = LazyLock::new(|| Arc::new(certificates::server()));
 
-/// The ends of a connection that have agreed.
+/// Both ends of a connection, after the handshake.
 async fn over<S: Stream + 'static>((near, far): (S, S)) -> (TlsStream<S>, TlsStream<S>) {
     let accepting = spawn(async move {
         let acceptor = TlsAcceptor::new(Arc::clone(&SERVER));
@@ -38,8 +38,8 @@ async fn over<S: Stream + 'static>((near, far): (S, S)) -> (TlsStream<S>, TlsStr
     (near, accepting.await.unwrap())
 }
 
-/// A side of a handshake with a word behind it. If the other side is dropped this one sees all of it or an error, and never
-/// takes a connection that was cut off for one that ended.
+/// One side of a handshake, and a message after it. If the other side is dropped, this side sees all of the message or
+/// an error, and never takes a connection that was cut off for one that has ended.
 async fn shaken<S: Stream + 'static>(
     here: impl AsyncFnOnce() -> io::Result<TlsStream<S>>,
 ) -> io::Result<()> {
@@ -114,7 +114,7 @@ fn shaking_hands_with_messages_of_several_records() {
     shaking_hands(Side::Server, client, server);
 }
 
-/// A handshake that is dropped takes its connection along, so that the peer does not wait for the rest of it.
+/// A dropped handshake closes its connection, so that the peer does not wait for the rest.
 #[test]
 fn a_handshake_that_is_dropped_ends_the_other_one() {
     at_every_poll(async |cut| {
@@ -136,7 +136,8 @@ fn a_handshake_that_is_dropped_ends_the_other_one() {
     });
 }
 
-/// Sends everything in pieces, and then the end; gives the stream back, so that it stays open until somebody asks for it.
+/// Sends everything in pieces, and then close_notify. Returns the stream, so that it stays open until somebody drops
+/// it.
 fn send_all<S: Stream + 'static>(mut stream: TlsStream<S>) -> JoinHandle<TlsStream<S>> {
     spawn(async move {
         for piece in pieces(&BYTES) {
@@ -148,7 +149,7 @@ fn send_all<S: Stream + 'static>(mut stream: TlsStream<S>) -> JoinHandle<TlsStre
     })
 }
 
-/// Reading, in a future that is dropped somewhere in the stream, and then in another one to the end.
+/// Reads in a future that is dropped somewhere in the stream, and then in another one to the end.
 macro_rules! reading {
     ($name:ident, $pair:expr, $reader:expr, |$from:ident, $received:ident| $read:expr) => {
         #[test]
@@ -211,7 +212,7 @@ reading!(
     |from, received| read_in_place!(from, received)
 );
 
-/// A future for each read, which is dropped after its first poll: all of them together get every byte once.
+/// Each read has its own future, which is dropped after its first poll. Together they get every byte once.
 #[test]
 fn reads_that_are_dropped_again_and_again_lose_nothing() {
     leaving_nothing(|runtime| {
@@ -250,8 +251,8 @@ fn reads_that_are_dropped_again_and_again_lose_nothing() {
     });
 }
 
-/// Writing, in a future that is dropped somewhere, and then the rest as the buffer has it. The end is said in a future that
-/// is dropped, too.
+/// Writes in a future that is dropped somewhere, and then the rest as the buffer has it. close_notify is sent in a
+/// future that is dropped, too.
 macro_rules! writing {
     ($name:ident, $pair:expr, $writer:expr, |$to:ident, $rest:ident| $write:expr) => {
         #[test]
@@ -307,7 +308,8 @@ writing!(
     |to, rest| write_vectored!(to, rest)
 );
 
-/// What was taken and the socket had no room for goes out with whatever is called next: here, to end the connection.
+/// What was accepted, but the socket had no room for, is sent by whatever is called next: here, by ending the
+/// connection.
 #[test]
 fn ending_sends_what_was_queued() {
     at_every_poll(async |cut| {
@@ -335,7 +337,7 @@ fn ending_sends_what_was_queued() {
     });
 }
 
-/// Two tasks on the halves of one connection, whose reads send what the writes left behind.
+/// Two tasks on the halves of one connection, whose reads send what the writes have left.
 #[test]
 fn a_half_whose_other_half_is_dropped_goes_on() {
     at_every_poll(async |cut| {
@@ -367,7 +369,7 @@ fn a_half_whose_other_half_is_dropped_goes_on() {
     });
 }
 
-/// Sends all of `sent`, and gives what comes back until the connection ends.
+/// Sends all of `sent`, and returns what comes back until the connection ends.
 async fn talk(address: SocketAddr, sent: Vec<u8>) -> Vec<u8> {
     let stream = TcpStream::connect(address).await.unwrap();
     let connector = TlsConnector::new(Arc::clone(&CLIENT));
@@ -393,8 +395,8 @@ async fn talk(address: SocketAddr, sent: Vec<u8>) -> Vec<u8> {
     received
 }
 
-/// The future of one connection is dropped after each of its polls: its client has a beginning of the answer, and another
-/// connection of the same worker all of it.
+/// The future of one connection is dropped after each of its polls. Its client has the beginning of the answer, and
+/// another connection of the same worker gets all of it.
 #[test]
 fn a_connection_that_ends_in_its_middle_disturbs_no_other() {
     leaving_nothing(|runtime| {
@@ -441,7 +443,7 @@ fn a_connection_that_ends_in_its_middle_disturbs_no_other() {
     });
 }
 
-/// A server that ends while its connections are shaking hands, talking and saying goodbye.
+/// A server that ends while its connections are in handshakes, exchanging data and closing.
 #[test]
 fn a_server_that_ends_lets_go_of_its_connections() {
     leaving_nothing(|runtime| {

@@ -1,4 +1,4 @@
-//! Certificates and TLS configurations for tests, made anew in each process.
+//! Certificates and TLS configurations for tests, created anew in each process.
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
@@ -22,7 +22,7 @@ struct Identity {
     key: PrivateKeyDer<'static>,
 }
 
-/// Vouches for itself, as a server and as a client.
+/// A self-signed certificate, for a server and for a client.
 static IDENTITY: LazyLock<Identity> = LazyLock::new(|| {
     let made =
         rcgen::generate_simple_self_signed([NAME.to_owned(), "127.0.0.1".to_owned()]).unwrap();
@@ -51,7 +51,7 @@ fn roots() -> Arc<RootCertStore> {
     Arc::new(roots)
 }
 
-/// A server that anybody may connect to.
+/// A server for any client.
 pub(crate) fn server() -> ServerConfig {
     ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -61,7 +61,7 @@ pub(crate) fn server() -> ServerConfig {
         .unwrap()
 }
 
-/// A server that wants a certificate from its clients.
+/// A server that requires a certificate from its clients.
 pub(crate) fn strict_server() -> ServerConfig {
     let verifier = WebPkiClientVerifier::builder_with_provider(roots(), provider())
         .build()
@@ -116,7 +116,7 @@ pub(crate) fn client_of(versions: &[&'static SupportedProtocolVersion]) -> Clien
         .with_no_client_auth()
 }
 
-/// A client that trusts the server and shows a certificate.
+/// A client that trusts the server and presents a certificate.
 pub(crate) fn known_client() -> ClientConfig {
     ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -141,7 +141,7 @@ pub(crate) fn distrustful_client() -> ClientConfig {
         .with_no_client_auth()
 }
 
-/// A client that blocks and shares nothing with what is tested but rustls.
+/// A blocking client that shares nothing with the code under test but rustls.
 pub(crate) fn connect_blocking(
     config: ClientConfig,
     stream: TcpStream,

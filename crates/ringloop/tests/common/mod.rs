@@ -40,8 +40,7 @@ pub(crate) fn on_both(body: impl Fn(&mut Runtime)) {
     }
 }
 
-/// Runs until the runtime holds nothing: what was told to end last ends in a later turn; operations that threads work on,
-/// when they are done.
+/// Runs until the runtime holds nothing. Some operations end in a later turn, or when a thread has finished them.
 pub(crate) fn until_nothing_is_left(runtime: &mut Runtime) {
     runtime.block_on(yield_now());
     let start = Instant::now();
@@ -93,7 +92,7 @@ pub(crate) fn config_on(backend: BackendKind) -> RuntimeConfig {
     config(backend.name().parse().unwrap())
 }
 
-/// Polls a future so many times, with a turn in between, and drops it at once if it is not over by then.
+/// Polls a future at most this many times, with a turn in between, and then drops it.
 pub(crate) async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     for turn in 0..times {
@@ -108,7 +107,7 @@ pub(crate) async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::
     None
 }
 
-/// Bytes that tell where they are, for a stream of any length.
+/// Bytes that depend on their position, for a stream of any length.
 pub(crate) fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|index| ((index * 7) >> 3) as u8).collect()
 }
@@ -123,7 +122,7 @@ pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// Connects a client that blocks, to a server of the test's.
+/// Connects a blocking client to a server under test.
 pub(crate) fn connect(address: SocketAddr) -> std::net::TcpStream {
     with_time_limits(std::net::TcpStream::connect(address).unwrap())
 }
@@ -135,8 +134,8 @@ pub(crate) fn with_time_limits(stream: std::net::TcpStream) -> std::net::TcpStre
     stream
 }
 
-/// Reading once, in a client that blocks. A process that is stopped for a while gets `Interrupted` from a socket with a time limit
-/// (signal(7)), which the methods of [`Read`] that read more than once handle.
+/// Reads once, in a blocking client. If a process was stopped for a while, the kernel returns `Interrupted` for a
+/// socket with a time limit (signal(7)). The methods of [`Read`] that read repeatedly handle that, `read` does not.
 pub(crate) trait ReadOnce: Read {
     fn read_once(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {

@@ -6,7 +6,7 @@ use std::thread::{self};
 
 use crate::program::{Program, with_each};
 
-/// Somebody in the chat room.
+/// A member of the chat room.
 struct Person {
     stream: BufReader<TcpStream>,
 }
@@ -20,7 +20,7 @@ impl Person {
         person
     }
 
-    /// Arrives under a name, and hears who is there.
+    /// Joins under a name, and reads who is there.
     fn joins(program: &Program, name: &str) -> Self {
         let mut person = Self::arrives(program);
         person.says(name);

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use crate::program::command;
 
-/// Runs an example that is to fail.
+/// Runs an example that must fail.
 fn fails(example: &str, arguments: &[&str]) -> Output {
     let output = command(example).args(arguments).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "");

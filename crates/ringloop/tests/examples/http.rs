@@ -5,7 +5,7 @@ use std::net::Shutdown;
 
 use crate::program::{Program, rest, with_each};
 
-/// An answer over HTTP.
+/// An HTTP response.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) head: String,
@@ -45,7 +45,7 @@ impl Answer {
     }
 }
 
-/// Asks for something over a connection of its own, and looks that nothing follows the answer.
+/// Sends a request over a new connection, and checks that nothing follows the response.
 pub(crate) fn ask(program: &Program, method: &str, path: &str, headers: &str) -> Answer {
     let mut stream = program.connect();
     write!(

@@ -1,4 +1,4 @@
-//! The examples, as programs of their own: what they say on the wire, byte by byte, and how they end.
+//! The examples, run as programs: what they send, byte by byte, and how they end.
 
 mod chat;
 mod command_line;

@@ -1,4 +1,4 @@
-//! Examples as programs: how they are started, asked to end, and talked to.
+//! Starting examples as programs, ending them, and connecting to them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{self, LONG};
 
-/// A command for an example, which cargo builds beside the tests.
+/// A command for an example, which cargo builds along with the tests.
 pub(crate) fn command(example: &str) -> Command {
     // target/PROFILE/deps/examples-HASH
     let tests = std::env::current_exe().unwrap();
@@ -28,7 +28,7 @@ pub(crate) fn command(example: &str) -> Command {
     command
 }
 
-/// An example that runs.
+/// A running example.
 pub(crate) struct Program {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
@@ -70,7 +70,7 @@ impl Program {
         common::connect(self.address)
     }
 
-    /// Asks it to end, looks that it does so properly, and gives what it has said about that.
+    /// Asks it to end, checks that it does so properly, and returns what it has printed about that.
     pub(crate) fn end(mut self, signal: i32) -> String {
         // SAFETY: a signal, to a child of ours that nobody has waited for.
         let sent = unsafe { libc::kill(self.child.id().cast_signed(), signal) };
@@ -111,8 +111,7 @@ impl Drop for Program {
     }
 }
 
-/// Runs a body with the arguments for each backend with one worker and with two, and ends the program by
-/// each signal.
+/// Runs a body with each backend, with one worker and with two, and ends the program with either signal.
 pub(crate) fn with_each(example: &str, arguments: &[&str], body: impl Fn(&Program)) {
     for backend in common::backends() {
         let backend = backend.to_string();
@@ -126,7 +125,7 @@ pub(crate) fn with_each(example: &str, arguments: &[&str], body: impl Fn(&Progra
     }
 }
 
-/// A folder of this test's own, gone with it.
+/// A folder for one test, which is removed with it.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -146,7 +145,7 @@ impl Drop for Folder {
     }
 }
 
-/// Sends bytes while they come back, and looks at each.
+/// Sends bytes while they come back, and checks each.
 pub(crate) fn echoes(stream: &TcpStream, bytes: &[u8]) {
     thread::scope(|scope| {
         scope.spawn(|| (&*stream).write_all(bytes).unwrap());

@@ -19,7 +19,7 @@ fn upstream<T: Send + 'static>(
     (address, thread)
 }
 
-/// Runs a proxy on each backend, for one connection that the program behind it ends in a way of its own.
+/// Runs a proxy on each backend for one connection, which the server behind it handles with `at_server`.
 fn through_a_proxy(
     at_server: impl FnOnce(TcpStream) + Clone + Send + 'static,
     at_client: impl Fn(TcpStream),

@@ -53,7 +53,7 @@ impl Case {
     }
 }
 
-/// A server that runs.
+/// A running server.
 pub(crate) struct Served {
     pub(crate) running: Running,
     pub(crate) is_secure: bool,
@@ -102,7 +102,7 @@ impl Stream {
         }
     }
 
-    /// Ends the connection as it should be.
+    /// Closes the connection properly.
     pub(crate) fn close(mut self) {
         if let Self::Tls(stream) = &mut self {
             stream.conn.send_close_notify();
@@ -136,7 +136,7 @@ impl Write for Stream {
     }
 }
 
-/// Whether a connection was ended without the word that TLS has for that.
+/// Whether a connection was cut off: over TLS, without close_notify.
 pub(crate) fn is_cut_off(result: io::Result<usize>, is_secure: bool) -> bool {
     match result {
         Ok(0) => !is_secure,
@@ -164,7 +164,7 @@ impl Handler for Echo {
     }
 }
 
-/// Writes twice as much as it gets, in pieces.
+/// Writes twice as much as it receives, in pieces.
 pub(crate) struct Double;
 
 impl Handler for Double {

@@ -31,8 +31,9 @@ impl Pace {
         }
     }
 
-    /// Asked after each exchange: whether the server had no reason yet to take this client for idle. It may have read the last
-    /// question as early as the exchange before ended, so that two pauses together must be shorter than the limit.
+    /// Called after each exchange. Returns whether the server could not yet have considered this client idle. It may
+    /// have read the last question as early as the end of the exchange before, so two pauses together must be shorter
+    /// than the limit.
     fn holds(&mut self) -> bool {
         let now = Instant::now();
         self.longest = self.longest.max(now - self.last);
@@ -41,8 +42,8 @@ impl Pace {
     }
 }
 
-/// Repeats a case until its busy client has held its pace: a busy machine may stop it, or the server, for as long as an idle
-/// one may live.
+/// Repeats a case until its busy client has kept its pace. A busy machine may stop the client or the server for as long
+/// as an idle connection may live.
 fn until_the_pace_holds(mut case: impl FnMut(Pace) -> bool) {
     assert!(
         (0..20).any(|_| case(Pace::begin())),
@@ -86,7 +87,7 @@ fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
     });
 }
 
-/// Is asked to wait once more, and then no longer.
+/// Keeps the connection twice, and then closes it.
 struct Patient(u32);
 
 impl Handler for Patient {

@@ -78,7 +78,7 @@ struct Fragile {
     question: Vec<u8>,
 }
 
-/// What was panicked with panics itself when it is dropped.
+/// A payload whose destructor panics.
 struct Bomb(u32);
 
 impl Drop for Bomb {

@@ -11,7 +11,7 @@ use ringloop::server::{Client, Connection, Handler};
 use crate::case::{Echo, Served, Stream, ask, is_cut_off, on_both};
 use crate::common::{LONG, ReadOnce};
 
-/// Goes on while the server drains, until it is told that it is enough.
+/// Continues while the server drains, until it is told to end.
 struct Busy {
     is_draining: bool,
 }
