@@ -4,7 +4,8 @@
 //! Tasks run in the thread that spawned them, and need not be `Send`. Each worker of a [`Pool`] has its own reactor and
 //! shares nothing on its hot path. The guide is `docs/rust.md` in the repository.
 //!
-//! ```
+#![cfg_attr(feature = "runtime", doc = "```")]
+#![cfg_attr(not(feature = "runtime"), doc = "```ignore")]
 //! use ringloop::server::{Connection, Handler, Server};
 //! use std::io;
 //!
