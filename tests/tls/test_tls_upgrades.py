@@ -207,6 +207,39 @@ def test_tls_within_tls(loop):
     loop.run_until_complete(main())
 
 
+def test_reading_paused_in_tls_within_tls(loop):
+    """When reading goes on, the outer layer delivers at once more than a receive buffer holds."""
+    data = bytes(range(250)) * 16000
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.upgrade = loop.create_task(self.send(transport))
+
+        async def send(self, transport):
+            inner = await loop.start_tls(transport, Recorder(), server_context(), server_side=True)
+            inner.write(data)
+
+    async def main():
+        server, address = await serve(loop, Server)
+        outer, _ = await loop.create_connection(Recorder, *address, ssl=client_context(), server_hostname=NAME)
+        client = Recorder()
+        transport = await loop.start_tls(outer, client, client_context(), server_hostname=NAME)
+        outer.set_read_buffer_limits(high=1 << 20)
+        transport.pause_reading()
+        below = outer._ssl_protocol
+        await until(lambda: not below._transport.is_reading())
+        assert below._get_read_buffer_size() >= 1 << 20
+        transport.resume_reading()
+        await until(lambda: len(client.data) == len(data))
+        assert client.data == data
+        transport.close()
+        await ended(client)
+        outer.close()
+        await closed(server)
+
+    loop.run_until_complete(main())
+
+
 def test_protocols_change_under_way(loop):
     async def main():
         first = Recorder()
