@@ -287,6 +287,16 @@ impl Loop {
         New((New(fd), New(handles))).into_pyobject(slf.py())
     }
 
+    #[pyo3(name = "is_running")]
+    fn get_is_running(&self) -> bool {
+        self.is_running()
+    }
+
+    #[pyo3(name = "is_closed")]
+    fn get_is_closed(&self) -> bool {
+        self.is_closed()
+    }
+
     #[getter(_closed)]
     fn get_closed_flag(&self) -> bool {
         self.is_closed()
