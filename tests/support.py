@@ -346,6 +346,11 @@ async def attach(loop, protocol):
     return transport, peer
 
 
+def keep_receive_buffer_small(peer):
+    """Bound what the kernel takes for a peer that doesn't read. Otherwise the buffer may grow to tens of megabytes."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+
+
 def unlogged(stderr):
     """A child's stderr without debug mode's log of slow callbacks: on a busy machine any callback may be slow."""
     return "".join(line for line in stderr.splitlines(True) if not line.startswith("Executing <"))

@@ -370,6 +370,7 @@ def call_transport_wrongly(state, method, keys, loop, journal):
     async def main():
         actor = PlainActor(loop, journal, "protocol", None, None, True)
         transport, peer = await support.attach(loop, actor)
+        support.keep_receive_buffer_small(peer)
         STATES[state](transport, peer)
         await settle()
         result = journal.attempt(method, getattr(transport, method), *arguments)
@@ -449,6 +450,7 @@ def introduce_in_each_state(state, loop, journal):
 
     async def main():
         transport, peer = await support.attach(loop, Introducing(loop, journal, "protocol", None, None, True))
+        support.keep_receive_buffer_small(peer)
         STATES[state](transport, peer)
         introduce(transport, journal, state)
         await settle()

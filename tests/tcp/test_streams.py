@@ -10,6 +10,7 @@ from support import (
     HOST,
     Recorder,
     capture_contexts,
+    keep_receive_buffer_small,
     receive_all,
     receive_exactly,
     reset,
@@ -478,7 +479,8 @@ async def test_drain_yields_when_the_transport_is_closing(loop, reader, writer, 
 
 @streaming
 async def test_wait_closed(loop, reader, writer, peer):
-    writer.write(b"x" * (4 << 20))
+    keep_receive_buffer_small(peer)
+    writer.write(b"x" * (16 << 20))
     writer.close()
     waiting = asyncio.ensure_future(writer.wait_closed())
     await turns(3)
