@@ -126,7 +126,7 @@ def sentence_of(
                 if abs(found.log_ratio) <= math.log1p(floor):
                     why += ", which is within the noise"
                 elif comparison.p_adjusted >= 1 - statistics.CONFIDENCE:
-                    why += f", but one of {comparisons} arms may be so far off by chance"
+                    why += f", but by chance alone one of {comparisons} arms may be this far off"
         return f"{arm} against {baseline} in {metric.title}: cannot tell, {why}; {would_take(comparison.rounds_needed)}"
     return f"{arm} is {comparison.verdict} than {baseline} in {metric.title}: {how_much(ratio)}, a ratio of {within}"
 
@@ -315,14 +315,14 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
 
 
 def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
-    """Return what a reader must know besides: limits of the load, void and failed samples, empty hands."""
+    """Return what else a reader must know: limits of the load, void and failed samples, arms without figures."""
     found = []
     limited = [arm for arm in cell.arms if any(sample.client_limited for sample in cell.measured(arm))]
     if limited:
         everyone = len(limited) > NAMES_MOST and all(arm in limited for arm in cell.arms if cell.measured(arm))
         found.append(
             f"client-limited: {'all arms' if everyone else ', '.join(limited)}: the load generator was near its own limit, so rates"
-            " are lower bounds and latencies hold its own; CPU per operation is as good as elsewhere"
+            " are lower bounds and latencies include its own; CPU per operation remains valid"
         )
     for arm in cell.arms:
         for status in ("void", "failed"):
@@ -367,6 +367,6 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
         declared = each.declares.get("parser")
         if probe is not None and declared in ("real", "canned") and probe.parser not in ("unknown", declared):
             found.append(
-                f"{each.name} declares a {declared} parser, and behaves as a {probe.parser} one: it is ranked with these"
+                f"{each.name} declares a {declared} parser, but behaves like a {probe.parser} one, so it is ranked with those"
             )
     return found

@@ -47,13 +47,13 @@ class Impossible(click.ClickException):
 
 
 class Duration(click.FloatRange):
-    """A number within a range, which what isn't a number can't be compared with."""
+    """A number within a range. NaN is refused: it compares with nothing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return it."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
-            self.fail(f"{value} is no number", param, ctx)
+            self.fail(f"{value} is not a number", param, ctx)
         return number
 
 
@@ -122,7 +122,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             help=f"A first look, in about {session.QUICK_MINUTES:g} minutes: fewer cells, short windows.",
         ),
-        click.option("--publish", is_flag=True, help="Every cell, long windows, many rounds: hours."),
+        click.option("--publish", is_flag=True, help="Every cell, long windows, many rounds; takes hours."),
         click.option(
             "--rounds",
             type=click.IntRange(1, 10_000),
@@ -131,11 +131,11 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--seconds", type=Duration(0.05, 3600), help="The measured window of a sample (2; --publish: 10)."
         ),
-        click.option("--minutes", type=Duration(0.1, 1440), help="With --quick: what measuring may take."),
+        click.option("--minutes", type=Duration(0.1, 1440), help="With --quick: how long measuring may take."),
         click.option(
             "--seed",
             type=click.IntRange(0, SEED_MOST),
-            help="Of the order in each round and of the bytes sent (random, and recorded).",
+            help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
         ),
         click.option("--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of each server."),
         click.option(
@@ -143,12 +143,12 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["apart", "free"]),
             default="apart",
             show_default=True,
-            help="apart: servers and load on CPUs of their own; free: as the kernel likes.",
+            help="apart: servers and load on separate CPUs; free: the kernel decides.",
         ),
         click.option(
             "--system-calls/--no-system-calls",
             default=None,
-            help="Count system calls, in runs apart (not with --quick).",
+            help="Count system calls, in separate runs (not with --quick).",
         ),
         click.option(
             "--again/--no-again", default=True, help="Run a second copy of the baseline, which shows the noise (yes)."
@@ -167,12 +167,12 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="ringlab")
 def main() -> None:
-    """Measure network servers in any language, side by side, and say when it can't be told which is better.
+    """Measure network servers in any language, side by side, and say so when the better one can't be told.
 
     Every arm (a variant of a target) runs in rounds, in random order, in fresh processes; only ratios within a round are
     compared, first of all the server's CPU per operation. Start with `ringlab doctor`, then `ringlab run --quick`.
 
-    Exit status: 0 done, 1 nothing was measured or guard found a regression, 2 it can't be done as asked, 130 interrupted.
+    Exit status: 0 done, 1 nothing was measured or guard found a regression, 2 the request can't be carried out, 130 interrupted.
     """
 
 
@@ -183,15 +183,18 @@ def main() -> None:
     "selectors",
     multiple=True,
     metavar="A,B",
-    help="Only these: arms, targets, languages or globs; an arm's name is that arm alone. Repeatable.",
+    help="Only these arms, targets, languages or globs; an arm's name selects that arm alone. Repeatable.",
 )
 @click.option(
-    "--baseline", default="", metavar="ARM", help="What ratios are to (a raw C floor or asyncio, where one takes part)."
+    "--baseline",
+    default="",
+    metavar="ARM",
+    help="The arm that ratios refer to (a raw C floor or asyncio, where one takes part).",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Go on with an interrupted run: its result.json, with its cells, arms, rounds and seed.",
+    help="Resume an interrupted run from its result.json, with its cells, arms, rounds and seed.",
 )
 @measuring_options
 def run(
@@ -218,7 +221,7 @@ def run(
             name = parameter.name or ""
             given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
             if given and name not in ("resume", "targets_folder"):
-                raise Refused(f"--resume goes on with that run as it was asked for: leave out {parameter.opts[0]}")
+                raise Refused(f"--resume continues the run with its own options: leave out {parameter.opts[0]}")
         sys.exit(session.resume(resume, options["targets_folder"]))
     sys.exit(session.measure(what, selectors, baseline, **options))
 
@@ -258,8 +261,8 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
 
 @main.command("guard")
 @click.argument("what", nargs=-1, metavar="[WORKLOAD|CELL]...")
-@click.option("--base", required=True, metavar="REV", help="What nothing may be slower than: a branch, tag or commit.")
-@click.option("--head", default="HEAD", show_default=True, metavar="REV", help="The revision that is judged.")
+@click.option("--base", required=True, metavar="REV", help="The revision to compare with: a branch, tag or commit.")
+@click.option("--head", default="HEAD", show_default=True, metavar="REV", help="The revision to judge.")
 @click.option(
     "--repository",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -273,7 +276,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     default=(guard.TARGETS,),
     show_default=True,
     metavar="A,B",
-    help="Which arms are raced.",
+    help="The arms to race.",
 )
 @click.option(
     "--build",
@@ -300,7 +303,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
 @click.option(
     "--seed",
     type=click.IntRange(0, SEED_MOST),
-    help="Of the order in each round and of the bytes sent (random, and recorded).",
+    help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
 )
 @click.option(
     "--output",
@@ -330,13 +333,13 @@ def guard_command(
 @main.command()
 @targets_folder_option()
 @click.option(
-    "--targets", "selectors", multiple=True, metavar="A,B", help="Only these: arms, targets, languages or globs."
+    "--targets", "selectors", multiple=True, metavar="A,B", help="Only these arms, targets, languages or globs."
 )
 @click.option("--cells", is_flag=True, help="List the cells instead.")
 @click.option("--build", is_flag=True, help="Build those that can be built.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool, build: bool, as_json: bool) -> None:
-    """List the targets: which can run here, which can't and why, and the command that would install what they lack."""
+    """List the targets: which can run here, which can't and why, and the command that installs what they lack."""
     console = terminal.make_console()
     if cells:
         for plan in workloads.CELLS:
@@ -346,7 +349,7 @@ def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool
     arms = selection.choose(manifest.discover(targets_folder), selectors)
     records: list[results.Arm] = []
     if build:
-        with console.status("looking which targets are here") as status:
+        with console.status("checking which targets can run here") as status:
             _, records = selection.make_ready(arms, status.update)
     else:
         asked: dict[tuple[str, str], manifest.Presence] = {}
@@ -372,10 +375,10 @@ def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool
 @main.command()
 @targets_folder_option()
 @click.option(
-    "--connections", type=click.IntRange(1), default=2000, show_default=True, help="How many the widest cell has."
+    "--connections", type=click.IntRange(1), default=2000, show_default=True, help="The most connections in any cell."
 )
 def doctor(targets_folder: Path | None, connections: int) -> None:
-    """Look whether this machine can measure, and say what to mend. Exit status 1 if something stands in the way."""
+    """Check whether this machine can measure, and say what to fix. Exit status 1 if something prevents it."""
     console = terminal.make_console()
     program, problem = None, ""
     with console.status("looking for the load generator, and building it where it is missing"):
@@ -386,7 +389,7 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
     findings = preflight.examine(connections, preflight.place(), program, problem)
     arms = manifest.discover(targets_folder)
     asked: dict[tuple[str, str], manifest.Presence] = {}
-    with console.status("looking which targets are here"):
+    with console.status("checking which targets can run here"):
         here = sum(1 for arm in arms if not manifest.detect_all(arm, asked).skipped)
     findings.append(
         results.Finding(
@@ -409,14 +412,14 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
     help="Write it to this file; several RESULTs become one page of HTML.",
 )
 def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> None:
-    """Show results again: a result.json, also of an interrupted run, or the folder that it is in.
+    """Show results again, from a result.json (even of an interrupted run) or from its folder.
 
     \b
     Example:
       ringlab report ringlab-results/* --format html --output report.html
     """
     if output is not None and len(paths) > 1 and kind != "html":
-        raise Refused("--output takes several results with --format html only; report one after the other")
+        raise Refused("--output takes several results only with --format html; otherwise report them one by one")
     files = [path / storage.RESULT_FILE if path.is_dir() else path for path in paths]
     found = [
         (file.resolve().parent.name if file.name == storage.RESULT_FILE else file.stem, results.Result.read(file))

@@ -1,4 +1,4 @@
-"""Figures as texts: the same one reads alike in a sentence, a table and a chart."""
+"""Figures as text: each is written the same way in a sentence, a table and a chart."""
 
 import math
 from collections.abc import Callable

@@ -25,11 +25,11 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class GeneratorMissing(Exception):
-    """There is no load generator; the text says how to get it."""
+    """There is no load generator; the message says how to get it."""
 
 
 def repository() -> Path | None:
-    """Return the root of the repository that this package stands in, if it does."""
+    """Return the root of the repository that contains this package, if one does."""
     root = Path(__file__).resolve().parent.parent.parent
     return root if (root / "lab" / "ringlab-load" / "Cargo.toml").exists() else None
 
@@ -39,7 +39,7 @@ def build(root: Path) -> Path:
     cargo = shutil.which("cargo") or shutil.which("cargo", path=str(Path.home() / ".cargo" / "bin"))
     if cargo is None:
         raise GeneratorMissing(
-            "the load generator must be built, and there is no cargo: install Rust, https://rustup.rs"
+            "the load generator must be built, but there is no cargo; install Rust: https://rustup.rs"
         )
     command = [cargo, "build", "--release", "--locked", "--quiet", "--package", NAME]
     # Where cargo builds is for its configuration to say, which may be anywhere: so it is asked.
@@ -159,5 +159,7 @@ def read_event(line: bytes) -> dict[str, Any]:
     except ValueError:
         event = None
     if not isinstance(event, dict) or "event" not in event:
-        raise SampleFailed(f"the load generator printed what is no event: {line[:100].decode(errors='replace')}")
+        raise SampleFailed(
+            f"the load generator printed a line that is not an event: {line[:100].decode(errors='replace')}"
+        )
     return event

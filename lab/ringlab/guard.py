@@ -1,7 +1,7 @@
 """Whether a change has made something slower: one repository at two revisions, both built, raced against each other.
 
-Each revision stands in a worktree of its own, with its own virtual environment, and brings its own targets where it has any.
-Worktrees and builds are kept, so that the next guard against the same base only builds what is new.
+Each revision has a worktree of its own, with its own virtual environment, and brings its own targets where it has any.
+Worktrees and builds are kept, so the next guard against the same base builds only what is new.
 """
 
 import datetime
@@ -55,7 +55,7 @@ Tell = Callable[[str], None]
 
 
 class GuardFailed(Refused):
-    """The two revisions can't be raced; the text says why, and what to do."""
+    """The two revisions can't be raced; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Finding:
     cell: results.Cell
     arm: str
     comparison: Comparison | None
-    """None where it wasn't measured at both."""
+    """None where it wasn't measured at both revisions."""
 
     @property
     def word(self) -> str:
@@ -263,9 +263,7 @@ def run(
     root = find_repository(repository)
     revisions = [check_out(root, side, name) for side, name in zip(SIDES, (base, head), strict=True)]
     if head == "HEAD" and is_dirty(root):
-        console.print(
-            "[yellow]warning[/yellow]  changes that aren't committed are not measured: head is the last commit"
-        )
+        console.print("[yellow]warning[/yellow]  uncommitted changes are not measured: head is the last commit")
     if revisions[0].commit == revisions[1].commit:
         console.print("[yellow]warning[/yellow]  base and head are the same commit: this measures the noise")
     # A build takes minutes: what is wrong with the rest of the command is said before it.
@@ -293,14 +291,14 @@ def race_revisions(
 ) -> int:
     """Race two revisions that have been built; return the exit status."""
     chosen = [arm for revision in revisions for arm in choose(root, revision, selectors)]
-    with console.status("looking which targets are here") as status:
+    with console.status("checking which targets can run here") as status:
         present, records = selection.make_ready(chosen, status.update)
     for record in records:
         if record.skipped:
             console.print(f"[yellow]skipped[/yellow]  {escape(record.name)}: {escape(record.skipped)}", highlight=False)
     both = [name for name in dict.fromkeys(each.rpartition("@")[0] for each in present) if is_at_both(name, present)]
     if not both:
-        raise Refused("no arm can be run at both revisions; --targets chooses others")
+        raise Refused("no arm can be run at both revisions; choose others with --targets")
     present = {name: arm for name, arm in present.items() if name.rpartition("@")[0] in both}
     plans = [plan for plan in plans if any(plan.served_by(arm) for arm in present.values())]
     if not plans:
@@ -338,7 +336,7 @@ def race_revisions(
     findings = judge(result, both)
     console.print("\n[bold]head against base[/bold]")
     for finding in findings:
-        text = finding.comparison.sentence if finding.comparison else f"{finding.arm} wasn't measured at both"
+        text = finding.comparison.sentence if finding.comparison else f"{finding.arm} wasn't measured at both revisions"
         colour = terminal.COLOURS[finding.word]
         console.print(
             f"  [{colour}]{finding.word:11}[/{colour}] {escape(finding.cell.name)}: {escape(text)}", highlight=False

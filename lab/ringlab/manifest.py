@@ -1,7 +1,7 @@
 """Targets: what each target.toml says, whether it can run here, and how it is built.
 
-A target is a folder with a `target.toml`; each of its variants is an arm. docs/lab.md describes the keys. What a manifest has that
-isn't known is an error, so that a misspelt key never goes unnoticed.
+A target is a folder with a `target.toml`; each of its variants is an arm. docs/lab.md describes the keys. An unknown
+key is an error, so that a misspelt one never goes unnoticed.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ T = TypeVar("T")
 
 
 class ManifestError(Refused):
-    """A manifest can't be used; the text names file, key and remedy."""
+    """A manifest can't be used; the message names file, key and remedy."""
 
 
 class BuildFailed(Exception):
-    """A target can't be built; the text says why, and where all of the output is."""
+    """A target can't be built; the message says why, and where all of the output is."""
 
 
 def again_name(name: str) -> str:
@@ -232,7 +232,7 @@ class Table:
         """Return a time that ends: not negative, and neither inf nor nan, which TOML has."""
         value = self.get(key, float, default, "a number of seconds")
         if not (math.isfinite(value) and value >= least):
-            raise self.fail(key, f"must be a number of seconds from {least:g} on, not {value!r}")
+            raise self.fail(key, f"must be a number of seconds, at least {least:g}, not {value!r}")
         return value
 
     def integer(self, key: str, default: int) -> int:
@@ -253,7 +253,7 @@ class Table:
         """Return a list of strings."""
         values = self.get(key, list, list(default), 'a list of strings, ["..."]')
         if not all(isinstance(value, str) for value in values):
-            raise self.fail(key, f"must hold strings only, not {values!r}")
+            raise self.fail(key, f"must contain only strings, not {values!r}")
         return tuple(values)
 
     def mapping(self, key: str) -> dict[str, str]:
@@ -283,16 +283,14 @@ def check_placeholders(table: Table, key: str, text: str, allowed: frozenset[str
     try:
         fields = [each for each in string.Formatter().parse(text) if each[1] is not None]
     except ValueError as error:
-        raise table.fail(
-            key, f"has a brace too many or too few ({error}); write {{{{ for one that stands for itself"
-        ) from None
+        raise table.fail(key, f"has an unbalanced brace ({error}); write {{{{ for a literal one") from None
     for _, name, form, conversion in fields:
         if form or conversion:
-            raise table.fail(key, f"has a format behind {{{name}}}, which takes none")
+            raise table.fail(key, f"has a format after {{{name}}}, which takes none")
         if name in allowed:
             continue
         known = ", ".join(f"{{{each}}}" for each in sorted(allowed))
-        raise table.fail(key, f"uses {{{name}}}, which is no placeholder here; there are: {known}")
+        raise table.fail(key, f"uses {{{name}}}, which is not a placeholder here; known: {known}")
 
 
 def read_detect(table: Table) -> Detect:
@@ -304,7 +302,9 @@ def read_detect(table: Table) -> Detect:
         check_placeholders(table, "commands", command, PLACEHOLDERS_EVERYWHERE)
     if (detect.commands or detect.binary) and not (detect.needs and detect.install):
         lacking = "needs" if not detect.needs else "install"
-        raise table.fail(lacking, "is missing: who lacks the tool is told what it is, and the command that installs it")
+        raise table.fail(
+            lacking, "is missing: it tells users who lack the tool what it is, or which command installs it"
+        )
     table.done()
     return detect
 
@@ -322,7 +322,7 @@ def read_declares(table: Table, default: Declares) -> Declares:
     modes = table.texts("bind_modes", default.bind_modes)
     for mode in modes:
         if mode not in BIND_MODES:
-            raise table.fail("bind_modes", f"knows {', '.join(BIND_MODES)}; not {mode!r}")
+            raise table.fail("bind_modes", f"accepts {', '.join(BIND_MODES)}, not {mode!r}")
     declares = Declares(
         workers=workers,
         max_workers=table.integer("max_workers", default.max_workers),
@@ -342,10 +342,10 @@ def read_workloads(table: Table, commands: Mapping[str, str]) -> tuple[str, ...]
     served = tuple(name for name in WORKLOADS if KIND_OF_WORKLOAD[name] in commands)
     asked = table.texts("workloads", served)
     if not asked:
-        raise table.fail("workloads", f"is empty; it serves some of {', '.join(served)}")
+        raise table.fail("workloads", f"is empty; choose from {', '.join(served)}")
     for name in asked:
         if name not in WORKLOADS:
-            raise table.fail("workloads", f"knows {', '.join(WORKLOADS)}; not {name!r}")
+            raise table.fail("workloads", f"accepts {', '.join(WORKLOADS)}, not {name!r}")
         if name not in served:
             raise table.fail("workloads", f"has {name!r}, but there is no run.{KIND_OF_WORKLOAD[name]} to serve it")
     return tuple(name for name in WORKLOADS if name in asked)
@@ -378,7 +378,7 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     except OSError as error:
         raise ManifestError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path} is no TOML: {error}") from None
+        raise ManifestError(f"{path} is not valid TOML: {error}") from None
     root = Table(path, "", content)
     name = read_name(root)
     if name != path.parent.name:
@@ -477,7 +477,7 @@ def read_stop(table: Table) -> Stop:
     """Read how a server is ended."""
     codes = table.get("exit_codes", list, list(Stop.exit_codes), "a list of numbers")
     if not all(type(code) is int for code in codes):
-        raise table.fail("exit_codes", f"must hold whole numbers only, not {codes!r}")
+        raise table.fail("exit_codes", f"must contain only whole numbers, not {codes!r}")
     stop = Stop(
         table.choice("signal", Stop.signal, SIGNALS),
         table.seconds("timeout_s", Stop.timeout_s, least=TIMEOUT_LEAST_S),

@@ -74,7 +74,7 @@ def place(workers: int = 1, *, apart: bool = True) -> results.Placement:
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < workers + 1:
         return results.Placement(
-            text=f"free: {workers + 1} CPUs would keep server and load apart, and {len(usable)} may be used; the kernel places both"
+            text=f"free: separating server and load takes {workers + 1} CPUs, and {len(usable)} may be used; the kernel places both"
         )
     server = usable[:workers]
     shared = set().union(*(siblings(cpu) for cpu in server))
@@ -84,7 +84,7 @@ def place(workers: int = 1, *, apart: bool = True) -> results.Placement:
     return results.Placement(
         server=server,
         client=client,
-        text=f"apart: servers on CPU {', '.join(map(str, server))} from when they listen, the load on CPU {client[0]}{note}",
+        text=f"apart: servers on CPU {', '.join(map(str, server))} once they listen, the load on CPU {client[0]}{note}",
     )
 
 
@@ -97,7 +97,7 @@ def raise_descriptor_limit(connections: int) -> Finding:
             return Finding(
                 name="descriptors",
                 status="error",
-                text=f"{connections} connections need {needed} descriptors in one process, and the hard limit is {hard}",
+                text=f"{connections} connections need {needed} descriptors in one process, but the hard limit is {hard}",
                 remedy=f"ulimit -Hn {needed} as root, or leave out the cells with {connections} connections",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -112,7 +112,7 @@ def check_ports(connections: int) -> Finding:
         return Finding(
             name="ports",
             status="error" if ports < connections else "warning",
-            text=f"{ports} ports are for connections, {connections} are needed at once",
+            text=f"{ports} ports are available for connections, but {connections} are needed at once",
             remedy="sysctl -w net.ipv4.ip_local_port_range='10000 60999'",
         )
     return Finding(name="ports", status="ok", text=f"{ports} for connections")
@@ -125,7 +125,7 @@ def check_backlog() -> Finding:
         return Finding(
             name="backlog",
             status="warning",
-            text=f"the kernel cuts backlogs to {backlog}: connecting many at once may fail or take a second",
+            text=f"the kernel limits backlogs to {backlog}: connecting many at once may fail or take a second",
             remedy="sysctl -w net.core.somaxconn=4096",
         )
     return Finding(name="backlog", status="ok", text=f"up to {backlog}")
@@ -138,7 +138,7 @@ def check_cpus(placement: results.Placement) -> Finding:
         return Finding(
             name="CPUs",
             status="warning",
-            text=f"{usable} usable; {placement.text}: throughput and latency say little, CPU per operation is usable",
+            text=f"{usable} usable; {placement.text}: throughput and latency mean little, CPU per operation is usable",
             remedy="allow two CPUs: taskset, the container's cpuset",
         )
     status: results.FindingStatus = "warning" if "share a core" in placement.text else "ok"
@@ -149,26 +149,26 @@ def check_governor() -> Finding:
     """Find out whether the CPUs' clock is fixed."""
     governors = {read_text(str(path)) for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor")}
     if not governors:
-        return Finding(name="governor", status="ok", text="the machine shows none (usual in virtual machines)")
+        return Finding(name="governor", status="ok", text="the machine reports none (usual in virtual machines)")
     if governors != {"performance"}:
         return Finding(
             name="governor",
             status="warning",
-            text=f"{', '.join(sorted(governors))}: the CPUs' clock follows the load; ratios stand, since rounds take turns, figures don't",
+            text=f"{', '.join(sorted(governors))}: the CPUs' clock follows the load: ratios remain valid, but single figures don't",
             remedy="cpupower frequency-set -g performance",
         )
     return Finding(name="governor", status="ok", text="performance")
 
 
 def check_load() -> Finding:
-    """Find out whether the machine does other things."""
+    """Find out whether other programs keep the machine busy."""
     load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > LOAD_MOST * cpus:
         return Finding(
             name="load",
             status="warning",
-            text=f"load average {load:.2f} on {cpus} CPUs: others run here",
-            remedy="end them (top shows them), or expect more rounds to be needed",
+            text=f"load average {load:.2f} on {cpus} CPUs: other programs are running",
+            remedy="stop them (top shows them), or expect to need more rounds",
         )
     return Finding(name="load", status="ok", text=f"load average {load:.2f} on {cpus} CPUs")
 
@@ -194,7 +194,7 @@ def check_steal() -> Finding:
         return Finding(
             name="steal",
             status="warning",
-            text=f"the hypervisor keeps {100 * share:.0f}% of the CPU time: single figures mean nothing, and ratios need more rounds",
+            text=f"the hypervisor takes {100 * share:.0f}% of the CPU time: single figures mean nothing, and ratios need more rounds",
             remedy="measure at another time or on a machine of your own",
         )
     return Finding(name="steal", status="ok", text=f"{100 * share:.1f}% of the CPU time")
@@ -246,10 +246,10 @@ def check_io_uring() -> Finding:
 
 
 def check_debug() -> Finding:
-    """Refuse debugging builds and modes, whose figures mean nothing."""
+    """Refuse debug builds and modes, whose figures mean nothing."""
     found = [f"{name} is set" for name in DEBUG_VARIABLES if os.environ.get(name)]
     if sysconfig.get_config_var("Py_DEBUG"):
-        found.append(f"{sys.executable} is a debugging build")
+        found.append(f"{sys.executable} is a debug build")
     if found:
         unset = [name for name in DEBUG_VARIABLES if os.environ.get(name)]
         remedy = f"unset {' '.join(unset)}" if unset else "use a release build of Python"
@@ -258,17 +258,17 @@ def check_debug() -> Finding:
 
 
 def debug_build(arm: Arm) -> str:
-    """Return why an arm's target is a debugging build, or nothing."""
+    """Return why an arm's target is a debug build, or nothing."""
     command, artefact = arm.build.command, arm.expand(arm.build.artefact)
     if "cargo build" in command and "--release" not in command and "--profile" not in command:
-        return f"its build command is `{command}`, a debugging build: add --release"
+        return f"its build command is `{command}`, a debug build: add --release"
     if "/debug/" in artefact:
-        return f"its artefact is a debugging build: {artefact}"
+        return f"its artefact is a debug build: {artefact}"
     return ""
 
 
 def check_generator(program: Path | None, problem: str = "") -> Finding:
-    """Find out whether there is a load generator, and no debugging build of it."""
+    """Find out whether there is a load generator, and no debug build of it."""
     if program is None:
         return Finding(
             name="load generator", status="error", text=problem, remedy="cargo build --release -p ringlab-load"
@@ -283,7 +283,7 @@ def check_generator(program: Path | None, problem: str = "") -> Finding:
         return Finding(
             name="load generator",
             status="error",
-            text=f"{program} is a debugging build, whose ceiling is far too low",
+            text=f"{program} is a debug build, whose ceiling is far too low",
             remedy="cargo build --release -p ringlab-load, and unset RINGLAB_LOAD",
         )
     return Finding(name="load generator", status="ok", text=f"{version}, {program}")
@@ -296,7 +296,7 @@ def check_loopback() -> Finding:
             return Finding(name="loopback", status="ok", text="connects")
     except OSError as error:
         return Finding(
-            name="loopback", status="error", text=f"127.0.0.1 can't be connected: {error}", remedy="ip link set lo up"
+            name="loopback", status="error", text=f"cannot connect to 127.0.0.1: {error}", remedy="ip link set lo up"
         )
 
 
@@ -359,7 +359,7 @@ def cpu_model() -> str:
 
 
 def revision(folder: Path) -> str:
-    """Return the commit of the repository that `folder` stands in, with '-dirty' where files differ from it."""
+    """Return the commit of the repository that contains `folder`, with '-dirty' where files differ from it."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

@@ -45,7 +45,7 @@ NUMBERS = itertools.count()
 
 
 class SampleFailed(Exception):
-    """An arm couldn't be measured; the text says why, in a line."""
+    """An arm couldn't be measured; the message says why, in one line."""
 
 
 def die_with_parent() -> list[str]:
@@ -324,14 +324,14 @@ def run_program(arm: Arm, command: list[str], limit_s: float) -> dict[str, Any]:
         child.end()
     if code != 0:
         words = results.shorten(child.stderr.last_line(), 300)
-        raise SampleFailed(words or f"it ended with code {code} and said nothing")
+        raise SampleFailed(words or f"it ended with code {code} and printed nothing")
     line = child.stdout.last_line()
     try:
         content = json.loads(line)
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise SampleFailed(f"its last line is no JSON object: {results.shorten(line, 100)!r}")
+        raise SampleFailed(f"its last line is not a JSON object: {results.shorten(line, 100)!r}")
     return content
 
 
@@ -387,7 +387,7 @@ def find_sockets(server: Server, peer_port: int | None) -> tuple[list[socket.soc
                     seen.add(inode)
                     found.append(duplicate(pid, descriptor))
         except OSError as error:
-            hindrance = f"its sockets can't be looked into: {error.strerror}"
+            hindrance = f"its sockets can't be inspected: {error.strerror}"
     if not found and not hindrance:
         hindrance = "no descriptor of the process leads to it" if inodes else "the kernel lists no such socket"
     return found, len(inodes), hindrance
@@ -409,7 +409,7 @@ def check_port(server: Server) -> None:
     # Nobody's descriptor: io_uring can keep sockets without.
     if inodes and not owners(own):
         for pid in owners(set(psutil.pids()) - own):
-            raise SampleFailed(f"process {pid}, which isn't the server's, listens at port {server.port}")
+            raise SampleFailed(f"process {pid}, which isn't the server's, listens on port {server.port}")
 
 
 def check_equal(name: str, declared: Any, found: Any, differs: str) -> results.Check:
@@ -446,7 +446,7 @@ def check_listening(server: Server) -> list[results.Check]:
             each.close()
     threads = server.threads()
     if threads < server.workers:
-        text = f"{server.workers} workers were asked for, and it has only {threads} threads"
+        text = f"{server.workers} workers were asked for, but it has only {threads} threads"
         checks.append(check_equal("workers", server.workers, threads, text))
     elif count > max(1, server.workers):
         text = f"it was asked for {server.workers} and listens with {count} sockets at one port"
@@ -499,7 +499,7 @@ def check_connection(server: Server) -> list[results.Check]:
                 )
             ]
     except OSError as error:
-        raise SampleFailed(f"the server doesn't take a connection: {error}{server.last_words()}") from None
+        raise SampleFailed(f"the server doesn't accept a connection: {error}{server.last_words()}") from None
 
 
 def verify(server: Server) -> list[results.Check]:

@@ -51,7 +51,7 @@ class ConsoleProgress:
         self.bar.update(self.task, completed=min(self.done_s, self.expected_s), left=self.left())
 
     def warn(self, text: str) -> None:
-        """Print what can be mended meanwhile."""
+        """Print what can be fixed meanwhile."""
         with contextlib.suppress(OSError):  # The race goes on, even if what is printed goes into a file on a full disk.
             self.console.print(f"[red]{escape(text)}[/red]", highlight=False)
 

@@ -30,7 +30,7 @@ CheckStatus = Literal["ok", "violated", "unknown"]
 
 
 class ResultError(Refused):
-    """A file is no result that can be read; the text says why, and what to do."""
+    """A file is no result that can be read; the message says why, and what to do."""
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Finding:
     name: str
     status: FindingStatus
     text: str
-    remedy: Annotated[str, "A command or a setting that mends it; empty where there is nothing to do."] = ""
+    remedy: Annotated[str, "A command or a setting that fixes it; empty where there is nothing to do."] = ""
 
 
 @dataclass(kw_only=True)
@@ -151,7 +151,7 @@ class Sample:
     begun_s: Annotated[float, "Since the run began."]
     duration_s: Annotated[float, "From the start of the process to its end."]
     status: SampleStatus
-    reasons: Annotated[list[str], "Why it is void, or failed."] = field(default_factory=list)
+    reasons: Annotated[list[str], "Why it is void, or why it failed."] = field(default_factory=list)
     figures: Annotated[dict[str, float], "By the key of a metric, and others."] = field(default_factory=dict)
     errors: dict[str, ErrorCount] = field(default_factory=dict)
     histograms: Annotated[
@@ -226,7 +226,7 @@ class Comparison:
 
 @dataclass(kw_only=True)
 class Verdict:
-    """Who is best in a group of arms, by the primary metric."""
+    """Which arm is best in a group, by the primary metric."""
 
     kind: CellVerdict
     arms: Annotated[list[str], "The winner, or those that tie, or those that can't be told apart from the best."]
@@ -363,7 +363,7 @@ class Result:
             version = content.get("schema_version") if isinstance(content, dict) else None
             if isinstance(version, int) and version > SCHEMA_VERSION:
                 raise ResultError(
-                    f"it is of schema version {version}, and this ringlab reads up to {SCHEMA_VERSION}: use a newer ringlab"
+                    f"it has schema version {version}, but this ringlab reads only up to {SCHEMA_VERSION}; use a newer ringlab"
                 )
             raise ResultError(f"at {error.json_path}: {shorten(error.message)}")
         made: Self = build(cls, content)
@@ -379,9 +379,9 @@ class Result:
         except OSError as error:
             raise ResultError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
-            raise ResultError(f"{path} is no JSON: {error}") from None
+            raise ResultError(f"{path} is not valid JSON: {error}") from None
         except ResultError as error:
-            raise ResultError(f"{path} is no result of ringlab: {error}") from None
+            raise ResultError(f"{path} is not a result of ringlab: {error}") from None
 
 
 def refuse_constant(name: str) -> None:

@@ -41,7 +41,7 @@ class Progress(Protocol):
         """A cell has been measured and analysed."""
 
     def warn(self, text: str) -> None:
-        """Something is wrong that the user can mend while the race runs."""
+        """Something is wrong that the user can fix while the race runs."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Race:
                 cell = plan.record(self.scale)
                 cell.arms = [arm.name for arm in contestants]
                 if not contestants:
-                    cell.left_out = "no arm that is here serves it"
+                    cell.left_out = "no arm that can run here serves it"
                 self.result.cells.append(cell)
 
     def run(self) -> None:
@@ -198,7 +198,7 @@ class Race:
         if plan.kind in ("echo", "http") and not plan.stream and self.options.ceilings:
             cell.ceiling = self.measure_ceiling(plan)
         if plan.workload == "bind":
-            self.progress.step(f"{plan.name}: waiting until closed connections have given their ports back")
+            self.progress.step(f"{plan.name}: waiting until closed connections release their ports")
             # Where others make them faster than they go away, waiting once more is in vain.
             if self.ports_held or not preflight.drain_time_wait():
                 self.ports_held = True
@@ -295,7 +295,7 @@ class Race:
             sample.reasons.append(f"{ns / 1e6:.3g} ms were measured, and at least {least_ns / 1e6:g} ms must be")
         elif operations != asked:
             sample.status = "void"
-            sample.reasons.append(f"it was asked for {asked} operations and did {operations:g}")
+            sample.reasons.append(f"it was asked for {asked} operations but did {operations:g}")
 
     def measure_loop(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
         """Time an event loop by itself."""

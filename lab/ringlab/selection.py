@@ -12,7 +12,7 @@ def split(selectors: Sequence[str]) -> list[str]:
     """Return what commas separate; raises Refused where there is nothing between them."""
     found = [each.strip() for selector in selectors for each in selector.split(",") if each.strip()]
     if selectors and not found:
-        raise Refused(f"--targets {selectors[0]!r} names nothing; `ringlab targets` lists what there is")
+        raise Refused(f"--targets {selectors[0]!r} matches nothing; `ringlab targets` lists the targets")
     return found
 
 
@@ -73,7 +73,7 @@ def make_ready(
         if not_built(arm, built):
             tell(f"building {arm.target}")
             if not limit_s:
-                record.skipped = "not built, because a quick run has no time for more builds"
+                record.skipped = "not built: a quick run has no time for more builds"
                 record.install = "ringlab targets --build"
                 continue
         try:

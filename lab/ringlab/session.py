@@ -59,9 +59,9 @@ def measure(
 ) -> int:
     """Run the lab; return the exit status."""
     if quick and publish:
-        raise Refused("--quick and --publish exclude each other")
+        raise Refused("--quick and --publish can't be combined")
     if minutes and not quick:
-        raise Refused("--minutes is for --quick; without it --rounds and --seconds say how long is measured")
+        raise Refused("--minutes needs --quick; otherwise use --rounds and --seconds")
     console = terminal.make_console()
     begun = time.monotonic()
     name: workloads.ScaleName = "quick" if quick else "publish" if publish else "normal"
@@ -77,11 +77,11 @@ def measure(
         lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
         chosen = [arm for arm in chosen if arm.name not in lesser]
         budget_s = (minutes or QUICK_MINUTES) * 60
-        with console.status("looking which targets are here") as status:
+        with console.status("checking which targets can run here") as status:
             present, records = selection.make_ready(chosen, status.update, begun + budget_s / 2 if quick else None)
         if baseline and baseline not in present:
             reason = next(
-                (record.skipped for record in records if record.name == baseline), "it isn't among the targets chosen"
+                (record.skipped for record in records if record.name == baseline), "it isn't among the chosen targets"
             )
             raise Refused(f"the baseline {baseline} takes no part: {reason}")
         if not present:
@@ -173,7 +173,7 @@ def start_race(
     errors = [finding for finding in findings if finding.status == "error"]
     terminal.print_findings(console, findings, problems_only=True)
     if errors:
-        raise Refused(f"nothing can be measured like this: {'; '.join(finding.name for finding in errors)}")
+        raise Refused(f"nothing can be measured on this machine: {'; '.join(finding.name for finding in errors)}")
     return runner.Race(result, present, plans, program, output, ConsoleProgress(console, 1.0))
 
 
@@ -207,9 +207,9 @@ def finish(console: Console, race: runner.Race) -> int:
         ) from None
     if result.run.interrupted:
         console.print(
-            f"\ninterrupted; what was measured is kept. Go on with: ringlab run --resume {shlex.quote(str(race.output))}"
+            f"\ninterrupted; what was measured is kept. Resume with: ringlab run --resume {shlex.quote(str(race.output))}"
         )
-    console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report lies in:")
+    console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report is in:")
     for path in (race.output, *written):
         console.print(f"  {path}", markup=False, highlight=False)
     if result.run.interrupted:
@@ -222,12 +222,12 @@ def resume(path: Path, targets_folder: Path | None) -> int:
     console = terminal.make_console()
     result = results.Result.read(path)
     if result.run.complete:
-        raise Refused(f"{path} is complete: there is nothing to go on with; `ringlab report {path}` shows it")
+        raise Refused(f"{path} is complete, there is nothing to resume; `ringlab report {path}` shows it")
     if not result.cells:
-        raise Refused(f"{path} has no cells: begin a new run")
+        raise Refused(f"{path} has no cells; start a new run")
     for cell in result.cells:
         if cell.name not in workloads.BY_NAME:
-            raise Refused(f"{path} can't go on: there is no cell {cell.name} in this ringlab: begin a new run")
+            raise Refused(f"{path} can't be resumed: this ringlab has no cell {cell.name}; start a new run")
     words = result.run.command
     values = dict(itertools.pairwise(words))
     try:
@@ -238,18 +238,18 @@ def resume(path: Path, targets_folder: Path | None) -> int:
             for each in (result.run.begun, result.run.ended)
         )
     except ValueError as error:
-        raise Refused(f"{path} isn't as ringlab writes it: {error}; begin a new run") from None
+        raise Refused(f"{path} isn't a result that ringlab wrote: {error}; start a new run") from None
     if targets_folder is None and "--targets-folder" in values:
         targets_folder = Path(values["--targets-folder"])
     wanted = {arm.name for arm in result.arms if not arm.skipped and not arm.repeats}
     arms = [arm for arm in manifest.discover(targets_folder) if arm.name in wanted]
-    with console.status("looking which targets are here") as status:
+    with console.status("checking which targets can run here") as status:
         present, records = selection.make_ready(arms, status.update)
     lost = sorted(wanted - set(present))
     if lost:
         reasons = {record.name: record.skipped for record in records}
         lines = [f"{name} ({reasons.get(name, 'there is no such target')})" for name in lost]
-        raise Refused(f"these took part and can't any more: {'; '.join(lines)}")
+        raise Refused(f"these took part and can't run any more: {'; '.join(lines)}")
     before = result.environment
     race = start_race(console, result, present, [workloads.BY_NAME[cell.name] for cell in result.cells], path)
     race.options = runner.Options(
@@ -262,7 +262,7 @@ def resume(path: Path, targets_folder: Path | None) -> int:
     for name in ("machine", "cpu_model", "cpus_usable", "kernel"):
         then, now = getattr(before, name), getattr(result.environment, name)
         if then != now:
-            raise Refused(f"the machine isn't the one of {path}: {name} was {then}, and is {now}; begin a new run")
+            raise Refused(f"this machine isn't the one of {path}: {name} was {then}, and is {now}; start a new run")
     if before.revision != result.environment.revision:
         race.note(f"what follows is of revision {result.environment.revision}, what was before of {before.revision}")
     # Both go on from where they were.
@@ -273,7 +273,7 @@ def resume(path: Path, targets_folder: Path | None) -> int:
         race.options.limit_s = since_s + max(BUDGET_LEAST_S, minutes * 60 - (ended - begun).total_seconds())
     result.run.interrupted = False
     race.result.run.notes.append(
-        f"the run was interrupted and went on at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+        f"the run was interrupted and resumed at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
     )
     return finish(console, race)
 

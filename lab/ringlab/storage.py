@@ -24,7 +24,7 @@ def claim(output: Path | None) -> Iterator[Path]:
     folder = output or Path(FOLDER) / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = folder / RESULT_FILE
     if path.exists():
-        raise Refused(f"{path} would be overwritten: choose another folder with --output")
+        raise Refused(f"{path} would be overwritten; choose another folder with --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -48,7 +48,7 @@ def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:
     except OSError as error:
         print(json.dumps(result.to_json()))
         raise Refused(f"{unwritten}; nor to {folder}: {error.strerror}; the result is what was just printed") from None
-    raise Refused(f"{unwritten}; the result lies in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
+    raise Refused(f"{unwritten}; the result is in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
 
 
 def write_reports(result: results.Result, folder: Path) -> list[Path]:

@@ -143,7 +143,7 @@ def calls_per_s(text: str) -> float:
                 counts.append(count)
     # The first interval holds the attaching, and the last one was cut short.
     if len(counts) < 4:
-        raise SampleFailed("perf counted too short: a longer window would do")
+        raise SampleFailed("perf counted for too short a time; use a longer window")
     return sum(counts[1:-1]) / (times[-2] - times[0])
 
 
@@ -155,4 +155,4 @@ def calls_in_all(text: str) -> float:
             end = line.index(" calls") + len(" calls")
         elif end is not None and line.rstrip().endswith(" total"):
             return float(line[:end].split()[-1])
-    raise SampleFailed("strace has counted nothing")
+    raise SampleFailed("strace counted nothing")

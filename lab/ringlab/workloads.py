@@ -73,7 +73,7 @@ CPU_NS = Metric(key="cpu_ns", title="CPU per operation", unit="ns", better="lowe
 
 
 class UnknownCells(Refused):
-    """No cell has such a name; the text says which there are."""
+    """No cell has such a name; the message says which there are."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def http_cells() -> list[CellPlan]:
             CellPlan(
                 name=closed,
                 workload="http",
-                title=f"GET with an answer of 13 bytes, {on}, each asks anew when it has its answer",
+                title=f"GET with an answer of 13 bytes, {on}, each sends the next request after its answer",
                 operation="request",
                 metrics=(SERVER_CPU, RATE, P50, P99),
                 scales=QUICK if connections == 50 else NORMAL,
@@ -220,7 +220,7 @@ def http_cells() -> list[CellPlan]:
                 CellPlan(
                     name=f"http/{connections}/open-{percent}",
                     workload="http",
-                    title=f"GET {on} at {percent}% of the rate of the slowest, whether answers come or not",
+                    title=f"GET {on} at {percent}% of the slowest arm's rate, whether answers come or not",
                     operation="request",
                     metrics=(SERVER_CPU, P50, P99, SERVICE_P50, SERVICE_P99, RATE),
                     scales=QUICK if (connections, percent) == (50, 75) else NORMAL if connections == 50 else PUBLISH,
@@ -317,7 +317,7 @@ def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
             found = {cell.name for cell in CELLS if fnmatch.fnmatchcase(cell.name, pattern)}
         if not found:
             raise UnknownCells(
-                f"there is no workload and no cell {pattern!r}; workloads: {', '.join(WORKLOADS)}; cells look like"
+                f"there is no workload or cell {pattern!r}; workloads: {', '.join(WORKLOADS)}; cells look like"
                 f" {CELLS[0].name} (`ringlab targets --cells` lists them)"
             )
         chosen |= found

@@ -214,7 +214,7 @@ def test_what_cannot_be_told_says_why() -> None:
     many |= {name: [base[0], *values] for name, values in many.items() if name.startswith("c")}
     found = {each.arm: each for each in only_group(make_cell(many), "b").comparisons}["a"]
     assert (found.verdict, found.low > 1, found.p < 0.05 < found.p_adjusted) == ("cannot tell", True, True)
-    assert "but one of 8 arms may be so far off by chance; about" in found.sentence
+    assert "but by chance alone one of 8 arms may be this far off; about" in found.sentence
     copy = [value * 1.2 for value in base]
     found = {
         each.arm: each for each in only_group(make_cell({"b": base, "b (again)": copy, "a": slower}), "b").comparisons

@@ -140,11 +140,11 @@ def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "ftp"), "there is no workload and no cell 'ftp'; workloads: bind, http, rtt, loop, echo"),
+        (("run", "ftp"), "there is no workload or cell 'ftp'; workloads: bind, http, rtt, loop, echo"),
         (("run", "--targets", "none"), "there is no target 'none'; `ringlab targets` lists them: one"),
-        (("run", "--quick", "--publish"), "--quick and --publish exclude each other"),
-        (("run", "--minutes", "5"), "--minutes is for --quick; without it --rounds and --seconds say how long"),
-        (("run", "--baseline", "two"), "the baseline two takes no part: it isn't among the targets chosen"),
+        (("run", "--quick", "--publish"), "--quick and --publish can't be combined"),
+        (("run", "--minutes", "5"), "--minutes needs --quick; otherwise use --rounds and --seconds"),
+        (("run", "--baseline", "two"), "the baseline two takes no part: it isn't among the chosen targets"),
         (("run", "--rounds", "0"), "Invalid value for '--rounds'"),
         (("compare", "one", "one", "--in", RECORDED), "A and B are the same: compare one with one (again)"),
         (("compare", "one", "two"), "there is no arm 'two'; `ringlab targets` lists them"),
@@ -199,14 +199,14 @@ def test_a_debugging_build_of_the_load_generator_is_refused(
         "run", "echo/framed/1KB/1", *FAST, "--targets-folder", make_targets(one=1.0), "--output", tmp_path / "out"
     )
     assert found.exit_code == (2 if "debug" in version else 0)
-    assert ("is a debugging build" in found.output) == ("debug" in version)
+    assert ("is a debug build" in found.output) == ("debug" in version)
 
 
 def test_too_many_connections_are_refused(make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.resource, "getrlimit", lambda kind: (256, 1024))
     found = ringlab("run", "http/2000/closed", "--targets-folder", make_targets(one=1.0))
     assert found.exit_code == 2
-    assert "2000 connections need 2128 descriptors in one process, and the hard limit is 1024" in found.output
+    assert "2000 connections need 2128 descriptors in one process, but the hard limit is 1024" in found.output
     assert "ulimit -Hn 2128" in found.output
 
 
@@ -324,7 +324,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     path.write_text("{}")
     found = ringlab("report", path)
     assert found.exit_code == 2
-    assert "is no result of ringlab: at $: 'run' is a required property" in found.output
+    assert "is not a result of ringlab: at $: 'run' is a required property" in found.output
 
 
 def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
     assert [len(cell.samples) for cell in whole.cells] == [9, 9]
     refused = ringlab("run", "--resume", output / "result.json", "--targets-folder", folder)
     assert refused.exit_code == 2
-    assert "is complete: there is nothing to go on with" in refused.output
+    assert "is complete, there is nothing to resume" in refused.output
 
 
 def test_a_quick_run_that_goes_on_has_no_more_time_than_it_had(
@@ -410,7 +410,7 @@ def test_a_full_disk_loses_nothing(
     else:
         assert found.exit_code == 2, found.output
         (path,) = tmp_path.glob("ringlab-*/result.json")
-        assert f"the result lies in {path}" in found.output
+        assert f"the result is in {path}" in found.output
     kept = results.Result.read(path)
     assert kept.run.complete
     assert [len(cell.samples) for cell in kept.cells] == [6, 6, 6]
@@ -432,7 +432,7 @@ def test_a_result_is_not_overwritten(make_targets: MakeTargets, tmp_path: Path) 
     before = (tmp_path / "out" / "result.json").read_text()
     again = ringlab(*words)
     assert again.exit_code == 2
-    assert "result.json would be overwritten: choose another folder with --output" in again.output
+    assert "result.json would be overwritten; choose another folder with --output" in again.output
     assert (tmp_path / "out" / "result.json").read_text() == before
 
 
@@ -463,9 +463,9 @@ def test_what_differs_from_the_usual_is_repeated(make_targets: MakeTargets, tmp_
 @pytest.mark.parametrize(
     ("words", "name", "message"),
     [
-        (("--rounds", "30"), "", "--resume goes on with that run as it was asked for: leave out --rounds"),
+        (("--rounds", "30"), "", "--resume continues the run with its own options: leave out --rounds"),
         (("echo",), "", "leave out what"),
-        ((), "cpu_model", "the machine isn't the one of "),
+        ((), "cpu_model", "this machine isn't the one of "),
     ],
 )
 def test_what_cannot_go_on_is_refused(
@@ -486,10 +486,10 @@ def test_what_cannot_go_on_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--seconds", "nan"), "Invalid value for '--seconds': nan is no number"),
+        (("--seconds", "nan"), "Invalid value for '--seconds': nan is not a number"),
         (("--seed", "-1"), "Invalid value for '--seed': -1 is not in the range"),
         (("--seed", str(1 << 64)), "Invalid value for '--seed'"),
-        (("--targets", ","), "--targets ',' names nothing; `ringlab targets` lists what there is"),
+        (("--targets", ","), "--targets ',' matches nothing; `ringlab targets` lists the targets"),
     ],
 )
 def test_words_without_sense_are_refused(
@@ -505,10 +505,10 @@ def test_words_without_sense_are_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cells": [{"name": "echo/gone"}]}, "there is no cell echo/gone in this ringlab: begin a new run"),
-        ({"cells": []}, "has no cells: begin a new run"),
-        ({"run": {"begun": "yesterday"}}, "isn't as ringlab writes it: Invalid isoformat string: 'yesterday'"),
-        ({"run": {"command": ["--workers", "many"]}}, "isn't as ringlab writes it: invalid literal for int()"),
+        ({"cells": [{"name": "echo/gone"}]}, "this ringlab has no cell echo/gone; start a new run"),
+        ({"cells": []}, "has no cells; start a new run"),
+        ({"run": {"begun": "yesterday"}}, "isn't a result that ringlab wrote: Invalid isoformat string: 'yesterday'"),
+        ({"run": {"command": ["--workers", "many"]}}, "isn't a result that ringlab wrote: invalid literal for int()"),
     ],
 )
 def test_what_is_no_longer_known_cannot_go_on(

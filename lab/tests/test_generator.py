@@ -75,8 +75,8 @@ def test_the_last_event_is_the_result_and_all_are_seen(tmp_path: Path) -> None:
         ("kill -9 $$", "the load generator: exit status -9"),
         ("""echo '{"event":"window_end"}'""", r"ended without a result; its last event: {'event': 'window_end'}"),
         ("true", "ended without a result; its last event: none"),
-        ("echo hello", "printed what is no event: hello"),
-        ("echo '[1]'", r"printed what is no event: \[1\]"),
+        ("echo hello", "printed a line that is not an event: hello"),
+        ("echo '[1]'", r"printed a line that is not an event: \[1\]"),
         (
             """echo '{"event":"result","schema_version":2}'""",
             "results are of version 2, not 1: build both from one revision",

@@ -103,7 +103,7 @@ def test_too_few_rounds_cannot_tell(repository: Repository) -> None:
         (("--base", "HEAD", "--build", "echo no linker; exit 3"), "failed with code 3: no linker; all of its output: "),
         # What can be known before the builds, which may take minutes, is said before them.
         (("--base", "HEAD", "--build", "exit 3", "--targets", "other"), "there is no target 'other'"),
-        (("--base", "HEAD", "--build", "exit 3", "nothing"), "there is no workload and no cell 'nothing'"),
+        (("--base", "HEAD", "--build", "exit 3", "nothing"), "there is no workload or cell 'nothing'"),
     ],
 )
 def test_what_cannot_be_guarded_is_refused(words: tuple[str, ...], message: str, repository: Repository) -> None:

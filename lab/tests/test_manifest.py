@@ -103,9 +103,9 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         ('language = "C"', "language = 3", 'language must be "a string", not 3'),
         ("[build]\ncommand", "[build]\ncomand", "build.comand is not known; did you mean command?"),
         ("[detect]", "[detects]", "detects is not known; did you mean detect?"),
-        ('install = "apt-get install tool"', "", "detect.install is missing: who lacks the tool is told"),
-        ("--port {port}", "--port {prot}", "run.echo uses {prot}, which is no placeholder here; there are: {binary}, "),
-        ("--port {port}", "--port {port", "run.echo has a brace too many or too few"),
+        ('install = "apt-get install tool"', "", "detect.install is missing: it tells users who lack the tool"),
+        ("--port {port}", "--port {prot}", "run.echo uses {prot}, which is not a placeholder here; known: {binary}, "),
+        ("--port {port}", "--port {port", "run.echo has an unbalanced brace"),
         ("'two words'", "'two words", "run.echo can't be split into words: No closing quotation"),
         ("workers = 1", "workers = 0", "declares.workers must be at least 1"),
         ("workers = 1", "workers = true", "declares.workers must be a whole number, not True"),
@@ -114,7 +114,7 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'bind_modes = ["listen"]',
             'bind_modes = ["open"]',
-            "declares.bind_modes knows bind, listen, accept; not 'open'",
+            "declares.bind_modes accepts bind, listen, accept, not 'open'",
         ),
         (
             'workloads = ["rtt"]',
@@ -124,7 +124,7 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants[1].workloads knows bind, http, rtt, loop, echo; not 'ftp'",
+            "variants[1].workloads accepts bind, http, rtt, loop, echo, not 'ftp'",
         ),
         ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
@@ -134,24 +134,24 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
             '[stop]\nsignal = "SIGHUP"\n[declares]',
             "stop.signal must be one of SIGTERM, SIGINT, SIGKILL; it is 'SIGHUP'",
         ),
-        ("[declares]", '[stop]\nexit_codes = ["0"]\n[declares]', "stop.exit_codes must hold whole numbers only"),
+        ("[declares]", '[stop]\nexit_codes = ["0"]\n[declares]', "stop.exit_codes must contain only whole numbers"),
         ("[declares]", '[ready]\ntimeout_s = "1"\n[declares]', "ready.timeout_s must be a number of seconds, not '1'"),
         (
             "[declares]",
             "[ready]\ntimeout_s = nan\n[declares]",
-            "ready.timeout_s must be a number of seconds from 0.1 on, not nan",
+            "ready.timeout_s must be a number of seconds, at least 0.1, not nan",
         ),
         (
             "[declares]",
             "[stop]\ntimeout_s = inf\n[declares]",
-            "stop.timeout_s must be a number of seconds from 0.1 on, not inf",
+            "stop.timeout_s must be a number of seconds, at least 0.1, not inf",
         ),
-        ("warm_up_s = 2", "warm_up_s = -1", "run.warm_up_s must be a number of seconds from 0 on, not -1.0"),
-        ('workloads = ["rtt"]', "workloads = []", "variants[1].workloads is empty; it serves some of bind, rtt, echo"),
-        ("--port {port}", "--port {port:{x}}", "run.echo has a format behind {port}, which takes none"),
-        ("--port {port}", "--port {port!r}", "run.echo has a format behind {port}, which takes none"),
+        ("warm_up_s = 2", "warm_up_s = -1", "run.warm_up_s must be a number of seconds, at least 0, not -1.0"),
+        ('workloads = ["rtt"]', "workloads = []", "variants[1].workloads is empty; choose from bind, rtt, echo"),
+        ("--port {port}", "--port {port:{x}}", "run.echo has a format after {port}, which takes none"),
+        ("--port {port}", "--port {port!r}", "run.echo has a format after {port}, which takes none"),
         ('name = "good"', 'name = "very good"', "name is 'very good'; use letters, digits and . _ + -, without spaces"),
-        ("[run]", "[run", "is no TOML"),
+        ("[run]", "[run", "is not valid TOML"),
     ],
 )
 def test_an_error_names_file_key_and_remedy(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -244,9 +244,9 @@ def test_debugging_builds_are_refused(tmp_path: Path) -> None:
     fine, debugging = "cargo build --release --locked", "cargo build --locked"
     text = GOOD.replace("cp {target}/source {build}/server", fine)
     assert preflight.debug_build(read(tmp_path, text)[0]) == ""
-    assert "a debugging build: add --release" in preflight.debug_build(read(tmp_path, text.replace(fine, debugging))[0])
+    assert "a debug build: add --release" in preflight.debug_build(read(tmp_path, text.replace(fine, debugging))[0])
     text = text.replace('artefact = "{build}/server"', 'artefact = "{build}/debug/server"')
-    assert "its artefact is a debugging build" in preflight.debug_build(read(tmp_path, text)[0])
+    assert "its artefact is a debug build" in preflight.debug_build(read(tmp_path, text)[0])
 
 
 def test_a_version_may_come_as_json() -> None:

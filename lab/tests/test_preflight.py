@@ -61,7 +61,7 @@ def test_few_ports_are_told(files: Files) -> None:
 
 def test_a_small_backlog_is_told(files: Files) -> None:
     files["/proc/sys/net/core/somaxconn"] = "128"
-    assert "cuts backlogs to 128" in preflight.check_backlog().text
+    assert "limits backlogs to 128" in preflight.check_backlog().text
     files["/proc/sys/net/core/somaxconn"] = "4096"
     assert preflight.check_backlog().status == "ok"
 
@@ -78,7 +78,7 @@ def test_stolen_time_is_told(files: Files, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(preflight, "STEAL_SAMPLE_S", 0)
     found = preflight.check_steal()
     assert found.status == "warning"
-    assert "keeps 50% of the CPU time" in found.text
+    assert "takes 50% of the CPU time" in found.text
 
 
 def test_sockets_in_time_wait_are_counted_and_waited_for(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

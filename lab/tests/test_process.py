@@ -90,7 +90,7 @@ def test_another_server_at_the_port_is_not_measured(make_targets: MakeTargets, m
         monkeypatch.setattr(process, "free_port", lambda: port)
         with (
             pytest.raises(
-                process.SampleFailed, match=f"process {os.getpid()}, which isn't the server's, listens at port"
+                process.SampleFailed, match=f"process {os.getpid()}, which isn't the server's, listens on port"
             ),
             process.Server(arm, "echo", 1) as server,
         ):

@@ -63,7 +63,7 @@ def test_a_void_sample_does_not_count() -> None:
     ("change", "message"),
     [
         ({"cells": None}, r"at \$\.cells: None is not of type 'array'"),
-        ({"schema_version": 99}, "schema version 99, and this ringlab reads up to 1: use a newer ringlab"),
+        ({"schema_version": 99}, "schema version 99, but this ringlab reads only up to 1; use a newer ringlab"),
         ({"run": {}}, r"at \$\.run: 'command' is a required property"),
     ],
 )
@@ -93,7 +93,7 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     made = make_result()
     made.cells[0].samples[0].figures["server_cpu_us"] = float("nan")
     made.write(tmp_path / "result.json")
-    with pytest.raises(results.ResultError, match="is no JSON: it has NaN"):
+    with pytest.raises(results.ResultError, match="is not valid JSON: it has NaN"):
         results.Result.read(tmp_path / "result.json")
 
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(results.ResultError, match="cannot read .*: No such file"):
         results.Result.read(tmp_path / "missing.json")
     (tmp_path / "text.json").write_text("text")
-    with pytest.raises(results.ResultError, match="is no JSON"):
+    with pytest.raises(results.ResultError, match="is not valid JSON"):
         results.Result.read(tmp_path / "text.json")
 
 

@@ -158,7 +158,7 @@ def test_more_workers_than_threads_are_a_lie(make_targets: MakeTargets) -> None:
     (arm,) = manifest.discover(make_targets(one=1.0))
     with process.Server(arm, "echo", 4) as server:
         workers = next(check for check in process.verify(server) if check.name == "workers")
-    assert (workers.status, workers.text) == ("violated", "4 workers were asked for, and it has only 1 threads")
+    assert (workers.status, workers.text) == ("violated", "4 workers were asked for, but it has only 1 threads")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_implausible_samples_are_void(
     ("trouble", "reason"),
     [
         ("refuses", "the load generator: no descriptors: raise the limit with ulimit -n"),
-        ("babbles", "the load generator printed what is no event: this is no JSON"),
+        ("babbles", "the load generator printed a line that is not an event: this is no JSON"),
         (
             "foreign",
             "the load generator's result isn't as expected (KeyError('operations')): build both from one revision",
@@ -235,7 +235,7 @@ def test_real_parsers_and_canned_answers_are_not_ranked_together(make_race: Make
     groups = {group.name: group for group in cell.analysis.groups}
     assert set(groups) == {"real", "canned"}
     assert groups["real"].arms == ["one", "one (again)"]
-    assert "one declares a canned parser, and behaves as a real one: it is ranked with these" in cell.analysis.notes
+    assert "one declares a canned parser, but behaves like a real one, so it is ranked with those" in cell.analysis.notes
 
 
 def test_binding_is_repeated_until_it_takes_long_enough(make_race: MakeRace) -> None:
@@ -365,9 +365,9 @@ def test_system_calls_are_read_from_perf_and_strace() -> None:
 100.00    0.000140                    29         1 total
 """
     assert system_calls.calls_in_all(table) == 29
-    with pytest.raises(process.SampleFailed, match="a longer window would do"):
+    with pytest.raises(process.SampleFailed, match="perf counted for too short a time; use a longer window"):
         system_calls.calls_per_s("")
-    with pytest.raises(process.SampleFailed, match="strace has counted nothing"):
+    with pytest.raises(process.SampleFailed, match="strace counted nothing"):
         system_calls.calls_in_all("")
 
 

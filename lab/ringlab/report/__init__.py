@@ -73,7 +73,7 @@ def why_left_out(cell: Cell) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text as a sentence, with a capital and a full stop."""
+    """Return text as a sentence, with a capital and a full stop."""
     text = f"{text[:1].upper()}{text[1:]}"
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
@@ -153,7 +153,7 @@ def minutes(seconds: float) -> str:
 
 
 def settings(result: Result) -> list[tuple[str, str]]:
-    """Return how and where was measured, as names and texts."""
+    """Return how and where the run was measured, as pairs of name and text."""
     run, environment = result.run, result.environment
     scale, write = run.scale, figures.plain
     machine = (

@@ -174,7 +174,7 @@ def point(row: Interval, axis: Axis, middle: float, kind: str) -> Markup:
 
 
 def bars(rows: Sequence[Bar], axis_title: str, title: str, write: Callable[[float], str] = plain) -> Markup:
-    """Draw medians as bars from 0, each with the range of its rounds; `write` makes the texts of the marks."""
+    """Draw medians as bars from 0, each with the range of its rounds; `write` makes the labels of the marks."""
     if not rows:
         return Markup("")
     room, figures = label_width([row.name for row in rows]), 96

@@ -94,7 +94,7 @@ def render(results: Sequence[tuple[str, Result]]) -> str:
 
 @cache
 def environment() -> Environment:
-    """Return what fills templates; all texts are escaped, and a misspelt name is an error."""
+    """Return what fills templates; all text is escaped, and a misspelt name is an error."""
     made = Environment(
         loader=PackageLoader("ringlab.report", "."),
         autoescape=True,

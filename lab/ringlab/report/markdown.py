@@ -33,7 +33,7 @@ def render(result: Result) -> str:
 
 
 def cell_text(text: str) -> str:
-    """Return a text that doesn't end a table's cell."""
+    """Escape text so that it doesn't end a table's cell."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

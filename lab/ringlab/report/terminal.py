@@ -64,7 +64,7 @@ def print_result(console: Console, result: Result) -> None:
 
 
 def print_settings(console: Console, result: Result) -> None:
-    """Print how and where was measured."""
+    """Print how and where the run was measured."""
     for name, text in report.settings(result):
         console.print(f"[dim]{name:10}[/dim] {escape(text)}", highlight=False)
 
