@@ -14,6 +14,8 @@ first. A module may import only modules in lower rows: none from a row above it,
 - In the section `crates`, the rows name crates of the workspace, and the imports are the dependencies in each Cargo.toml,
   for tests and builds, too.
 
+Every crate of the workspace, python/ringloop and lab/ringlab need a table, and so does `crates`.
+
 Prints each offence as `file:line: message`. Exits with 1 if there is one.
 """
 
@@ -30,6 +32,8 @@ from pathlib import Path
 
 DOCUMENT = "ARCHITECTURE.md"
 WORKSPACE = "crates"
+# These need a table, as do the crates of the workspace and the workspace itself.
+PACKAGES = ("python/ringloop", "lab/ringlab")
 
 
 @dataclass(frozen=True, order=True)
@@ -430,15 +434,19 @@ def _target(path: RustPath, names: dict[str, str | None], crate_root: str) -> st
     return names.get(absolute[0], crate_root) if absolute else crate_root
 
 
+def members_of(root: Path) -> list[str]:
+    """The folders of the crates of the workspace, if there is one."""
+    manifest = root / "Cargo.toml"
+    return list(tomllib.loads(manifest.read_text())["workspace"]["members"]) if manifest.exists() else []
+
+
 def read_workspace(root: Path) -> Unit:
     """The crates of the workspace, and which of them name which others in their Cargo.toml."""
-    members = tomllib.loads((root / "Cargo.toml").read_text())["workspace"]["members"]
     manifests = {}
-    for member in members:
-        path = root / member / "Cargo.toml"
-        text = path.read_text()
+    for member in members_of(root):
+        text = (root / member / "Cargo.toml").read_text()
         contents = tomllib.loads(text)
-        manifests[contents["package"]["name"]] = path.relative_to(root).as_posix(), text, contents
+        manifests[contents["package"]["name"]] = f"{member}/Cargo.toml", text, contents
     unit = Unit({name: Place(path, 1) for name, (path, _, _) in manifests.items()})
     for name, (path, text, contents) in manifests.items():
         for section in (contents, *contents.get("target", {}).values()):
@@ -522,6 +530,12 @@ def find_offences(root: Path) -> list[Offence]:
             offences.append(Offence(table.place, f"`{folder}` is neither a crate nor a Python package"))
         else:
             offences += check(folder, table, reader())
+    demanded = [package for package in PACKAGES if (root / package).exists()]
+    if members := members_of(root):
+        demanded += [WORKSPACE, *members]
+    for folder in demanded:
+        if folder not in tables:
+            offences.append(Offence(Place(DOCUMENT, 1), f"there is no table for `{folder}` below `## Layers`"))
     return sorted(offences)
 
 

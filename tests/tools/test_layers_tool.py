@@ -362,12 +362,19 @@ WORKSPACE_ARCHITECTURE = """\
 | --- | --- |
 | what calls | `extension` |
 | what is called | `core`, `messages` |
+
+### `a`
+
+### `b`
+
+### `c`
 """
 WORKSPACE = {
     "Cargo.toml": '[workspace]\nmembers = ["a", "b", "c"]\n',
     "a/Cargo.toml": '[package]\nname = "extension"\n[dependencies]\ncore.workspace = true\nlibc = "1"\n',
     "b/Cargo.toml": '[package]\nname = "core"\n[dependencies]\nlibc = "1"\n',
     "c/Cargo.toml": '[package]\nname = "messages"\n',
+    **{f"{folder}/src/lib.rs": "" for folder in "abc"},
 }
 
 
@@ -391,6 +398,18 @@ class TestWorkspace:
         line = 3 if dependency.startswith("[dependencies.core]") else 4
         assert run(tmp_path, files, WORKSPACE_ARCHITECTURE) == [
             f"c/Cargo.toml:{line}: `messages` imports `core`, which is in its own layer"
+        ]
+
+    @pytest.mark.parametrize("folder", ["a", "b", "crates", "python/ringloop", "lab/ringlab"])
+    def test_table_that_is_missing(self, tmp_path, folder):
+        packages = ("python/ringloop", "lab/ringlab")
+        files = WORKSPACE | {f"{package}/__init__.py": "" for package in packages}
+        architecture = WORKSPACE_ARCHITECTURE + "".join(
+            f"\n### `{name}`\n\n| all | `__init__` |\n" for name in packages
+        )
+        assert run(tmp_path, files, architecture) == []
+        assert run(tmp_path, files, architecture.replace(f"### `{folder}`", "### Something else")) == [
+            f"ARCHITECTURE.md:1: there is no table for `{folder}` below `## Layers`"
         ]
 
     def test_crate_that_is_missing(self, tmp_path):
