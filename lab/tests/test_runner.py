@@ -235,7 +235,9 @@ def test_real_parsers_and_canned_answers_are_not_ranked_together(make_race: Make
     groups = {group.name: group for group in cell.analysis.groups}
     assert set(groups) == {"real", "canned"}
     assert groups["real"].arms == ["one", "one (again)"]
-    assert "one declares a canned parser, but behaves like a real one, so it is ranked with those" in cell.analysis.notes
+    assert (
+        "one declares a canned parser, but behaves like a real one, so it is ranked with those" in cell.analysis.notes
+    )
 
 
 def test_binding_is_repeated_until_it_takes_long_enough(make_race: MakeRace) -> None:
