@@ -54,7 +54,7 @@ pub use head::{Facts, Field, Head};
 pub use limits::Limits;
 pub use request::{BodyLength, Method, Span, Upgrade, Version};
 pub use response::{CONTINUE, Framed};
-pub use response_head::ResponseHead;
+pub use response_head::{ParkedHead, ResponseHead};
 pub use target::Form;
 
 pub(crate) use body::is_forbidden as is_forbidden_trailer;

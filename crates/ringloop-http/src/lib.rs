@@ -23,4 +23,4 @@ pub mod websocket;
 
 pub use date::http_date;
 pub use names::{Known, lower_case};
-pub use response::{Lines, ResponseError};
+pub use response::{Lines, ResponseError, is_field};

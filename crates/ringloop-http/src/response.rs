@@ -67,6 +67,11 @@ pub struct Lines {
     date: Vec<u8>,
 }
 
+/// Whether a field with this name and this value can be part of a response.
+pub fn is_field(name: &[u8], value: &[u8]) -> bool {
+    syntax::is_token(name) && syntax::is_field_value(value)
+}
+
 const DATE_NAME: &[u8] = b"date: ";
 
 impl Lines {

@@ -54,6 +54,33 @@ fn send(
 }
 
 #[test]
+fn a_head_that_was_put_aside_is_finished_like_others() {
+    for complete in [None, Some(5)] {
+        let mut connection = asked(GET);
+        let mut out = b"before".to_vec();
+        let mut response = connection.respond(200, &mut out).unwrap();
+        response.field(b"a", b"b").unwrap();
+        let parked = response.park();
+        assert!(connection.awaits_response());
+        let mut response = parked.resume(&mut connection, &mut out);
+        response.field(b"connection", b"close").unwrap();
+        response.finish(complete, &mut Lines::new(None, false), 0);
+        assert!(connection.is_responding());
+        let framing = complete.map_or("transfer-encoding: chunked", |_| "content-length: 5");
+        let expected =
+            format!("beforeHTTP/1.1 200 OK\r\na: b\r\n{framing}\r\nconnection: close\r\n\r\n");
+        assert_eq!(str::from_utf8(&out), Ok(&*expected));
+    }
+    // One that is given up leaves nothing.
+    let mut connection = asked(GET);
+    let mut out = b"before".to_vec();
+    let parked = connection.respond(200, &mut out).unwrap().park();
+    drop(parked.resume(&mut connection, &mut out));
+    assert_eq!(out, b"before");
+    assert!(connection.awaits_response());
+}
+
+#[test]
 #[allow(clippy::type_complexity, reason = "a table")]
 fn responses_are_framed_as_request_and_status_demand() {
     let get = GET;

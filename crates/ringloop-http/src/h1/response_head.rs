@@ -30,15 +30,23 @@ impl Connection {
 /// A response head that is being written. [`Connection::respond`] creates it. If it is dropped before it is finished,
 /// it leaves nothing in the buffer, and another one can be started.
 #[derive(Debug)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each stands for a field that was given"
-)]
 #[must_use = "a response that is dropped unfinished is not sent"]
 pub struct ResponseHead<'a> {
     connection: &'a mut Connection,
     out: &'a mut Vec<u8>,
-    /// The start of the head in `out`.
+    parts: ParkedHead,
+    finished: bool,
+}
+
+/// What is known of a response head that is not finished. [`ResponseHead::park`] gives it to a caller that has to wait
+/// before it knows whether the body is complete.
+#[derive(Clone, Copy, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each stands for a field that was given"
+)]
+pub struct ParkedHead {
+    /// The start of the head in the buffer.
     start: usize,
     status: u16,
     content_length: Option<u64>,
@@ -46,7 +54,22 @@ pub struct ResponseHead<'a> {
     close: bool,
     has_date: bool,
     has_server: bool,
-    finished: bool,
+}
+
+impl ParkedHead {
+    /// Go on with the head, with the connection and the buffer that it was started with.
+    pub fn resume<'a>(
+        self,
+        connection: &'a mut Connection,
+        out: &'a mut Vec<u8>,
+    ) -> ResponseHead<'a> {
+        ResponseHead {
+            connection,
+            out,
+            parts: self,
+            finished: false,
+        }
+    }
 }
 
 impl<'a> ResponseHead<'a> {
@@ -61,13 +84,15 @@ impl<'a> ResponseHead<'a> {
         ResponseHead {
             connection,
             out,
-            start,
-            status,
-            content_length: None,
-            chunked: false,
-            close: false,
-            has_date: false,
-            has_server: false,
+            parts: ParkedHead {
+                start,
+                status,
+                content_length: None,
+                chunked: false,
+                close: false,
+                has_date: false,
+                has_server: false,
+            },
             finished: false,
         }
     }
@@ -88,28 +113,28 @@ impl<'a> ResponseHead<'a> {
                 let length =
                     syntax::decimal(syntax::trim(value)).ok_or(ResponseError::ContentLength)?;
                 let error = ResponseError::ContentLength;
-                return syntax::set_once(&mut self.content_length, length, error);
+                return syntax::set_once(&mut self.parts.content_length, length, error);
             }
             Some(Known::TRANSFER_ENCODING) => {
-                if self.chunked || !syntax::trim(value).eq_ignore_ascii_case(b"chunked") {
+                if self.parts.chunked || !syntax::trim(value).eq_ignore_ascii_case(b"chunked") {
                     return Err(ResponseError::TransferEncoding);
                 }
-                self.chunked = true;
+                self.parts.chunked = true;
                 return Ok(());
             }
             Some(Known::CONNECTION) => {
                 let mut has_others = false;
                 for option in syntax::list(value) {
                     let close = option.eq_ignore_ascii_case(b"close");
-                    self.close |= close;
+                    self.parts.close |= close;
                     has_others |= !close && !option.eq_ignore_ascii_case(b"keep-alive");
                 }
                 if !has_others {
                     return Ok(());
                 }
             }
-            Some(Known::DATE) => self.has_date = true,
-            Some(Known::SERVER) => self.has_server = true,
+            Some(Known::DATE) => self.parts.has_date = true,
+            Some(Known::SERVER) => self.parts.has_server = true,
             _ => {}
         }
         write_field(name, value, self.out);
@@ -126,8 +151,9 @@ impl<'a> ResponseHead<'a> {
         let request = self.connection.request();
         let (is_head, version) = (request.method == Method::Head, request.version);
         let framing = self.frame(complete, is_head, version);
-        let closes = self.close || framing == Framing::Stream || self.connection.must_close_now();
-        lines.write(unix_s, self.has_date, self.has_server, self.out);
+        let closes =
+            self.parts.close || framing == Framing::Stream || self.connection.must_close_now();
+        lines.write(unix_s, self.parts.has_date, self.parts.has_server, self.out);
         if closes {
             self.out.extend_from_slice(b"connection: close\r\n");
         } else if version == Version::Http10 {
@@ -138,12 +164,19 @@ impl<'a> ResponseHead<'a> {
         self.connection.begin_response(framing, closes);
     }
 
+    /// Put the head aside, to be finished when the length of the body is known. What was written of it stays in the
+    /// buffer, and nothing else must be written there until [`resume`](ParkedHead::resume).
+    pub fn park(mut self) -> ParkedHead {
+        self.finished = true;
+        self.parts
+    }
+
     /// Choose the framing, and write the field that declares it.
     fn frame(&mut self, complete: Option<u64>, is_head: bool, version: Version) -> Framing {
         // RFC 9112, section 6.1: a client of HTTP/1.0 does not know chunks.
         let has_chunks = version == Version::Http11;
-        let (given, complete) = match (self.chunked, has_chunks) {
-            (false, _) => (self.content_length, complete),
+        let (given, complete) = match (self.parts.chunked, has_chunks) {
+            (false, _) => (self.parts.content_length, complete),
             (true, true) => (None, None),
             (true, false) => (None, complete),
         };
@@ -152,7 +185,8 @@ impl<'a> ResponseHead<'a> {
         } else {
             Framing::Stream
         };
-        let (framing, written) = Framing::choose(self.status, is_head, given, complete, otherwise);
+        let (framing, written) =
+            Framing::choose(self.parts.status, is_head, given, complete, otherwise);
         if let Some(length) = written {
             self.out.extend_from_slice(b"content-length: ");
             syntax::push_decimal(length, self.out);
@@ -168,7 +202,7 @@ impl<'a> ResponseHead<'a> {
 impl Drop for ResponseHead<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            self.out.truncate(self.start);
+            self.out.truncate(self.parts.start);
         }
     }
 }
