@@ -33,6 +33,8 @@ pub(crate) struct NativeType {
     pub(crate) slots: Vec<ffi::PyType_Slot>,
     pub(crate) methods: Vec<ffi::PyMethodDef>,
     pub(crate) attributes: Vec<ffi::PyGetSetDef>,
+    /// Where an object has its function for vectorcalls (PEP 590), if it can be called.
+    pub(crate) vectorcall_offset: Option<usize>,
 }
 
 impl NativeType {
@@ -46,22 +48,32 @@ impl NativeType {
             doc: ptr::null(),
             closure: ptr::null_mut(),
         });
-        let members = vec![
-            ffi::PyMemberDef {
-                name: c"__weaklistoffset__".as_ptr(),
-                type_code: ffi::Py_T_PYSSIZET,
-                offset: offset_of!(Head, weak_references) as ffi::Py_ssize_t,
-                flags: ffi::Py_READONLY,
-                doc: ptr::null(),
-            },
-            ffi::PyMemberDef {
-                name: ptr::null(),
-                type_code: 0,
-                offset: 0,
-                flags: 0,
-                doc: ptr::null(),
-            },
-        ];
+        let offset = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
+            name: name.as_ptr(),
+            type_code: ffi::Py_T_PYSSIZET,
+            offset: offset as ffi::Py_ssize_t,
+            flags: ffi::Py_READONLY,
+            doc: ptr::null(),
+        };
+        let mut flags = ffi::Py_TPFLAGS_DEFAULT
+            | ffi::Py_TPFLAGS_HAVE_GC
+            | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
+            | ffi::Py_TPFLAGS_IMMUTABLETYPE;
+        let weak_references = offset_of!(Head, weak_references);
+        let mut members = vec![offset(c"__weaklistoffset__", weak_references)];
+        if let Some(vectorcall) = self.vectorcall_offset {
+            flags |= ffi::Py_TPFLAGS_HAVE_VECTORCALL;
+            members.push(offset(c"__vectorcalloffset__", vectorcall));
+            let call = ffi::PyVectorcall_Call as *mut c_void;
+            self.slots.push(slot(ffi::Py_tp_call, call));
+        }
+        members.push(ffi::PyMemberDef {
+            name: ptr::null(),
+            type_code: 0,
+            offset: 0,
+            flags: 0,
+            doc: ptr::null(),
+        });
         self.slots.extend([
             slot(ffi::Py_tp_doc, self.doc.as_ptr() as *mut c_void),
             slot(ffi::Py_tp_methods, self.methods.leak().as_mut_ptr().cast()),
@@ -76,10 +88,7 @@ impl NativeType {
             name: self.name.as_ptr(),
             basicsize: self.size as c_int,
             itemsize: 0,
-            flags: (ffi::Py_TPFLAGS_DEFAULT
-                | ffi::Py_TPFLAGS_HAVE_GC
-                | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
-                | ffi::Py_TPFLAGS_IMMUTABLETYPE) as _,
+            flags: flags as _,
             slots: self.slots.leak().as_mut_ptr(),
         };
         // SAFETY: the GIL is held (`py`), and spec and tables are complete and live for ever.
@@ -143,6 +152,49 @@ pub(crate) const fn attribute(name: &'static CStr, getter: ffi::getter) -> ffi::
         set: None,
         doc: ptr::null(),
         closure: ptr::null_mut(),
+    }
+}
+
+/// Warns of a coroutine that nobody has awaited.
+///
+/// # Safety
+/// The GIL is held and no exception is set.
+#[cold]
+pub(crate) unsafe fn warn_never_awaited(text: &CStr) {
+    // SAFETY: as the function asks. Where warnings are errors, there is nobody to raise it to.
+    unsafe {
+        if ffi::PyErr_WarnEx(ffi::PyExc_RuntimeWarning, text.as_ptr(), 1) != 0 {
+            ffi::PyErr_WriteUnraisable(ptr::null_mut());
+        }
+    }
+}
+
+/// An exception that is on its way while an object is destroyed.
+pub(crate) struct PendingException([*mut ffi::PyObject; 3]);
+
+impl PendingException {
+    /// # Safety
+    /// The GIL is held.
+    pub(crate) unsafe fn take() -> Self {
+        let mut parts = [ptr::null_mut(); 3];
+        let [kind, value, traceback] = &mut parts;
+        // SAFETY: as the function asks. The newer call that takes one object is not in Python 3.11.
+        #[allow(deprecated)]
+        unsafe {
+            ffi::PyErr_Fetch(kind, value, traceback);
+        }
+        Self(parts)
+    }
+
+    /// # Safety
+    /// The GIL is held.
+    pub(crate) unsafe fn restore(self) {
+        let [kind, value, traceback] = self.0;
+        // SAFETY: as the function asks; the references go back to where they came from.
+        #[allow(deprecated)]
+        unsafe {
+            ffi::PyErr_Restore(kind, value, traceback);
+        }
     }
 }
 

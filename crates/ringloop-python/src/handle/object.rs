@@ -263,6 +263,7 @@ fn make_type(
         slots,
         methods,
         attributes,
+        vectorcall_offset: None,
     }
     .make(py)
 }

@@ -2,19 +2,20 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 
-use pyo3::exceptions::{PyStopIteration, PyTypeError};
+use pyo3::exceptions::PyStopIteration;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
 
 use super::{CLASS, Kind, OperationObject, Phase, Step, finish, on_ready, operation, resume};
-use crate::native_type::{EndOfLife, NativeType, method, slot, visit_all};
+use crate::native_type::{
+    EndOfLife, NativeType, PendingException, method, slot, visit_all, warn_never_awaited,
+};
 use crate::objects;
-use crate::support::{attached, guard};
+use crate::support::{self, attached, guard};
 
 unsafe extern "C" fn send(
     object: *mut ffi::PyObject,
@@ -67,26 +68,9 @@ unsafe extern "C" fn method_throw(
     arguments: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard(|py| {
-        // SAFETY: METH_VARARGS gives a tuple.
-        let arguments =
-            unsafe { Bound::from_borrowed_ptr(py, arguments).cast_into_unchecked::<PyTuple>() };
-        let given = arguments.get_item(0)?;
         finish(py, object);
-        let error = match given.cast::<PyType>() {
-            Ok(class) => match arguments.get_item(1) {
-                Ok(value) if value.is_instance(class)? => value,
-                Ok(value) if !value.is_none() => class.call1((value,))?,
-                _ => class.call0()?,
-            },
-            Err(_) => given,
-        };
-        if !error.is_instance_of::<pyo3::exceptions::PyBaseException>() {
-            return Err(objects::error::<PyTypeError>(
-                py,
-                "exceptions must be classes or instances deriving from BaseException",
-            ));
-        }
-        Err(PyErr::from_value(error))
+        // SAFETY: METH_VARARGS gives a tuple.
+        Err(unsafe { support::thrown(py, arguments) })
     })
 }
 
@@ -134,7 +118,7 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
         };
         let pending = PendingException::take();
         if operation(object).phase == Phase::Created {
-            warn_never_awaited(operation(object).kind);
+            warn_never_awaited(never_awaited(operation(object).kind));
         }
         attached(|_| ManuallyDrop::drop(&mut (*object.cast::<OperationObject>()).operation));
         pending.restore();
@@ -145,13 +129,9 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     }
 }
 
-/// Warns, as Python does of a coroutine that was never awaited.
-///
-/// # Safety
-/// The GIL is held and no exception is set.
-#[cold]
-unsafe fn warn_never_awaited(kind: Kind) {
-    let text = match kind {
+/// What Python says of such a coroutine that was never awaited.
+fn never_awaited(kind: Kind) -> &'static CStr {
+    match kind {
         Kind::Receive { .. } => c"coroutine 'EventLoop.sock_recv' was never awaited",
         Kind::ReceiveInto => c"coroutine 'EventLoop.sock_recv_into' was never awaited",
         Kind::SendAll => c"coroutine 'EventLoop.sock_sendall' was never awaited",
@@ -160,41 +140,6 @@ unsafe fn warn_never_awaited(kind: Kind) {
             c"coroutine 'EventLoop.sock_recvfrom_into' was never awaited"
         }
         Kind::SendTo => c"coroutine 'EventLoop.sock_sendto' was never awaited",
-    };
-    // SAFETY: as the function asks. If warnings are errors, there is no caller to raise it to.
-    unsafe {
-        if ffi::PyErr_WarnEx(ffi::PyExc_RuntimeWarning, text.as_ptr(), 1) != 0 {
-            ffi::PyErr_WriteUnraisable(ptr::null_mut());
-        }
-    }
-}
-
-/// An exception that is on its way while an object is destroyed.
-struct PendingException([*mut ffi::PyObject; 3]);
-
-impl PendingException {
-    /// # Safety
-    /// The GIL is held.
-    unsafe fn take() -> Self {
-        let mut parts = [ptr::null_mut(); 3];
-        let [kind, value, traceback] = &mut parts;
-        // SAFETY: as the function asks. The newer call that takes one object is not in Python 3.11.
-        #[allow(deprecated)]
-        unsafe {
-            ffi::PyErr_Fetch(kind, value, traceback);
-        }
-        Self(parts)
-    }
-
-    /// # Safety
-    /// The GIL is held.
-    unsafe fn restore(self) {
-        let [kind, value, traceback] = self.0;
-        // SAFETY: as the function asks; the references go back to where they came from.
-        #[allow(deprecated)]
-        unsafe {
-            ffi::PyErr_Restore(kind, value, traceback);
-        }
     }
 }
 
@@ -269,6 +214,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method(c"close", method_close, c"End the operation."),
         ],
         attributes: vec![],
+        vectorcall_offset: None,
     }
     .make(module.py())?;
     // SAFETY: the module is initialised once, with the GIL, before any operation is made; the type lives for ever.
