@@ -181,6 +181,77 @@ SCENARIOS = {
             with contextlib.suppress(RuntimeError):
                 other.call_soon(len, ())
     """,
+    "a service": """
+        async def body():
+            from ringloop import _core
+
+            fail()
+            options = {"state": {}, "headers": [(b"server", b"x"), (b"a", b"b")], "root_path": "/r"}
+            service = _core.HttpService(loop, len, access_log=len, forwarded=len, **options)
+            ours, peer = nonblocking_pair()
+            protocol = service.protocol()
+            transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
+            repr(protocol), service.connections, service.requests, service.active
+            service.shut_down()
+            service.disconnect()
+            service.abort()
+            await service.wait_closed()
+    """,
+    "requests": """
+        async def body():
+            from ringloop import _core
+
+            async def application(scope, receive, send):
+                body = b""
+                if scope["method"] == "POST":
+                    while (message := await receive())["type"] == "http.request":
+                        body += message["body"]
+                        if not message["more_body"]:
+                            break
+                if scope["path"] == "/later":
+                    await asyncio.sleep(0)
+                await send({"type": "http.response.start", "status": 200, "headers": [[b"a", bytearray(b"b")]]})
+                await send({"type": "http.response.body", "body": body or b"x" * 10_000, "more_body": True})
+                await send({"type": "http.response.body"})
+
+            options = {"state": {}, "headers": [(b"server", b"x"), (b"a", b"b")], "root_path": "/r", "forwarded": len}
+            service = _core.HttpService(loop, application, access_log=lambda *arguments: None, **options)
+            ours, peer = nonblocking_pair()
+            transport, _ = await loop.create_connection(service.protocol, sock=ours)
+            get = b"GET /a%20b?c HTTP/1.1\\r\\nHost: x\\r\\nX-Forwarded-For: y\\r\\nX-Other: z\\r\\n\\r\\n"
+            fail()
+            peer.send(get + get)
+            await turns()
+    """,
+    "bodies of requests": """
+        async def body():
+            from ringloop import _core
+
+            async def application(scope, receive, send):
+                body = b""
+                if scope["method"] == "POST":
+                    while (message := await receive())["type"] == "http.request":
+                        body += message["body"]
+                        if not message["more_body"]:
+                            break
+                if scope["path"] == "/later":
+                    await asyncio.sleep(0)
+                await send({"type": "http.response.start", "status": 200, "headers": [[b"a", bytearray(b"b")]]})
+                await send({"type": "http.response.body", "body": body or b"x" * 10_000, "more_body": True})
+                await send({"type": "http.response.body"})
+
+            service = _core.HttpService(loop, application)
+            ours, peer = nonblocking_pair()
+            transport, _ = await loop.create_connection(service.protocol, sock=ours)
+            post = b"POST /later HTTP/1.1\\r\\nHost: x\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n1\\r\\na\\r\\n"
+            fail()
+            peer.send(post)
+            await turns()
+            peer.send(b"2\\r\\nbc\\r\\n0\\r\\n\\r\\n")
+            await turns()
+            peer.send(b"nonsense\\r\\n\\r\\n")
+            await turns()
+    """,
     "a file": """
         async def body():
             ours, peer = nonblocking_pair()

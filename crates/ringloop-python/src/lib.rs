@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `loop_methods` | what Python calls on a loop |
 //! | `turn` | one turn of the loop |
+//! | `http` | the HTTP server's native half: connections, requests, ASGI |
 //! | `tls` | `SSLProtocol`, the hot half of asyncio's TLS |
 //! | `transport` | `SocketTransport`: reading, writing, flow control, closing |
 //! | `datagram` | `DatagramTransport` |
@@ -42,6 +43,7 @@ mod datagram;
 mod endpoint;
 mod event_loop;
 mod handle;
+mod http;
 mod loop_methods;
 mod metrics;
 mod names;
@@ -77,5 +79,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     socket_operation::add_to(module)?;
     module.add_class::<datagram::DatagramTransport>()?;
     tls::add_to(module)?;
+    http::add_to(module)?;
     module.add_class::<transport::SocketTransport>()
 }

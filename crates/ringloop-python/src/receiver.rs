@@ -97,6 +97,17 @@ impl<'a, 'py> Input<'a, 'py> {
     }
 }
 
+impl<'py> Input<'_, 'py> {
+    /// A copy of bytes that are in nobody's receive buffer.
+    pub(crate) fn copied(py: Python<'py>, bytes: &[u8]) -> Self {
+        Self {
+            memory: Memory::Own(bytes.to_vec()),
+            event_loop: None,
+            py,
+        }
+    }
+}
+
 impl Deref for Input<'_, '_> {
     type Target = [u8];
 
@@ -162,14 +173,7 @@ impl<T: Receiver> ClassOf<T> {
         method: T::METHOD,
         wants_buffer: true,
         receive: Self::receive,
-        receive_bytes: |sink, py, bytes| {
-            let input = Input {
-                memory: Memory::Own(bytes.to_vec()),
-                event_loop: None,
-                py,
-            };
-            Self::receive(sink, input)
-        },
+        receive_bytes: |sink, py, bytes| Self::receive(sink, Input::copied(py, bytes)),
     };
 
     fn receive(sink: &Sink, input: Input<'_, '_>) -> PyResult<()> {

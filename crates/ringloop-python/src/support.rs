@@ -16,8 +16,8 @@ use std::thread;
 use crate::names::intern;
 use crate::objects::{self, New};
 use pyo3::exceptions::{
-    PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError, PySystemExit,
-    PyValueError,
+    PyBaseException, PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError,
+    PySystemExit, PyTypeError, PyValueError,
 };
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -305,6 +305,45 @@ pub(crate) fn python(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
         .get_or_try_init(py, || {
             py.import(intern!(py, "ringloop._support"))
                 .map(Bound::unbind)
+        })
+        .map(|module| module.bind(py))
+}
+
+/// The exception that a coroutine's `throw` was given, with the arguments of its call: an instance, or a class with a value.
+///
+/// # Safety
+/// The GIL is held, and `arguments` is a tuple.
+pub(crate) unsafe fn thrown(py: Python<'_>, arguments: *mut ffi::PyObject) -> PyErr {
+    // SAFETY: as the function asks.
+    let arguments =
+        unsafe { Bound::from_borrowed_ptr(py, arguments).cast_into_unchecked::<PyTuple>() };
+    let error = || {
+        let given = arguments.get_item(0)?;
+        let Ok(class) = given.cast::<PyType>() else {
+            return Ok(given);
+        };
+        match arguments.get_item(1) {
+            Ok(value) if value.is_instance(class)? => Ok(value),
+            Ok(value) if !value.is_none() => class.call1((value,)),
+            _ => class.call0(),
+        }
+    };
+    match error() {
+        Ok(error) if error.is_instance_of::<PyBaseException>() => PyErr::from_value(error),
+        Ok(_) => objects::error::<PyTypeError>(
+            py,
+            "exceptions must be classes or instances deriving from BaseException",
+        ),
+        Err(error) => error,
+    }
+}
+
+/// `ringloop._http`: the same for the HTTP server.
+pub(crate) fn http(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    MODULE
+        .get_or_try_init(py, || {
+            py.import(intern!(py, "ringloop._http")).map(Bound::unbind)
         })
         .map(|module| module.bind(py))
 }

@@ -133,13 +133,7 @@ pub(super) fn write_lines(
     };
     // Also what the kernel had no room for before: as asyncio, which tries whatever was reported.
     flush(transport)?;
-    if transport.get().state.get(py).buffer.is_empty() {
-        return Ok(());
-    }
-    if was_empty {
-        begin_blocked_write(transport)?;
-    }
-    maybe_pause_protocol(transport)
+    settle_buffered(transport, was_empty)
 }
 
 /// Ends the sending side once everything buffered is sent; receiving goes on.
@@ -323,6 +317,86 @@ fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>
         }
     }
     Ok(refused.map_or(Ok(chunks), Err))
+}
+
+/// Up to here, one send of a copy is cheaper than a send of several pieces.
+const COPIED_MAX: usize = 8 * 1024;
+
+impl SocketTransport {
+    /// Sends bytes, a payload, and more bytes, as one `write` of all of them would. A large payload is not copied.
+    pub(crate) fn write_parts(
+        slf: &Bound<'_, Self>,
+        before: &[u8],
+        payload: Option<&Bound<'_, PyBytes>>,
+        after: &[u8],
+    ) -> PyResult<()> {
+        let py = slf.py();
+        {
+            let state = slf.get().state.get(py);
+            if state.eof || state.empty_waiter.is_some() {
+                drop(state);
+                let all = [before, payload.map_or(b"", |it| it.as_bytes()), after].concat();
+                // It says what is wrong.
+                return Self::write(slf, objects::bytes(py, &all)?.as_any());
+            }
+            if state.lost > 0 {
+                drop(state);
+                return count_lost_write(slf);
+            }
+        }
+        let content = payload.map_or(&b""[..], |payload| payload.as_bytes());
+        if content.is_empty() && after.is_empty() {
+            return write_slice(slf, before);
+        }
+        if content.len() <= COPIED_MAX {
+            return write_slice(slf, &[before, content, after].concat());
+        }
+        let was_empty = {
+            let mut state = slf.get().state.get_mut(py);
+            let was_empty = state.buffer.is_empty();
+            state.buffer_len += before.len() + content.len() + after.len();
+            if !before.is_empty() {
+                state.buffer.push_back(Chunk::copy_of(before));
+            }
+            if let Some(payload) = payload {
+                state.buffer.push_back(Chunk::rest_of(payload, 0));
+            }
+            if !after.is_empty() {
+                state.buffer.push_back(Chunk::copy_of(after));
+            }
+            was_empty
+        };
+        if was_empty {
+            flush(slf)?;
+        }
+        settle_buffered(slf, was_empty)
+    }
+}
+
+/// Sends bytes, now as far as the socket takes them.
+fn write_slice(transport: &Bound<'_, SocketTransport>, bytes: &[u8]) -> PyResult<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    match send_directly(transport, bytes) {
+        Ok(None) => Ok(()),
+        Ok(Some(sent)) => enqueue(transport, Chunk::copy_of(&bytes[sent..])),
+        Err(error) => {
+            let error = support::os_error(transport.py(), &error);
+            fatal_error(transport, error, WRITE_ERROR)
+        }
+    }
+}
+
+/// After something was buffered: waits for room and tells flow control, unless all of it was sent.
+fn settle_buffered(transport: &Bound<'_, SocketTransport>, was_empty: bool) -> PyResult<()> {
+    if transport.get().state.get(transport.py()).buffer.is_empty() {
+        return Ok(());
+    }
+    if was_empty {
+        begin_blocked_write(transport)?;
+    }
+    maybe_pause_protocol(transport)
 }
 
 /// Buffers what the socket did not take.

@@ -1,0 +1,30 @@
+//! The HTTP server's native half: between `ringloop_http`, which knows messages, and ASGI.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `service` | `HttpService`: what the connections of a server have in common |
+//! | `connection` | the protocol of a connection: parsing, order, deadlines |
+//! | `request` | a request's coroutine, and the messages between application and connection |
+//! | `awaitable` | `receive` and `send`, and the awaitables that they return |
+//! | `scope` | what an application is told of a request |
+//! | `deadlines` | deadlines of connections |
+
+mod awaitable;
+mod connection;
+mod deadlines;
+mod request;
+mod scope;
+mod service;
+
+use pyo3::prelude::*;
+
+use crate::receiver;
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    awaitable::add_to(module)?;
+    module.add_class::<service::HttpService>()?;
+    module.add_class::<connection::Connection>()?;
+    module.add_class::<request::Request>()?;
+    receiver::register::<connection::Connection>(module.py());
+    Ok(())
+}

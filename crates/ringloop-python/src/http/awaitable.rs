@@ -1,0 +1,676 @@
+//! `receive` and `send`, and what they return: awaitables that take a request's messages without a coroutine's frame.
+//!
+//! Nothing happens before the first step, as with a coroutine: a task that is cancelled before it has started takes no
+//! message. An awaitable that has to wait yields a future of asyncio's, so that everything that works with coroutines works
+//! with these: `create_task`, `gather`, `wait_for`, task groups. They have a coroutine's methods, which is what
+//! `asyncio.iscoroutine` asks for, and of its attributes those that AnyIO and asyncio look at.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr;
+
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use super::request::{Request, Step};
+use crate::names::intern;
+use crate::native_type::{
+    self, EndOfLife, Head, NativeType, PendingException, attribute, method, slot, visit_all,
+    warn_never_awaited,
+};
+use crate::objects;
+use crate::support::{self, guard};
+
+/// The `receive` or the `send` of a request.
+#[repr(C)]
+struct Channel {
+    head: Head,
+    vectorcall: ffi::vectorcallfunc,
+    request: *mut ffi::PyObject,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Phase {
+    /// What zeroed memory says.
+    Created = 0,
+    Running,
+    Waiting,
+    Finished,
+}
+
+/// One call of a channel.
+#[repr(C)]
+struct Exchange {
+    head: Head,
+    request: *mut ffi::PyObject,
+    /// What to send; null to receive.
+    message: *mut ffi::PyObject,
+    /// The future that was yielded.
+    future: *mut ffi::PyObject,
+    phase: Phase,
+    sends: bool,
+}
+
+static mut RECEIVE: *mut ffi::PyTypeObject = ptr::null_mut();
+static mut SEND: *mut ffi::PyTypeObject = ptr::null_mut();
+static mut EXCHANGE: *mut ffi::PyTypeObject = ptr::null_mut();
+
+/// The two channels of a request: `receive` and `send`.
+pub(super) fn channels<'py>(
+    request: &Bound<'py, Request>,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let py = request.py();
+    // SAFETY: the types are made when the module is imported, and each goes with its function.
+    unsafe {
+        let receive = channel(py, RECEIVE, call_receive, request)?;
+        Ok((receive, channel(py, SEND, call_send, request)?))
+    }
+}
+
+/// # Safety
+/// `class` is one of the two types of channels, and `vectorcall` its function.
+unsafe fn channel<'py>(
+    py: Python<'py>,
+    class: *mut ffi::PyTypeObject,
+    vectorcall: ffi::vectorcallfunc,
+    request: &Bound<'py, Request>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the GIL is held, and every field is set before the object is tracked.
+    unsafe {
+        let object = native_type::allocate(class);
+        if object.is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        let this = object.cast::<Channel>();
+        (*this).vectorcall = vectorcall;
+        (*this).request = ffi::Py_NewRef(request.as_ptr());
+        ffi::PyObject_GC_Track(object.cast());
+        Ok(Bound::from_owned_ptr(py, object))
+    }
+}
+
+/// A new awaitable; null with an exception set.
+///
+/// # Safety
+/// The GIL is held, and `channel` is one.
+unsafe fn exchange(channel: *mut ffi::PyObject, message: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: as the function asks; every field is set before the object is tracked.
+    unsafe {
+        let request = (*channel.cast::<Channel>()).request;
+        if request.is_null() {
+            ffi::PyErr_SetString(ffi::PyExc_RuntimeError, c"the request is gone".as_ptr());
+            return ptr::null_mut();
+        }
+        let object = native_type::allocate(EXCHANGE);
+        if !object.is_null() {
+            let this = object.cast::<Exchange>();
+            (*this).request = ffi::Py_NewRef(request);
+            (*this).message = ffi::Py_XNewRef(message);
+            (*this).sends = !message.is_null();
+            ffi::PyObject_GC_Track(object.cast());
+        }
+        object
+    }
+}
+
+unsafe extern "C" fn call_receive(
+    channel: *mut ffi::PyObject,
+    _arguments: *const *mut ffi::PyObject,
+    positional: usize,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter, with the GIL, for an object of our type; `names` is a tuple or null.
+    unsafe {
+        let is_empty = ffi::PyVectorcall_NARGS(positional) == 0
+            && (names.is_null() || ffi::PyTuple_GET_SIZE(names) == 0);
+        if !is_empty {
+            ffi::PyErr_SetString(
+                ffi::PyExc_TypeError,
+                c"receive() takes no arguments".as_ptr(),
+            );
+            return ptr::null_mut();
+        }
+        exchange(channel, ptr::null_mut())
+    }
+}
+
+unsafe extern "C" fn call_send(
+    channel: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: usize,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: as for `call_receive`; `arguments` has as many objects as both counts say.
+    unsafe {
+        let positional = ffi::PyVectorcall_NARGS(positional);
+        let keywords = if names.is_null() {
+            0
+        } else {
+            ffi::PyTuple_GET_SIZE(names)
+        };
+        let is_one = match (positional, keywords) {
+            (1, 0) => true,
+            (0, 1) => {
+                let name = ffi::PyTuple_GET_ITEM(names, 0);
+                ffi::PyUnicode_CompareWithASCIIString(name, c"message".as_ptr()) == 0
+            }
+            _ => false,
+        };
+        if !is_one {
+            ffi::PyErr_SetString(
+                ffi::PyExc_TypeError,
+                c"send() takes one argument, 'message'".as_ptr(),
+            );
+            return ptr::null_mut();
+        }
+        exchange(channel, *arguments)
+    }
+}
+
+/// Takes the next step.
+fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+    let this = object.cast::<Exchange>();
+    // SAFETY: called with the GIL for a live object of our type. What a field held is dropped when all is consistent.
+    unsafe {
+        match (*this).phase {
+            Phase::Created | Phase::Waiting => {}
+            Phase::Running => {
+                return Err(objects::error::<PyValueError>(
+                    py,
+                    "coroutine already executing",
+                ));
+            }
+            Phase::Finished => {
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
+                    "cannot reuse already awaited coroutine",
+                ));
+            }
+        }
+        (*this).phase = Phase::Running;
+        let request = Bound::from_borrowed_ptr(py, (*this).request);
+        let request = request.cast_unchecked::<Request>();
+        let message = Bound::from_borrowed_ptr_or_opt(py, (*this).message);
+        let result = match &message {
+            Some(message) => Request::send(request, message),
+            None => Request::receive(request),
+        };
+        let (phase, future) = match &result {
+            Ok(Step::Yield(future)) => (Phase::Waiting, ffi::Py_NewRef(future.as_ptr())),
+            _ => (Phase::Finished, ptr::null_mut()),
+        };
+        (*this).phase = phase;
+        let previous = std::mem::replace(&mut (*this).future, future);
+        ffi::Py_XDECREF(previous);
+        if let Ok(Step::Yield(future)) = &result {
+            future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
+        }
+        result
+    }
+}
+
+/// Ends an awaitable that is not to go on.
+///
+/// # Safety
+/// Called with the GIL for a live object of our type.
+unsafe fn finish(object: *mut ffi::PyObject) {
+    let this = object.cast::<Exchange>();
+    // SAFETY: as the function asks.
+    unsafe {
+        (*this).phase = Phase::Finished;
+        drop_fields(object);
+    }
+}
+
+/// # Safety
+/// Called with the GIL for an object of our type that is not running.
+unsafe fn drop_fields(object: *mut ffi::PyObject) {
+    let this = object.cast::<Exchange>();
+    // SAFETY: as the function asks. Each field is emptied before its reference is dropped.
+    unsafe {
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).message, ptr::null_mut()));
+    }
+}
+
+unsafe extern "C" fn am_send(
+    object: *mut ffi::PyObject,
+    _value: *mut ffi::PyObject,
+    result: *mut *mut ffi::PyObject,
+) -> ffi::PySendResult {
+    let mut returned = false;
+    let value = guard(|py| match step(py, object)? {
+        Step::Yield(future) => Ok(future),
+        Step::Return(value) => {
+            returned = true;
+            Ok(value)
+        }
+    });
+    // SAFETY: the interpreter gives a place for the result.
+    unsafe { *result = value };
+    if value.is_null() {
+        ffi::PySendResult::PYGEN_ERROR
+    } else if returned {
+        ffi::PySendResult::PYGEN_RETURN
+    } else {
+        ffi::PySendResult::PYGEN_NEXT
+    }
+}
+
+/// What `await` calls up to Python 3.13. Null without an exception is a return of None, which takes no `StopIteration`.
+unsafe extern "C" fn next(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    let mut returned_none = false;
+    let value = guard(|py| match step(py, object)? {
+        Step::Yield(future) => Ok(future),
+        Step::Return(value) if value.is_none() => {
+            returned_none = true;
+            Ok(value)
+        }
+        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
+    });
+    if returned_none && !value.is_null() {
+        // SAFETY: the reference to None is ours.
+        unsafe { ffi::Py_DECREF(value) };
+        return ptr::null_mut();
+    }
+    value
+}
+
+unsafe extern "C" fn method_send(
+    object: *mut ffi::PyObject,
+    _value: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| match step(py, object)? {
+        Step::Yield(future) => Ok(future),
+        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
+    })
+}
+
+/// Refuses to touch an awaitable in the middle of its own step.
+fn check_not_running(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: called with the GIL for a live object of our type.
+    if unsafe { (*object.cast::<Exchange>()).phase } == Phase::Running {
+        return Err(objects::error::<PyValueError>(
+            py,
+            "coroutine already executing",
+        ));
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn method_throw(
+    object: *mut ffi::PyObject,
+    arguments: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        check_not_running(py, object)?;
+        // SAFETY: called with the GIL for a live object; METH_VARARGS gives a tuple.
+        unsafe {
+            if ffi::PyTuple_GET_SIZE(arguments) == 0 {
+                return Err(objects::error::<PyTypeError>(
+                    py,
+                    "throw expected at least 1 argument, got 0",
+                ));
+            }
+            finish(object);
+            Err(support::thrown(py, arguments))
+        }
+    })
+}
+
+unsafe extern "C" fn method_close(
+    object: *mut ffi::PyObject,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        check_not_running(py, object)?;
+        // SAFETY: called with the GIL for a live object of our type.
+        unsafe { finish(object) };
+        Ok(py.None().into_bound(py))
+    })
+}
+
+unsafe extern "C" fn itself(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live object.
+    unsafe { ffi::Py_NewRef(object) }
+}
+
+/// The name of the channel that an awaitable comes from.
+fn name_of(object: *mut ffi::PyObject) -> &'static str {
+    // SAFETY: called with the GIL for a live object of our type.
+    if unsafe { (*object.cast::<Exchange>()).sends } {
+        "send"
+    } else {
+        "receive"
+    }
+}
+
+unsafe extern "C" fn exchange_name(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    guard(|py| Ok(objects::string(py, name_of(object))?.into_any()))
+}
+
+unsafe extern "C" fn exchange_repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    guard(|py| {
+        let text = format!("<coroutine object {} at {object:p}>", name_of(object));
+        Ok(objects::string(py, &text)?.into_any())
+    })
+}
+
+fn is_in(object: *mut ffi::PyObject, phase: Phase) -> *mut ffi::PyObject {
+    // SAFETY: called with the GIL for a live object of our type; the constants are immortal or get a reference.
+    unsafe { ffi::PyBool_FromLong(c_int::from((*object.cast::<Exchange>()).phase == phase).into()) }
+}
+
+unsafe extern "C" fn cr_running(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    is_in(object, Phase::Running)
+}
+
+unsafe extern "C" fn cr_suspended(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    is_in(object, Phase::Waiting)
+}
+
+/// What `inspect.getcoroutinestate` asks for from Python 3.15 on.
+unsafe extern "C" fn cr_state(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called with the GIL for a live object of our type.
+        let state = match unsafe { (*object.cast::<Exchange>()).phase } {
+            Phase::Created => "CORO_CREATED",
+            Phase::Running => "CORO_RUNNING",
+            Phase::Waiting => "CORO_SUSPENDED",
+            Phase::Finished => "CORO_CLOSED",
+        };
+        Ok(objects::string(py, state)?.into_any())
+    })
+}
+
+/// Also for `cr_code`: there is none.
+unsafe extern "C" fn cr_frame(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: called with the GIL.
+    unsafe { ffi::Py_NewRef(ffi::Py_None()) }
+}
+
+unsafe extern "C" fn receive_name(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    guard(|py| Ok(objects::string(py, "receive")?.into_any()))
+}
+
+unsafe extern "C" fn send_name(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    guard(|py| Ok(objects::string(py, "send")?.into_any()))
+}
+
+/// What says that a call gives a coroutine: `inspect.iscoroutinefunction` asks for it from Python 3.12 on.
+unsafe extern "C" fn coroutine_mark(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    guard(|py| support::http(py)?.getattr(intern!(py, "COROUTINE_MARK")))
+}
+
+/// The same for `asyncio.iscoroutinefunction`.
+unsafe extern "C" fn asyncio_mark(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    guard(|py| support::http(py)?.getattr(intern!(py, "ASYNCIO_COROUTINE_MARK")))
+}
+
+unsafe extern "C" fn exchange_dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
+    unsafe {
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
+        if (*object.cast::<Exchange>()).phase == Phase::Created {
+            let pending = PendingException::take();
+            let text: &CStr = if (*object.cast::<Exchange>()).sends {
+                c"coroutine 'send' was never awaited"
+            } else {
+                c"coroutine 'receive' was never awaited"
+            };
+            warn_never_awaited(text);
+            pending.restore();
+        }
+        drop_fields(object);
+        ffi::Py_XDECREF((*object.cast::<Exchange>()).request);
+        let class = ffi::Py_TYPE(object);
+        native_type::free(object);
+        ffi::Py_DECREF(class.cast());
+        end.finish();
+    }
+}
+
+unsafe extern "C" fn exchange_traverse(
+    object: *mut ffi::PyObject,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: called by the collector for a tracked, hence fully made, object.
+    unsafe {
+        let this = object.cast::<Exchange>();
+        let members = [
+            (*this).request,
+            (*this).message,
+            (*this).future,
+            ffi::Py_TYPE(object).cast(),
+        ];
+        visit_all(members, visit, argument)
+    }
+}
+
+unsafe extern "C" fn exchange_clear(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: called by the collector, with the GIL, for an unreachable object. The request stays: steps rely on it, and it
+    // breaks the cycle itself.
+    unsafe { finish(object) };
+    0
+}
+
+unsafe extern "C" fn channel_dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object of our types whose count fell to zero.
+    unsafe {
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
+        ffi::Py_XDECREF((*object.cast::<Channel>()).request);
+        let class = ffi::Py_TYPE(object);
+        native_type::free(object);
+        ffi::Py_DECREF(class.cast());
+        end.finish();
+    }
+}
+
+unsafe extern "C" fn channel_traverse(
+    object: *mut ffi::PyObject,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: called by the collector for a tracked, hence fully made, object.
+    unsafe {
+        let members = [
+            (*object.cast::<Channel>()).request,
+            ffi::Py_TYPE(object).cast(),
+        ];
+        visit_all(members, visit, argument)
+    }
+}
+
+unsafe extern "C" fn channel_clear(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: called by the collector, with the GIL, for an unreachable object.
+    unsafe {
+        let this = object.cast::<Channel>();
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).request, ptr::null_mut()));
+    }
+    0
+}
+
+fn channel_type(
+    py: Python<'_>,
+    name: &'static CStr,
+    doc: &'static CStr,
+    getter: ffi::getter,
+) -> PyResult<*mut ffi::PyTypeObject> {
+    NativeType {
+        name,
+        doc,
+        size: size_of::<Channel>(),
+        slots: vec![
+            slot(ffi::Py_tp_dealloc, channel_dealloc as *mut c_void),
+            slot(ffi::Py_tp_traverse, channel_traverse as *mut c_void),
+            slot(ffi::Py_tp_clear, channel_clear as *mut c_void),
+        ],
+        methods: vec![],
+        attributes: vec![
+            attribute(c"__name__", getter),
+            attribute(c"__qualname__", getter),
+            attribute(c"_is_coroutine_marker", coroutine_mark),
+            attribute(c"_is_coroutine", asyncio_mark),
+        ],
+        vectorcall_offset: Some(offset_of!(Channel, vectorcall)),
+    }
+    .make(py)
+}
+
+/// Makes the types.
+pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let mut throw = method(c"throw", method_throw, c"Raise an exception at the await.");
+    throw.ml_flags = ffi::METH_VARARGS;
+    let mut send = method(c"send", method_send, c"Start or resume.");
+    send.ml_flags = ffi::METH_O;
+    let exchange = NativeType {
+        name: c"ringloop._core.HttpExchange",
+        doc: c"What a request's receive and send return: an awaitable that acts like a coroutine.",
+        size: size_of::<Exchange>(),
+        slots: vec![
+            slot(ffi::Py_tp_dealloc, exchange_dealloc as *mut c_void),
+            slot(ffi::Py_tp_traverse, exchange_traverse as *mut c_void),
+            slot(ffi::Py_tp_clear, exchange_clear as *mut c_void),
+            slot(ffi::Py_tp_repr, exchange_repr as *mut c_void),
+            slot(ffi::Py_tp_iter, itself as *mut c_void),
+            slot(ffi::Py_tp_iternext, next as *mut c_void),
+            slot(ffi::Py_am_await, itself as *mut c_void),
+            slot(ffi::Py_am_send, am_send as *mut c_void),
+        ],
+        methods: vec![send, throw, method(c"close", method_close, c"End it.")],
+        attributes: vec![
+            attribute(c"__name__", exchange_name),
+            attribute(c"__qualname__", exchange_name),
+            attribute(c"cr_running", cr_running),
+            attribute(c"cr_suspended", cr_suspended),
+            attribute(c"cr_state", cr_state),
+            attribute(c"cr_frame", cr_frame),
+            attribute(c"cr_code", cr_frame),
+        ],
+        vectorcall_offset: None,
+    }
+    .make(py)?;
+    let receive = channel_type(
+        py,
+        c"ringloop._core.HttpReceive",
+        c"The receive of a request; see ASGI.",
+        receive_name,
+    )?;
+    let send = channel_type(
+        py,
+        c"ringloop._core.HttpSend",
+        c"The send of a request; see ASGI.",
+        send_name,
+    )?;
+    // SAFETY: the module is initialised once, with the GIL, before any request is made; the types live for ever.
+    unsafe {
+        EXCHANGE = exchange;
+        RECEIVE = receive;
+        SEND = send;
+        module.add(
+            "HttpExchange",
+            Bound::from_borrowed_ptr(py, exchange.cast()),
+        )?;
+        module.add("HttpReceive", Bound::from_borrowed_ptr(py, receive.cast()))?;
+        module.add("HttpSend", Bound::from_borrowed_ptr(py, send.cast()))
+    }
+}
+
+/// Resumes a coroutine, or another iterator that `await` takes, as `await` does: the step, or its exception.
+pub(super) fn resume<'py>(inner: &Bound<'py, PyAny>) -> PyResult<Step<'py>> {
+    let py = inner.py();
+    let mut result = ptr::null_mut();
+    // SAFETY: the GIL is held, the object is alive, and the result is a new reference, or null with an exception set.
+    unsafe {
+        let status = ffi::PyIter_Send(inner.as_ptr(), ffi::Py_None(), &raw mut result);
+        match status {
+            ffi::PySendResult::PYGEN_RETURN => {
+                Ok(Step::Return(Bound::from_owned_ptr_or_err(py, result)?))
+            }
+            ffi::PySendResult::PYGEN_NEXT => {
+                Ok(Step::Yield(Bound::from_owned_ptr_or_err(py, result)?))
+            }
+            ffi::PySendResult::PYGEN_ERROR => {
+                returned_value(py, PyErr::fetch(py)).map(Step::Return)
+            }
+        }
+    }
+}
+
+/// `callable(*arguments)` with one keyword argument for each of `names`, which come last in `arguments`.
+pub(super) fn call<'py>(
+    callable: &Bound<'py, PyAny>,
+    arguments: &[*mut ffi::PyObject],
+    names: Option<&Bound<'py, PyTuple>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let positional = arguments.len() - names.map_or(0, PyTupleMethods::len);
+    // SAFETY: the GIL is held; the caller's arguments are live objects for the length of the call.
+    unsafe {
+        let result = ffi::PyObject_Vectorcall(
+            callable.as_ptr(),
+            arguments.as_ptr(),
+            positional,
+            names.map_or(ptr::null_mut(), Bound::as_ptr),
+        );
+        Bound::from_owned_ptr_or_err(callable.py(), result)
+    }
+}
+
+/// A copy of a context, to run something in.
+pub(super) fn copy_of_context<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the GIL is held; what is no context is refused.
+    unsafe { Bound::from_owned_ptr_or_err(context.py(), ffi::PyContext_Copy(context.as_ptr())) }
+}
+
+/// What an application has returned, as something to resume: its coroutine, or one that awaits what it is.
+pub(super) fn coroutine_of(given: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the GIL is held and the object is alive.
+    if unsafe { ffi::PyCoro_CheckExact(given.as_ptr()) } != 0 {
+        return Ok(given);
+    }
+    let py = given.py();
+    support::http(py)?
+        .getattr(intern!(py, "awaiting"))?
+        .call1((given,))
+}
+
+/// The exception that a coroutine's `throw` was given.
+pub(super) fn thrown(arguments: &Bound<'_, PyTuple>) -> PyErr {
+    // SAFETY: the GIL is held, and it is a tuple.
+    unsafe { support::thrown(arguments.py(), arguments.as_ptr()) }
+}
+
+/// The value of a `StopIteration`; other errors stay what they are.
+pub(super) fn returned_value(py: Python<'_>, error: PyErr) -> PyResult<Bound<'_, PyAny>> {
+    if error.is_instance_of::<PyStopIteration>(py) {
+        return error.value(py).getattr(intern!(py, "value"));
+    }
+    Err(error)
+}
+
+/// A copy of a list.
+pub(super) fn copy_of_list<'py>(list: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
+    let py = list.py();
+    // SAFETY: the GIL is held; the result is a new list, or null with an exception set.
+    unsafe {
+        let copy = ffi::PyList_GetSlice(list.as_ptr(), 0, ffi::PY_SSIZE_T_MAX);
+        Ok(Bound::from_owned_ptr_or_err(py, copy)?.cast_into_unchecked())
+    }
+}

@@ -1,0 +1,863 @@
+//! `HttpConnection`: the protocol of a connection.
+//!
+//! It parses what arrives in the loop's receive buffer, starts a request's task outside of every other request's steps, and
+//! writes what the requests send. Input is kept only where it can't be used yet.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop_http::ResponseError;
+use ringloop_http::h1::{self, Event, Framed, ParkedHead, Upgrade};
+
+use super::deadlines::Kind;
+use super::request::{Fields, Request};
+use super::scope::{Peer, Template};
+use super::service::HttpService;
+use crate::names::intern;
+use crate::objects;
+use crate::receiver::{Input, Receiver};
+use crate::support::{self, CloneRefOption, GilCell, in_context};
+use crate::transport::SocketTransport;
+
+/// Pipelined requests that are started before the loop goes on with other things.
+const REQUESTS_PER_TURN: usize = 16;
+
+/// How long a server that shuts down waits for a request on a connection that has just been opened.
+const FIRST_REQUEST_S: f64 = 1.0;
+
+/// Each flag has its own life.
+#[allow(clippy::struct_excessive_bools)]
+struct State {
+    service: Option<Py<HttpService>>,
+    /// The number that the service knows the connection by.
+    slot: Option<usize>,
+    transport: Option<Py<PyAny>>,
+    /// The transport, if it is ours.
+    socket: Option<Py<SocketTransport>>,
+    peer: Option<Peer>,
+    http: h1::Connection,
+    /// Received, and not parsed yet.
+    input: Vec<u8>,
+    /// The request whose response is not complete.
+    current: Option<Py<Request>>,
+    /// What was made of the last request's head.
+    template: Option<Template>,
+    /// Input is being parsed, or a request started.
+    is_busy: bool,
+    /// The rest of the input is parsed in a later turn.
+    is_continuing: bool,
+    is_reading_paused: bool,
+    is_writing_paused: bool,
+    is_closing: bool,
+    /// What waited to be sent when the deadline for writing was set.
+    unsent: usize,
+}
+
+#[pyclass(module = "ringloop._core", name = "HttpConnection", frozen, weakref)]
+pub(crate) struct Connection {
+    state: GilCell<State>,
+}
+
+/// What parsing came to.
+enum Parsed {
+    /// A request is complete enough to be started.
+    Request {
+        request: Py<Request>,
+        upgrade: Upgrade,
+    },
+    /// There is nothing to do until something happens.
+    Nothing,
+    /// Something was refused.
+    Refused(u16, &'static str),
+}
+
+impl Connection {
+    pub(super) fn new<'py>(service: &Bound<'py, HttpService>) -> PyResult<Bound<'py, Self>> {
+        let state = State {
+            service: Some(service.clone().unbind()),
+            slot: None,
+            transport: None,
+            socket: None,
+            peer: None,
+            http: h1::Connection::new(service.get().limits()),
+            input: Vec::new(),
+            current: None,
+            template: None,
+            is_busy: false,
+            is_continuing: false,
+            is_reading_paused: false,
+            is_writing_paused: false,
+            is_closing: false,
+            unsent: 0,
+        };
+        let state = GilCell::new(state);
+        Bound::new(service.py(), Self { state })
+    }
+
+    fn service<'py>(&self, py: Python<'py>) -> Option<Bound<'py, HttpService>> {
+        let state = self.state.get(py);
+        state.service.as_ref().map(|it| it.bind(py).clone())
+    }
+
+    fn transport<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let state = self.state.get(py);
+        state.transport.as_ref().map(|it| it.bind(py).clone())
+    }
+
+    fn current<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Request>> {
+        let state = self.state.get(py);
+        state.current.as_ref().map(|it| it.bind(py).clone())
+    }
+
+    pub(super) fn is_writing_paused(&self, py: Python<'_>) -> bool {
+        self.state.get(py).is_writing_paused
+    }
+
+    /// Whether nothing can be sent any more.
+    pub(super) fn is_closing(&self, py: Python<'_>) -> bool {
+        self.state.get(py).is_closing
+    }
+
+    /// Takes what has arrived.
+    fn arrive(slf: &Bound<'_, Self>, input: Input<'_, '_>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        {
+            let mut state = this.state.get_mut(py);
+            if state.is_closing {
+                return Ok(());
+            }
+            if state.is_busy || state.is_continuing || !state.input.is_empty() {
+                state.input.extend_from_slice(&input);
+                if state.is_busy || state.is_continuing {
+                    return Ok(());
+                }
+                drop(state);
+                drop(input);
+                return Self::work(slf, None);
+            }
+        }
+        Self::work(slf, Some(input))
+    }
+
+    /// Parses input and starts requests, until there is nothing more to do.
+    fn work(slf: &Bound<'_, Self>, mut arrived: Option<Input<'_, '_>>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let Some(service) = this.service(py) else {
+            return Ok(());
+        };
+        this.state.get_mut(py).is_busy = true;
+        let mut started = 0;
+        let result = loop {
+            let hot = arrived.take();
+            let kept = match &hot {
+                Some(_) => Vec::new(),
+                None => std::mem::take(&mut this.state.get_mut(py).input),
+            };
+            let mut at = 0;
+            let input = hot.as_deref().unwrap_or(&kept);
+            let parsed = Self::parse(slf, &service, input, &mut at);
+            this.keep(py, hot.as_deref(), kept, at);
+            drop(hot);
+            match parsed {
+                Ok(Parsed::Request { request, upgrade }) => {
+                    if let Err(error) = Self::start(slf, &service, request.bind(py), upgrade) {
+                        break Err(error);
+                    }
+                    started += 1;
+                    let has_more = {
+                        let state = this.state.get(py);
+                        !state.input.is_empty() && !state.is_closing
+                    };
+                    if !has_more {
+                        break Ok(());
+                    }
+                    if started == REQUESTS_PER_TURN {
+                        break Self::continue_later(slf, &service);
+                    }
+                }
+                Ok(Parsed::Nothing) => break Ok(()),
+                Ok(Parsed::Refused(status, text)) => break Self::refuse(slf, status, text),
+                Err(error) => break Err(error),
+            }
+        };
+        this.state.get_mut(py).is_busy = false;
+        result?;
+        Self::settle(slf, &service)
+    }
+
+    /// Keeps what was not used of the input, in front of what has come meanwhile, if anything has.
+    fn keep(&self, py: Python<'_>, hot: Option<&[u8]>, mut kept: Vec<u8>, used: usize) {
+        let mut state = self.state.get_mut(py);
+        match hot {
+            Some(hot) if used == hot.len() => return,
+            Some(hot) => kept.extend_from_slice(&hot[used..]),
+            None if used == kept.len() => return,
+            None => drop(kept.drain(..used)),
+        }
+        kept.append(&mut state.input);
+        state.input = kept;
+    }
+
+    /// Parses input up to the next request that can be started. Runs no code of the application.
+    fn parse(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+        input: &[u8],
+        at: &mut usize,
+    ) -> PyResult<Parsed> {
+        let py = service.py();
+        let mut head = service.get().take_head(py);
+        let result = Self::parse_with(slf, service, input, at, &mut head);
+        service.get().return_head(py, head);
+        result
+    }
+
+    fn parse_with(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+        input: &[u8],
+        at: &mut usize,
+        head: &mut h1::Head,
+    ) -> PyResult<Parsed> {
+        let this = slf.get();
+        let py = service.py();
+        let mut begun = None;
+        loop {
+            let event = {
+                let mut state = this.state.get_mut(py);
+                if state.is_closing {
+                    *at = input.len();
+                    return Ok(Parsed::Nothing);
+                }
+                state.http.read(input, at, head)
+            };
+            match event {
+                Ok(Event::Request {
+                    head: range,
+                    repeated,
+                    end,
+                }) => {
+                    let made = Self::make_request(slf, service, &input[range], head, repeated, end);
+                    let (request, upgrade) = made?;
+                    if end {
+                        return Ok(Parsed::Request { request, upgrade });
+                    }
+                    begun = Some((request, upgrade));
+                }
+                Ok(Event::Data { range, end }) => {
+                    let request = this.current(py);
+                    if let Some(request) = request {
+                        request.get().push_body(py, &input[range], end)?;
+                    }
+                    if end && begun.is_some() {
+                        break;
+                    }
+                }
+                Ok(Event::End) => {
+                    if let Some(request) = this.current(py) {
+                        request.get().push_body(py, b"", true)?;
+                    }
+                    if begun.is_some() {
+                        break;
+                    }
+                }
+                Ok(Event::Paused | Event::NeedMore) => break,
+                Ok(Event::Over | Event::Http2) => {
+                    *at = input.len();
+                    break;
+                }
+                Err(fault) => {
+                    *at = input.len();
+                    service.get().warn(py, "Invalid HTTP request received.")?;
+                    return Ok(Parsed::Refused(fault.status(), fault.as_str()));
+                }
+            }
+        }
+        Ok(match begun {
+            Some((request, upgrade)) => Parsed::Request { request, upgrade },
+            None => Parsed::Nothing,
+        })
+    }
+
+    /// Makes a request of a head.
+    fn make_request(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+        bytes: &[u8],
+        head: &h1::Head,
+        repeated: bool,
+        end: bool,
+    ) -> PyResult<(Py<Request>, Upgrade)> {
+        let this = slf.get();
+        let py = service.py();
+        let template = if repeated {
+            this.state.get_mut(py).template.take()
+        } else {
+            None
+        };
+        // A head that wants to switch protocols is not remembered.
+        let mut upgrade = Upgrade::None;
+        let template = if let Some(template) = template {
+            template
+        } else {
+            let (facts, peer) = {
+                let state = this.state.get(py);
+                let peer = state.peer.as_ref().map(|peer| peer.clone_ref(py));
+                (*state.http.request(), peer)
+            };
+            upgrade = facts.upgrade;
+            Template::new(
+                py,
+                service.get(),
+                peer.as_ref(),
+                &facts,
+                bytes,
+                head.fields(),
+            )?
+        };
+        let scope = template.scope(py, service.get())?;
+        let request = Request::new(service, slf, scope, end)?;
+        let previous = {
+            let mut state = this.state.get_mut(py);
+            let previous = state.template.replace(template);
+            (previous, state.current.replace(request.clone().unbind()))
+        };
+        drop(previous);
+        Ok((request.unbind(), upgrade))
+    }
+
+    /// Starts a request's task.
+    fn start(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+        request: &Bound<'_, Request>,
+        upgrade: Upgrade,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        if upgrade != Upgrade::None {
+            service
+                .get()
+                .report(py, "warn_upgrade", &py.None().into_bound(py))?;
+        }
+        if service.get().is_overloaded(py) {
+            service.get().warn(py, "Exceeded concurrency limit.")?;
+            service.get().count_request(py);
+            return Self::refuse(slf, 503, "Service Unavailable");
+        }
+        HttpService::start(service, request)
+    }
+
+    /// Parses the rest of the input in the next turn.
+    fn continue_later(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<()> {
+        let py = slf.py();
+        if std::mem::replace(&mut slf.get().state.get_mut(py).is_continuing, true) {
+            return Ok(());
+        }
+        let callback = slf.getattr(intern!(py, "_continue"))?;
+        service.get().call_soon(py, &callback)
+    }
+
+    /// Sets deadlines and reading as what the connection waits for demands.
+    fn settle(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (slot, waiting, has_input) = {
+            let state = this.state.get(py);
+            let Some(slot) = state.slot.filter(|_| !state.is_closing) else {
+                return Ok(());
+            };
+            let waiting = match &state.current {
+                Some(request) => {
+                    let wants_body = request.get().wants_body(py);
+                    wants_body.then_some(Kind::Body)
+                }
+                None if state.is_continuing => None,
+                None if state.http.is_reading_body() => Some(Kind::Body),
+                None if state.input.is_empty() && state.http.requests() > 0 => {
+                    Some(Kind::KeepAlive)
+                }
+                None => Some(Kind::Head),
+            };
+            (slot, waiting, state.input.len())
+        };
+        HttpService::set_deadline(service, slot, waiting)?;
+        let is_full = {
+            let unread = match this.current(py) {
+                Some(request) => request.get().unread(py),
+                None => 0,
+            };
+            unread + has_input > service.get().body_ahead()
+        };
+        // Without a request everything that comes is used at once.
+        if is_full && waiting.is_none() {
+            this.pause_reading(py)
+        } else {
+            this.resume_reading(py, service)
+        }
+    }
+
+    fn pause_reading(&self, py: Python<'_>) -> PyResult<()> {
+        if std::mem::replace(&mut self.state.get_mut(py).is_reading_paused, true) {
+            return Ok(());
+        }
+        match self.transport(py) {
+            Some(transport) => transport
+                .call_method0(intern!(py, "pause_reading"))
+                .map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn resume_reading(&self, py: Python<'_>, service: &Bound<'_, HttpService>) -> PyResult<()> {
+        if !std::mem::replace(&mut self.state.get_mut(py).is_reading_paused, false) {
+            return Ok(());
+        }
+        let Some(transport) = self.transport(py) else {
+            return Ok(());
+        };
+        // The transport reads in the context that it is resumed in: not in that of a request.
+        let context = service.get().context(py)?;
+        in_context(py, &context.unbind(), || {
+            transport
+                .call_method0(intern!(py, "resume_reading"))
+                .map(drop)
+        })
+    }
+
+    /// Tells a client that waits for it that its body is wanted.
+    pub(super) fn ask_for_body(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let answer = slf.get().state.get_mut(slf.py()).http.ask_for_body();
+        match answer {
+            Some(answer) => Self::write(slf, answer, None, b""),
+            None => Ok(()),
+        }
+    }
+
+    /// The application waits for more of the body.
+    pub(super) fn on_body_awaited(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let this = slf.get();
+        let is_busy = this.state.get(slf.py()).is_busy;
+        match this.service(slf.py()) {
+            Some(service) if !is_busy => Self::settle(slf, &service),
+            _ => Ok(()),
+        }
+    }
+
+    /// The application has taken what there was of the body, and there will be more.
+    pub(super) fn on_body_taken(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let this = slf.get();
+        let is_paused = this.state.get(slf.py()).is_reading_paused;
+        match this.service(slf.py()) {
+            Some(service) if is_paused => this.resume_reading(slf.py(), &service),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the head of a response, up to where the length of its body must be known.
+    pub(super) fn begin_response(
+        &self,
+        py: Python<'_>,
+        status: u16,
+        fields: Option<&Fields<'_>>,
+        service: &Bound<'_, HttpService>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<ParkedHead, ResponseError> {
+        let mut state = self.state.get_mut(py);
+        let mut head = state.http.respond(status, buffer)?;
+        if let Some(fields) = fields {
+            fields.each(|name, value| head.field(name, value))?;
+        }
+        for (name, value) in service.get().default_fields() {
+            head.field(name, value)?;
+        }
+        Ok(head.park())
+    }
+
+    /// Finishes a head. `complete` is the length of the body if it is known.
+    pub(super) fn finish_head(
+        &self,
+        py: Python<'_>,
+        head: ParkedHead,
+        complete: Option<u64>,
+        service: &Bound<'_, HttpService>,
+        buffer: &mut Vec<u8>,
+    ) {
+        let mut state = self.state.get_mut(py);
+        let head = head.resume(&mut state.http, buffer);
+        service
+            .get()
+            .with_lines(py, |lines, unix_s| head.finish(complete, lines, unix_s));
+    }
+
+    /// Counts and frames a part of a body, after the head if that has waited for it.
+    pub(super) fn frame_body(
+        &self,
+        py: Python<'_>,
+        head: Option<ParkedHead>,
+        length: usize,
+        last: bool,
+        service: &Bound<'_, HttpService>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Framed, ResponseError> {
+        if let Some(head) = head {
+            let complete = last.then_some(length as u64);
+            self.finish_head(py, head, complete, service, buffer);
+        }
+        self.state.get_mut(py).http.send(length, last)
+    }
+
+    /// Writes bytes, the payload without copying it if it is large, and bytes after it.
+    pub(super) fn write(
+        slf: &Bound<'_, Self>,
+        before: &[u8],
+        payload: Option<&Bound<'_, PyBytes>>,
+        after: &'static [u8],
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let (socket, transport) = {
+            let state = slf.get().state.get(py);
+            if state.is_closing {
+                return Ok(());
+            }
+            (
+                state.socket.as_ref().map(|it| it.bind(py).clone()),
+                state.transport.clone_ref_opt(py),
+            )
+        };
+        if let Some(socket) = socket {
+            return SocketTransport::write_parts(&socket, before, payload, after);
+        }
+        let Some(transport) = transport else {
+            return Ok(());
+        };
+        let mut all = before.to_vec();
+        if let Some(payload) = payload {
+            all.extend_from_slice(payload.as_bytes());
+        }
+        all.extend_from_slice(after);
+        if all.is_empty() {
+            return Ok(());
+        }
+        let all = objects::bytes(py, &all)?;
+        transport
+            .bind(py)
+            .call_method1(intern!(py, "write"), (all,))
+            .map(drop)
+    }
+
+    /// A request's response is complete.
+    pub(super) fn on_response_complete(
+        slf: &Bound<'_, Self>,
+        request: &Bound<'_, Request>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (is_over, is_busy, has_input, previous) = {
+            let mut state = this.state.get_mut(py);
+            let is_current = state.current.as_ref().is_some_and(|it| it.is(request));
+            let previous = is_current.then(|| state.current.take()).flatten();
+            (
+                state.http.is_over(),
+                state.is_busy,
+                !state.input.is_empty(),
+                previous,
+            )
+        };
+        drop(previous);
+        if is_over {
+            return Self::close(slf);
+        }
+        let Some(service) = this.service(py).filter(|_| !is_busy) else {
+            return Ok(());
+        };
+        if has_input {
+            Self::continue_later(slf, &service)?;
+        }
+        Self::settle(slf, &service)
+    }
+
+    /// Answers with an error and ends the connection; if a response has begun, it just ends.
+    pub(super) fn refuse(slf: &Bound<'_, Self>, status: u16, text: &str) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let Some(service) = this.service(py) else {
+            return Ok(());
+        };
+        let mut buffer = service.get().take_buffer(py);
+        service.get().with_lines(py, |lines, unix_s| {
+            let mut state = this.state.get_mut(py);
+            state.http.refuse(status, text, lines, unix_s, &mut buffer)
+        });
+        let result = Self::write(slf, &buffer, None, b"");
+        service.get().return_buffer(py, buffer);
+        result?;
+        Self::close(slf)
+    }
+
+    /// Closes the connection once everything is sent.
+    pub(super) fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (transport, slot) = {
+            let mut state = this.state.get_mut(py);
+            state.is_closing = true;
+            state.http.abort();
+            state.input = Vec::new();
+            (state.transport.clone_ref_opt(py), state.slot)
+        };
+        if let (Some(slot), Some(service)) = (slot, this.service(py)) {
+            HttpService::set_deadline(&service, slot, None)?;
+        }
+        let Some(transport) = transport else {
+            return Ok(());
+        };
+        transport.bind(py).call_method0(intern!(py, "close"))?;
+        // A peer that reads nothing must not keep the connection for ever.
+        let unsent = this.unsent(py)?;
+        if unsent == 0 {
+            return Ok(());
+        }
+        this.state.get_mut(py).unsent = unsent;
+        this.set_write_deadline(py)
+    }
+
+    pub(super) fn abort(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        slf.get().state.get_mut(py).is_closing = true;
+        match slf.get().transport(py) {
+            Some(transport) => transport.call_method0(intern!(py, "abort")).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// The server shuts down: ends the connection now if it is idle, or else after its response. A client that has just
+    /// connected, or begun to send, gets time for its request.
+    pub(super) fn shut_down(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let (is_idle, is_expected, service) = {
+            let mut state = slf.get().state.get_mut(py);
+            let is_idle = state.current.is_none() && state.http.is_idle();
+            state.http.close_after_response();
+            let is_expected = state.http.requests() == 0 || !state.input.is_empty();
+            (is_idle, is_expected, state.service.clone_ref_opt(py))
+        };
+        match service {
+            Some(service) if is_idle && is_expected => {
+                let callback = slf.getattr(intern!(py, "_close_idle"))?;
+                service.get().call_later(py, FIRST_REQUEST_S, &callback)
+            }
+            _ if is_idle => Self::close(slf),
+            _ => Ok(()),
+        }
+    }
+
+    /// A deadline has expired.
+    pub(super) fn on_deadline(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        match kind {
+            Kind::KeepAlive => Self::close(slf),
+            Kind::Head => {
+                let has_begun = !this.state.get(py).input.is_empty();
+                if has_begun {
+                    Self::refuse(slf, 408, "request timeout")
+                } else {
+                    Self::close(slf)
+                }
+            }
+            Kind::Body => {
+                if let Some(request) = this.current(py) {
+                    request.get().disconnect(py, false)?;
+                }
+                Self::refuse(slf, 408, "request timeout")
+            }
+            Kind::Write => {
+                let unsent = this.unsent(py)?;
+                let before = std::mem::replace(&mut this.state.get_mut(py).unsent, unsent);
+                if unsent >= before {
+                    return Self::abort(slf);
+                }
+                this.set_write_deadline(py)
+            }
+        }
+    }
+
+    fn unsent(&self, py: Python<'_>) -> PyResult<usize> {
+        match self.transport(py) {
+            Some(transport) => transport
+                .call_method0(intern!(py, "get_write_buffer_size"))?
+                .extract(),
+            None => Ok(0),
+        }
+    }
+
+    fn set_write_deadline(&self, py: Python<'_>) -> PyResult<()> {
+        let slot = self.state.get(py).slot;
+        match (slot, self.service(py)) {
+            (Some(slot), Some(service)) => HttpService::set_write_deadline(&service, slot),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Receiver for Connection {
+    const METHOD: &'static str = "data_received";
+
+    fn receive(this: &Bound<'_, Self>, input: Input<'_, '_>) -> PyResult<()> {
+        Self::arrive(this, input)
+    }
+}
+
+#[pymethods]
+impl Connection {
+    fn connection_made(slf: &Bound<'_, Self>, transport: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let Some(service) = this.service(py) else {
+            return Ok(());
+        };
+        let peer = support::http(py)?
+            .getattr(intern!(py, "addresses"))?
+            .call1((transport,))?;
+        let peer = Peer::new(peer.cast::<PyTuple>()?)?;
+        let slot = service.get().enter(slf);
+        {
+            let mut state = this.state.get_mut(py);
+            state.peer = Some(peer);
+            state.slot = Some(slot);
+            state.transport = Some(transport.clone().unbind());
+            state.socket = transport
+                .cast::<SocketTransport>()
+                .ok()
+                .map(|socket| socket.clone().unbind());
+        }
+        if service.get().is_shutting_down(py) {
+            Self::shut_down(slf)?;
+        }
+        HttpService::set_deadline(&service, slot, Some(Kind::Head))
+    }
+
+    /// For transports that are not ours.
+    fn data_received(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        let input = crate::buffers::with_bytes(data, |bytes| Ok(Input::copied(py, bytes)))?;
+        Self::arrive(slf, input)
+    }
+
+    /// The transport closes: as uvicorn, a client that has ended its side is taken for gone.
+    fn eof_received(&self) {}
+
+    #[pyo3(signature = (exc))]
+    fn connection_lost(slf: &Bound<'_, Self>, exc: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let _ = exc;
+        let py = slf.py();
+        let this = slf.get();
+        let (service, slot, dropped) = {
+            let mut state = this.state.get_mut(py);
+            state.is_closing = true;
+            state.is_writing_paused = false;
+            let dropped = (
+                state.transport.take(),
+                state.socket.take(),
+                state.peer.take(),
+                state.template.take(),
+                std::mem::take(&mut state.input),
+            );
+            (state.service.take(), state.slot.take(), dropped)
+        };
+        drop(dropped);
+        let current = this.state.get_mut(py).current.take();
+        let result = match &current {
+            Some(request) => request.get().disconnect(py, true),
+            None => Ok(()),
+        };
+        if let (Some(service), Some(slot)) = (service, slot) {
+            service.get().leave(py, slot)?;
+        }
+        result
+    }
+
+    fn pause_writing(&self, py: Python<'_>) -> PyResult<()> {
+        self.state.get_mut(py).is_writing_paused = true;
+        let unsent = self.unsent(py)?;
+        self.state.get_mut(py).unsent = unsent;
+        self.set_write_deadline(py)
+    }
+
+    fn resume_writing(&self, py: Python<'_>) -> PyResult<()> {
+        let (slot, current) = {
+            let mut state = self.state.get_mut(py);
+            state.is_writing_paused = false;
+            (state.slot, state.current.clone_ref_opt(py))
+        };
+        if let (Some(slot), Some(service)) = (slot, self.service(py)) {
+            service.get().clear_write_deadline(py, slot);
+        }
+        match current {
+            Some(request) => request.get().wake_senders(py),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes the connection of a server that shuts down, unless a request has come after all.
+    fn _close_idle(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let is_idle = {
+            let state = slf.get().state.get(slf.py());
+            state.current.is_none() && state.http.is_idle() && !state.is_closing
+        };
+        if is_idle { Self::close(slf) } else { Ok(()) }
+    }
+
+    /// Goes on with the input that is left.
+    fn _continue(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        {
+            let mut state = slf.get().state.get_mut(py);
+            state.is_continuing = false;
+            if state.is_busy || state.is_closing {
+                return Ok(());
+            }
+        }
+        Self::work(slf, None)
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<Py<PyString>> {
+        let text = format!("<HttpConnection at {:p}>", slf.as_ptr());
+        objects::string(slf.py(), &text).map(Bound::unbind)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(state) = self.state.for_traversal() else {
+            return Ok(());
+        };
+        visit.call(&state.service)?;
+        visit.call(&state.transport)?;
+        visit.call(&state.socket)?;
+        visit.call(&state.current)?;
+        if let Some(peer) = &state.peer {
+            peer.traverse(&visit)?;
+        }
+        if let Some(template) = &state.template {
+            template.traverse(&visit)?;
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        let dropped = {
+            let mut state = self.state.get_mut(py);
+            state.is_closing = true;
+            (
+                state.service.take(),
+                state.transport.take(),
+                state.socket.take(),
+                state.current.take(),
+                state.peer.take(),
+                state.template.take(),
+            )
+        };
+        drop(dropped);
+    }
+}

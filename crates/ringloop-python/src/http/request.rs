@@ -1,0 +1,892 @@
+//! A request: the application's coroutine, and the messages between it and the connection.
+//!
+//! The object is the coroutine of the request's task. It calls the application in the task's first step, passes every step
+//! on to the application's own coroutine, and sees how that ends.
+
+use pyo3::exceptions::{
+    PyAttributeError, PyKeyError, PyRuntimeError, PyStopIteration, PyTypeError, PyValueError,
+};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop_http::ResponseError;
+use ringloop_http::h1::ParkedHead;
+
+use super::awaitable;
+use super::connection::Connection;
+use super::service::HttpService;
+use crate::buffers;
+use crate::names::intern;
+use crate::objects::{self, New};
+use crate::support::{self, CloneRefOption, GilCell};
+
+/// What a step of a coroutine comes to.
+pub(super) enum Step<'py> {
+    Yield(Bound<'py, PyAny>),
+    Return(Bound<'py, PyAny>),
+}
+
+/// The application's side.
+enum Application {
+    /// It was not called; with the scope that it will be called with.
+    Waiting(Py<PyDict>),
+    /// Its coroutine waits.
+    Suspended,
+    /// A step is under way.
+    Running,
+    Over,
+}
+
+/// A response head that waits for the body's first part, and the buffer that it was written to.
+struct Pending {
+    head: ParkedHead,
+    buffer: Vec<u8>,
+}
+
+/// Each flag has its own life.
+#[allow(clippy::struct_excessive_bools)]
+struct State {
+    service: Option<Py<HttpService>>,
+    /// Until the response is complete, or the connection lost.
+    connection: Option<Py<Connection>>,
+    application: Application,
+    /// The application's coroutine, from its call to its end.
+    coroutine: Option<Py<PyAny>>,
+    /// While it is not over, and was not after its first step.
+    task: Option<Py<PyAny>>,
+    /// The scope, where the access log needs what the application's callers may have changed in it.
+    logged_scope: Option<Py<PyDict>>,
+    /// The number that the service knows it by while its task waits.
+    slot: Option<usize>,
+    /// The first part of the body that was not received yet, and what came after it.
+    first: Option<Py<PyBytes>>,
+    body: Vec<u8>,
+    body_ended: bool,
+    /// The application has received the last part.
+    end_received: bool,
+    /// Futures of those who wait for a message.
+    receivers: Vec<Py<PyAny>>,
+    /// Futures of those who wait for room to write.
+    senders: Vec<Py<PyAny>>,
+    pending: Option<Pending>,
+    is_started: bool,
+    is_complete: bool,
+    is_disconnected: bool,
+}
+
+#[pyclass(module = "ringloop._core", name = "HttpRequest", frozen, weakref)]
+pub(super) struct Request {
+    state: GilCell<State>,
+}
+
+impl Request {
+    pub(super) fn new<'py>(
+        service: &Bound<'py, HttpService>,
+        connection: &Bound<'py, Connection>,
+        scope: Bound<'py, PyDict>,
+        body_ended: bool,
+    ) -> PyResult<Bound<'py, Self>> {
+        let logged_scope = service.get().logs_access().then(|| scope.clone().unbind());
+        let state = State {
+            service: Some(service.clone().unbind()),
+            connection: Some(connection.clone().unbind()),
+            application: Application::Waiting(scope.unbind()),
+            coroutine: None,
+            task: None,
+            logged_scope,
+            slot: None,
+            first: None,
+            body: Vec::new(),
+            body_ended,
+            end_received: false,
+            receivers: Vec::new(),
+            senders: Vec::new(),
+            pending: None,
+            is_started: false,
+            is_complete: false,
+            is_disconnected: false,
+        };
+        let state = GilCell::new(state);
+        Bound::new(service.py(), Self { state })
+    }
+
+    /// Remembers the task of a request that waits.
+    pub(super) fn set_task(&self, task: &Bound<'_, PyAny>, slot: usize) {
+        let mut state = self.state.get_mut(task.py());
+        state.task = Some(task.clone().unbind());
+        state.slot = Some(slot);
+    }
+
+    pub(super) fn task(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.state.get(py).task.clone_ref_opt(py)
+    }
+
+    pub(super) fn is_over(&self, py: Python<'_>) -> bool {
+        matches!(self.state.get(py).application, Application::Over)
+    }
+
+    /// Whether somebody waits for more of the body.
+    pub(super) fn wants_body(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        !state.body_ended && !state.is_complete && !state.receivers.is_empty()
+    }
+
+    /// Bytes of the body that the application has not received.
+    pub(super) fn unread(&self, py: Python<'_>) -> usize {
+        let state = self.state.get(py);
+        let first = state.first.as_ref();
+        first.map_or(0, |first| first.bind(py).as_bytes().len()) + state.body.len()
+    }
+
+    /// Takes a part of the body.
+    pub(super) fn push_body(&self, py: Python<'_>, part: &[u8], end: bool) -> PyResult<()> {
+        let is_first = {
+            let state = self.state.get(py);
+            state.first.is_none() && state.body.is_empty()
+        };
+        let object = (is_first && !part.is_empty())
+            .then(|| objects::bytes(py, part))
+            .transpose()?;
+        {
+            let mut state = self.state.get_mut(py);
+            state.body_ended |= end;
+            match object {
+                Some(object) => state.first = Some(object.unbind()),
+                None => state.body.extend_from_slice(part),
+            }
+        }
+        self.wake_receivers(py)
+    }
+
+    /// The connection is gone, or its server asks the application to end.
+    pub(super) fn disconnect(&self, py: Python<'_>, is_lost: bool) -> PyResult<()> {
+        let dropped = {
+            let mut state = self.state.get_mut(py);
+            state.is_disconnected = true;
+            is_lost.then(|| (state.connection.take(), state.pending.take()))
+        };
+        drop(dropped);
+        self.wake_receivers(py)?;
+        self.wake_senders(py)
+    }
+
+    /// A future that is entered in a list of those who wait.
+    fn new_waiter<'py>(
+        &self,
+        py: Python<'py>,
+        list: impl Fn(&mut State) -> &mut Vec<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        const LOOKED_THROUGH: usize = 8;
+        let future = self.service(py)?.get().create_future(py)?;
+        let mut others = std::mem::take(list(&mut self.state.get_mut(py)));
+        if others.len() >= LOOKED_THROUGH {
+            // An application may ask again and again, and give up each time.
+            let mut waiting = Vec::new();
+            for other in others {
+                if !support::ask(other.bind(py), intern!(py, "done"))? {
+                    waiting.push(other);
+                }
+            }
+            others = waiting;
+        }
+        others.push(future.clone().unbind());
+        list(&mut self.state.get_mut(py)).append(&mut others);
+        Ok(future)
+    }
+
+    fn wake_receivers(&self, py: Python<'_>) -> PyResult<()> {
+        let waiting = std::mem::take(&mut self.state.get_mut(py).receivers);
+        wake(py, waiting)
+    }
+
+    pub(super) fn wake_senders(&self, py: Python<'_>) -> PyResult<()> {
+        let waiting = std::mem::take(&mut self.state.get_mut(py).senders);
+        wake(py, waiting)
+    }
+
+    fn connection<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Connection>> {
+        let state = self.state.get(py);
+        state.connection.as_ref().map(|it| it.bind(py).clone())
+    }
+
+    fn service<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, HttpService>> {
+        let state = self.state.get(py);
+        let service = state.service.as_ref().map(|it| it.bind(py).clone());
+        service.ok_or_else(|| objects::error::<PyRuntimeError>(py, "the request is gone"))
+    }
+
+    /// A step of `receive()`.
+    pub(super) fn receive<'py>(slf: &Bound<'py, Self>) -> PyResult<Step<'py>> {
+        let py = slf.py();
+        let this = slf.get();
+        if let Some(connection) = this.connection(py) {
+            Connection::ask_for_body(&connection)?;
+        }
+        enum Next {
+            Body(Option<Py<PyBytes>>, Vec<u8>, bool),
+            Disconnect,
+            Wait,
+        }
+        let next = {
+            let mut state = this.state.get_mut(py);
+            if state.is_complete {
+                Next::Disconnect
+            } else if let Some(first) = state.first.take() {
+                let more = !state.body_ended || !state.body.is_empty();
+                state.end_received = !more;
+                Next::Body(Some(first), Vec::new(), more)
+            } else if !state.body.is_empty() || (state.body_ended && !state.end_received) {
+                let more = !state.body_ended;
+                state.end_received = !more;
+                Next::Body(None, std::mem::take(&mut state.body), more)
+            } else if state.is_disconnected {
+                Next::Disconnect
+            } else {
+                Next::Wait
+            }
+        };
+        match next {
+            Next::Body(first, rest, more) => {
+                if more && let Some(connection) = this.connection(py) {
+                    Connection::on_body_taken(&connection)?;
+                }
+                let body = match first {
+                    Some(first) => first.into_bound(py),
+                    None => objects::bytes(py, &rest)?,
+                };
+                let message = objects::dict(py)?;
+                message.set_item(intern!(py, "type"), intern!(py, "http.request"))?;
+                message.set_item(intern!(py, "body"), body)?;
+                message.set_item(intern!(py, "more_body"), more)?;
+                Ok(Step::Return(message.into_any()))
+            }
+            Next::Disconnect => {
+                let message = objects::dict(py)?;
+                message.set_item(intern!(py, "type"), intern!(py, "http.disconnect"))?;
+                Ok(Step::Return(message.into_any()))
+            }
+            Next::Wait => {
+                let future = this.new_waiter(py, |state| &mut state.receivers)?;
+                if let Some(connection) = this.connection(py) {
+                    Connection::on_body_awaited(&connection)?;
+                }
+                Ok(Step::Yield(future))
+            }
+        }
+    }
+
+    /// A step of `send(message)`.
+    pub(super) fn send<'py>(
+        slf: &Bound<'py, Self>,
+        message: &Bound<'py, PyAny>,
+    ) -> PyResult<Step<'py>> {
+        let py = slf.py();
+        let this = slf.get();
+        let done = || Ok(Step::Return(py.None().into_bound(py)));
+        let (is_started, is_complete) = {
+            let state = this.state.get(py);
+            (state.is_started, state.is_complete)
+        };
+        let kind = item(message, intern!(py, "type"))?;
+        if is_complete {
+            return Err(unexpected(&kind, |kind| {
+                format!("Unexpected ASGI message '{kind}' sent, after response already completed.")
+            }));
+        }
+        let Some(connection) = this.connection(py) else {
+            return done();
+        };
+        if connection.get().is_closing(py) {
+            return done();
+        }
+        if connection.get().is_writing_paused(py) {
+            let future = this.new_waiter(py, |state| &mut state.senders)?;
+            return Ok(Step::Yield(future));
+        }
+        if is_started {
+            if !is_text(&kind, intern!(py, "http.response.body"))? {
+                return Err(unexpected(&kind, |kind| {
+                    format!("Expected ASGI message 'http.response.body', but got '{kind}'.")
+                }));
+            }
+            Self::send_body(slf, &connection, message)?;
+        } else {
+            if !is_text(&kind, intern!(py, "http.response.start"))? {
+                return Err(unexpected(&kind, |kind| {
+                    format!("Expected ASGI message 'http.response.start', but got '{kind}'.")
+                }));
+            }
+            this.start_response(&connection, message)?;
+        }
+        done()
+    }
+
+    fn start_response<'py>(
+        &self,
+        connection: &Bound<'py, Connection>,
+        message: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        let py = message.py();
+        let service = self.service(py)?;
+        let status: u16 = item(message, intern!(py, "status"))?.extract()?;
+        let fields = match optional_item(message, intern!(py, "headers"))? {
+            Some(headers) => Some(plain_fields(&headers)?),
+            None => None,
+        };
+        let mut buffer = service.get().take_buffer(py);
+        let begun =
+            connection
+                .get()
+                .begin_response(py, status, fields.as_ref(), &service, &mut buffer);
+        let head = match begun {
+            Ok(head) => head,
+            Err(error) => {
+                service.get().return_buffer(py, buffer);
+                return Err(response_error(py, error));
+            }
+        };
+        {
+            let mut state = self.state.get_mut(py);
+            state.is_started = true;
+            state.pending = Some(Pending { head, buffer });
+        }
+        let scope = self.state.get_mut(py).logged_scope.take();
+        if let Some(scope) = scope {
+            service.get().log_access(py, scope.bind(py), status)?;
+        }
+        Ok(())
+    }
+
+    fn send_body<'py>(
+        slf: &Bound<'py, Self>,
+        connection: &Bound<'py, Connection>,
+        message: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let py = message.py();
+        let more = match optional_item(message, intern!(py, "more_body"))? {
+            Some(more) => more.is_truthy()?,
+            None => false,
+        };
+        let body = match optional_item(message, intern!(py, "body"))? {
+            Some(body) => body_bytes(body)?,
+            None => objects::bytes(py, b"")?,
+        };
+        let service = this.service(py)?;
+        // From here to the write no Python code runs, so that nothing comes in between.
+        let (mut buffer, parked) = {
+            let mut state = this.state.get_mut(py);
+            match state.pending.take() {
+                Some(pending) => (pending.buffer, Some(pending.head)),
+                None => (service.get().take_buffer(py), None),
+            }
+        };
+        let content = body.as_bytes();
+        let framed =
+            connection
+                .get()
+                .frame_body(py, parked, content.len(), !more, &service, &mut buffer);
+        let framed = match framed {
+            Ok(framed) => framed,
+            Err(error) => {
+                // The head goes out all the same, as it would have without waiting for the body.
+                let result = Connection::write(connection, &buffer, None, b"");
+                service.get().return_buffer(py, buffer);
+                result?;
+                return Err(response_error(py, error));
+            }
+        };
+        buffer.extend_from_slice(framed.head());
+        let payload = (!framed.payload(content).is_empty()).then_some(&body);
+        if !more {
+            this.state.get_mut(py).is_complete = true;
+        }
+        let result = Connection::write(connection, &buffer, payload, framed.tail());
+        service.get().return_buffer(py, buffer);
+        result?;
+        if !more {
+            this.state.get_mut(py).connection = None;
+            this.wake_receivers(py)?;
+            Connection::on_response_complete(connection, slf)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a head that waits for a body. The application may take its time.
+    fn flush_head(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        if this.state.get(py).pending.is_none() {
+            return Ok(());
+        }
+        let (Some(connection), service) = (this.connection(py), this.service(py)?) else {
+            return Ok(());
+        };
+        let Some(mut pending) = this.state.get_mut(py).pending.take() else {
+            return Ok(());
+        };
+        connection
+            .get()
+            .finish_head(py, pending.head, None, &service, &mut pending.buffer);
+        let result = Connection::write(&connection, &pending.buffer, None, b"");
+        service.get().return_buffer(py, pending.buffer);
+        result
+    }
+
+    /// Takes a step of the application: calls it, resumes it, or throws into it.
+    fn step<'py>(
+        slf: &Bound<'py, Self>,
+        throw: Option<&Bound<'py, PyTuple>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = slf.py();
+        let this = slf.get();
+        let application = {
+            let mut state = this.state.get_mut(py);
+            std::mem::replace(&mut state.application, Application::Running)
+        };
+        let result = match application {
+            Application::Waiting(scope) => match throw {
+                None => Self::call_application(slf, scope.into_bound(py)),
+                // Cancelled before its first step.
+                Some(arguments) => Err(awaitable::thrown(arguments)),
+            },
+            Application::Suspended => this.resume(py, throw),
+            Application::Running => {
+                return Err(objects::error::<PyValueError>(
+                    py,
+                    "coroutine already executing",
+                ));
+            }
+            Application::Over => {
+                this.state.get_mut(py).application = Application::Over;
+                return Err(objects::error::<PyRuntimeError>(
+                    py,
+                    "cannot reuse already awaited coroutine",
+                ));
+            }
+        };
+        let outcome = match result {
+            Ok(Step::Yield(future)) => {
+                Self::flush_head(slf)?;
+                return Ok(Some(future));
+            }
+            Ok(Step::Return(value)) => Ok(value),
+            Err(error) => Err(error),
+        };
+        let dropped = {
+            let mut state = this.state.get_mut(py);
+            (
+                std::mem::replace(&mut state.application, Application::Over),
+                state.coroutine.take(),
+                state.task.take(),
+                state.logged_scope.take(),
+            )
+        };
+        drop(dropped);
+        Self::finish(slf, outcome)?;
+        Ok(None)
+    }
+
+    /// The first step.
+    fn call_application<'py>(
+        slf: &Bound<'py, Self>,
+        scope: Bound<'py, PyDict>,
+    ) -> PyResult<Step<'py>> {
+        let this = slf.get();
+        let py = slf.py();
+        let (receive, send) = awaitable::channels(slf)?;
+        let application = this.service(py)?.get().application(py)?;
+        let arguments = [scope.as_ptr(), receive.as_ptr(), send.as_ptr()];
+        let given = awaitable::call(&application, &arguments, None)?;
+        drop((scope, receive, send));
+        let coroutine = awaitable::coroutine_of(given)?;
+        this.state.get_mut(py).coroutine = Some(coroutine.unbind());
+        this.resume(py, None)
+    }
+
+    fn resume<'py>(
+        &self,
+        py: Python<'py>,
+        throw: Option<&Bound<'py, PyTuple>>,
+    ) -> PyResult<Step<'py>> {
+        let coroutine = self.state.get(py).coroutine.clone_ref_opt(py);
+        let Some(coroutine) = coroutine else {
+            return Ok(Step::Return(py.None().into_bound(py)));
+        };
+        let coroutine = coroutine.bind(py);
+        let result = match throw {
+            None => awaitable::resume(coroutine),
+            Some(arguments) => match coroutine.call_method1(intern!(py, "throw"), arguments) {
+                Ok(future) => Ok(Step::Yield(future)),
+                Err(error) => awaitable::returned_value(py, error).map(Step::Return),
+            },
+        };
+        if let Ok(Step::Yield(_)) = &result {
+            self.state.get_mut(py).application = Application::Suspended;
+        }
+        result
+    }
+
+    /// The application has ended: as uvicorn, says what was wrong, and gives the client an end.
+    fn finish(slf: &Bound<'_, Self>, outcome: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let service = this.service(py)?;
+        let slot = this.state.get_mut(py).slot.take();
+        service.get().on_request_over(py, slot)?;
+        let (is_started, is_complete, is_disconnected) = {
+            let state = this.state.get(py);
+            (state.is_started, state.is_complete, state.is_disconnected)
+        };
+        let connection = this.connection(py);
+        let is_closing = match outcome {
+            Err(error) => {
+                // With its traceback, which `value` leaves out up to Python 3.11.
+                let error = error.into_value(py).into_bound(py).into_any();
+                service.get().report(py, "report_exception", &error)?;
+                is_started
+            }
+            Ok(value) if !value.is_none() => {
+                service.get().report(py, "report_result", &value)?;
+                true
+            }
+            Ok(_) if is_complete => return Ok(()),
+            // It was told that its client is gone.
+            Ok(_) if is_disconnected => true,
+            Ok(value) => {
+                let report = if is_started {
+                    "report_incomplete"
+                } else {
+                    "report_no_response"
+                };
+                service.get().report(py, report, &value)?;
+                is_started
+            }
+        };
+        let Some(connection) = connection else {
+            return Ok(());
+        };
+        if is_closing {
+            Self::flush_head(slf)?;
+            Connection::close(&connection)
+        } else {
+            Connection::refuse(&connection, 500, "Internal Server Error")
+        }
+    }
+}
+
+#[pymethods]
+impl Request {
+    fn __await__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Self::step(slf, None)
+    }
+
+    /// Starts or resumes the application.
+    #[pyo3(name = "send")]
+    fn method_send<'py>(
+        slf: &Bound<'py, Self>,
+        _value: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        or_stop(slf.py(), Self::step(slf, None)?)
+    }
+
+    /// Raises an exception where the application waits.
+    #[pyo3(signature = (*arguments))]
+    fn throw<'py>(
+        slf: &Bound<'py, Self>,
+        arguments: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if arguments.is_empty() {
+            return Err(objects::error::<PyTypeError>(
+                slf.py(),
+                "throw expected at least 1 argument, got 0",
+            ));
+        }
+        or_stop(slf.py(), Self::step(slf, Some(arguments))?)
+    }
+
+    /// Ends the application where it waits.
+    fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let application = {
+            let mut state = this.state.get_mut(py);
+            if let Application::Running = state.application {
+                return Err(objects::error::<PyValueError>(
+                    py,
+                    "coroutine already executing",
+                ));
+            }
+            std::mem::replace(&mut state.application, Application::Over)
+        };
+        drop(application);
+        let coroutine = this.state.get_mut(py).coroutine.take();
+        if let Some(coroutine) = coroutine {
+            coroutine.bind(py).call_method0(intern!(py, "close"))?;
+        }
+        let slot = this.state.get_mut(py).slot.take();
+        match (slot, this.service(py)) {
+            (Some(_), Ok(service)) => service.get().on_request_over(py, slot),
+            _ => Ok(()),
+        }
+    }
+
+    /// The coroutine of the application: what is asked of this one is found there.
+    fn __getattr__<'py>(
+        slf: &Bound<'py, Self>,
+        name: &Bound<'py, PyString>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let coroutine = slf.get().state.get(py).coroutine.clone_ref_opt(py);
+        let text = name.to_str()?;
+        match coroutine {
+            Some(coroutine) if text.starts_with("cr_") => coroutine.bind(py).getattr(name),
+            _ => match text {
+                "cr_running" => {
+                    let state = slf.get().state.get(py);
+                    let is_running = matches!(state.application, Application::Running);
+                    Ok(is_running.into_pyobject(py)?.to_owned().into_any())
+                }
+                "cr_state" => {
+                    let state = match slf.get().state.get(py).application {
+                        Application::Waiting(_) => "CORO_CREATED",
+                        Application::Running => "CORO_RUNNING",
+                        Application::Suspended => "CORO_SUSPENDED",
+                        Application::Over => "CORO_CLOSED",
+                    };
+                    Ok(objects::string(py, state)?.into_any())
+                }
+                "cr_suspended" => Ok(false.into_pyobject(py)?.to_owned().into_any()),
+                "cr_frame" | "cr_code" => Ok(py.None().into_bound(py)),
+                _ => Err(objects::error::<PyAttributeError>(
+                    py,
+                    &format!("'HttpRequest' object has no attribute '{text}'"),
+                )),
+            },
+        }
+    }
+
+    #[getter]
+    fn __name__(&self) -> New<&'static str> {
+        New("application")
+    }
+
+    #[getter]
+    fn __qualname__(&self) -> New<&'static str> {
+        New("application")
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(state) = self.state.for_traversal() else {
+            return Ok(());
+        };
+        visit.call(&state.service)?;
+        visit.call(&state.connection)?;
+        visit.call(&state.coroutine)?;
+        visit.call(&state.task)?;
+        visit.call(&state.logged_scope)?;
+        match &state.application {
+            Application::Waiting(scope) => visit.call(scope)?,
+            Application::Suspended | Application::Running | Application::Over => {}
+        }
+        for future in state.receivers.iter().chain(&state.senders) {
+            visit.call(future)?;
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        let dropped = {
+            let mut state = self.state.get_mut(py);
+            (
+                state.connection.take(),
+                std::mem::replace(&mut state.application, Application::Over),
+                state.coroutine.take(),
+                state.task.take(),
+                state.logged_scope.take(),
+                std::mem::take(&mut state.receivers),
+                std::mem::take(&mut state.senders),
+            )
+        };
+        drop(dropped);
+    }
+}
+
+/// The result of a step, for callers who expect `StopIteration` at the end.
+fn or_stop<'py>(py: Python<'py>, result: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    result.ok_or_else(|| objects::error_with::<PyStopIteration>(py, py.None()))
+}
+
+/// Ends waits, except those that have been cancelled.
+pub(super) fn wake(py: Python<'_>, waiting: Vec<Py<PyAny>>) -> PyResult<()> {
+    for future in waiting {
+        let future = future.bind(py);
+        if !support::ask(future, intern!(py, "done"))? {
+            future.call_method1(intern!(py, "set_result"), (py.None(),))?;
+        }
+    }
+    Ok(())
+}
+
+/// `message[name]`.
+fn item<'py>(
+    message: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match message.cast_exact::<PyDict>() {
+        Ok(message) => match message.get_item(name)? {
+            Some(value) => Ok(value),
+            None => Err(objects::error_with::<PyKeyError>(message.py(), name)),
+        },
+        Err(_) => message.get_item(name),
+    }
+}
+
+/// `message.get(name)`.
+fn optional_item<'py>(
+    message: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if let Ok(message) = message.cast_exact::<PyDict>() {
+        return message.get_item(name);
+    }
+    let found = message.call_method1(intern!(message.py(), "get"), (name,))?;
+    Ok((!found.is_none()).then_some(found))
+}
+
+/// Whether a string is the one that is expected.
+fn is_text(value: &Bound<'_, PyAny>, expected: &Bound<'_, PyString>) -> PyResult<bool> {
+    if value.is(expected) {
+        return Ok(true);
+    }
+    value.eq(expected)
+}
+
+#[cold]
+fn unexpected(kind: &Bound<'_, PyAny>, message: impl FnOnce(&str) -> String) -> PyErr {
+    let py = kind.py();
+    let text = kind.str().and_then(|text| Ok(message(text.to_str()?)));
+    match text {
+        Ok(text) => objects::error::<PyRuntimeError>(py, &text),
+        Err(error) => error,
+    }
+}
+
+/// What uvicorn says, where it refuses the same.
+#[cold]
+fn response_error(py: Python<'_>, error: ResponseError) -> PyErr {
+    let text = match error {
+        ResponseError::FieldName => "Invalid HTTP header name.",
+        ResponseError::FieldValue => "Invalid HTTP header value.",
+        ResponseError::TooLong => "Response content longer than Content-Length",
+        ResponseError::TooShort(_) => "Response content shorter than Content-Length",
+        other => return objects::error::<PyRuntimeError>(py, &other.to_string()),
+    };
+    objects::error::<PyRuntimeError>(py, text)
+}
+
+/// A body as `bytes`, copied if it is another object with bytes.
+fn body_bytes(body: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyBytes>> {
+    let body = match body.cast_into_exact::<PyBytes>() {
+        Ok(bytes) => return Ok(bytes),
+        Err(error) => error.into_inner(),
+    };
+    let py = body.py();
+    if body.is_none() {
+        return objects::bytes(py, b"");
+    }
+    buffers::with_bytes(&body, |content| objects::bytes(py, content))
+}
+
+/// The fields of a response: a list or a tuple of pairs of `bytes`.
+pub(super) struct Fields<'py>(Bound<'py, PyAny>);
+
+/// Makes sure that fields can be read without running Python code.
+fn plain_fields<'py>(headers: &Bound<'py, PyAny>) -> PyResult<Fields<'py>> {
+    if is_plain(headers) {
+        return Ok(Fields(headers.clone()));
+    }
+    let py = headers.py();
+    let plain = objects::list(py, std::iter::empty::<Bound<'py, PyAny>>())?;
+    for pair in headers.try_iter()? {
+        let pair = pair?;
+        let (name, value) = name_and_value(&pair)?;
+        let bytes = |part: Bound<'py, PyAny>| {
+            buffers::with_bytes(&part, |content| Ok(objects::bytes(py, content)?.into_any()))
+        };
+        plain.append(objects::tuple(py, [bytes(name)?, bytes(value)?])?)?;
+    }
+    Ok(Fields(plain.into_any()))
+}
+
+/// The two parts of a field, which may be any sequence of two.
+pub(super) fn name_and_value<'py>(
+    pair: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    if pair.len()? != 2 {
+        let text = "a header must be a pair of a name and a value";
+        return Err(objects::error::<PyValueError>(pair.py(), text));
+    }
+    Ok((pair.get_item(New(0))?, pair.get_item(New(1))?))
+}
+
+/// Whether fields consist of exact lists, tuples and `bytes` only.
+fn is_plain(headers: &Bound<'_, PyAny>) -> bool {
+    let is_bytes = |part: &Bound<'_, PyAny>| part.is_exact_instance_of::<PyBytes>();
+    let is_pair = |pair: &Bound<'_, PyAny>| {
+        if let Ok(pair) = pair.cast_exact::<PyTuple>() {
+            pair.len() == 2 && pair.iter_borrowed().all(|part| is_bytes(&part))
+        } else if let Ok(pair) = pair.cast_exact::<PyList>() {
+            pair.len() == 2 && pair.iter().all(|part| is_bytes(&part))
+        } else {
+            false
+        }
+    };
+    if let Ok(list) = headers.cast_exact::<PyList>() {
+        list.iter().all(|pair| is_pair(&pair))
+    } else if let Ok(tuple) = headers.cast_exact::<PyTuple>() {
+        tuple.iter_borrowed().all(|pair| is_pair(&pair))
+    } else {
+        false
+    }
+}
+
+impl Fields<'_> {
+    /// Passes each field on, until one fails.
+    pub(super) fn each<E>(
+        &self,
+        mut take: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut pair = |pair: &Bound<'_, PyAny>| {
+            let (name, value) = if let Ok(pair) = pair.cast_exact::<PyTuple>() {
+                (pair.get_item(0), pair.get_item(1))
+            } else if let Ok(pair) = pair.cast_exact::<PyList>() {
+                (pair.get_item(0), pair.get_item(1))
+            } else {
+                return Ok(());
+            };
+            let (Ok(name), Ok(value)) = (name, value) else {
+                return Ok(());
+            };
+            match (name.cast_exact::<PyBytes>(), value.cast_exact::<PyBytes>()) {
+                (Ok(name), Ok(value)) => take(name.as_bytes(), value.as_bytes()),
+                _ => Ok(()),
+            }
+        };
+        if let Ok(list) = self.0.cast_exact::<PyList>() {
+            list.iter().try_for_each(|item| pair(&item))
+        } else if let Ok(tuple) = self.0.cast_exact::<PyTuple>() {
+            tuple.iter_borrowed().try_for_each(|item| pair(&item))
+        } else {
+            Ok(())
+        }
+    }
+}

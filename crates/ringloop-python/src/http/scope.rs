@@ -1,0 +1,197 @@
+//! The scope of a request: what ASGI tells an application about it.
+//!
+//! A head makes a template. Each request gets a copy of it, with objects of its own where ASGI has mutable ones. A connection
+//! keeps its last template, because most requests on a connection have equal heads.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop_http::Known;
+use ringloop_http::h1::{Facts, Field, Version};
+
+use super::awaitable;
+use super::service::HttpService;
+use crate::names::intern;
+use crate::objects;
+
+/// What a connection knows of its ends.
+pub(super) struct Peer {
+    server: Py<PyAny>,
+    client: Py<PyAny>,
+    scheme: Py<PyAny>,
+}
+
+impl Peer {
+    /// Of (server, client, scheme).
+    pub(super) fn new(addresses: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        Ok(Self {
+            server: addresses.get_item(0)?.unbind(),
+            client: addresses.get_item(1)?.unbind(),
+            scheme: addresses.get_item(2)?.unbind(),
+        })
+    }
+
+    pub(super) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self {
+            server: self.server.clone_ref(py),
+            client: self.client.clone_ref(py),
+            scheme: self.scheme.clone_ref(py),
+        }
+    }
+
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.server)?;
+        visit.call(&self.client)?;
+        visit.call(&self.scheme)
+    }
+}
+
+/// The scope of all requests with the same head on a connection.
+pub(super) struct Template {
+    scope: Py<PyDict>,
+    headers: Py<PyList>,
+    /// The request has passed a proxy that says so.
+    is_forwarded: bool,
+}
+
+impl Template {
+    pub(super) fn new(
+        py: Python<'_>,
+        service: &HttpService,
+        peer: Option<&Peer>,
+        facts: &Facts,
+        head: &[u8],
+        fields: &[Field],
+    ) -> PyResult<Self> {
+        let scope = objects::dict(py)?;
+        let none = py.None();
+        let (server, client, scheme) = match peer {
+            Some(peer) => (&peer.server, &peer.client, &peer.scheme),
+            None => (&none, &none, &none),
+        };
+        let version = match facts.version {
+            Version::Http11 => intern!(py, "1.1"),
+            Version::Http10 => intern!(py, "1.0"),
+        };
+        let mut is_forwarded = false;
+        let headers = objects::list(py, std::iter::empty::<Bound<'_, PyAny>>())?;
+        for field in fields {
+            let name = field.name.of(head);
+            let name = match field.known {
+                Some(known) => known_name(py, known)?,
+                None => lower_case_name(py, name)?,
+            };
+            is_forwarded |= field.known.is_some_and(|known| {
+                matches!(known.as_str(), "x-forwarded-for" | "x-forwarded-proto")
+            });
+            let value = objects::bytes(py, field.value.of(head))?;
+            headers.append(objects::tuple(py, [name.into_any(), value.into_any()])?)?;
+        }
+        let raw_path = facts.path(head);
+        let root_path = service.root_path(py)?;
+        scope.set_item(intern!(py, "type"), intern!(py, "http"))?;
+        scope.set_item(intern!(py, "asgi"), &none)?;
+        scope.set_item(intern!(py, "http_version"), version)?;
+        scope.set_item(intern!(py, "server"), server)?;
+        scope.set_item(intern!(py, "client"), client)?;
+        scope.set_item(intern!(py, "scheme"), scheme)?;
+        scope.set_item(intern!(py, "root_path"), &root_path)?;
+        scope.set_item(intern!(py, "headers"), &none)?;
+        if service.has_state() {
+            scope.set_item(intern!(py, "state"), &none)?;
+        }
+        let method = ascii(py, facts.method_name.of(head))?;
+        scope.set_item(intern!(py, "method"), method)?;
+        let path = path(py, raw_path)?;
+        let raw_path = objects::bytes(py, raw_path)?;
+        if service.root_path_bytes().is_empty() {
+            scope.set_item(intern!(py, "path"), path)?;
+            scope.set_item(intern!(py, "raw_path"), raw_path)?;
+        } else {
+            scope.set_item(intern!(py, "path"), root_path.add(path)?)?;
+            let all = [service.root_path_bytes(), raw_path.as_bytes()].concat();
+            scope.set_item(intern!(py, "raw_path"), objects::bytes(py, &all)?)?;
+        }
+        let query = objects::bytes(py, facts.query(head))?;
+        scope.set_item(intern!(py, "query_string"), query)?;
+        Ok(Self {
+            scope: scope.unbind(),
+            headers: headers.unbind(),
+            is_forwarded,
+        })
+    }
+
+    /// The scope of one request.
+    pub(super) fn scope<'py>(
+        &self,
+        py: Python<'py>,
+        service: &HttpService,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let scope = self.scope.bind(py).copy()?;
+        let headers = awaitable::copy_of_list(self.headers.bind(py))?;
+        scope.set_item(intern!(py, "asgi"), service.asgi(py)?)?;
+        scope.set_item(intern!(py, "headers"), headers)?;
+        if let Some(state) = service.state(py)? {
+            scope.set_item(intern!(py, "state"), state)?;
+        }
+        if self.is_forwarded {
+            service.forward(py, &scope)?;
+        }
+        Ok(scope)
+    }
+
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.scope)?;
+        visit.call(&self.headers)
+    }
+}
+
+/// The `bytes` of a known name, made once.
+fn known_name(py: Python<'_>, known: Known) -> PyResult<Bound<'_, PyBytes>> {
+    static NAMES: PyOnceLock<Vec<Py<PyBytes>>> = PyOnceLock::new();
+    let names = NAMES.get_or_try_init(py, || {
+        let bytes = |name: &&str| objects::bytes(py, name.as_bytes()).map(Bound::unbind);
+        Known::NAMES.iter().map(bytes).collect::<PyResult<Vec<_>>>()
+    })?;
+    Ok(names[known.index()].bind(py).clone())
+}
+
+fn lower_case_name<'py>(py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let mut lower = vec![0; name.len()];
+    ringloop_http::lower_case(name, &mut lower);
+    objects::bytes(py, &lower)
+}
+
+/// A string of a part of a head that is known to be ASCII.
+fn ascii<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyString>> {
+    objects::string(py, &String::from_utf8_lossy(bytes))
+}
+
+/// The path without its percent-encoding, as `urllib.parse.unquote` decodes it.
+fn path<'py>(py: Python<'py>, raw: &[u8]) -> PyResult<Bound<'py, PyString>> {
+    if !raw.contains(&b'%') {
+        return ascii(py, raw);
+    }
+    let mut decoded = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while let [first, after @ ..] = rest {
+        let digits = match after {
+            [high, low, ..] if *first == b'%' => hex(*high).zip(hex(*low)),
+            _ => None,
+        };
+        if let Some((high, low)) = digits {
+            decoded.push(high << 4 | low);
+            rest = &after[2..];
+        } else {
+            decoded.push(*first);
+            rest = after;
+        }
+    }
+    // Python replaces what is not UTF-8 by the same rule as Rust: one character for each maximal part of one.
+    ascii(py, &decoded)
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).map(|digit| digit as u8)
+}

@@ -1,0 +1,800 @@
+//! `HttpService`: what the connections of a server have in common.
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop::clock;
+use ringloop_http::Lines;
+use ringloop_http::h1::{self, Limits};
+
+use super::awaitable;
+use super::connection::Connection;
+use super::deadlines::{Deadlines, Kind};
+use super::request::Request;
+use crate::event_loop::Loop;
+use crate::names::intern;
+use crate::objects::{self, New};
+use crate::queue::Ready;
+use crate::support::{self, CloneRefOption, GilCell, python_is_at_least};
+
+/// What was given when the service was made, and does not change.
+struct Settings {
+    limits: Limits,
+    body_ahead: usize,
+    concurrency: Option<usize>,
+    root_path_bytes: Vec<u8>,
+    default_fields: Vec<(Vec<u8>, Vec<u8>)>,
+    /// In nanoseconds, by `Kind`. None: none.
+    timeouts_ns: [Option<u64>; Kind::ALL.len()],
+    logs_access: bool,
+    has_state: bool,
+}
+
+/// Python objects that the collector must see.
+struct Objects {
+    event_loop: Py<Loop>,
+    application: Py<PyAny>,
+    root_path: Py<PyString>,
+    asgi: Py<PyDict>,
+    state: Option<Py<PyDict>>,
+    access_log: Option<Py<PyAny>>,
+    forwarded: Option<Py<PyAny>>,
+    logger: Py<PyAny>,
+    /// The context that those of the requests are copies of.
+    context: Py<PyAny>,
+    task_class: Py<PyAny>,
+    /// Names of the arguments to make a task with, and their constant values.
+    task_names: Py<PyTuple>,
+}
+
+/// A table whose places are used again.
+struct Table<T> {
+    places: Vec<Option<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Table<T> {
+    const fn new() -> Self {
+        Self {
+            places: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    fn insert(&mut self, value: T) -> usize {
+        if let Some(place) = self.free.pop() {
+            self.places[place] = Some(value);
+            return place;
+        }
+        self.places.push(Some(value));
+        self.places.len() - 1
+    }
+
+    fn remove(&mut self, place: usize) -> Option<T> {
+        let value = self.places.get_mut(place).and_then(Option::take);
+        if value.is_some() {
+            self.free.push(place);
+        }
+        value
+    }
+
+    fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.places.iter().flatten()
+    }
+}
+
+struct State {
+    objects: Option<Objects>,
+    connections: Table<Py<Connection>>,
+    /// Requests whose tasks wait.
+    waiting: Table<Py<Request>>,
+    /// Requests whose tasks are not over.
+    active: usize,
+    requests: u64,
+    is_shutting_down: bool,
+    deadlines: Deadlines,
+    timers: [Option<Py<PyAny>>; Kind::ALL.len()],
+    /// Futures of those who wait for the end.
+    closing: Vec<Py<PyAny>>,
+}
+
+/// Memory that requests take turns at.
+struct Scratch {
+    head: h1::Head,
+    buffer: Vec<u8>,
+    lines: Lines,
+}
+
+/// What the connections of a server have in common: the application, settings, counters.
+#[pyclass(module = "ringloop._core", frozen, weakref)]
+pub(crate) struct HttpService {
+    settings: Settings,
+    state: GilCell<State>,
+    scratch: GilCell<Scratch>,
+}
+
+/// A buffer that has grown beyond this is not kept.
+const BUFFER_KEPT: usize = 64 * 1024;
+
+#[pymethods]
+impl HttpService {
+    #[new]
+    #[pyo3(signature = (
+        r#loop, app, *, root_path=None, headers=None, date_header=true, state=None,
+        limit_head=65536, limit_body_ahead=65536, limit_concurrency=None,
+        timeout_keep_alive=Some(5.0), timeout_head=Some(10.0), timeout_body=Some(60.0),
+        timeout_write=Some(60.0), access_log=None, forwarded=None, logger=None,
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "all but two are keywords")]
+    fn new(
+        py: Python<'_>,
+        r#loop: &Bound<'_, Loop>,
+        app: Py<PyAny>,
+        root_path: Option<&str>,
+        headers: Option<&Bound<'_, PyAny>>,
+        date_header: bool,
+        state: Option<Py<PyDict>>,
+        limit_head: usize,
+        limit_body_ahead: usize,
+        limit_concurrency: Option<usize>,
+        timeout_keep_alive: Option<f64>,
+        timeout_head: Option<f64>,
+        timeout_body: Option<f64>,
+        timeout_write: Option<f64>,
+        access_log: Option<Py<PyAny>>,
+        forwarded: Option<Py<PyAny>>,
+        logger: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let root_path = root_path.unwrap_or_default();
+        let mut limits = Limits::default();
+        limits.head_bytes = limit_head;
+        limits.http2 = false;
+        let (default_fields, server, has_own_date) = default_fields(py, headers)?;
+        let logger = match logger {
+            Some(logger) => logger,
+            None => support::http(py)?.getattr(intern!(py, "logger"))?.unbind(),
+        };
+        let asgi = objects::dict(py)?;
+        asgi.set_item(intern!(py, "version"), intern!(py, "3.0"))?;
+        asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.3"))?;
+        let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
+        let names = [of_loop, of_context].map(|name| name.clone().into_any());
+        let task_names = if python_is_at_least(12) {
+            let [of_loop, of_context] = names;
+            let eager = intern!(py, "eager_start").clone().into_any();
+            objects::tuple(py, [of_loop, of_context, eager])?
+        } else {
+            objects::tuple(py, names)?
+        };
+        let own = |state: Py<PyDict>| state.bind(py).copy().map(Bound::unbind);
+        let settings = Settings {
+            limits,
+            body_ahead: limit_body_ahead,
+            concurrency: limit_concurrency,
+            root_path_bytes: root_path.as_bytes().to_vec(),
+            default_fields,
+            timeouts_ns: [
+                timeout_keep_alive,
+                timeout_head,
+                timeout_body,
+                timeout_write,
+            ]
+            .map(|timeout| timeout.map(|seconds| (seconds * 1e9).round() as u64)),
+            logs_access: access_log.is_some(),
+            has_state: state.is_some(),
+        };
+        let objects = Objects {
+            event_loop: r#loop.clone().unbind(),
+            application: app,
+            root_path: objects::string(py, root_path)?.unbind(),
+            asgi: asgi.unbind(),
+            state: state.map(own).transpose()?,
+            access_log,
+            forwarded,
+            logger,
+            context: support::copy_context(py)?,
+            task_class: support::http(py)?.getattr(intern!(py, "Task"))?.unbind(),
+            task_names: task_names.unbind(),
+        };
+        let state = State {
+            objects: Some(objects),
+            connections: Table::new(),
+            waiting: Table::new(),
+            active: 0,
+            requests: 0,
+            is_shutting_down: false,
+            deadlines: Deadlines::new(),
+            timers: [const { None }; Kind::ALL.len()],
+            closing: Vec::new(),
+        };
+        let scratch = Scratch {
+            head: h1::Head::default(),
+            buffer: Vec::new(),
+            lines: Lines::new(server.as_deref(), date_header && !has_own_date),
+        };
+        Ok(Self {
+            settings,
+            state: GilCell::new(state),
+            scratch: GilCell::new(scratch),
+        })
+    }
+
+    /// A protocol for a new connection.
+    fn protocol<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Connection>> {
+        Connection::new(slf)
+    }
+
+    /// How many connections are open.
+    #[getter]
+    fn connections(&self, py: Python<'_>) -> New<usize> {
+        New(self.state.get(py).connections.len())
+    }
+
+    /// How many requests have begun.
+    #[getter]
+    fn requests(&self, py: Python<'_>) -> New<u64> {
+        New(self.state.get(py).requests)
+    }
+
+    /// How many requests have a task that is not over.
+    #[getter]
+    fn active(&self, py: Python<'_>) -> New<usize> {
+        New(self.state.get(py).active)
+    }
+
+    /// Closes idle connections now, and the others after their responses.
+    fn shut_down(&self, py: Python<'_>) -> PyResult<()> {
+        self.state.get_mut(py).is_shutting_down = true;
+        for connection in self.all_connections(py) {
+            Connection::shut_down(connection.bind(py))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the applications of requests in flight that their clients are gone.
+    fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
+        for request in self.all_waiting(py) {
+            request.get().disconnect(py, false)?;
+        }
+        Ok(())
+    }
+
+    /// Cancels the tasks of requests in flight, and drops all connections.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        for request in self.all_waiting(py) {
+            if let Some(task) = request.get().task(py) {
+                task.bind(py).call_method0(intern!(py, "cancel"))?;
+            }
+        }
+        for connection in self.all_connections(py) {
+            Connection::abort(connection.bind(py))?;
+        }
+        Ok(())
+    }
+
+    /// A future that is done when no connection is open and no request in flight.
+    fn wait_closed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let future = self.create_future(py)?;
+        self.state.get_mut(py).closing.push(future.clone().unbind());
+        self.check_closed(py)?;
+        Ok(future)
+    }
+
+    /// A deadline of the kind with this number may have expired.
+    fn _on_timer(slf: &Bound<'_, Self>, number: usize) -> PyResult<()> {
+        let py = slf.py();
+        let Some(&kind) = Kind::ALL.get(number) else {
+            return Ok(());
+        };
+        let previous = slf.get().state.get_mut(py).timers[number].take();
+        drop(previous);
+        let now_ns = clock::now_ns();
+        loop {
+            let expired = {
+                let mut state = slf.get().state.get_mut(py);
+                let Some(slot) = state.deadlines.expire(kind, now_ns) else {
+                    break;
+                };
+                let connection = state.connections.places.get(slot);
+                connection.and_then(|it| it.as_ref().map(|it| it.clone_ref(py)))
+            };
+            if let Some(connection) = expired {
+                Connection::on_deadline(connection.bind(py), kind)?;
+            }
+        }
+        Self::set_timer(slf, kind)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(state) = self.state.for_traversal() else {
+            return Ok(());
+        };
+        if let Some(objects) = &state.objects {
+            visit.call(&objects.event_loop)?;
+            visit.call(&objects.application)?;
+            visit.call(&objects.state)?;
+            visit.call(&objects.access_log)?;
+            visit.call(&objects.forwarded)?;
+            visit.call(&objects.logger)?;
+            visit.call(&objects.context)?;
+        }
+        for connection in state.connections.iter() {
+            visit.call(connection)?;
+        }
+        for request in state.waiting.iter() {
+            visit.call(request)?;
+        }
+        for timer in state.timers.iter().flatten() {
+            visit.call(timer)?;
+        }
+        for future in &state.closing {
+            visit.call(future)?;
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        let dropped = {
+            let mut state = self.state.get_mut(py);
+            (
+                state.objects.take(),
+                std::mem::replace(&mut state.connections, Table::new()),
+                std::mem::replace(&mut state.waiting, Table::new()),
+                std::mem::take(&mut state.timers),
+                std::mem::take(&mut state.closing),
+            )
+        };
+        drop(dropped);
+    }
+}
+
+/// Fields that are added to every response, the value of Server, and whether Date is among the fields.
+type DefaultFields = (Vec<(Vec<u8>, Vec<u8>)>, Option<String>, bool);
+
+fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResult<DefaultFields> {
+    let mut fields = Vec::new();
+    let mut server = None;
+    let mut has_date = false;
+    let Some(headers) = headers else {
+        return Ok((fields, server, has_date));
+    };
+    for pair in headers.try_iter()? {
+        let (name, value) = super::request::name_and_value(&pair?)?;
+        let name = crate::buffers::with_bytes(&name, |name| Ok(name.to_ascii_lowercase()))?;
+        let value = crate::buffers::with_bytes(&value, |value| Ok(value.to_vec()))?;
+        if !ringloop_http::is_field(&name, &value) {
+            return Err(objects::error::<PyValueError>(py, "invalid HTTP header"));
+        }
+        has_date |= name == b"date";
+        match String::from_utf8(value) {
+            Ok(value) if name == b"server" && server.is_none() => server = Some(value),
+            Ok(value) => fields.push((name, value.into_bytes())),
+            Err(error) => fields.push((name, error.into_bytes())),
+        }
+    }
+    Ok((fields, server, has_date))
+}
+
+impl HttpService {
+    pub(super) fn limits(&self) -> Limits {
+        self.settings.limits
+    }
+
+    pub(super) fn body_ahead(&self) -> usize {
+        self.settings.body_ahead
+    }
+
+    pub(super) fn logs_access(&self) -> bool {
+        self.settings.logs_access
+    }
+
+    pub(super) fn has_state(&self) -> bool {
+        self.settings.has_state
+    }
+
+    pub(super) fn root_path_bytes(&self) -> &[u8] {
+        &self.settings.root_path_bytes
+    }
+
+    pub(super) fn default_fields(&self) -> &[(Vec<u8>, Vec<u8>)] {
+        &self.settings.default_fields
+    }
+
+    /// What `pick` finds among the objects of the service, which has them until the collector ends it.
+    fn object<'py, T>(
+        &self,
+        py: Python<'py>,
+        pick: impl FnOnce(&Objects) -> &Py<T>,
+    ) -> PyResult<Bound<'py, T>> {
+        let state = self.state.get(py);
+        if let Some(objects) = &state.objects {
+            return Ok(pick(objects).bind(py).clone());
+        }
+        drop(state);
+        Err(objects::error::<PyRuntimeError>(py, "the service is gone"))
+    }
+
+    pub(super) fn application<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.object(py, |it| &it.application)
+    }
+
+    pub(super) fn root_path<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
+        self.object(py, |it| &it.root_path)
+    }
+
+    /// A new `scope["asgi"]`.
+    pub(super) fn asgi<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.object(py, |it| &it.asgi)?.copy()
+    }
+
+    /// A new `scope["state"]`, if there is one.
+    pub(super) fn state<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        if !self.settings.has_state {
+            return Ok(None);
+        }
+        let template = {
+            let state = self.state.get(py);
+            let objects = state.objects.as_ref();
+            objects.and_then(|objects| objects.state.clone_ref_opt(py))
+        };
+        template
+            .map(|template| template.bind(py).copy())
+            .transpose()
+    }
+
+    /// A new context for a request.
+    pub(super) fn context<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        awaitable::copy_of_context(&self.object(py, |it| &it.context)?)
+    }
+
+    /// Has the scope of a forwarded request changed to what its proxy says.
+    pub(super) fn forward(&self, py: Python<'_>, scope: &Bound<'_, PyDict>) -> PyResult<()> {
+        let forwarded = {
+            let state = self.state.get(py);
+            let objects = state.objects.as_ref();
+            objects.and_then(|objects| objects.forwarded.clone_ref_opt(py))
+        };
+        match forwarded {
+            Some(forwarded) => forwarded.bind(py).call1((scope,)).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn create_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.object(py, |it| &it.event_loop)?
+            .call_method0(intern!(py, "create_future"))
+    }
+
+    pub(super) fn call_soon(&self, py: Python<'_>, callback: &Bound<'_, PyAny>) -> PyResult<()> {
+        let event_loop = self.object(py, |it| &it.event_loop)?;
+        let options = objects::dict(py)?;
+        options.set_item(intern!(py, "context"), self.context(py)?)?;
+        event_loop
+            .call_method(intern!(py, "call_soon"), (callback,), Some(&options))
+            .map(drop)
+    }
+
+    pub(super) fn call_later(
+        &self,
+        py: Python<'_>,
+        delay_s: f64,
+        callback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let event_loop = self.object(py, |it| &it.event_loop)?;
+        let options = objects::dict(py)?;
+        options.set_item(intern!(py, "context"), self.context(py)?)?;
+        let arguments = (New(delay_s), callback);
+        event_loop
+            .call_method(intern!(py, "call_later"), arguments, Some(&options))
+            .map(drop)
+    }
+
+    /// Calls a function of `ringloop._http` that logs something.
+    #[cold]
+    pub(super) fn report(
+        &self,
+        py: Python<'_>,
+        function: &str,
+        argument: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let logger = self.object(py, |it| &it.logger)?;
+        support::http(py)?
+            .getattr(New(function))?
+            .call1((logger, argument))
+            .map(drop)
+    }
+
+    #[cold]
+    pub(super) fn warn(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        let logger = self.object(py, |it| &it.logger)?;
+        logger
+            .call_method1(intern!(py, "warning"), (New(text),))
+            .map(drop)
+    }
+
+    /// Logs a request that is being answered.
+    pub(super) fn log_access(
+        &self,
+        py: Python<'_>,
+        scope: &Bound<'_, PyDict>,
+        status: u16,
+    ) -> PyResult<()> {
+        let log = {
+            let state = self.state.get(py);
+            let objects = state.objects.as_ref();
+            objects.and_then(|objects| objects.access_log.clone_ref_opt(py))
+        };
+        let Some(log) = log else {
+            return Ok(());
+        };
+        support::http(py)?
+            .getattr(intern!(py, "log_access"))?
+            .call1((log, scope, New(status)))
+            .map(drop)
+    }
+
+    /// Memory for the fields of a head. To be given back.
+    pub(super) fn take_head(&self, py: Python<'_>) -> h1::Head {
+        std::mem::take(&mut self.scratch.get_mut(py).head)
+    }
+
+    pub(super) fn return_head(&self, py: Python<'_>, head: h1::Head) {
+        self.scratch.get_mut(py).head = head;
+    }
+
+    /// An empty buffer for a response. To be given back.
+    pub(super) fn take_buffer(&self, py: Python<'_>) -> Vec<u8> {
+        std::mem::take(&mut self.scratch.get_mut(py).buffer)
+    }
+
+    pub(super) fn return_buffer(&self, py: Python<'_>, mut buffer: Vec<u8>) {
+        if buffer.capacity() <= BUFFER_KEPT {
+            buffer.clear();
+            self.scratch.get_mut(py).buffer = buffer;
+        }
+    }
+
+    /// Runs `body` with the server's own fields, and the time in seconds since 1970. It must not run Python code.
+    pub(super) fn with_lines<R>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut Lines, u64) -> R,
+    ) -> R {
+        let now = std::time::SystemTime::now();
+        let since = now.duration_since(std::time::UNIX_EPOCH);
+        let unix_s = since.map_or(0, |since| since.as_secs());
+        body(&mut self.scratch.get_mut(py).lines, unix_s)
+    }
+
+    pub(super) fn is_shutting_down(&self, py: Python<'_>) -> bool {
+        self.state.get(py).is_shutting_down
+    }
+
+    /// Whether uvicorn's `limit_concurrency` is reached.
+    pub(super) fn is_overloaded(&self, py: Python<'_>) -> bool {
+        self.settings.concurrency.is_some_and(|limit| {
+            let state = self.state.get(py);
+            state.connections.len() >= limit || state.active >= limit
+        })
+    }
+
+    /// Counts a request that is refused.
+    pub(super) fn count_request(&self, py: Python<'_>) {
+        self.state.get_mut(py).requests += 1;
+    }
+
+    /// Enters a connection.
+    pub(super) fn enter(&self, connection: &Bound<'_, Connection>) -> usize {
+        let mut state = self.state.get_mut(connection.py());
+        state.connections.insert(connection.clone().unbind())
+    }
+
+    /// Forgets a connection.
+    pub(super) fn leave(&self, py: Python<'_>, slot: usize) -> PyResult<()> {
+        let removed = {
+            let mut state = self.state.get_mut(py);
+            state.deadlines.clear_reading(slot);
+            state.deadlines.clear_writing(slot);
+            state.connections.remove(slot)
+        };
+        drop(removed);
+        self.check_closed(py)
+    }
+
+    fn all_connections(&self, py: Python<'_>) -> Vec<Py<Connection>> {
+        let state = self.state.get(py);
+        state
+            .connections
+            .iter()
+            .map(|it| it.clone_ref(py))
+            .collect()
+    }
+
+    fn all_waiting(&self, py: Python<'_>) -> Vec<Py<Request>> {
+        let state = self.state.get(py);
+        state.waiting.iter().map(|it| it.clone_ref(py)).collect()
+    }
+
+    /// Tells those who wait for it that all is over, if it is.
+    fn check_closed(&self, py: Python<'_>) -> PyResult<()> {
+        let (waiting, timers) = {
+            let mut state = self.state.get_mut(py);
+            if state.connections.len() > 0 || state.active > 0 {
+                return Ok(());
+            }
+            (
+                std::mem::take(&mut state.closing),
+                std::mem::take(&mut state.timers),
+            )
+        };
+        for timer in timers.into_iter().flatten() {
+            timer.bind(py).call_method0(intern!(py, "cancel"))?;
+        }
+        super::request::wake(py, waiting)
+    }
+
+    /// Starts the task of a request. Its first step runs at once, unless the user has a task factory.
+    pub(super) fn start(slf: &Bound<'_, Self>, request: &Bound<'_, Request>) -> PyResult<()> {
+        let this = slf.get();
+        let py = slf.py();
+        {
+            let mut state = this.state.get_mut(py);
+            state.requests += 1;
+            state.active += 1;
+        }
+        let task = match this.make_task(py, request) {
+            Ok(task) => task,
+            Err(error) => {
+                if !request.get().is_over(py) {
+                    this.on_request_over(py, None)?;
+                }
+                return Err(error);
+            }
+        };
+        if !request.get().is_over(py) {
+            let slot = {
+                let mut state = this.state.get_mut(py);
+                state.waiting.insert(request.clone().unbind())
+            };
+            request.get().set_task(&task, slot);
+        }
+        Ok(())
+    }
+
+    fn make_task<'py>(
+        &self,
+        py: Python<'py>,
+        request: &Bound<'py, Request>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let context = self.context(py)?;
+        let event_loop = self.object(py, |it| &it.event_loop)?;
+        if event_loop.get().has_task_factory(py) {
+            let options = objects::dict(py)?;
+            options.set_item(intern!(py, "context"), context)?;
+            return event_loop.call_method(intern!(py, "create_task"), (request,), Some(&options));
+        }
+        let class = self.object(py, |it| &it.task_class)?;
+        let names = self.object(py, |it| &it.task_names)?;
+        let eager = pyo3::types::PyBool::new(py, true);
+        let arguments = [
+            request.as_ptr(),
+            event_loop.as_ptr(),
+            context.as_ptr(),
+            eager.as_ptr(),
+        ];
+        if python_is_at_least(12) {
+            return awaitable::call(&class, &arguments, Some(&names));
+        }
+        // The task has queued its first step, as the last of all. Nothing else runs in between.
+        let queued = event_loop.get().queue.get(py).ready.len();
+        let task = awaitable::call(&class, &arguments[..3], Some(&names))?;
+        // Inside of another task it can't run.
+        let current = support::http(py)?
+            .getattr(intern!(py, "current_task"))?
+            .call1((&event_loop,))?;
+        let step = if current.is_none() {
+            let mut queue = event_loop.get().queue.get_mut(py);
+            let is_next = queue.ready.len() == queued + 1
+                && matches!(queue.ready.back(), Some(Ready::Handle(_)));
+            is_next.then(|| queue.ready.pop_back()).flatten()
+        } else {
+            None
+        };
+        if let Some(Ready::Handle(step)) = step {
+            let result = step.run(py);
+            step.finish_run(py);
+            step.release(py);
+            result?;
+        }
+        Ok(task)
+    }
+
+    /// The task of a request is over.
+    pub(super) fn on_request_over(&self, py: Python<'_>, slot: Option<usize>) -> PyResult<()> {
+        let removed = {
+            let mut state = self.state.get_mut(py);
+            state.active = state.active.saturating_sub(1);
+            slot.and_then(|slot| state.waiting.remove(slot))
+        };
+        drop(removed);
+        if self.state.get(py).active == 0 {
+            return self.check_closed(py);
+        }
+        Ok(())
+    }
+
+    /// Sets the deadline that a connection has for reading, or clears it. One for a head or a body goes on.
+    pub(super) fn set_deadline(
+        slf: &Bound<'_, Self>,
+        slot: usize,
+        kind: Option<Kind>,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let py = slf.py();
+        let timeout_ns = kind.and_then(|kind| this.settings.timeouts_ns[kind as usize]);
+        let (Some(kind), Some(timeout_ns)) = (kind, timeout_ns) else {
+            this.state.get_mut(py).deadlines.clear_reading(slot);
+            return Ok(());
+        };
+        {
+            let mut state = this.state.get_mut(py);
+            if kind == Kind::Head && state.deadlines.reading(slot) == Some(kind) {
+                return Ok(());
+            }
+            let at_ns = clock::now_ns().saturating_add(timeout_ns);
+            state.deadlines.set(slot, kind, at_ns);
+            if state.timers[kind as usize].is_some() {
+                return Ok(());
+            }
+        }
+        Self::set_timer(slf, kind)
+    }
+
+    /// Gives a peer time to read.
+    pub(super) fn set_write_deadline(slf: &Bound<'_, Self>, slot: usize) -> PyResult<()> {
+        let this = slf.get();
+        let Some(timeout_ns) = this.settings.timeouts_ns[Kind::Write as usize] else {
+            return Ok(());
+        };
+        let at_ns = clock::now_ns().saturating_add(timeout_ns);
+        this.state
+            .get_mut(slf.py())
+            .deadlines
+            .set(slot, Kind::Write, at_ns);
+        Self::set_timer(slf, Kind::Write)
+    }
+
+    pub(super) fn clear_write_deadline(&self, py: Python<'_>, slot: usize) {
+        self.state.get_mut(py).deadlines.clear_writing(slot);
+    }
+
+    /// Has the loop call when the first deadline of a kind expires.
+    fn set_timer(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let first_ns = {
+            let state = this.state.get(py);
+            if state.timers[kind as usize].is_some() {
+                return Ok(());
+            }
+            state.deadlines.first(kind)
+        };
+        let Some(first_ns) = first_ns else {
+            return Ok(());
+        };
+        let event_loop = this.object(py, |it| &it.event_loop)?;
+        let callback = slf.getattr(intern!(py, "_on_timer"))?;
+        let options = objects::dict(py)?;
+        options.set_item(intern!(py, "context"), this.context(py)?)?;
+        let arguments = (New(first_ns as f64 * 1e-9), callback, New(kind as usize));
+        let timer = event_loop.call_method(intern!(py, "call_at"), arguments, Some(&options))?;
+        let previous = this.state.get_mut(py).timers[kind as usize].replace(timer.unbind());
+        drop(previous);
+        Ok(())
+    }
+}

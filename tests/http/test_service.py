@@ -1,0 +1,691 @@
+"""The service around the requests: deadlines, ends, memory, other kinds of connections. uvicorn has none of this, or another way."""
+
+import asyncio
+import gc
+import inspect
+import ssl
+import sys
+import weakref
+
+import pytest
+from serving import LOGGER, Client, Server, answer, body_of, run, text
+from test_http1 import GET, LAST, SIZED
+
+import support
+from ringloop import _core
+
+pytestmark = pytest.mark.ringloop_only
+
+
+# -- receive and send -------------------------------------------------------------------------------------------------
+
+
+def within_request(arm, loop, body, request=GET):
+    """Runs `body(receive, send)` within a request."""
+    outcome = []
+
+    async def application(scope, receive, send):
+        try:
+            outcome.append(await body(receive, send))
+        except BaseException as error:
+            outcome.append(error)
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(request)
+            await client.response()
+
+    run(loop, test())
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+MESSAGE = {"type": "http.request", "body": b"hello world", "more_body": False}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda receive: receive(),
+        lambda receive: asyncio.create_task(receive()),
+        lambda receive: asyncio.ensure_future(receive()),
+        lambda receive: asyncio.wait_for(receive(), support.PATIENCE_S),
+        lambda receive: asyncio.shield(receive()),
+    ],
+)
+def test_awaiting_receive(arm, loop, way):
+    async def body(receive, send):
+        return await way(receive)
+
+    assert within_request(arm, loop, body, SIZED) == MESSAGE
+
+
+def test_groups_of_receive_and_send(arm, loop):
+    async def body(receive, send):
+        first, second = await asyncio.gather(receive(), asyncio.sleep(0))
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(receive())
+            await asyncio.sleep(0)
+            assert "receive" in repr(task)
+            assert task.get_stack() == []
+            task.cancel()
+        assert task.cancelled()
+        done, _ = await asyncio.wait({asyncio.ensure_future(asyncio.sleep(0))})
+        assert done
+        return first, second
+
+    assert within_request(arm, loop, body, SIZED) == (MESSAGE, None)
+
+
+def test_a_task_that_is_cancelled_before_it_starts_takes_no_message(arm, loop):
+    async def body(receive, send):
+        task = asyncio.create_task(receive())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await receive()
+
+    assert within_request(arm, loop, body, SIZED) == MESSAGE
+
+
+def test_a_wait_that_is_cancelled(arm, loop):
+    async def body(receive, send):
+        assert await receive() == MESSAGE
+        waiting = receive()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting, 0.01)
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            await waiting
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await receive()
+        return "over"
+
+    assert within_request(arm, loop, body, SIZED) == "over"
+
+
+def test_several_wait_for_the_same_message(arm, loop):
+    seen = []
+
+    async def application(scope, receive, send):
+        tasks = [asyncio.create_task(receive()) for _ in range(3)]
+        await asyncio.sleep(0)
+        begun.set()
+        seen.extend(await asyncio.gather(*tasks))
+        await answer(send)
+
+    begun = asyncio.Event()
+
+    async def test():
+        async with Server(arm, application) as server:
+            async with server.client() as client:
+                client.write(SIZED[:-11])
+                await begun.wait()
+                client.write(b"hello world")
+                while server.service.active and not seen:
+                    await asyncio.sleep(0)
+                    if server.service.requests:
+                        break
+            while not seen:
+                await asyncio.sleep(0)
+
+    run(loop, test())
+    assert sorted(message["type"] for message in seen) == ["http.disconnect", "http.disconnect", "http.request"]
+
+
+def test_what_receive_and_send_are(arm, loop):
+    async def body(receive, send):
+        for channel, call in ((receive, receive()), (send, send({"type": "none"}))):
+            assert inspect.isawaitable(call)
+            assert asyncio.iscoroutine(call)
+            assert inspect.iscoroutinefunction(channel) == (sys.version_info >= (3, 12))
+            if sys.version_info < (3, 14):
+                assert asyncio.iscoroutinefunction(channel)
+            assert call.__name__ == call.__qualname__ == channel.__name__
+            assert inspect.getcoroutinestate(call) in (inspect.CORO_CREATED, inspect.CORO_CLOSED)
+            assert repr(call).startswith(f"<coroutine object {channel.__name__} at 0x")
+            with pytest.raises(ZeroDivisionError):
+                call.throw(ZeroDivisionError)
+            with pytest.raises(RuntimeError, match="cannot reuse"):
+                call.send(None)
+            call.close()
+            with pytest.raises(RuntimeError, match="cannot reuse"):
+                await call
+            with pytest.raises(TypeError):
+                channel(1, 2)
+            with pytest.raises(TypeError):
+                channel(other=1)
+            with pytest.raises(TypeError):
+                type(channel)()
+            with pytest.raises(TypeError):
+                type(call)()
+        with pytest.raises(TypeError, match="exceptions must be"):
+            receive().throw(1)
+        call = receive()
+        with pytest.raises(TypeError):
+            call.throw()
+        call.close()
+        named = send(message={"type": "none"})
+        with pytest.raises(RuntimeError, match=r"Expected ASGI message 'http\.response\.start', but got 'none'"):
+            await named
+        stepped = receive()
+        with pytest.raises(StopIteration) as stop:
+            stepped.send(None)
+        return stop.value.value
+
+    assert within_request(arm, loop, body, SIZED) == MESSAGE
+
+
+def test_one_that_is_never_awaited_warns(arm, loop):
+    async def body(receive, send):
+        with pytest.warns(RuntimeWarning, match="coroutine 'receive' was never awaited"):
+            receive()
+        with pytest.warns(RuntimeWarning, match="coroutine 'send' was never awaited"):
+            send({})
+
+    within_request(arm, loop, body)
+
+
+def test_the_coroutine_of_a_requests_task(arm, loop):
+    seen = []
+
+    async def application(scope, receive, send):
+        task = asyncio.current_task()
+        coroutine = task.get_coro()
+        assert asyncio.iscoroutine(coroutine)
+        assert inspect.getcoroutinestate(coroutine) == inspect.CORO_RUNNING
+        with pytest.raises(ValueError, match="already executing"):
+            coroutine.send(None)
+        with pytest.raises(ValueError, match="already executing"):
+            coroutine.close()
+        loop.call_soon(look, task)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await answer(send)
+        task.add_done_callback(lambda task: seen.append(task.result()))
+        loop.call_soon(ended, coroutine)
+
+    def look(task):
+        (frame,) = task.get_stack()
+        seen.append(frame.f_code.co_name)
+        coroutine = task.get_coro()
+        seen.append(inspect.getcoroutinestate(coroutine))
+        with pytest.raises(AttributeError):
+            coroutine.nothing  # noqa: B018
+
+    def ended(coroutine):
+        with pytest.raises(RuntimeError, match="cannot reuse"):
+            coroutine.send(None)
+        coroutine.close()
+        seen.append(inspect.getcoroutinestate(coroutine))
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(GET)
+            await client.response()
+            while len(seen) < 4:
+                await asyncio.sleep(0)
+
+    run(loop, test())
+    assert seen[:2] == ["application", inspect.CORO_SUSPENDED]
+    assert sorted(map(str, seen[2:])) == [inspect.CORO_CLOSED, "None"]
+
+
+def test_applications_that_are_no_coroutine_functions(arm, loop):
+    class Awaitable:
+        def __init__(self, coroutine):
+            self.coroutine = coroutine
+
+        def __await__(self):
+            return self.coroutine.__await__()
+
+    def application(scope, receive, send):
+        assert asyncio.current_task() is not None
+        return Awaitable(text(b"ok")(scope, receive, send))
+
+    async def test():
+        async with Server(arm, application) as server:
+            assert (await server.ask(LAST)).endswith(b"ok")
+        async with Server(arm, lambda scope, receive, send: 1) as server:
+            assert (await server.ask(LAST)).startswith(b"HTTP/1.1 500")
+
+    run(loop, test())
+
+
+def test_a_task_factory(arm, loop):
+    made = []
+
+    def factory(loop, coroutine, **options):
+        made.append(asyncio.Task(coroutine, loop=loop, **options))
+        return made[-1]
+
+    async def test():
+        async with Server(arm, text(b"ok")) as server, server.client() as client:
+            loop.set_task_factory(factory)
+            client.write(GET + GET)
+            assert (await client.response())[2] == (await client.response())[2] == b"ok"
+            loop.set_task_factory(None)
+
+    run(loop, test())
+    assert len(made) == 2
+
+
+def test_a_task_that_is_cancelled_before_its_first_step(arm, loop, caplog):
+    def factory(loop, coroutine, **options):
+        task = asyncio.Task(coroutine, loop=loop, **options)
+        task.cancel()
+        return task
+
+    async def test():
+        async with Server(arm, text(b"never")) as server, server.client() as client:
+            loop.set_task_factory(factory)
+            client.write(GET)
+            answer = await client.rest()
+            loop.set_task_factory(None)
+            assert answer.startswith(b"HTTP/1.1 500")
+
+    run(loop, test())
+    assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == [
+        "Exception in ASGI application\n"
+    ]
+
+
+# -- Deadlines --------------------------------------------------------------------------------------------------------
+
+
+async def forever(scope, receive, send):
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "request_bytes", "status"),
+    [
+        ({"timeout_keep_alive": 0.05}, GET, b"HTTP/1.1 200"),
+        ({"timeout_head": 0.05}, GET[:-2], b"HTTP/1.1 408"),
+        ({"timeout_head": 0.05}, b"", b""),
+        ({"timeout_body": 0.05}, SIZED[:-3], b"HTTP/1.1 408"),
+    ],
+)
+def test_clients_that_are_too_slow(arm, loop, settings, request_bytes, status):
+    async def application(scope, receive, send):
+        if scope["method"] == "POST":
+            await forever(scope, receive, send)
+        await answer(send)
+
+    async def test():
+        settings_off = dict.fromkeys(("timeout_keep_alive", "timeout_head", "timeout_body", "timeout_write"))
+        async with Server(arm, application, **{**settings_off, **settings}) as server, server.client() as client:
+            client.write(request_bytes)
+            response = await client.rest()
+            assert response.startswith(status)
+            assert bool(response) == bool(status)
+
+    run(loop, test())
+
+
+def test_a_deadline_is_that_of_the_last_request(arm, loop):
+    async def test():
+        async with (
+            Server(arm, text(b"ok"), timeout_keep_alive=0.3, timeout_head=0.3) as server,
+            server.client() as client,
+        ):
+            for _ in range(10):
+                client.write(GET)
+                assert (await client.response())[2] == b"ok"
+                await asyncio.sleep(0.06)
+            assert await client.rest() == b""
+
+    run(loop, test())
+
+
+def test_an_application_may_take_its_time(arm, loop):
+    async def application(scope, receive, send):
+        await asyncio.sleep(0.3)
+        assert (await body_of(receive))[0] == b"hello world"
+        await answer(send, b"ok")
+
+    async def test():
+        settings = dict.fromkeys(("timeout_keep_alive", "timeout_head", "timeout_body"), 0.1)
+        async with Server(arm, application, **settings) as server, server.client() as client:
+            client.write(SIZED)
+            assert (await client.response())[2] == b"ok"
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_peer_that_does_not_read(arm, loop, ends):
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": bytes(50_000_000), "more_body": not ends})
+        if not ends:
+            await forever(scope, receive, send)
+        over.set()
+
+    over = asyncio.Event()
+
+    async def test():
+        async with Server(arm, application, timeout_write=0.1) as server, server.client() as client:
+            client.writer.transport.pause_reading()
+            client.write(GET)
+            await over.wait()
+            while server.service.connections:
+                await asyncio.sleep(0.01)
+
+    run(loop, test())
+
+
+# -- The end ----------------------------------------------------------------------------------------------------------
+
+
+def test_shutting_down(arm, loop):
+    may_end = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def application(scope, receive, send):
+        if scope["path"] == "/slow":
+            begun.set()
+            await may_end.wait()
+        await answer(send, b"ok")
+
+    async def test():
+        async with (
+            Server(arm, application) as server,
+            server.client() as idle,
+            server.client() as busy,
+            server.client() as fresh,
+        ):
+            idle.write(GET)
+            await idle.response()
+            busy.write(GET.replace(b"/ ", b"/slow ", 1) + GET)
+            await begun.wait()
+            while server.service.connections < 3:
+                await asyncio.sleep(0)
+            closed = server.service.wait_closed()
+            server.service.shut_down()
+            assert await idle.rest() == b""
+            assert not closed.done()
+            # Those who have just connected get time for a request.
+            fresh.write(GET)
+            assert (await fresh.response())[1]["connection"] == "close"
+            assert await server.ask(b"") == b""
+            may_end.set()
+            line, fields, body = await busy.response()
+            assert (line, fields["connection"], body) == ("HTTP/1.1 200 OK", "close", b"ok")
+            assert await busy.rest() == b""
+            await closed
+            await server.service.wait_closed()
+            assert server.service.requests == 3
+
+    run(loop, test())
+
+
+def test_disconnecting(arm, loop):
+    seen = []
+    begun = asyncio.Event()
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        seen.append((await receive())["type"])
+        begun.set()
+        seen.append((await receive())["type"])
+        await send({"type": "http.response.body", "body": b"bye"})
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(GET)
+            await begun.wait()
+            server.service.disconnect()
+            assert (await client.response())[2] == b"bye"
+
+    run(loop, test())
+    assert seen == ["http.request", "http.disconnect"]
+
+
+def test_aborting(arm, loop, caplog):
+    begun = asyncio.Event()
+    cancelled = []
+
+    async def application(scope, receive, send):
+        begun.set()
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(GET)
+            await begun.wait()
+            closed = [server.service.wait_closed(), server.service.wait_closed()]
+            closed[0].cancel()
+            server.service.abort()
+            await closed[1]
+            with pytest.raises(ConnectionError):
+                assert await client.rest() == b""
+                raise ConnectionError
+
+    run(loop, test())
+    assert cancelled == [1]
+
+
+# -- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def count_natives():
+    gc.collect()
+    gc.collect()
+    classes = (
+        _core.HttpService,
+        _core.HttpConnection,
+        _core.HttpRequest,
+        _core.HttpReceive,
+        _core.HttpSend,
+        _core.HttpExchange,
+    )
+    return {kind.__name__: sum(type(thing) is kind for thing in gc.get_objects()) for kind in classes}
+
+
+@pytest.mark.parametrize("kept", ["scope", "receive", "send", "exchange", "task"])
+def test_cycles_are_collected(arm, new_loop, kept):
+    """Whatever an application keeps in a cycle, all is gone when it is unreachable."""
+    before = count_natives()
+
+    class Thing:
+        pass
+
+    def serve():
+        loop = new_loop()
+        thing = Thing()
+
+        async def application(scope, receive, send):
+            call = receive()
+            await call
+            kinds = {"scope": scope, "receive": receive, "send": send, "exchange": call, "task": asyncio.current_task()}
+            thing.kept = kinds[kept]
+            scope["thing"] = thing
+            thing.application = application
+            await answer(send)
+
+        async def test():
+            async with Server(arm, application) as server, server.client() as client:
+                client.write(GET + GET)
+                await client.response()
+                await client.response()
+
+        run(loop, test())
+        support.finish(loop)
+        return weakref.ref(thing)
+
+    thing = serve()
+    after = count_natives()
+    assert thing() is None
+    assert after == before
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_requests_in_flight_are_collected_with_their_loop(arm, new_loop):
+    before = count_natives()
+
+    def serve():
+        loop = new_loop()
+        begun = asyncio.Event()
+
+        async def application(scope, receive, send):
+            scope["service"] = service
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def test():
+            nonlocal service
+            service = _core.HttpService(loop, application)
+            listener = await loop.create_server(service.protocol, support.HOST, 0)
+            _, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+            writer.write(GET)
+            await begun.wait()
+            writer.close()
+            listener.close()
+
+        service = None
+        loop.run_until_complete(test())
+        loop.close()
+
+    serve()
+    assert count_natives() == before
+
+
+def test_waits_that_are_given_up_leave_nothing(arm, loop):
+    """Starlette's `is_disconnected` asks `receive` and gives up at once, for each part of a stream."""
+
+    async def body(receive, send):
+        await receive()
+        for _ in range(200):
+            task = asyncio.create_task(receive())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+        del task
+        gc.collect()
+        return sum(isinstance(thing, asyncio.Future) for thing in gc.get_objects())
+
+    assert within_request(arm, loop, body) < 50
+
+
+def test_nothing_grows_with_requests(arm, loop):
+    counts = []
+
+    async def application(scope, receive, send):
+        if scope["path"] == "/slow":
+            await asyncio.sleep(0)
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            for _ in range(3):
+                for number in range(100):
+                    path = b"/slow" if number % 2 else b"/%d" % number
+                    client.write(GET.replace(b"/ ", path + b" ", 1))
+                    await client.response()
+                await asyncio.sleep(0)
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+
+    run(loop, test())
+    assert counts[2] - counts[1] < 20
+
+
+# -- Other transports -------------------------------------------------------------------------------------------------
+
+
+def test_tls(arm, loop, contexts):
+    server_context, client_context = contexts
+    schemes = []
+
+    async def application(scope, receive, send):
+        schemes.append((scope["scheme"], scope["server"][1], scope["client"]))
+        body, _ = await body_of(receive)
+        await answer(send, body * 1000)
+
+    class Secure(Server):
+        def listening(self):
+            return {"ssl": server_context}
+
+    async def test():
+        async with Secure(arm, application) as server:
+            reader, writer = await asyncio.open_connection(
+                support.HOST, server.port, ssl=client_context, server_hostname="localhost"
+            )
+            address = writer.get_extra_info("sockname")
+            client = Client(reader, writer)
+            for _ in range(3):
+                client.write(SIZED + SIZED)
+                for _ in range(2):
+                    assert (await client.response())[2] == b"hello world" * 1000
+            await client.close()
+            assert schemes == 6 * [("https", server.port, address)]
+
+    assert isinstance(server_context, ssl.SSLContext)
+    run(loop, test())
+
+
+def test_unix_sockets(arm, loop, tmp_path):
+    seen = []
+    path = str(tmp_path / "socket")
+
+    async def application(scope, receive, send):
+        seen.append((scope["server"], scope["client"]))
+        await answer(send, b"ok")
+
+    async def test():
+        service = _core.HttpService(loop, application, access_log=lambda *arguments: seen.append(arguments))
+        listener = await loop.create_unix_server(service.protocol, path)
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(LAST)
+        assert (await reader.read()).endswith(b"ok")
+        writer.close()
+        await writer.wait_closed()
+        listener.close()
+        await service.wait_closed()
+
+    run(loop, test())
+    assert seen == [((path, None), None), ("", "GET", "/", "1.1", 200)]
+
+
+def test_transports_that_are_not_ours(arm, loop):
+    """The protocol works with any transport: a test's, for one."""
+
+    class Transport(asyncio.Transport):
+        written = b""
+        closed = False
+
+        def write(self, data):
+            self.written += data
+
+        def close(self):
+            self.closed = True
+
+        def get_write_buffer_size(self):
+            return 0
+
+    async def test():
+        service = _core.HttpService(loop, text(b"ok"))
+        protocol, transport = service.protocol(), Transport({"peername": ("a", 1), "sockname": ("b", 2)})
+        protocol.connection_made(transport)
+        assert service.connections == 1
+        protocol.data_received(bytearray(GET[:10]))
+        protocol.data_received(memoryview(LAST)[10:])
+        while not transport.closed:
+            await asyncio.sleep(0)
+        assert transport.written.endswith(b"ok")
+        protocol.connection_lost(None)
+        protocol.connection_lost(None)
+        protocol.data_received(GET)
+        assert (service.connections, service.active) == (0, 0)
+
+    run(loop, test())
