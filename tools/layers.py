@@ -470,6 +470,10 @@ def read_package(root: Path, folder: str) -> Unit:
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
         files.setdefault(path.relative_to(package).with_suffix("").parts, path)
     names = {parts[0] for parts in files}
+    # A package in a package, which an `import` of another one of that name doesn't mean.
+    above = [folder.name for folder in package.parents if (folder / "__init__.py").exists()]
+    package_name = (*reversed(above), package.name)
+    depth = len(package_name)
     unit = Unit({name: Place("", 0) for name in names})
     for parts, path in files.items():
         place = path.relative_to(root).as_posix()
@@ -477,10 +481,9 @@ def read_package(root: Path, folder: str) -> Unit:
             unit.modules[parts[0]] = Place(place, 1)
         if path.suffix == ".pyi":
             continue
-        inside = (package.name, *parts[:-1])
-        for imported, line in _imports_of(ast.parse(path.read_text(), str(path)), inside):
-            if imported[0] == package.name:
-                target = imported[1] if len(imported) > 1 and imported[1] in names else "__init__"
+        for imported, line in _imports_of(ast.parse(path.read_text(), str(path)), (*package_name, *parts[:-1])):
+            if imported[:depth] == package_name:
+                target = imported[depth] if len(imported) > depth and imported[depth] in names else "__init__"
                 unit.add(parts[0], target, Place(place, line))
     return unit
 

@@ -4,10 +4,13 @@ Two ways to run a program on it:
 
     ringloop.run(main())                                            # any supported Python
     asyncio.run(main(), loop_factory=ringloop.new_event_loop)       # Python 3.12 and later
+
+`ringloop.serve("module:app")` serves an ASGI application; see `ringloop.http`.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +37,7 @@ Loop = EventLoop
 if TYPE_CHECKING:
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._policy import install as install
+    from .http import run as serve  # noqa: F401
 
 __all__ = ["EventLoop", "Loop", "Metrics", "__version__", "new_event_loop", "run"]
 if sys.version_info < (3, 14):
@@ -42,6 +46,10 @@ if sys.version_info < (3, 14):
 
 
 def __getattr__(name: str) -> Any:
+    # What few programs need is imported when they ask for it.
+    if name in ("http", "serve"):
+        http = importlib.import_module(f"{__name__}.http")
+        return http if name == "http" else http.run
     # Not `from . import`, which would ask here for the module.
     from ._policy import find
 

@@ -1,4 +1,4 @@
-"""`python -m ringloop`: which ringloop this is, and what it runs on."""
+"""`python -m ringloop`: which ringloop this is, and what it runs on; `serve` is an HTTP server."""
 
 from __future__ import annotations
 
@@ -17,17 +17,40 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0, 1 if something is refused, 2 for a wrong option or setting."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    if arguments and arguments[0] == "serve":
+        return _serve(arguments[1:])
     options = _parser().parse_args(arguments)
     status: int = options.run(options)
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _program() -> str:
     name = os.path.basename(sys.argv[0])
+    return "python -m ringloop" if name == "__main__.py" else name
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    try:
+        import click  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "click":
+            raise
+        print("ringloop serve needs click: pip install 'ringloop[serve]'", file=sys.stderr)
+        return 3
+    from .http import _command_line
+
+    _command_line.main(arguments, _program())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ringloop" if name == "__main__.py" else name,
+        prog=_program(),
         description="Say which ringloop, Python and kernel this is, which backend a loop gets and why, and how it would wait.",
-        epilog="A loop's settings come from the environment: RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL (docs/backends.md).",
+        epilog=f"To serve an ASGI application: {_program()} serve MODULE:ATTRIBUTE. "
+        "A loop's settings come from the environment: RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL (docs/backends.md).",
     )
     parser.add_argument("--version", action="version", version=f"ringloop {ringloop.__version__}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

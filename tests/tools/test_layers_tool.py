@@ -337,6 +337,12 @@ class TestPython:
             up("package/bottom.py", 2, "bottom", "__init__"),
         ]
 
+    def test_package_in_a_package(self, tmp_path):
+        """An absolute import of its last name alone means another package."""
+        code = "import package.top\nfrom some.package import bottom\nfrom some.package.top import run\n"
+        files = {**PACKAGE, "some/__init__.py": "", "some/package/middle.py": code}
+        assert run(tmp_path, files, PACKAGE_ARCHITECTURE) == [up("package/middle.py", 3, "middle", "top")]
+
     def test_packages_inside_and_native_modules(self, tmp_path):
         files = {
             **PACKAGE,

@@ -1,0 +1,266 @@
+"""`ringloop serve`: uvicorn's command line, with options of our own; by click."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import ringloop
+
+from ._applications import INTERFACES
+from ._config import Config
+from ._run import run
+from .logging import LOG_LEVELS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DEFAULTS = {
+    field.name: None if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(Config)
+}
+_HEAD_OF_NAMES = ("RINGLOOP_", "UVICORN_")
+
+
+class _Option(click.Option):
+    """An option that belongs to a group of the help, and has environment variables."""
+
+    def __init__(self, names: Sequence[str], *, group: str, ours: bool, **attributes: Any) -> None:
+        super().__init__(names, **attributes)
+        self.group = group
+        assert self.name is not None
+        heads = _HEAD_OF_NAMES[:1] if ours else _HEAD_OF_NAMES
+        self.envvar = [head + self.name.upper() for head in heads]
+
+
+class _Command(click.Command):
+    """A command whose help shows its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        others: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                records = groups.setdefault(parameter.group, []) if isinstance(parameter, _Option) else others
+                records.append(record)
+        for group, records in (*groups.items(), ("Other", others)):
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+def _split_header(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    headers = []
+    for text in values:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise click.BadParameter(f"{text!r} is not of the form Name:Value", context, parameter)
+        headers.append((name.strip(), value.strip()))
+    return headers
+
+
+def _none_if_zero(context: click.Context, parameter: click.Parameter, value: float) -> float | None:
+    return value or None
+
+
+def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        python = f"{platform.python_implementation()} {platform.python_version()}"
+        click.echo(f"Running ringloop {ringloop.__version__} with {python} on {platform.system()}")
+        context.exit()
+
+
+_POSITIVE = click.IntRange(min=1)
+_COUNT = click.IntRange(min=0)
+_SECONDS = click.FloatRange(min=0)
+_PATH = click.Path(exists=True)
+
+
+def _options() -> list[click.Parameter]:
+    options: list[click.Parameter] = [
+        click.Argument(["app"], envvar=[f"{head}APP" for head in _HEAD_OF_NAMES], metavar="MODULE:ATTRIBUTE")
+    ]
+
+    def add(group: str, *names: str, ours: bool = False, **attributes: Any) -> None:
+        name = names[-1].partition("/")[0].lstrip("-").replace("-", "_")
+        default = _DEFAULTS.get(name)
+        if name in _DEFAULTS and not attributes.get("multiple"):
+            shown = isinstance(default, int | float | str) and not isinstance(default, bool) and default != ""
+            attributes = {"default": default, "show_default": shown, **attributes}
+        options.append(_Option(names, group=group, ours=ours, **attributes))
+
+    group = "Listening"
+    add(group, "--host", help="Address or name to listen on; an empty one means all addresses.")
+    add(group, "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
+    add(group, "--uds", metavar="PATH", help="Unix socket to listen on. The mode of one that exists is kept.")
+    add(group, "--fd", type=_COUNT, help="Descriptor of a socket to listen on. Sockets in LISTEN_FDS need no option.")
+    add(group, "--reuse-port/--no-reuse-port", ours=True, help="Listen with SO_REUSEPORT, a socket for each worker.")
+    add(group, "--backlog", type=_POSITIVE, help="Length of the kernel's queue of new connections.")
+
+    group = "Application"
+    add(group, "--factory", is_flag=True, help="MODULE:ATTRIBUTE is a function that makes the application.")
+    add(group, "--app-dir", default="", metavar="PATH", help="Where the module is. Default: the current directory.")
+    add(group, "--interface", type=click.Choice(INTERFACES), help="What the application is written for.")
+    add(
+        group,
+        "--lifespan",
+        type=click.Choice(("auto", "on", "off")),
+        help="Whether the application is told of start and end.",
+    )
+    add(group, "--root-path", metavar="PATH", help="Path under which the application is mounted.")
+    add(group, "--env-file", type=_PATH, help="File with environment variables for the application.")
+    add(group, "--reset-contextvars", is_flag=True, help="Run each request in an empty context.")
+    add(
+        group,
+        "--backend",
+        ours=True,
+        type=click.Choice(("auto", "io_uring", "epoll")),
+        help="The kernel's interface that the event loop uses. Default: auto.",
+    )
+
+    group = "Processes"
+    add(group, "--workers", type=_POSITIVE, help="Number of processes. Default: WEB_CONCURRENCY, or 1.")
+    add(group, "--workers-lifetime", ours=True, type=_SECONDS, help="Seconds after which a process is replaced.")
+    add(group, "--workers-max-rss", ours=True, type=_POSITIVE, help="MiB of memory above which a process is replaced.")
+    add(group, "--limit-max-requests", type=_POSITIVE, help="Requests after which a process ends, and is replaced.")
+    add(group, "--limit-max-requests-jitter", type=_COUNT, help="Largest random number added to that.")
+    add(group, "--timeout-worker-healthcheck", type=_SECONDS, help="Seconds after which a silent process is killed.")
+
+    group = "Reloading"
+    add(group, "--reload", is_flag=True, help="Start again whenever files change. Needs watchfiles.")
+    add(
+        group,
+        "--reload-dir",
+        "reload_dirs",
+        multiple=True,
+        type=_PATH,
+        help="Directory to watch. Default: the current one.",
+    )
+    add(
+        group,
+        "--reload-include",
+        "reload_includes",
+        multiple=True,
+        metavar="GLOB",
+        help="Files to watch besides '*.py'.",
+    )
+    add(
+        group,
+        "--reload-exclude",
+        "reload_excludes",
+        multiple=True,
+        metavar="GLOB",
+        help="Files to ignore besides '.*', '.py[cod]', '.sw.*' and '~*'.",
+    )
+    add(group, "--reload-delay", type=_SECONDS, help="Seconds to wait for further changes.")
+
+    group = "Logging"
+    add(
+        group, "--log-level", type=click.Choice(tuple(LOG_LEVELS)), help="Level of the server's loggers. Default: info."
+    )
+    add(group, "--log-config", type=_PATH, help="Logging configuration: a .json, .yaml or .ini file.")
+    add(group, "--access-log/--no-access-log", help="Log each request.")
+    add(group, "--use-colors/--no-use-colors", help="Colours in the log. Default: if it goes to a terminal.")
+
+    group = "Requests"
+    add(group, "--proxy-headers/--no-proxy-headers", help="Use X-Forwarded-For and X-Forwarded-Proto.")
+    add(
+        group,
+        "--forwarded-allow-ips",
+        metavar="LIST",
+        help="Proxies to trust: addresses and networks, with commas, or '*'. "
+        "Default: FORWARDED_ALLOW_IPS, or 127.0.0.1,::1.",
+    )
+    add(
+        group,
+        "--header",
+        "headers",
+        multiple=True,
+        callback=_split_header,
+        help="Header of each response, as Name:Value.",
+    )
+    add(group, "--server-header/--no-server-header", help="Send the header Server.")
+    add(group, "--date-header/--no-date-header", help="Send the header Date.")
+
+    group = "Limits"
+    add(group, "--limit-concurrency", type=_POSITIVE, help="Connections or requests above which 503 is answered.")
+    add(group, "--limit-head", ours=True, type=_POSITIVE, help="Bytes of a request's head.")
+    add(
+        group,
+        "--limit-body-ahead",
+        ours=True,
+        type=_POSITIVE,
+        help="Bytes of a body to read before the application asks.",
+    )
+    add(group, "--timeout-keep-alive", type=_SECONDS, help="Seconds to wait for the next request.")
+    zero: dict[str, Any] = {"ours": True, "type": _SECONDS, "callback": _none_if_zero}
+    add(group, "--timeout-head", help="Seconds to wait for a complete head; 0: no limit.", **zero)
+    add(group, "--timeout-body", help="Seconds to wait for more of a body; 0: no limit.", **zero)
+    add(group, "--timeout-write", help="Seconds to wait for a client to read; 0: no limit.", **zero)
+    add(group, "--timeout-graceful-shutdown", type=_SECONDS, help="Seconds that requests have to finish at shutdown.")
+
+    group = "TLS"
+    add(group, "--ssl-certfile", metavar="PATH", help="Certificate, with its chain. Read again when it changes.")
+    add(group, "--ssl-keyfile", metavar="PATH", help="Its key, if that is in a file of its own.")
+    add(group, "--ssl-keyfile-password", help="The key's password.")
+    add(group, "--ssl-ca-certs", metavar="PATH", help="Authorities of clients' certificates.")
+    add(group, "--ssl-cert-reqs", type=int, help="Clients' certificates: 0 none, 1 optional, 2 required.")
+    add(group, "--ssl-ciphers", help="Ciphers of TLS 1.2, as OpenSSL writes them.")
+    add(group, "--ssl-version", type=int, help="A protocol's number in Python's module ssl.")
+
+    group = "Other"
+    for name, attributes in _UVICORNS.items():
+        add(group, name, hidden=True, **attributes)
+    options.append(
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Show the version, and end.",
+        )
+    )
+    return options
+
+
+# Accepted, because they stand in command lines of uvicorn. All but the last have no effect, which `Config` says.
+_UVICORNS: dict[str, dict[str, Any]] = {
+    "--loop": {},
+    "--http": {},
+    "--http2": {"is_flag": True},
+    "--ws": {},
+    "--ws-max-size": {"type": int},
+    "--ws-max-queue": {"type": int},
+    "--ws-ping-interval": {"type": float},
+    "--ws-ping-timeout": {"type": float},
+    "--ws-per-message-deflate": {"type": bool},
+    "--h11-max-incomplete-event-size": {"type": _POSITIVE},
+}
+
+
+def _serve(app: str, app_dir: str, **options: Any) -> None:
+    for name in ("reload_dirs", "reload_includes", "reload_excludes"):
+        options[name] = list(options[name]) or None
+    if options["log_config"] is None:
+        del options["log_config"]
+    run(app, app_dir=app_dir, **options)
+
+
+def command(program: str) -> click.Command:
+    """`serve`, under the name of the program that it is part of."""
+    return _Command(
+        f"{program} serve",
+        params=_options(),
+        callback=_serve,
+        help="Serve an ASGI application over HTTP.",
+        epilog="Each option has an environment variable: RINGLOOP_PORT, or UVICORN_PORT, is --port. "
+        "More: docs/serve.md.",
+    )
+
+
+def main(arguments: Sequence[str], program: str) -> None:
+    """Runs the command line `serve`, without the word itself. Raises SystemExit: 2 for a mistake in it."""
+    command(program).main(list(arguments), prog_name=f"{program} serve")

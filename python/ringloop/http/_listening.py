@@ -1,0 +1,152 @@
+"""The sockets that a server listens on: an address, a Unix socket, a descriptor, or systemd's descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from typing import Any
+
+from ._errors import StartupError
+
+_FIRST_PASSED = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3).
+_ATTEMPTS = 8
+
+
+class Listeners:
+    """Sockets, and the path of the Unix socket among them, which is removed when they are closed."""
+
+    def __init__(self, sockets: list[socket.socket], path: str | None = None) -> None:
+        self.sockets = sockets
+        self._path = path
+        self._identity = None if path is None else _identify(path)
+
+    def close(self) -> None:
+        """Closes the sockets. The path is removed unless somebody has put something else there."""
+        close(self.sockets)
+        if self._path is not None and self._identity is not None and _identify(self._path) == self._identity:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self._path = None
+
+
+def bind(host: str | None, port: int, *, reuse_port: bool = False) -> Listeners:
+    """A socket for each address of the host (None or "": all addresses), all with the same port.
+
+    Raises StartupError.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, OverflowError) as error:
+        raise StartupError(f"{host or ''}:{port}: {getattr(error, 'strerror', None) or error}") from None
+    # The port that the first address got may be taken at the next one.
+    attempts = 1 if port else _ATTEMPTS
+    while True:
+        attempts -= 1
+        try:
+            return Listeners(_bind_all(list(dict.fromkeys(found)), reuse_port))
+        except StartupError:
+            if not attempts:
+                raise
+
+
+def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in found:
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError:
+                continue  # A family that this kernel hasn't got, IPv6 mostly.
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if not address[1] and len(sockets) > 1:
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            try:
+                sock.bind(address)
+            except OSError as error:
+                text = f"[Errno {error.errno}] error while attempting to bind on address {address!r}: "
+                raise StartupError(text + str(error.strerror).lower()) from None
+        if not sockets:
+            raise StartupError("no address of this host can be used here")
+    except BaseException:
+        close(sockets)
+        raise
+    return sockets
+
+
+def bind_unix(path: str) -> Listeners:
+    """A Unix socket. One that lies there is replaced, and its mode is kept; a new one gets 0o666.
+
+    Raises StartupError, also where something else lies there.
+    """
+    mode = 0o666
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        if stat.S_ISSOCK(status.st_mode):
+            mode = stat.S_IMODE(status.st_mode)
+            os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        os.chmod(path, mode)
+    except OSError as error:
+        sock.close()
+        raise StartupError(f"{path}: {error.strerror or error}") from None
+    return Listeners([sock], path)
+
+
+def adopt(descriptor: int) -> Listeners:
+    """The socket of a descriptor that was inherited; the descriptor itself stays open. Raises StartupError."""
+    try:
+        return Listeners([socket.socket(fileno=os.dup(descriptor))])
+    except OSError as error:
+        raise StartupError(f"descriptor {descriptor}: {error.strerror or error}") from None
+
+
+def passed_by_systemd() -> Listeners | None:
+    """The sockets that sd_listen_fds(3) speaks of, if there are any. Child processes don't hear of them.
+
+    Raises StartupError.
+    """
+    process, count = os.environ.get("LISTEN_PID"), os.environ.get("LISTEN_FDS")
+    if process != str(os.getpid()) or not (count or "").isdecimal():
+        return None
+    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+        os.environ.pop(name, None)
+    sockets: list[socket.socket] = []
+    for descriptor in range(_FIRST_PASSED, _FIRST_PASSED + int(count or 0)):
+        try:
+            sockets.append(socket.socket(fileno=descriptor))
+        except OSError as error:
+            close(sockets)
+            raise StartupError(f"descriptor {descriptor} of LISTEN_FDS: {error.strerror or error}") from None
+        sockets[-1].set_inheritable(False)
+    return Listeners(sockets)
+
+
+def _identify(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def close(sockets: list[socket.socket]) -> None:
+    """Closes all of them."""
+    for sock in sockets:
+        sock.close()
+
+
+def describe(sock: socket.socket) -> str:
+    """What a client connects to: "host:port" with brackets around IPv6, a path, or "@name" of an abstract socket."""
+    name = sock.getsockname()
+    if isinstance(name, tuple):
+        return f"[{name[0]}]:{name[1]}" if sock.family == socket.AF_INET6 else f"{name[0]}:{name[1]}"
+    return os.fsdecode(b"@" + name[1:]) if isinstance(name, bytes) and name[:1] == b"\0" else os.fsdecode(name)

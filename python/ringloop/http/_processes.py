@@ -1,0 +1,230 @@
+"""Child processes that serve, as their parent sees them, and what runs in them.
+
+Parent and child are connected by a pair of sockets. The child says when it is there, when it has started, and when it
+has served as many requests as it may; it answers pings in a thread, however busy its loop is. It ends when its parent
+has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from ._server import Server
+from .logging import logger
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from ._config import Config
+
+_HERE, _STARTED, _FULL, _PING, _PONG = b"here", b"started", b"full", b"ping", b"pong"
+
+# How often a worker's answer and its memory are looked at.
+_LOOK_INTERVAL_S = 1.0
+
+# How long after the deadline for its requests a worker has for the end of the application.
+_END_MARGIN_S = 30.0
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Worker:
+    """A child process that serves on these sockets, from its start to its end."""
+
+    def __init__(self, config: Config, sockets: list[socket.socket], ask_for_another: Callable[[Worker], None]) -> None:
+        """Starts the process. `ask_for_another` is called once when it should be replaced."""
+        self._config = config
+        self._ask_for_another = ask_for_another
+        self._loop = asyncio.get_running_loop()
+        self._settled = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._answers = True
+        self._killed = False
+        self.started = False
+        self._connection, theirs = _spawn.Pipe()
+        try:
+            self._process = _spawn.Process(target=_work, args=(config, sockets, theirs, _stdin()))
+            self._process.start()
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+        # multiprocessing's own sentinel is inherited by the child's children, and would wait for them, too.
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._note_end)
+        self._loop.add_reader(self._connection.fileno(), self._note_message)
+        self._look: asyncio.Task[None] | None = None
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._ended.is_set()
+
+    async def wait_until_settled(self) -> bool:
+        """Waits until it has started; False if it ended before."""
+        await self._settled.wait()
+        return self.started and not self.ended
+
+    async def wait_until_ended(self) -> None:
+        """Waits until the process is gone."""
+        await self._ended.wait()
+
+    async def end(self) -> None:
+        """Tells it to end, and waits until it is gone; it is killed when its time is over."""
+        self.signal(signal.SIGTERM)
+        limit = self._config.timeout_graceful_shutdown
+        try:
+            async with asyncio.timeout(None if limit is None else limit + _END_MARGIN_S):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.error("Child process [%d] does not end, killing it", self.pid)
+            self.signal(signal.SIGKILL)
+            await self._ended.wait()
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal, unless it is gone."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # What it said last.
+        while not self._connection.closed and self._connection.poll():
+            self._note_message()
+        self._drop_connection()
+        if self._look is not None:
+            self._look.cancel()
+        self._process.join()
+        self._ended.set()
+        self._settled.set()
+
+    def _drop_connection(self) -> None:
+        if not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+            self._connection.close()
+
+    def _note_message(self) -> None:
+        try:
+            message = self._connection.recv_bytes()
+        except (OSError, EOFError):
+            self._drop_connection()
+            return
+        if message == _HERE:
+            self._look = self._loop.create_task(self._look_after(), name=f"worker {self.pid}")
+        elif message == _STARTED:
+            self.started = True
+            self._settled.set()
+        elif message == _PONG:
+            self._answers = True
+        elif message == _FULL:
+            self._ask_for_another(self)
+
+    async def _look_after(self) -> None:
+        """Kills the process if it stops answering; asks for another one if it is too old or too large."""
+        config, loop = self._config, self._loop
+        born = answered = loop.time()
+        asked = False
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            if self._answers:
+                answered = loop.time()
+                self._answers = False
+                with contextlib.suppress(OSError):
+                    self._connection.send_bytes(_PING)
+            elif loop.time() - answered > config.timeout_worker_healthcheck and not self._killed:
+                logger.error("Child process [%d] does not answer, killing it", self.pid)
+                self._killed = True
+                self.signal(signal.SIGKILL)
+            if asked or not self.started:
+                continue
+            if config.workers_lifetime is not None and loop.time() - born > config.workers_lifetime:
+                logger.info("Child process [%d] is replaced: it has reached its lifetime", self.pid)
+                asked = True
+            elif config.workers_max_rss is not None and (size := _resident_mib(self.pid)) > config.workers_max_rss:
+                logger.info("Child process [%d] is replaced: it uses %d MiB of memory", self.pid, size)
+                asked = True
+            if asked:
+                self._ask_for_another(self)
+
+
+def _resident_mib(pid: int) -> int:
+    """The resident memory of a process; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            pages = int(file.read().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _stdin() -> int | None:
+    """The descriptor that a debugger in the child reads from; multiprocessing gives it none."""
+    try:
+        return sys.stdin.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+class _ChildServer(Server):
+    """A server that tells the parent process what happens to it."""
+
+    def __init__(self, config: Config, connection: Connection) -> None:
+        super().__init__(config)
+        self._connection = connection
+
+    def attend(self) -> None:
+        """Answers the parent's pings, until it has gone; then the server ends. Runs in a thread of its own."""
+        with contextlib.suppress(OSError, EOFError):
+            self._connection.send_bytes(_HERE)
+            while True:
+                self._connection.recv_bytes()
+                self._connection.send_bytes(_PONG)
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._tell_parent(_STARTED)
+
+    async def main_loop(self) -> None:
+        await super().main_loop()
+        if not self.should_exit:
+            # It has served enough, and serves on until another process has taken its place.
+            self._tell_parent(_FULL)
+            await self.wait_for_exit()
+
+    def _tell_parent(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(message)
+
+
+def _work(config: Config, sockets: list[socket.socket], connection: Connection, stdin: int | None) -> None:
+    """What runs in the child."""
+    if stdin is not None:
+        with contextlib.suppress(OSError):
+            sys.stdin = os.fdopen(stdin, closefd=False)
+    config.configure_logging()
+    server = _ChildServer(config, connection)
+    threading.Thread(target=server.attend, daemon=True).start()
+    # The parent tells of an interrupt.
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets)

@@ -1,0 +1,41 @@
+"""Serving an application from a program's main thread, in this process or in several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+from ._config import STARTUP_FAILURE, Config
+from ._errors import StartupError
+from ._reload import Reloader
+from ._server import Server
+from ._supervisor import Supervisor
+from .logging import logger
+
+
+def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    """Serves an application until a signal ends it; `options` are those of `Config`.
+
+    `app_dir` is put in front of `sys.path`. Raises SystemExit(3) if the server can't start.
+    """
+    if app_dir is not None:
+        sys.path.insert(0, os.fspath(app_dir))
+    try:
+        config = Config(app, **options)
+        if config.use_subprocess and not isinstance(app, str):
+            raise StartupError("You must pass the application as an import string to enable 'reload' or 'workers'.")
+        if config.use_subprocess:
+            (Reloader(config) if config.should_reload else Supervisor(config)).run()
+            return
+        # Outside of the loop, so that the application may run one while it is imported.
+        config.load_app()
+        server = Server(config)
+    except StartupError as error:
+        logger.error("%s", error)
+        sys.exit(STARTUP_FAILURE)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)

@@ -1,0 +1,334 @@
+"""One process that serves: its start, its signals, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .. import EventLoop, _core
+from . import _listening
+from ._config import STARTUP_FAILURE, Config
+from ._errors import StartupError
+from ._lifespan import Lifespan
+from .logging import access_log, logger, style
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator, Sequence
+    from types import FrameType
+
+_EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# How often it is looked whether enough requests were served, and whether the files of TLS have changed.
+_REQUESTS_INTERVAL_S = 0.1
+_FILES_INTERVAL_S = 1.0
+
+# How long tasks that were cancelled have to end.
+_CANCELLED_S = 1.0
+
+# After this time streams hear `http.disconnect` where the end of the server has no deadline; else after half of that.
+_DISCONNECT_S = 5.0
+
+
+class Server:
+    """Serves an application, in this process.
+
+    `started` is true from when it listens. Setting `should_exit`, from any thread, ends it as a signal does; setting
+    `force_exit` as well ends it without waiting for requests. `servers` are the loop's, one for each socket.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.started = False
+        self.servers: list[asyncio.Server] = []
+        self.service: _core.HttpService | None = None
+        self._should_exit = False
+        self._force_exit = False
+        self._loop: EventLoop | None = None
+        self._exit_asked = asyncio.Event()
+        self._force_asked = asyncio.Event()
+        self._captured_signals: list[int] = []
+        self._lifespan: Lifespan | None = None
+        self._tls_watch: asyncio.Task[None] | None = None
+        self._listeners: _listening.Listeners | None = None
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server ends, or has ended."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value:
+            self._tell(self._exit_asked)
+
+    @property
+    def force_exit(self) -> bool:
+        """Whether the server ends without waiting for anything."""
+        return self._force_exit
+
+    @force_exit.setter
+    def force_exit(self, value: bool) -> None:
+        self._force_exit = value
+        if value:
+            self._tell(self._force_asked)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves on a new event loop until told to end; see `serve`."""
+        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(self.serve(sockets))
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves on the running loop until told to end, on these sockets or those that the configuration names.
+
+        In the main thread SIGINT and SIGTERM end it, unless `install_signal_handlers` is false; they are raised again
+        afterwards. Raises SystemExit(3) if it can't start.
+        """
+        with self.capture_signals():
+            try:
+                await self._serve(sockets)
+            except StartupError as error:
+                logger.error("%s", error)
+                sys.exit(STARTUP_FAILURE)
+
+    async def _serve(self, sockets: list[socket.socket] | None) -> None:
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, EventLoop):
+            raise RuntimeError(
+                "the server needs ringloop's event loop: use Server.run(), ringloop.run() "
+                "or loop_factory=ringloop.new_event_loop"
+            )
+        self._loop = loop
+        if self._should_exit:
+            self._exit_asked.set()
+        if self._force_exit:
+            self._force_asked.set()
+        process = os.getpid()
+        _say("Started server process [%d]", process, color="cyan")
+        try:
+            await self.startup(sockets)
+            if self.started:
+                try:
+                    await self.main_loop()
+                finally:
+                    await self.shutdown(sockets)
+                _say("Finished server process [%d]", process, color="cyan")
+        finally:
+            self._loop = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Loads and starts the application, then listens. Raises StartupError if one of these fails."""
+        config = self.config
+        if not config.loaded:
+            config.load()
+        self._lifespan = lifespan = Lifespan(config.loaded_app, config.lifespan, config.asgi_version)
+        if not await self._unless_forced(lifespan.startup()):
+            lifespan.abandon()
+            return
+        if lifespan.failed:
+            raise StartupError("Application startup failed. Exiting.")
+        try:
+            await self._listen(sockets)
+        except BaseException:
+            await lifespan.shutdown()
+            raise
+        self.started = True
+
+    async def main_loop(self) -> None:
+        """Waits until the server is told to end, or has served as many requests as it may."""
+        limit = self.config.draw_max_requests()
+        if limit is None:
+            await self.wait_for_exit()
+            return
+        assert self.service is not None
+        while self.service.requests < limit:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REQUESTS_INTERVAL_S):
+                    await self.wait_for_exit()
+                    return
+        logger.info("Maximum request limit of %d exceeded. Terminating process.", limit)
+
+    async def wait_for_exit(self) -> None:
+        """Waits until `should_exit` is set."""
+        await self._exit_asked.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends connections, requests and the application, in this order."""
+        logger.info("Shutting down")
+        if self._tls_watch is not None:
+            self._tls_watch.cancel()
+        self._stop_listening(sockets or [])
+        assert self._lifespan is not None
+        try:
+            await self._finish_requests()
+        finally:
+            if self._force_exit or not await self._unless_forced(self._lifespan.shutdown()):
+                self._lifespan.abandon()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Has signals end the server while this context lasts, and raises them again afterwards."""
+        if threading.current_thread() is not threading.main_thread() or not self.config.install_signal_handlers:
+            yield
+            return
+        handlers: dict[int, Any] = {number: signal.signal(number, self.handle_exit) for number in _EXIT_SIGNALS}
+        if self.config.is_ssl:
+            handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._handle_hangup)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                # None is a handler that Python did not install, and cannot put back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        # Whoever started the process learns from its status what ended it.
+        for number in reversed(self._captured_signals):
+            signal.raise_signal(number)
+
+    def handle_exit(self, number: int, frame: FrameType | None) -> None:
+        """Ends the server; a second SIGINT ends it at once."""
+        self._captured_signals.append(number)
+        if self._should_exit and number == signal.SIGINT:
+            self.force_exit = True
+        else:
+            self.should_exit = True
+
+    def _handle_hangup(self, number: int, frame: FrameType | None) -> None:
+        loop, reloadable = self._loop, self.config.reloadable_ssl
+        if loop is not None and reloadable is not None:
+            loop.call_soon_threadsafe(reloadable.reload)
+
+    def _tell(self, event: asyncio.Event) -> None:
+        loop = self._loop
+        if loop is not None:
+            # The loop may be closed by now, if another thread asks.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+    async def _listen(self, sockets: list[socket.socket] | None) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        self.service = service = self._make_service()
+        if sockets is None:
+            self._listeners = config.bind()
+            sockets = self._listeners.sockets
+        try:
+            for sock in sockets:
+                server = await loop.create_server(service.protocol, sock=sock, ssl=config.ssl, backlog=config.backlog)
+                self.servers.append(server)
+        except BaseException as error:
+            self._stop_listening(sockets)
+            if isinstance(error, OSError):
+                raise StartupError(str(error)) from error
+            raise
+        if self._listeners is not None:
+            announce(config, sockets)
+        if config.reloadable_ssl is not None:
+            self._tls_watch = loop.create_task(self._watch_tls_files(), name="TLS certificate")
+
+    def _make_service(self) -> _core.HttpService:
+        config = self.config
+        assert self._lifespan is not None and self._loop is not None
+        proxies = config.trusted_proxies()
+        context = contextvars.Context() if config.reset_contextvars else contextvars.copy_context()
+        return context.run(
+            _core.HttpService,
+            self._loop,
+            config.loaded_app,
+            root_path=config.root_path,
+            headers=config.encoded_headers,
+            date_header=config.date_header,
+            state=None if config.lifespan == "off" else self._lifespan.state,
+            limit_head=config.limit_head,
+            limit_body_ahead=config.limit_body_ahead,
+            limit_concurrency=config.limit_concurrency,
+            timeout_keep_alive=config.timeout_keep_alive,
+            timeout_head=config.timeout_head,
+            timeout_body=config.timeout_body,
+            timeout_write=config.timeout_write,
+            access_log=access_log() if config.access_log else None,
+            forwarded=None if proxies is None else proxies.apply,
+            logger=logger,
+        )
+
+    async def _watch_tls_files(self) -> None:
+        """Reloads the certificate when its files have changed."""
+        reloadable = self.config.reloadable_ssl
+        assert reloadable is not None
+        while True:
+            await asyncio.sleep(_FILES_INTERVAL_S)
+            reloadable.reload_if_changed()
+
+    async def _finish_requests(self) -> None:
+        """Lets requests end, up to the deadline; then cancels them."""
+        service, timeout = self.service, self.config.timeout_graceful_shutdown
+        assert service is not None
+        service.shut_down()
+        if not self._force_exit and (service.connections or service.active):
+            logger.info("Waiting for connections to close. (CTRL+C to force quit)")
+        grace = _DISCONNECT_S if timeout is None else timeout / 2
+        if await self._closed_within(grace):
+            return
+        service.disconnect()
+        if await self._closed_within(None if timeout is None else timeout - grace):
+            return
+        if service.active and not self._force_exit:
+            logger.error("Cancel %s running task(s), timeout graceful shutdown exceeded", service.active)
+        service.abort()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(service.wait_closed(), _CANCELLED_S)
+        if service.active:
+            logger.error("%s task(s) did not end when they were cancelled", service.active)
+
+    async def _closed_within(self, timeout: float | None) -> bool:
+        """Whether all requests and connections end in this time; False at once if the server is forced to end."""
+        assert self.service is not None
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._unless_forced(self.service.wait_closed())
+        except TimeoutError:
+            return False
+
+    async def _unless_forced(self, awaitable: Awaitable[Any]) -> bool:
+        """Waits until it is done; False, and it is cancelled, if the server has to end at once."""
+        waiting, forced = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._force_asked.wait())
+        try:
+            await asyncio.wait((waiting, forced), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                return False
+            waiting.result()
+            return True
+        finally:
+            forced.cancel()
+            waiting.cancel()
+
+    def _stop_listening(self, sockets: list[socket.socket]) -> None:
+        for server in self.servers:
+            server.close()
+        _listening.close(sockets)
+        if self._listeners is not None:
+            self._listeners.close()
+
+
+def announce(config: Config, sockets: Sequence[socket.socket]) -> None:
+    """Says where clients can connect, in a line for each socket."""
+    for sock in sockets:
+        name = _listening.describe(sock)
+        if sock.family == socket.AF_UNIX:
+            name = f"unix socket {name}"
+        elif isinstance(sock.getsockname(), tuple):
+            name = f"{'https' if config.is_ssl else 'http'}://{name}"
+        else:
+            name = f"socket {name}"
+        text = "Ringloop running on %s (Press CTRL+C to quit)"
+        colored = f"Ringloop running on {style('%s', bold=True)} (Press CTRL+C to quit)"
+        logger.info(text, name, extra={"color_message": colored})
+
+
+def _say(text: str, process: int, *, color: str) -> None:
+    logger.info(text, process, extra={"color_message": text.replace("%d", style("%d", color))})

@@ -1,0 +1,248 @@
+"""What the server logs, and how: uvicorn's loggers, records and lines, so that logging configurations keep working.
+
+Loggers: "uvicorn.error" for the server, "uvicorn.access" for requests, "uvicorn.asgi" for traced messages, all below
+"uvicorn". A record of the access log has five arguments: the client's "host:port", the method, the path with the query,
+the version of HTTP, and the status.
+"""
+
+from __future__ import annotations
+
+import configparser
+import copy
+import http
+import importlib.util
+import json
+import logging
+import logging.config
+import os
+import sys
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
+
+from ._importing import import_optional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRACE_LOG_LEVEL = 5
+
+LOG_LEVELS: dict[str, int] = {
+    "critical": logging.CRITICAL,
+    "error": logging.ERROR,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": TRACE_LOG_LEVEL,
+}
+
+LOGGING_CONFIG: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "default": {
+            "()": "ringloop.http.logging.DefaultFormatter",
+            "fmt": "%(levelprefix)s %(message)s",
+            "use_colors": None,
+        },
+        "access": {
+            "()": "ringloop.http.logging.AccessFormatter",
+            "fmt": '%(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s',
+        },
+    },
+    "handlers": {
+        "default": {"formatter": "default", "class": "logging.StreamHandler", "stream": "ext://sys.stderr"},
+        "access": {"formatter": "access", "class": "logging.StreamHandler", "stream": "ext://sys.stdout"},
+    },
+    "loggers": {
+        "uvicorn": {"handlers": ["default"], "level": "INFO", "propagate": False},
+        "uvicorn.error": {"level": "INFO"},
+        "uvicorn.access": {"handlers": ["access"], "level": "INFO", "propagate": False},
+    },
+}
+"""The logging configuration of a server that is given none."""
+
+LogConfig = dict[str, Any] | str | os.PathLike[str] | configparser.RawConfigParser | IO[Any]
+
+logger = logging.getLogger("uvicorn.error")
+access_logger = logging.getLogger("uvicorn.access")
+asgi_logger = logging.getLogger("uvicorn.asgi")
+
+_COLORS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36, "bright_red": 91, "bright_white": 97}
+_LEVEL_COLORS = {
+    TRACE_LOG_LEVEL: "blue",
+    logging.DEBUG: "cyan",
+    logging.INFO: "green",
+    logging.WARNING: "yellow",
+    logging.ERROR: "red",
+    logging.CRITICAL: "bright_red",
+}
+_STATUS_COLORS = {1: "bright_white", 2: "green", 3: "yellow", 4: "red", 5: "bright_red"}
+
+
+def style(text: str, color: str | None = None, *, bold: bool = False) -> str:
+    """The text in the escape sequences of a terminal."""
+    start = f"\033[{_COLORS[color]}m" if color else ""
+    if bold:
+        start += "\033[1m"
+    return f"{start}{text}\033[0m"
+
+
+class ColourizedFormatter(logging.Formatter):
+    """Formats records with `%(levelprefix)s`: the level's name, a colon, and spaces up to a common width.
+
+    With colours, a record's `color_message` takes the place of its message. `use_colors` None means: if stdout is a
+    terminal.
+    """
+
+    def __init__(
+        self,
+        fmt: str | None = None,
+        datefmt: str | None = None,
+        style: Literal["%", "{", "$"] = "%",
+        use_colors: bool | None = None,
+    ) -> None:
+        self.use_colors = self.should_use_colors() if use_colors is None else use_colors
+        super().__init__(fmt=fmt, datefmt=datefmt, style=style)
+
+    def should_use_colors(self) -> bool:
+        """Whether there are colours where the configuration doesn't say."""
+        return sys.stdout.isatty()
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record = copy.copy(record)
+        name, padding = record.levelname, " " * (8 - len(record.levelname))
+        if self.use_colors:
+            color = _LEVEL_COLORS.get(record.levelno)
+            name = style(name, color) if color else name
+            if "color_message" in record.__dict__:
+                record.msg = record.__dict__["color_message"]
+                record.__dict__["message"] = record.getMessage()
+        record.__dict__["levelprefix"] = f"{name}:{padding}"
+        return super().formatMessage(record)
+
+
+class DefaultFormatter(ColourizedFormatter):
+    """Formats what the server says, on stderr."""
+
+    def should_use_colors(self) -> bool:
+        return sys.stderr.isatty()
+
+
+class AccessFormatter(ColourizedFormatter):
+    """Formats records of the access log, with `%(client_addr)s`, `%(request_line)s` and `%(status_code)s`."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record = copy.copy(record)
+        client, method, path, version, status = cast("tuple[str, str, str, str, int]", record.args)
+        request_line = f"{method} {path} HTTP/{version}"
+        if self.use_colors:
+            request_line = style(request_line, bold=True)
+        record.__dict__.update(
+            client_addr=client,
+            request_line=request_line,
+            status_code=self._describe(int(status)),
+        )
+        return super().formatMessage(record)
+
+    def _describe(self, status: int) -> str:
+        try:
+            phrase = http.HTTPStatus(status).phrase
+        except ValueError:
+            phrase = ""
+        text = f"{status} {phrase}"
+        color = _STATUS_COLORS.get(status // 100)
+        return style(text, color) if self.use_colors and color else text
+
+
+def configure(
+    log_config: LogConfig | None, *, level: str | int | None, use_colors: bool | None, access_log: bool
+) -> None:
+    """Sets up logging: a configuration as a dict, as the path of a .json, .yaml or .ini file, or in ini format.
+
+    `level` applies to the loggers "uvicorn.error", "uvicorn.access" and "uvicorn.asgi". Without `access_log` the access
+    log has no handlers. Raises what `logging.config` raises, and StartupError if YAML can't be read.
+    """
+    logging.addLevelName(TRACE_LOG_LEVEL, "TRACE")
+    if log_config is not None:
+        _apply(log_config, use_colors)
+    if level is not None:
+        number = LOG_LEVELS[level.lower()] if isinstance(level, str) else level
+        for each in (logger, access_logger, asgi_logger):
+            each.setLevel(number)
+    if not access_log:
+        access_logger.handlers = []
+        access_logger.propagate = False
+
+
+def access_log() -> Callable[[str, str, str, str, int], None] | None:
+    """What writes a request to the access log; None where nobody would read it."""
+    if not access_logger.hasHandlers() or not access_logger.isEnabledFor(logging.INFO):
+        return None
+    info = access_logger.info
+
+    def write(client: str, method: str, path: str, version: str, status: int) -> None:
+        info('%s - "%s %s HTTP/%s" %d', client, method, path, version, status)
+
+    return write
+
+
+def _apply(log_config: LogConfig, use_colors: bool | None) -> None:
+    if isinstance(log_config, dict):
+        _apply_dict(log_config, use_colors)
+        return
+    name = os.fspath(log_config) if isinstance(log_config, str | os.PathLike) else ""
+    if name.endswith(".json"):
+        with open(name, encoding="utf-8") as file:
+            _apply_dict(json.load(file), None)
+    elif name.endswith((".yaml", ".yml")):
+        yaml = import_optional("yaml", "PyYAML", "--log-config with a YAML file")
+        with open(name, encoding="utf-8") as file:
+            _apply_dict(yaml.safe_load(file), None)
+    else:
+        _apply_ini(log_config)
+
+
+def _apply_dict(log_config: dict[str, Any], use_colors: bool | None) -> None:
+    if use_colors is not None or not _has_uvicorn():
+        log_config = copy.copy(log_config)
+        log_config["formatters"] = {
+            name: _adapt(name, formatter, use_colors) for name, formatter in log_config.get("formatters", {}).items()
+        }
+    logging.config.dictConfig(log_config)
+
+
+def _adapt(name: str, formatter: Any, use_colors: bool | None) -> Any:
+    if not isinstance(formatter, dict):
+        return formatter
+    adapted = {key: _own_class(value) if key in ("()", "class") else value for key, value in formatter.items()}
+    if use_colors is not None and name in ("default", "access"):
+        adapted["use_colors"] = use_colors
+    return adapted
+
+
+def _apply_ini(log_config: Any) -> None:
+    if not isinstance(log_config, configparser.RawConfigParser):
+        parser = configparser.ConfigParser()
+        if hasattr(log_config, "readline"):
+            parser.read_file(log_config)
+        else:
+            with open(log_config, encoding=None if sys.version_info < (3, 15) else "locale") as file:
+                parser.read_file(file)
+        log_config = parser
+    if not _has_uvicorn():
+        for section in log_config.sections():
+            if section.startswith("formatter_") and log_config.has_option(section, "class"):
+                own = _own_class(log_config.get(section, "class", raw=True))
+                log_config.set(section, "class", own)
+    logging.config.fileConfig(log_config, disable_existing_loggers=False)
+
+
+def _has_uvicorn() -> bool:
+    return importlib.util.find_spec("uvicorn") is not None
+
+
+def _own_class(name: Any) -> Any:
+    """Our formatter in the place of uvicorn's of the same name, where uvicorn isn't installed."""
+    prefix, own = "uvicorn.logging.", "ringloop.http.logging."
+    if isinstance(name, str) and name.startswith(prefix) and not _has_uvicorn():
+        return own + name.removeprefix(prefix)
+    return name

@@ -1,0 +1,138 @@
+"""The ASGI applications that the tests serve."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+
+def say(text):
+    """Print a line in one piece, also where several processes print."""
+    os.write(1, f"{text}\n".encode())
+
+
+async def reply(send, body=b"", status=200, headers=()):
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def app(scope, receive, send):
+    """Answers with what it was asked, by path."""
+    if scope["type"] == "lifespan":
+        await lifespan(scope, receive, send)
+        return
+    assert scope["type"] == "http"
+    path = scope["path"].removeprefix(scope["root_path"])
+    if path == "/pid":
+        await reply(send, str(os.getpid()).encode())
+    elif path == "/scope":
+        shown = {key: scope[key] for key in ("client", "scheme", "root_path", "path", "server")}
+        shown["state"] = scope.get("state")
+        await reply(send, json.dumps(shown).encode())
+    elif path == "/environment":
+        await reply(send, json.dumps(dict(os.environ)).encode())
+    elif path == "/kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif path == "/stream":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        say("heard http.disconnect")
+    elif path == "/stubborn":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            say("cancelled")
+            raise
+    elif path == "/grow":
+        sys.modules[__name__].ballast = bytearray(os.urandom(1 << 20) * 300)
+        await reply(send)
+    else:
+        await reply(send, b"hello")
+
+
+async def lifespan(scope, receive, send):
+    assert await receive() == {"type": "lifespan.startup"}
+    if "state" in scope:
+        scope["state"]["begun"] = "in lifespan"
+    say("startup")
+    await send({"type": "lifespan.startup.complete"})
+    assert await receive() == {"type": "lifespan.shutdown"}
+    say("shutdown")
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def slow_to_start(scope, receive, send):
+    """Its startup ends when a file is there."""
+    if scope["type"] == "lifespan":
+        await receive()
+        say("starting")
+        while not os.path.exists(os.environ["GATE"]):
+            await asyncio.sleep(0.01)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+    else:
+        await reply(send, b"at last")
+
+
+async def failing(scope, receive, send):
+    assert scope["type"] == "lifespan"
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": "no database"})
+
+
+async def without_lifespan(scope, receive, send):
+    assert scope["type"] == "http"
+    await reply(send, b"hello")
+
+
+async def broken_shutdown(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        raise ValueError("cannot end")
+    await reply(send)
+
+
+async def hanging_shutdown(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        say("hanging")
+        await asyncio.Event().wait()
+    await reply(send)
+
+
+def make():
+    return app
+
+
+def make_with_arguments(needed):
+    return app
+
+
+def of_asgi2(scope):
+    async def instance(receive, send):
+        await (lifespan(scope, receive, send) if scope["type"] == "lifespan" else reply(send, b"asgi2"))
+
+    return instance
+
+
+def of_wsgi(environ, start_response):
+    start_response("200 OK", [("content-type", "text/plain")])
+    return [f"wsgi {environ['PATH_INFO']}".encode()]
+
+
+class Callable:
+    async def __call__(self, scope, receive, send):
+        await app(scope, receive, send)
+
+
+instance = Callable()

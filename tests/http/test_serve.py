@@ -1,0 +1,423 @@
+"""`ringloop serve` with one process: listening, starting, ending."""
+
+import contextlib
+import re
+import signal
+import socket
+import stat
+import sys
+
+import pytest
+
+import support
+from serve_process import FOLDER, LAUNCH, begin, fails, serving
+
+pytestmark = pytest.mark.ringloop_only
+
+
+def test_it_serves_and_says_so(arm):
+    with serving(arm, "applications:app") as program:
+        status, headers, body = program.get("/")
+        assert (status, body) == (200, b"hello")
+        assert headers["server"] == "ringloop"
+        assert headers["date"]
+        port = program.address[1]
+        pid = program.process.pid
+        assert program.stop() == -signal.SIGTERM
+        expected = [
+            f"INFO:     Started server process [{pid}]",
+            "INFO:     Waiting for application startup.",
+            "startup",
+            "INFO:     Application startup complete.",
+            f"INFO:     Ringloop running on http://127.0.0.1:{port} (Press CTRL+C to quit)",
+            'INFO:     127.0.0.1:# - "GET / HTTP/1.1" 200 OK',
+            "INFO:     Shutting down",
+            "INFO:     Waiting for application shutdown.",
+            "shutdown",
+            "INFO:     Application shutdown complete.",
+            f"INFO:     Finished server process [{pid}]",
+        ]
+        lines = re.sub(r"127.0.0.1:\d+ -", "127.0.0.1:# -", program.output).splitlines()
+        # The server may not have seen yet that the client has gone.
+        waiting = "INFO:     Waiting for connections to close. (CTRL+C to force quit)"
+        assert [line for line in lines if line != waiting] == expected
+
+
+def test_an_interrupt_ends_it_with_status_0_as_it_does_uvicorn(arm):
+    with serving(arm, "applications:app") as program:
+        program.get("/")
+        assert program.stop(signal.SIGINT) == 0
+        assert "Traceback" not in program.output
+        assert "shutdown" in program.output.splitlines()
+
+
+def test_python_m_ringloop_serve(arm):
+    with serving(arm, command=[sys.executable, "-m", "ringloop", "serve", "--help"]) as program:
+        assert program.wait() == 0
+        assert "Usage: python -m ringloop serve [OPTIONS] MODULE:ATTRIBUTE" in program.output
+
+
+@pytest.mark.parametrize("name", ["make", "app", "instance", "without_lifespan", "of_asgi2"])
+def test_applications_of_all_kinds(arm, name):
+    options = ("--factory",) if name == "make" else ()
+    with serving(arm, f"applications:{name}", *options) as program:
+        assert program.get("/")[0] == 200
+        assert program.stop() == -signal.SIGTERM
+        unsupported = "ASGI 'lifespan' protocol appears unsupported." in program.output
+        assert unsupported == (name == "without_lifespan")
+
+
+def test_a_factory_is_detected_with_a_warning(arm):
+    with serving(arm, "applications:make") as program:
+        assert program.get("/")[0] == 200
+        assert "WARNING:  ASGI app factory detected." in program.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere:app",), 'Could not import module "nowhere".'),
+        (("applications:nothing",), 'Attribute "nothing" not found in module "applications".'),
+        (("applications",), 'must be in format "<module>:<attribute>"'),
+        (("applications:failing",), "no database"),
+        (("applications:without_lifespan", "--lifespan", "on"), "Exception in 'lifespan' protocol"),
+        (("applications:make_with_arguments", "--factory"), "Error loading ASGI app factory"),
+        (("applications:app", "--fd", "99"), "descriptor 99: Bad file descriptor"),
+        (("applications:app", "--uds", "/nowhere/at/all"), "/nowhere/at/all: No such file or directory"),
+        (("applications:app", "--ssl-certfile", "/nowhere"), "TLS can't be set up: [Errno 2]"),
+    ],
+)
+def test_what_cannot_start_ends_with_status_3(arm, arguments, message):
+    status, output = fails(arm, *arguments)
+    assert status == 3
+    assert message in output
+    if "Exception in" not in message:
+        assert "Traceback" not in output
+
+
+def test_a_port_that_is_taken(arm):
+    with socket.create_server((support.HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        status, output = fails(arm, "applications:app", "--port", str(port))
+        assert status == 3
+        message = f"error while attempting to bind on address ('127.0.0.1', {port}): address already in use"
+        assert f"ERROR:    [Errno 98] {message}\n" in output
+        # It had started before, and is told.
+        assert "shutdown" in output.splitlines()
+
+
+def test_errors_of_the_import_are_the_users(arm, tmp_path):
+    (tmp_path / "wrong.py").write_text("import missing_thing\n")
+    status, output = fails(arm, "wrong:app", "--app-dir", str(tmp_path))
+    assert status == 1
+    assert "No module named 'missing_thing'" in output
+
+
+def test_a_unix_socket_keeps_its_mode_and_is_removed(arm, tmp_path):
+    path = tmp_path / "socket"
+    for mode in (0o666, 0o600):
+        if mode == 0o600:
+            with socket.socket(socket.AF_UNIX) as left_over:
+                left_over.bind(str(path))
+            path.chmod(mode)
+        with serving(arm, "applications:app", "--uds", str(path)) as program:
+            assert program.get("/")[0] == 200
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+            assert f"Ringloop running on unix socket {path} (Press" in program.output
+            assert program.get_json("/scope")["client"] is None
+            assert program.stop() == -signal.SIGTERM
+        assert not path.exists()
+
+
+def test_a_file_that_is_no_socket_stays(arm, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("precious")
+    status, output = fails(arm, "applications:app", "--uds", str(path))
+    assert status == 3
+    assert "Address already in use" in output
+    assert path.read_text() == "precious"
+
+
+def test_a_socket_that_another_server_has_put_there_stays(arm, tmp_path):
+    path = tmp_path / "socket"
+    with serving(arm, "applications:app", "--uds", str(path)) as old:
+        old.get("/pid")
+        with serving(arm, "applications:app", "--uds", str(path)) as new:
+            assert new.get("/pid")[2] == str(new.process.pid).encode()
+            old.stop()
+            assert new.get("/pid")[2] == str(new.process.pid).encode()
+
+
+def test_a_descriptor(arm):
+    with socket.create_server((support.HOST, 0)) as listener:
+        descriptor = listener.fileno()
+        with serving(arm, "applications:app", "--fd", str(descriptor), pass_fds=[descriptor]) as program:
+            assert program.address == listener.getsockname()
+            assert program.get("/")[0] == 200
+
+
+LISTEN_FDS = """
+import os, sys
+descriptor = int(sys.argv.pop(1))
+os.dup2(descriptor, 3, inheritable=True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="http")
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_systemds_sockets(arm):
+    with socket.create_server((support.HOST, 0)) as listener:
+        descriptor = listener.fileno()
+        command = [sys.executable, "-c", LISTEN_FDS, str(descriptor), str(LAUNCH), "serve", "applications:app"]
+        with serving(arm, command=command, pass_fds=[descriptor]) as program:
+            assert program.address == listener.getsockname()
+            environment = program.get_json("/environment")
+            assert not [name for name in environment if name.startswith("LISTEN_")]
+
+
+def test_others_listen_variables_are_not_ours(arm):
+    with serving(arm, "applications:app", env={"LISTEN_PID": "1", "LISTEN_FDS": "1"}) as program:
+        assert program.get_json("/environment")["LISTEN_PID"] == "1"
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1", ""])
+def test_hosts(arm, host):
+    if not support.has_ipv6():
+        pytest.skip("the loopback interface has no IPv6")
+    with serving(arm, "applications:app", "--host", host) as program:
+        assert program.get("/")[0] == 200
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        program.wait_for("Ringloop running on", len({address for *_, address in found}))
+        ports = set(re.findall(r"running on http://\S+:(\d+) ", program.output))
+        assert len(ports) == 1, "all addresses have the same port"
+
+
+def test_the_port_opens_when_the_application_has_started(arm, tmp_path):
+    gate = tmp_path / "gate"
+    with socket.socket() as sock:
+        sock.bind((support.HOST, 0))
+        port = sock.getsockname()[1]
+    with serving(arm, "applications:slow_to_start", "--port", str(port), env={"GATE": str(gate)}) as program:
+        program.wait_for("starting")
+        with socket.socket() as client:
+            assert client.connect_ex((support.HOST, port)) != 0
+        gate.touch()
+        assert program.get("/")[2] == b"at last"
+
+
+def test_a_signal_during_the_start_ends_it_afterwards(arm, tmp_path):
+    gate = tmp_path / "gate"
+    with serving(arm, "applications:slow_to_start", env={"GATE": str(gate)}) as program:
+        program.wait_for("starting")
+        program.send(signal.SIGTERM)
+        gate.touch()
+        assert program.wait() == -signal.SIGTERM
+        assert "Application shutdown complete." in program.output
+
+
+def test_a_second_interrupt_ends_a_start_that_hangs(arm, tmp_path):
+    with serving(arm, "applications:slow_to_start", env={"GATE": str(tmp_path / "never")}) as program:
+        program.wait_for("starting")
+        interrupt_until_it_ends(program)
+        # One more of them may end what is left of the process.
+        assert program.wait() in (3, -signal.SIGINT)
+
+
+def interrupt_until_it_ends(program):
+    """Send interrupts; one that comes before the last was handled is merged with it by the kernel."""
+    while program.process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            program.send(signal.SIGINT)
+        with contextlib.suppress(Exception):
+            program.process.wait(0.2)
+
+
+def test_idle_connections_do_not_delay_the_end(arm):
+    options = ("--timeout-graceful-shutdown", "1000")
+    with serving(arm, "applications:app", *options) as program, contextlib.closing(program.client()) as client:
+        client.request("GET", "/")
+        client.getresponse().read()
+        assert program.stop() == -signal.SIGTERM
+        assert client.sock.recv(1) == b""
+
+
+def test_streams_hear_of_the_end(arm):
+    with serving(arm, "applications:app", "--timeout-graceful-shutdown", "1") as program:
+        with begin(program, "/stream") as sock:
+            program.send(signal.SIGTERM)
+            while sock.recv(65536):
+                pass
+        assert program.wait() == -signal.SIGTERM
+        lines = program.output.splitlines()
+        assert lines.index("heard http.disconnect") < lines.index("shutdown")
+
+
+def test_requests_that_do_not_end_are_cancelled_at_the_deadline(arm):
+    with serving(arm, "applications:app", "--timeout-graceful-shutdown", "0.2") as program:
+        with begin(program, "/stubborn"):
+            assert program.stop() == -signal.SIGTERM
+        lines = program.output.splitlines()
+        assert "ERROR:    Cancel 1 running task(s), timeout graceful shutdown exceeded" in lines
+        assert lines.index("cancelled") < lines.index("shutdown")
+
+
+def test_a_second_interrupt_ends_at_once(arm):
+    with serving(arm, "applications:app", "--timeout-graceful-shutdown", "1000") as program:
+        with begin(program, "/stubborn"):
+            interrupt_until_it_ends(program)
+        assert program.wait() in (0, -signal.SIGINT)
+        assert "cancelled" in program.output.splitlines()
+        assert "shutdown" not in program.output.splitlines()
+
+
+def test_a_second_interrupt_ends_an_application_that_does_not_end(arm):
+    with serving(arm, "applications:hanging_shutdown") as program:
+        program.get("/")
+        program.send(signal.SIGINT)
+        program.wait_for("hanging")
+        interrupt_until_it_ends(program)
+        assert program.wait() in (0, -signal.SIGINT)
+
+
+def test_an_application_that_fails_to_end_is_reported(arm):
+    with serving(arm, "applications:broken_shutdown") as program:
+        program.get("/")
+        assert program.stop() == -signal.SIGTERM
+        assert "ValueError: cannot end" in program.output
+        assert "ERROR:    Application shutdown failed. Exiting." in program.output
+
+
+def test_a_limit_of_requests(arm):
+    with serving(arm, "applications:app", "--limit-max-requests", "2") as program:
+        program.get("/")
+        program.get("/")
+        assert program.wait() == 0
+        assert "Maximum request limit of 2 exceeded. Terminating process." in program.output
+        assert "shutdown" in program.output.splitlines()
+
+
+def test_headers_and_root_path(arm):
+    options = ("--header", "X-One: 1", "--header", "server:mine", "--no-date-header", "--root-path", "/mounted")
+    with serving(arm, "applications:app", *options) as program:
+        status, headers, body = program.get("/scope")
+        assert status == 200
+        assert (headers["x-one"], headers.get_all("server"), headers["date"]) == ("1", ["mine"], None)
+        assert b'"root_path": "/mounted"' in body
+    with serving(arm, "applications:app", "--no-server-header") as program:
+        assert program.get("/")[1]["server"] is None
+
+
+def test_state_of_the_lifespan(arm):
+    with serving(arm, "applications:app") as program:
+        assert program.get_json("/scope")["state"] == {"begun": "in lifespan"}
+    with serving(arm, "applications:app", "--lifespan", "off") as program:
+        assert program.get_json("/scope")["state"] is None
+
+
+def test_proxies(arm):
+    headers = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"}
+    with serving(arm, "applications:app") as program:
+        scope = program.get_json("/scope", headers=headers)
+        assert (scope["client"], scope["scheme"]) == (["203.0.113.7", 0], "https")
+        program.wait_for(r'203.0.113.7:0 - "GET /scope HTTP/1.1" 200 OK')
+    for options, env in (
+        (("--no-proxy-headers",), {}),
+        (("--forwarded-allow-ips", "10.0.0.0/8"), {}),
+        ((), {"FORWARDED_ALLOW_IPS": "10.1.2.3"}),
+    ):
+        with serving(arm, "applications:app", *options, env=env) as program:
+            scope = program.get_json("/scope", headers=headers)
+            assert (scope["client"][0], scope["scheme"]) == (support.HOST, "http")
+
+
+def test_an_environment_file(arm, tmp_path):
+    pytest.importorskip("dotenv", reason="python-dotenv is not installed")
+    (tmp_path / "env").write_text("GREETING=good morning\nFORWARDED_ALLOW_IPS=10.0.0.1\n")
+    with serving(arm, "applications:app", "--env-file", str(tmp_path / "env")) as program:
+        assert program.get_json("/environment")["GREETING"] == "good morning"
+        assert program.get_json("/scope", headers={"X-Forwarded-For": "1.2.3.4"})["client"][0] == support.HOST
+
+
+def test_options_from_the_environment(arm):
+    env = {"UVICORN_APP": "applications:app", "UVICORN_HEADERS": "x-a:1 x-b:2", "RINGLOOP_ACCESS_LOG": "false"}
+    env |= {"UVICORN_HOST": "nowhere.invalid", "RINGLOOP_HOST": "127.0.0.1", "UVICORN_ROOT_PATH": "/env"}
+    with serving(arm, env=env) as program:
+        _, headers, body = program.get("/scope")
+        assert (headers["x-a"], headers["x-b"]) == ("1", "2")
+        assert b'"root_path": "/env"' in body
+        program.stop()
+        assert "GET" not in program.output
+
+
+def test_uvicorns_options_are_taken(arm):
+    """Those that mean nothing here are named."""
+    options = ("--loop", "uvloop", "--http", "httptools", "--ws", "none", "--h11-max-incomplete-event-size", "1000")
+    with serving(arm, "applications:app", *options) as program:
+        assert program.get("/")[0] == 200
+        for name, mentioned in (("loop", True), ("http", True), ("ws", False)):
+            assert (f"WARNING:  '{name}' has no effect: it is for uvicorn alone." in program.output) == mentioned
+
+
+def test_mistakes_on_the_command_line(arm):
+    for arguments, message in (
+        ((), "Missing argument 'MODULE:ATTRIBUTE'"),
+        (("applications:app", "--header", "nonsense"), "'nonsense' is not of the form Name:Value"),
+        (("applications:app", "--port", "70000"), "70000 is not in the range"),
+        (("applications:app", "--nonsense"), "No such option"),
+    ):
+        status, output = fails(arm, *arguments)
+        assert (status, "Traceback" in output) == (2, False)
+        assert message in output
+
+
+def test_version(arm):
+    import ringloop
+
+    status, output = fails(arm, "--version")
+    assert status == 0
+    assert output.startswith(f"Running ringloop {ringloop.__version__} with CPython ")
+
+
+WITHOUT = "import sys; sys.modules[{module!r}] = None; sys.path.insert(0, {folder!r}); import stand_in; " + (
+    "stand_in.install(); sys.argv[0] = 'ringloop'; from ringloop.__main__ import main; sys.exit(main())"
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("click", (), "ringloop serve needs click: pip install 'ringloop[serve]'\n"),
+        ("a2wsgi", ("--interface", "wsgi"), "--interface wsgi needs a2wsgi: pip install a2wsgi\n"),
+        ("watchfiles", ("--reload",), "--reload needs watchfiles: pip install watchfiles\n"),
+        ("dotenv", ("--env-file", __file__), "--env-file needs python-dotenv: pip install python-dotenv\n"),
+        ("yaml", ("--log-config", "{tmp_path}/log.yaml"), "--log-config with a YAML file needs PyYAML: pip install"),
+    ],
+)
+def test_what_is_missing_is_named(arm, tmp_path, module, arguments, message):
+    (tmp_path / "log.yaml").write_text("version: 1\n")
+    arguments = [argument.format(tmp_path=tmp_path) for argument in arguments]
+    command = [sys.executable, "-c", WITHOUT.format(module=module, folder=str(FOLDER))]
+    status, output = fails(arm, command=[*command, "serve", "applications:app", "--port", "0", *arguments])
+    assert status == 3
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_wsgi(arm):
+    pytest.importorskip("a2wsgi", reason="a2wsgi is not installed")
+    with serving(arm, "applications:of_wsgi", "--interface", "wsgi") as program:
+        assert program.get("/path")[2] == b"wsgi /path"
+
+
+def test_it_runs_on_the_backend_that_was_asked_for(arm, tmp_path):
+    other = "epoll" if arm == "io_uring" else "io_uring"
+    source = (
+        "import asyncio\nasync def app(scope, receive, send):\n"
+        "    assert scope['type'] == 'http'\n"
+        "    body = asyncio.get_running_loop().backend.encode()\n"
+        "    await send({'type': 'http.response.start', 'status': 200, 'headers': []})\n"
+        "    await send({'type': 'http.response.body', 'body': body})\n"
+    )
+    (tmp_path / "tell.py").write_text(source)
+    with serving(other, "tell:app", "--app-dir", str(tmp_path), "--backend", arm) as program:
+        assert program.get("/")[2] == arm.encode()
