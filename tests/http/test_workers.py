@@ -1,0 +1,416 @@
+"""`ringloop serve --workers`: a parent and its worker processes."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import socket
+import stat
+import sys
+import time
+
+import pytest
+
+import support
+from serve_process import begin, serving
+
+pytestmark = pytest.mark.ringloop_only
+
+# A busy machine may let any process wait for long.
+PATIENT = ("--no-access-log", "--timeout-worker-healthcheck", str(support.PATIENCE_S))
+
+
+def children(pid):
+    """The processes that are children of this one, without multiprocessing's tracker."""
+    found = set()
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            is_child = entry.name.isdigit() and f"\nPPid:\t{pid}\n" in (entry / "status").read_text()
+            if is_child and b"resource_tracker" not in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+    return found
+
+
+def gone(pid):
+    """Whether a process has ended; zombies have."""
+    try:
+        return "\nState:\tZ" in pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+def wait_until(condition, program=None):
+    deadline = time.monotonic() + support.PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, program and program.output
+        time.sleep(0.02)
+
+
+def started(program, count):
+    """Wait until so many workers have started since the beginning; return their numbers."""
+    program.wait_for("Application startup complete", count)
+    return [int(pid) for pid in re.findall(r"Started server process \[(\d+)\]", program.output)]
+
+
+def serving_pids(program, workers):
+    """Ask until so many different workers have answered; all answers must be good ones."""
+    seen = set()
+
+    def enough():
+        status, _, body = program.get_again("/pid")
+        assert status == 200
+        seen.add(int(body))
+        return len(seen) >= workers
+
+    wait_until(enough, program)
+    return seen
+
+
+@pytest.mark.parametrize("options", [(), ("--reuse-port",)])
+def test_workers_serve_and_end(arm, options):
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT, *options) as program:
+        pids = set(started(program, 2))
+        assert serving_pids(program, 2) == pids == children(program.process.pid)
+        parent = program.process.pid
+        assert program.stop() == 0
+        assert all(map(gone, pids))
+        lines = program.output.splitlines()
+        assert f"INFO:     Started parent process [{parent}]" in lines
+        assert "INFO:     Received SIGTERM, exiting." in lines
+        assert lines[-1] == f"INFO:     Stopping parent process [{parent}]"
+        assert lines.count("shutdown") == 2
+        assert "Traceback" not in program.output
+
+
+def test_the_environment_says_how_many(arm):
+    with serving(arm, "applications:app", *PATIENT, env={"WEB_CONCURRENCY": "2"}) as program:
+        assert serving_pids(program, 2) == set(started(program, 2))
+
+
+def test_an_interrupt_of_all_processes_ends_them(arm):
+    """As Ctrl-C in a terminal does."""
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT, start_new_session=True) as program:
+        pids = started(program, 2)
+        os.killpg(program.process.pid, signal.SIGINT)
+        assert program.wait() == 0
+        assert all(map(gone, pids))
+        assert "Traceback" not in program.output
+        assert program.output.splitlines().count("shutdown") == 2
+
+
+def test_a_worker_that_dies_is_replaced(arm):
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
+        first, second = serving_pids(program, 2)
+        os.kill(first, signal.SIGKILL)
+        program.wait_for(rf"Child process \[{first}\] died")
+        third = started(program, 3)[2]
+        assert serving_pids(program, 2) == {second, third}
+        assert program.stop() == 0
+
+
+def test_a_worker_that_dies_under_load_costs_no_other_request(arm):
+    """Only the request that kills it fails."""
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
+        started(program, 2)
+        for _ in range(3):
+            with pytest.raises((ConnectionError, OSError)):
+                program.get("/kill")
+            for _ in range(20):
+                assert program.get("/")[0] == 200
+            assert len(serving_pids(program, 2)) == 2
+        assert program.stop() == 0
+
+
+def test_children_of_a_worker_do_not_hide_its_death(arm, tmp_path):
+    (tmp_path / "forks.py").write_text(
+        "import os, time\n"
+        "from applications import app\n"
+        "if os.environ.get('FORKED') is None:\n"
+        "    os.environ['FORKED'] = 'yes'\n"
+        "    if os.fork() == 0:\n"
+        "        while os.getppid() != 1: time.sleep(0.05)\n"
+        "        time.sleep(1000)\n"
+    )
+    with serving(arm, "forks:app", "--app-dir", str(tmp_path), "--workers", "2", *PATIENT) as program:
+        first, second = serving_pids(program, 2)
+        grandchildren = children(first) | children(second)
+        try:
+            os.kill(first, signal.SIGKILL)
+            program.wait_for(rf"Child process \[{first}\] died")
+            started(program, 3)
+        finally:
+            grandchildren |= {child for pid in children(program.process.pid) for child in children(pid)}
+            for pid in grandchildren:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("application", "message"),
+    [
+        ("applications:failing", "no database"),
+        ("nowhere:app", 'Could not import module "nowhere"'),
+        ("broken:app", "NameError"),
+    ],
+)
+def test_workers_that_cannot_start_end_everything_with_status_3(arm, tmp_path, application, message):
+    (tmp_path / "broken.py").write_text("undefined\n")
+    options = ("--app-dir", str(tmp_path), "--workers", "2", *PATIENT)
+    with serving(arm, application, *options) as program:
+        assert program.wait() == 3
+        assert message in program.output
+        program.wait_for(r"Child process \[\d+\] failed to start, stopping the parent process.")
+        assert program.output.count("Started server process") <= 2
+
+
+def test_a_worker_killed_during_its_start_is_tried_again_but_not_for_ever(arm, tmp_path):
+    (tmp_path / "killed.py").write_text(
+        "import os, pathlib, signal\n"
+        "tries = pathlib.Path(__file__).with_name('tries')\n"
+        "with tries.open('a') as file: file.write('x')\n"
+        "if len(tries.read_text()) <= int(os.environ['KILLED']): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from applications import app\n"
+    )
+    options = ("--app-dir", str(tmp_path), "--workers", "1", "--workers-lifetime", "100000", *PATIENT)
+    with serving(arm, "killed:app", *options, env={"KILLED": "2"}) as program:
+        assert program.get("/")[0] == 200
+        assert program.stop() == 0
+    (tmp_path / "tries").unlink()
+    with serving(arm, "killed:app", *options, env={"KILLED": "1000"}) as program:
+        assert program.wait() == 3
+        assert (tmp_path / "tries").read_text() == "xxx"
+
+
+def test_a_successor_that_cannot_start_ends_everything_with_status_3(arm, tmp_path):
+    """As under uvicorn: whoever runs the server learns of it."""
+    module = tmp_path / "changing.py"
+    module.write_text("from applications import app\n")
+    with serving(arm, "changing:app", "--app-dir", str(tmp_path), "--workers", "2", *PATIENT) as program:
+        first, _ = serving_pids(program, 2)
+        module.write_text("raise SystemExit('broken')\n")
+        os.kill(first, signal.SIGKILL)
+        assert program.wait() == 3
+
+
+def test_a_restart_replaces_one_after_the_other_without_a_failed_request(arm):
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
+        old = set(started(program, 2))
+        program.send(signal.SIGHUP)
+        new = set()
+        while len(new) < 2:
+            status, _, body = program.get_again("/pid")
+            assert status == 200
+            new |= {int(body)} - old
+        wait_until(lambda: children(program.process.pid) == new, program)
+        lines = program.output.splitlines()
+        ends = [lines.index(f"INFO:     Finished server process [{pid}]") for pid in old]
+        begins = [lines.index(f"INFO:     Started server process [{pid}]") for pid in new]
+        assert sorted(begins)[0] < sorted(ends)[0] < sorted(begins)[1] < sorted(ends)[1]
+        assert program.stop() == 0
+
+
+def test_a_restart_that_fails_keeps_the_old_workers(arm, tmp_path):
+    module = tmp_path / "changing.py"
+    module.write_text("from applications import app\n")
+    with serving(arm, "changing:app", "--app-dir", str(tmp_path), "--workers", "2", *PATIENT) as program:
+        old = set(started(program, 2))
+        module.write_text("undefined\n")
+        program.send(signal.SIGHUP)
+        program.wait_for("The restart is aborted.")
+        assert serving_pids(program, 2) == old
+        module.write_text("from applications import app\n")
+        program.send(signal.SIGHUP)
+        wait_until(lambda: all(map(gone, old)), program)
+        assert len(serving_pids(program, 2)) == 2
+        assert program.stop() == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--reuse-port",)])
+def test_signals_add_and_drop_workers(arm, options):
+    with serving(
+        arm, "applications:app", "--workers", "1", "--workers-lifetime", "9999", *PATIENT, *options
+    ) as program:
+        (first,) = started(program, 1)
+        program.send(signal.SIGTTIN)
+        second = started(program, 2)[1]
+        assert serving_pids(program, 2) == {first, second}
+        program.send(signal.SIGTTOU)
+        wait_until(lambda: gone(second), program)
+        assert serving_pids(program, 1) == {first}
+        program.send(signal.SIGTTOU)
+        program.wait_for("Already reached one process")
+        assert program.get("/pid")[2] == str(first).encode()
+        assert program.stop() == 0
+
+
+def test_other_signals_are_ignored_as_uvicorns_parent_does(arm):
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
+        started(program, 2)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+            program.send(number)
+        assert program.get("/")[0] == 200
+        assert program.stop() == 0
+
+
+def test_a_limit_of_requests_replaces_workers_without_a_failed_request(arm):
+    options = ("--workers", "2", "--limit-max-requests", "5", "--limit-max-requests-jitter", "3", *PATIENT)
+    with serving(arm, "applications:app", *options) as program:
+        pids = set()
+        while len(pids) < 5:
+            status, _, body = program.get_again("/pid")
+            assert status == 200
+            pids.add(int(body))
+        program.wait_for(r"Maximum request limit of [5-8] exceeded", 3)
+        assert program.stop() == 0
+
+
+def test_workers_are_replaced_at_the_end_of_their_lifetime(arm):
+    with serving(arm, "applications:app", "--workers-lifetime", "0.5", *PATIENT) as program:
+        started(program, 3)
+        first = started(program, 3)[0]
+        wait_until(lambda: gone(first), program)
+        program.wait_for(rf"Child process \[{first}\] is replaced: it has reached its lifetime")
+        assert program.get("/")[0] == 200
+        assert program.stop() == 0
+
+
+def test_workers_that_use_much_memory_are_replaced(arm):
+    with serving(arm, "applications:app", "--workers-max-rss", "250", *PATIENT) as program:
+        (first,) = started(program, 1)
+        program.get("/grow")
+        started(program, 2)
+        program.wait_for(rf"Child process \[{first}\] is replaced: it uses \d+ MiB of memory")
+        wait_until(lambda: gone(first), program)
+        assert program.get("/")[0] == 200
+        assert program.stop() == 0
+
+
+def test_a_worker_that_does_not_answer_is_killed_and_replaced(arm):
+    with serving(arm, "applications:app", "--workers", "2", "--timeout-worker-healthcheck", "20") as program:
+        first, _ = serving_pids(program, 2)
+        os.kill(first, signal.SIGSTOP)
+        program.wait_for(rf"Child process \[{first}\] does not answer, killing it")
+        program.wait_for(rf"Child process \[{first}\] died")
+        started(program, 3)
+        assert program.stop() == 0
+
+
+def test_workers_end_when_their_parent_is_killed(arm):
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
+        pids = started(program, 2)
+        program.process.kill()
+        wait_until(lambda: all(map(gone, pids)), program)
+        program.wait()
+        assert program.output.splitlines().count("shutdown") == 2
+
+
+def test_a_second_signal_kills_workers(arm):
+    options = ("--workers", "2", "--timeout-graceful-shutdown", "1000", *PATIENT)
+    with serving(arm, "applications:app", *options) as program:
+        pids = started(program, 2)
+        with begin(program, "/stubborn"):
+            program.send(signal.SIGTERM)
+            program.wait_for("Received SIGTERM, exiting.")
+            program.send(signal.SIGTERM)
+            assert program.wait() == 0
+        assert all(map(gone, pids))
+
+
+def test_a_port_that_is_taken(arm):
+    with socket.create_server((support.HOST, 0)) as listener:
+        options = ("--workers", "2", "--port", str(listener.getsockname()[1]), *PATIENT)
+        with serving(arm, "applications:app", *options) as program:
+            assert program.wait() == 3
+            assert "address already in use" in program.output
+            assert "Started server process" not in program.output
+
+
+def test_a_unix_socket(arm, tmp_path):
+    path = tmp_path / "socket"
+    with serving(arm, "applications:app", "--workers", "2", "--uds", str(path), *PATIENT) as program:
+        started(program, 2)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        assert serving_pids(program, 2)
+        assert program.stop() == 0
+    assert not path.exists()
+
+
+def test_an_application_object_cannot_be_served_by_workers(arm):
+    child = support.run_child(
+        """
+        import ringloop
+
+        async def app(scope, receive, send):
+            pass
+
+        ringloop.serve(app, port=0, workers=2)
+        """,
+        arm,
+    )
+    assert child.returncode == 3
+    assert "You must pass the application as an import string" in child.stderr
+
+
+REFUSED = """
+import errno, os, sys
+import stand_in
+
+stand_in.install()
+
+if __name__ == "__main__":
+    from ringloop.__main__ import main
+    from ringloop.http import _supervisor
+
+    answers = [answer == "yes" for answer in os.environ["ANSWERS"].split()]
+
+    class Worker(_supervisor.Worker):
+        def __init__(self, *arguments):
+            if not (answers.pop(0) if answers else True):
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            super().__init__(*arguments)
+
+    _supervisor.Worker = Worker
+    sys.exit(main())
+"""
+
+
+def refused(arm, tmp_path, answers):
+    """A server with one worker that the kernel refuses processes."""
+    script = tmp_path / "refused.py"
+    script.write_text(REFUSED)
+    options = ("--port", "0", "--workers-lifetime", "9999", *PATIENT)
+    command = [sys.executable, str(script), "serve", "applications:app", *options]
+    return serving(arm, command=command, env={"ANSWERS": answers})
+
+
+MESSAGE = "A child process can't be started: [Errno 11] Resource temporarily unavailable"
+
+
+def test_without_processes_it_cannot_start(arm, tmp_path):
+    with refused(arm, tmp_path, "no") as program:
+        assert program.wait() == 3
+        assert program.output.count(MESSAGE) == 1
+
+
+def test_a_process_that_is_refused_is_asked_for_again(arm, tmp_path):
+    with refused(arm, tmp_path, "yes yes no no yes") as program:
+        first = serving_pids(program, 1).pop()
+        program.send(signal.SIGTTIN)
+        assert len(serving_pids(program, 2)) == 2
+        os.kill(first, signal.SIGKILL)
+        program.wait_for(re.escape(MESSAGE), 2)
+        assert len(serving_pids(program, 2)) == 2
+        assert program.stop() == 0
+
+
+def test_a_restart_whose_process_is_refused_keeps_the_worker(arm, tmp_path):
+    with refused(arm, tmp_path, "yes no yes") as program:
+        first = serving_pids(program, 1)
+        program.send(signal.SIGHUP)
+        program.wait_for("The restart is aborted.")
+        assert serving_pids(program, 1) == first
+        program.send(signal.SIGHUP)
+        wait_until(lambda: all(map(gone, first)), program)
+        assert serving_pids(program, 1) != first
+        assert program.stop() == 0
