@@ -1,0 +1,251 @@
+"""`ringloop serve` with TLS: certificates, clients' certificates, and certificates that change."""
+
+import os
+import signal
+import socket
+import ssl
+
+import pytest
+import trustme
+
+import support
+from ringloop.http import Config
+from ringloop.http._errors import StartupError
+from serve_process import fails, serving
+
+pytestmark = pytest.mark.ringloop_only
+
+
+class Files:
+    """A certificate and its key in files, of an authority that clients trust."""
+
+    def __init__(self, folder):
+        self.authority = trustme.CA()
+        self.certificate, self.key, self.ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
+        self.authority.cert_pem.write_to_path(str(self.ca))
+        self.renew()
+
+    def issue(self, name="localhost"):
+        return self.authority.issue_cert(name, key_type=trustme.KeyType.ECDSA)
+
+    def renew(self):
+        """Put another certificate into the files, one after the other."""
+        made = self.issue()
+        for path, parts in ((self.certificate, made.cert_chain_pems), (self.key, [made.private_key_pem])):
+            new = path.with_suffix(".new")
+            new.write_bytes(b"".join(part.bytes() for part in parts))
+            os.replace(new, path)
+
+    def client_context(self):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.authority.configure_trust(context)
+        return context
+
+    def options(self):
+        return ("--ssl-certfile", str(self.certificate), "--ssl-keyfile", str(self.key))
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Files(tmp_path)
+
+
+def serial_number(program, context, name="localhost"):
+    """That of the certificate which a new connection is shown; the connection is used for a request."""
+    with context.wrap_socket(program.connect(), server_hostname=name) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        return sock.getpeercert()["serialNumber"]
+
+
+def test_https(arm, files):
+    with serving(arm, "applications:app", *files.options()) as program:
+        context = files.client_context()
+        assert program.get_json("/scope", context=context)["scheme"] == "https"
+        assert f"Ringloop running on https://127.0.0.1:{program.address[1]} " in program.output
+        # Somebody who doesn't speak TLS hurts nobody.
+        with program.connect() as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while sock.recv(65536):
+                pass
+        assert program.get("/", context=context)[0] == 200
+        assert program.stop() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
+def test_a_hangup_reloads_the_certificate(arm, files, workers):
+    with serving(arm, "applications:app", *files.options(), *workers) as program:
+        context = files.client_context()
+        program.wait_for("Application startup complete", 2 if workers else 1)
+        old = serial_number(program, context)
+        with context.wrap_socket(program.connect(), server_hostname="localhost") as kept:
+            files.renew()
+            program.send(signal.SIGHUP)
+            if workers:
+                program.wait_for("Application startup complete", 4)
+                program.wait_for("Finished server process", 2)
+            else:
+                program.wait_for("The TLS certificate was reloaded.")
+                kept.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert kept.recv(65536).startswith(b"HTTP/1.1 200"), "open connections go on"
+        assert serial_number(program, context) != old
+
+
+def test_a_change_of_the_files_reloads_the_certificate(arm, files):
+    with serving(arm, "applications:app", *files.options()) as program:
+        context = files.client_context()
+        seen = {serial_number(program, context)}
+        for count in (1, 2, 3):
+            files.renew()
+            program.wait_for("The TLS certificate was reloaded.", count)
+            seen.add(serial_number(program, context))
+            assert len(seen) == count + 1
+        # Clients that send no name, too.
+        nameless = files.client_context()
+        nameless.check_hostname = False
+        assert serial_number(program, nameless, None) in seen
+        assert program.stop() == -signal.SIGTERM
+
+
+def test_files_that_are_wrong_leave_the_old_certificate(arm, files):
+    with serving(arm, "applications:app", *files.options()) as program:
+        context = files.client_context()
+        old = serial_number(program, context)
+        for content in (b"", b"nonsense", files.issue().private_key_pem.bytes()):
+            files.key.write_bytes(content)
+            program.send(signal.SIGHUP)
+            program.wait_for("ERROR:    The TLS certificate could not be reloaded, the old one stays:")
+            assert serial_number(program, context) == old
+        files.key.unlink()
+        program.send(signal.SIGHUP)
+        assert serial_number(program, context) == old
+        files.renew()
+        program.wait_for("The TLS certificate was reloaded.")
+        assert serial_number(program, context) != old
+
+
+def test_clients_certificates(arm, files):
+    options = ("--ssl-ca-certs", str(files.ca), "--ssl-cert-reqs", str(int(ssl.CERT_REQUIRED)))
+    with serving(arm, "applications:app", *files.options(), *options) as program:
+        stranger, known = files.client_context(), files.client_context()
+        files.issue("client").configure_cert(known)
+        assert program.get("/", context=known)[0] == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            program.get("/", context=stranger)
+        # Both still hold for the certificate after the first.
+        files.renew()
+        program.wait_for("The TLS certificate was reloaded.")
+        assert program.get("/", context=known)[0] == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            program.get("/", context=stranger)
+
+
+def encrypt(files):
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    kind = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, *kind))
+
+
+def test_a_key_with_a_password(arm, files):
+    encrypt(files)
+    with serving(arm, "applications:app", *files.options(), "--ssl-keyfile-password", "secret") as program:
+        assert program.get("/", context=files.client_context())[0] == 200
+    status, output = fails(arm, "applications:app", *files.options(), "--ssl-keyfile-password", "wrong")
+    assert status == 3
+    assert "ERROR:    TLS can't be set up: " in output
+    status, output = fails(arm, "applications:app", *files.options())
+    assert status == 3
+    assert "its password is missing (--ssl-keyfile-password)" in output
+
+
+def test_ciphers(arm, files):
+    context = files.client_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with serving(
+        arm, "applications:app", *files.options(), "--ssl-ciphers", "ECDHE-ECDSA-AES256-GCM-SHA384"
+    ) as program:
+        with context.wrap_socket(program.connect(), server_hostname="localhost") as sock:
+            assert sock.cipher()[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
+        context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            program.get("/", context=context)
+    status, output = fails(arm, "applications:app", *files.options(), "--ssl-ciphers", "nonsense")
+    assert status == 3
+    assert "TLS can't be set up" in output
+
+
+async def app(scope, receive, send):
+    raise AssertionError("nobody calls it")
+
+
+def test_a_factory_of_contexts(files):
+    """It is asked for each reload, and what it returns is used."""
+    made, names = [], []
+
+    def factory(config, default):
+        context = default()
+        context.sni_callback = lambda connection, name, context: names.append((name, context))
+        made.append(context)
+        return context
+
+    config = Config(
+        app, log_config=None, ssl_certfile=files.certificate, ssl_keyfile=files.key, ssl_context_factory=factory
+    )
+    config.load()
+    assert config.ssl is made[0]
+    config.reloadable_ssl.reload_if_changed()
+    files.renew()
+    config.reloadable_ssl.reload_if_changed()
+    assert len(made) == 1, "the files may not be complete yet"
+    config.reloadable_ssl.reload_if_changed()
+    config.reloadable_ssl.reload_if_changed()
+    assert len(made) == 2
+    serial = handshake(config.ssl, files.client_context())
+    assert serial == f"{int(load(files.certificate).serial_number):X}"
+    assert names == [("localhost", made[1])]
+
+
+def load(path):
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def handshake(server_context, client_context):
+    """The serial number of the certificate that a client is shown."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    client = client_context.wrap_bio(to_client, to_server, server_hostname="localhost")
+    waiting = [client, server]
+    while waiting:
+        for side in list(waiting):
+            try:
+                side.do_handshake()
+                waiting.remove(side)
+            except ssl.SSLWantReadError:
+                pass
+    return client.getpeercert()["serialNumber"].lstrip("0")
+
+
+def test_a_factory_that_returns_something_else(files):
+    config = Config(app, log_config=None, ssl_context_factory=lambda config, default: None)
+    with pytest.raises(TypeError, match=r"`ssl_context_factory` must return an `ssl.SSLContext`, got NoneType"):
+        config.load()
+    config = Config(app, log_config=None, ssl_context_factory=lambda config, default: default())
+    with pytest.raises(StartupError, match="`ssl_certfile` is missing"):
+        config.load()
+    with pytest.raises(StartupError, match="`ssl_certfile` is missing"):
+        Config(app, log_config=None, ssl_keyfile=files.key).load()
+
+
+def test_a_plain_client_of_a_unix_socket_with_tls(arm, files, tmp_path):
+    path = tmp_path / "socket"
+    with serving(arm, "applications:app", *files.options(), "--uds", str(path)) as program:
+        assert program.get("/", context=files.client_context())[0] == 200
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(support.PATIENCE_S)
+            sock.connect(str(path))
+            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert not sock.recv(65536).startswith(b"HTTP/1.1 200")
