@@ -1,0 +1,129 @@
+"""The options of `ringloop serve`: uvicorn's are all there, and docs/serve.md has ours."""
+
+import dataclasses
+import inspect
+import pathlib
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import ringloop
+from ringloop.http import Config, _command_line
+
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "serve.md"
+NOT_OURS = {"callback_notify", "timeout_notify"}
+
+
+def options():
+    command = _command_line.command("ringloop")
+    return {parameter.name: parameter for parameter in command.params}
+
+
+def names(parameters):
+    return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_uvicorns_command_line_is_taken():
+    main = pytest.importorskip("uvicorn.main", reason="uvicorn is not installed").main
+    ours = options()
+    for theirs in main.params:
+        mine = ours[theirs.name]
+        if isinstance(theirs, click.Option) and theirs.name != "version":
+            assert names([theirs]) <= names([mine]), theirs.name
+            assert mine.is_flag == theirs.is_flag, theirs.name
+            assert mine.multiple == theirs.multiple, theirs.name
+            assert f"UVICORN_{theirs.name.upper()}" in mine.envvar
+            assert f"RINGLOOP_{theirs.name.upper()}" in mine.envvar
+
+
+def test_uvicorns_defaults_are_ours_but_for_one():
+    main = pytest.importorskip("uvicorn.main", reason="uvicorn is not installed").main
+    ours = options()
+    different = {
+        theirs.name
+        for theirs in main.params
+        if theirs.name != "version" and (ours[theirs.name].default or None) != (theirs.default or None)
+    }
+    assert different == {"timeout_graceful_shutdown"}
+
+
+def test_uvicorns_configurations_are_taken():
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    ours = {field.name for field in dataclasses.fields(Config)}
+    theirs = set(inspect.signature(uvicorn.Config).parameters)
+    assert theirs - ours == NOT_OURS
+    positional = list(inspect.signature(Config).parameters)[:5]
+    assert positional == list(inspect.signature(uvicorn.Config).parameters)[:5]
+
+
+def test_each_option_is_a_setting():
+    fields = {field.name for field in dataclasses.fields(Config)}
+    without = {"app_dir", "version"}
+    assert set(options()) - without <= fields
+    only_in_python = {"ssl_context_factory", "install_signal_handlers"}
+    assert fields - set(options()) == only_in_python
+
+
+def test_the_document_has_each_option():
+    text = DOCUMENT.read_text()
+    table = text[text.index("| `ringloop serve` |") : text.index("uvicorn's `--loop`")]
+    described = set()
+    for row in table.splitlines()[2:]:
+        described |= set(re.findall(r"--[a-z0-9-]+", row.split(" | ")[0]))
+    visible = {
+        name
+        for parameter in options().values()
+        if isinstance(parameter, click.Option) and not parameter.hidden
+        for name in parameter.opts
+    }
+    turned_off = {name for parameter in options().values() for name in parameter.secondary_opts}
+    assert visible - described == {"--version"}
+    assert described - turned_off <= visible
+
+
+def test_the_help_has_groups():
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["--help"], prog_name="ringloop serve")
+    assert result.exit_code == 0
+    groups = re.findall(r"^(\w+):$", result.output, re.MULTILINE)
+    assert groups == [
+        "Listening", "Application", "Processes", "Reloading", "Logging", "Requests", "Limits", "TLS", "Other",
+    ]  # fmt: skip
+    assert "--ws" not in result.output
+
+
+def test_what_the_command_line_hands_over(monkeypatch):
+    given = {}
+    monkeypatch.setattr(_command_line, "run", lambda app, **options: given.update(options, app=app))
+    run = CliRunner().invoke
+    command = _command_line.command("ringloop")
+    assert run(command, ["a:b"]).exit_code == 0
+    defaults = {field.name: field.default for field in dataclasses.fields(Config)}
+    for name, value in given.items():
+        if name not in ("app", "app_dir"):
+            assert value == defaults[name] or (not value and not defaults[name]), name
+    assert "log_config" not in given
+    arguments = "a:b --timeout-head 0 --timeout-body 1.5 --header a:b --header c:d:e --reload-dir . --no-use-colors"
+    assert run(command, arguments.split()).exit_code == 0
+    assert (given["timeout_head"], given["timeout_body"]) == (None, 1.5)
+    assert given["headers"] == [("a", "b"), ("c", "d:e")]
+    assert given["reload_dirs"] == ["."]
+    assert given["use_colors"] is False
+
+
+def test_the_command_line_comes_before_the_environment(monkeypatch):
+    given = {}
+    monkeypatch.setattr(_command_line, "run", lambda app, **options: given.update(options, app=app))
+    environment = {"UVICORN_PORT": "1", "UVICORN_ROOT_PATH": "/u", "RINGLOOP_ROOT_PATH": "/r", "UVICORN_HOST": "h"}
+    environment |= {"UVICORN_TIMEOUT_HEAD": "7", "UVICORN_ACCESS_LOG": "0", "UVICORN_RELOAD_INCLUDES": "*.a *.b"}
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["a:b", "--port", "2"], env=environment)
+    assert result.exit_code == 0, result.output
+    assert (given["port"], given["root_path"], given["host"]) == (2, "/r", "h")
+    assert given["timeout_head"] == 10, "uvicorn has no such option"
+    assert given["access_log"] is False
+    assert given["reload_includes"] == ["*.a", "*.b"]
+
+
+def test_serve_is_run():
+    assert ringloop.serve is ringloop.http.run
