@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from ._errors import StartupError
 from ._importing import ImportFromStringError, import_from_string, import_optional
@@ -15,13 +16,10 @@ if sys.version_info >= (3, 14):
 else:
     from asyncio import iscoroutinefunction
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Scope = dict[str, Any]
-    Receive = Callable[[], Awaitable[dict[str, Any]]]
-    Send = Callable[[dict[str, Any]], Awaitable[None]]
-    Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 INTERFACES = ("auto", "asgi3", "asgi2", "wsgi")
 

@@ -11,7 +11,7 @@ from .logging import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Path = str | os.PathLike[str]
+Path = str | os.PathLike[str]
 
 
 def make_context(
