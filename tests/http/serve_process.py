@@ -9,7 +9,6 @@ import pathlib
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import pytest
 import support
 
 FOLDER = pathlib.Path(__file__).parent
-LAUNCH = FOLDER / "launch.py"
+RINGLOOP = [sys.executable, "-m", "ringloop"]
 RUNNING = re.compile(r"Ringloop running on (\S+) \(Press|Ringloop running on (?:unix )?socket (\S+) \(Press")
 
 
@@ -37,7 +36,7 @@ class Program:
         path = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
         environment |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGLOOP_BACKEND": arm, **(env or {})}
         self.process = subprocess.Popen(
-            command or [sys.executable, str(LAUNCH), "serve", *map(str, arguments)],
+            command or [*RINGLOOP, "serve", *map(str, arguments)],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -194,9 +193,3 @@ def begin(program, path):
         assert chunk, data
         data += chunk
     return sock
-
-
-def client_context(certificate_file):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(certificate_file)
-    return context

@@ -8,6 +8,7 @@ import struct
 import pytest
 
 import support
+from applications import reply
 
 LOGGER = "uvicorn.error"
 
@@ -153,8 +154,7 @@ def text(body, *fields, status=200):
     """An application that answers with a text."""
 
     async def application(scope, receive, send):
-        await send({"type": "http.response.start", "status": status, "headers": list(fields)})
-        await send({"type": "http.response.body", "body": body})
+        await reply(send, body, status, fields)
 
     return application
 
@@ -169,11 +169,6 @@ async def body_of(receive):
         count += 1
         if not message["more_body"]:
             return body, count
-
-
-async def answer(send, body=b"", status=200):
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": body})
 
 
 def run(loop, test):

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 import support
-from serving import LOGGER, Server, answer, body_of, run, text
+from applications import reply
+from serving import LOGGER, Server, body_of, run, text
 
 GET = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n"
@@ -68,7 +69,7 @@ def test_scope(arm, loop, request_line, fields, expected):
 
     async def application(scope, receive, send):
         seen.append(scope)
-        await answer(send)
+        await reply(send)
 
     async def test():
         async with Server(arm, application, state={}) as server, server.client() as client:
@@ -85,7 +86,7 @@ def test_order_of_keys_in_scopes(arm, loop):
 
     async def application(scope, receive, send):
         seen.append(list(scope))
-        await answer(send)
+        await reply(send)
 
     async def test():
         async with Server(arm, application, state={}) as server, server.client() as client:
@@ -107,7 +108,7 @@ def test_root_path(arm, loop):
 
     async def application(scope, receive, send):
         seen.append((scope["root_path"], scope["path"], scope["raw_path"]))
-        await answer(send)
+        await reply(send)
 
     async def test():
         async with Server(arm, application, root_path="/api") as server:
@@ -129,7 +130,7 @@ def test_applications_may_change_what_they_are_given(arm, loop):
         scope["state"]["number"] = 2
         scope["path"] = "/changed"
         scope["own"] = 1
-        await answer(send)
+        await reply(send)
 
     async def test():
         async with Server(arm, application, state=state) as server, server.client() as client:
@@ -155,7 +156,7 @@ def test_heads_that_differ_little(arm, loop):
 
     async def application(scope, receive, send):
         seen.append((scope["path"], scope["query_string"], scope["headers"]))
-        await answer(send)
+        await reply(send)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -182,7 +183,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\
 def test_bodies(arm, loop, request_bytes, at_once):
     async def application(scope, receive, send):
         body, _ = await body_of(receive)
-        await answer(send, body)
+        await reply(send, body)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -201,7 +202,7 @@ def test_no_body(arm, loop):
 
     async def application(scope, receive, send):
         seen.append(await receive())
-        await answer(send)
+        await reply(send)
         seen.append(await receive())
 
     async def test():
@@ -233,7 +234,7 @@ def test_a_large_body_waits_for_its_reader(arm, loop):
         begun.set()
         await may_read.wait()
         body, count = await body_of(receive)
-        await answer(send, f"{len(body)} {count > 1}".encode())
+        await reply(send, f"{len(body)} {count > 1}".encode())
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -256,7 +257,7 @@ def test_continue_is_sent_when_the_body_is_wanted(arm, loop):
     async def application(scope, receive, send):
         await wanted.wait()
         body, _ = await body_of(receive)
-        await answer(send, body)
+        await reply(send, body)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -464,7 +465,7 @@ def test_pipelined_requests_are_answered_one_after_the_other(arm, loop, is_slow)
         if is_slow:
             await asyncio.sleep(0)
         running.pop()
-        await answer(send, scope["path"].encode())
+        await reply(send, scope["path"].encode())
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -481,7 +482,7 @@ def test_the_next_request_does_not_wait_for_what_is_done_after_the_response(arm,
     ended = []
 
     async def application(scope, receive, send):
-        await answer(send, scope["path"].encode())
+        await reply(send, scope["path"].encode())
         if scope["path"] == "/1":
             await may_end.wait()
             assert await receive() == {"type": "http.disconnect"}
@@ -510,7 +511,7 @@ def test_contexts_do_not_leak(arm, loop):
         seen.append(variable.get())
         variable.set(scope["path"])
         await body_of(receive)
-        await answer(send)
+        await reply(send)
         await asyncio.sleep(0)
 
     async def test():
@@ -540,7 +541,7 @@ def test_each_request_has_a_task_of_its_own(arm, loop):
         async with asyncio.timeout(support.PATIENCE_S):
             await asyncio.sleep(0)
         async with asyncio.TaskGroup() as group:
-            group.create_task(answer(send))
+            group.create_task(reply(send))
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -562,7 +563,7 @@ def test_the_first_step_runs_at_once(arm, loop):
 
     async def application(scope, receive, send):
         order.append(scope["path"])
-        await answer(send)
+        await reply(send)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -680,7 +681,7 @@ def test_messages_that_make_no_sense(arm, loop, errors, message):
 
 def test_an_error_after_the_response_is_logged(arm, loop, errors):
     async def application(scope, receive, send):
-        await answer(send, b"ok")
+        await reply(send, b"ok")
         raise ValueError("late")
 
     async def test():
@@ -898,7 +899,7 @@ def test_proxies(arm, loop):
 
     async def application(scope, receive, send):
         seen.append((scope["client"], scope["scheme"]))
-        await answer(send)
+        await reply(send)
 
     async def test():
         settings = {"forwarded": forwarded, "log_access": True}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import support
-from serve_process import FOLDER, LAUNCH, begin, fails, serving
+from serve_process import RINGLOOP, begin, fails, serving
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -161,14 +161,14 @@ import os, sys
 descriptor = int(sys.argv.pop(1))
 os.dup2(descriptor, 3, inheritable=True)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="http")
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
 def test_systemds_sockets(arm):
     with socket.create_server((support.HOST, 0)) as listener:
         descriptor = listener.fileno()
-        command = [sys.executable, "-c", LISTEN_FDS, str(descriptor), str(LAUNCH), "serve", "applications:app"]
+        command = [sys.executable, "-c", LISTEN_FDS, str(descriptor), *RINGLOOP, "serve", "applications:app"]
         with serving(arm, command=command, pass_fds=[descriptor]) as program:
             assert program.address == listener.getsockname()
             environment = program.get_json("/environment")
@@ -378,9 +378,7 @@ def test_version(arm):
     assert output.startswith(f"Running ringloop {ringloop.__version__} with CPython ")
 
 
-WITHOUT = "import sys; sys.modules[{module!r}] = None; sys.path.insert(0, {folder!r}); import stand_in; " + (
-    "stand_in.install(); sys.argv[0] = 'ringloop'; from ringloop.__main__ import main; sys.exit(main())"
-)
+WITHOUT = "import sys; sys.modules[{!r}] = None; from ringloop.__main__ import main; sys.exit(main())"
 
 
 @pytest.mark.parametrize(
@@ -396,8 +394,8 @@ WITHOUT = "import sys; sys.modules[{module!r}] = None; sys.path.insert(0, {folde
 def test_what_is_missing_is_named(arm, tmp_path, module, arguments, message):
     (tmp_path / "log.yaml").write_text("version: 1\n")
     arguments = [argument.format(tmp_path=tmp_path) for argument in arguments]
-    command = [sys.executable, "-c", WITHOUT.format(module=module, folder=str(FOLDER))]
-    status, output = fails(arm, command=[*command, "serve", "applications:app", "--port", "0", *arguments])
+    command = [sys.executable, "-c", WITHOUT.format(module), "serve"]
+    status, output = fails(arm, command=[*command, "applications:app", "--port", "0", *arguments])
     assert status == 3
     assert message in output
     assert "Traceback" not in output

@@ -354,9 +354,6 @@ def test_an_application_object_cannot_be_served_by_workers(arm):
 
 REFUSED = """
 import errno, os, sys
-import stand_in
-
-stand_in.install()
 
 if __name__ == "__main__":
     from ringloop.__main__ import main
