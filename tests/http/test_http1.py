@@ -5,10 +5,9 @@ import contextvars
 import logging
 
 import pytest
+from serving import LOGGER, Server, answer, body_of, run, text
 
 import support
-from applications import reply
-from serving import LOGGER, Server, body_of, run, text
 
 GET = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n"
@@ -69,7 +68,7 @@ def test_scope(arm, loop, request_line, fields, expected):
 
     async def application(scope, receive, send):
         seen.append(scope)
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application, state={}) as server, server.client() as client:
@@ -86,7 +85,7 @@ def test_order_of_keys_in_scopes(arm, loop):
 
     async def application(scope, receive, send):
         seen.append(list(scope))
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application, state={}) as server, server.client() as client:
@@ -108,7 +107,7 @@ def test_root_path(arm, loop):
 
     async def application(scope, receive, send):
         seen.append((scope["root_path"], scope["path"], scope["raw_path"]))
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application, root_path="/api") as server:
@@ -130,7 +129,7 @@ def test_applications_may_change_what_they_are_given(arm, loop):
         scope["state"]["number"] = 2
         scope["path"] = "/changed"
         scope["own"] = 1
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application, state=state) as server, server.client() as client:
@@ -156,7 +155,7 @@ def test_heads_that_differ_little(arm, loop):
 
     async def application(scope, receive, send):
         seen.append((scope["path"], scope["query_string"], scope["headers"]))
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -183,7 +182,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\
 def test_bodies(arm, loop, request_bytes, at_once):
     async def application(scope, receive, send):
         body, _ = await body_of(receive)
-        await reply(send, body)
+        await answer(send, body)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -202,7 +201,7 @@ def test_no_body(arm, loop):
 
     async def application(scope, receive, send):
         seen.append(await receive())
-        await reply(send)
+        await answer(send)
         seen.append(await receive())
 
     async def test():
@@ -234,7 +233,7 @@ def test_a_large_body_waits_for_its_reader(arm, loop):
         begun.set()
         await may_read.wait()
         body, count = await body_of(receive)
-        await reply(send, f"{len(body)} {count > 1}".encode())
+        await answer(send, f"{len(body)} {count > 1}".encode())
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -257,7 +256,7 @@ def test_continue_is_sent_when_the_body_is_wanted(arm, loop):
     async def application(scope, receive, send):
         await wanted.wait()
         body, _ = await body_of(receive)
-        await reply(send, body)
+        await answer(send, body)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -465,7 +464,7 @@ def test_pipelined_requests_are_answered_one_after_the_other(arm, loop, is_slow)
         if is_slow:
             await asyncio.sleep(0)
         running.pop()
-        await reply(send, scope["path"].encode())
+        await answer(send, scope["path"].encode())
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -482,7 +481,7 @@ def test_the_next_request_does_not_wait_for_what_is_done_after_the_response(arm,
     ended = []
 
     async def application(scope, receive, send):
-        await reply(send, scope["path"].encode())
+        await answer(send, scope["path"].encode())
         if scope["path"] == "/1":
             await may_end.wait()
             assert await receive() == {"type": "http.disconnect"}
@@ -511,7 +510,7 @@ def test_contexts_do_not_leak(arm, loop):
         seen.append(variable.get())
         variable.set(scope["path"])
         await body_of(receive)
-        await reply(send)
+        await answer(send)
         await asyncio.sleep(0)
 
     async def test():
@@ -541,7 +540,7 @@ def test_each_request_has_a_task_of_its_own(arm, loop):
         async with asyncio.timeout(support.PATIENCE_S):
             await asyncio.sleep(0)
         async with asyncio.TaskGroup() as group:
-            group.create_task(reply(send))
+            group.create_task(answer(send))
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -563,7 +562,7 @@ def test_the_first_step_runs_at_once(arm, loop):
 
     async def application(scope, receive, send):
         order.append(scope["path"])
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -681,7 +680,7 @@ def test_messages_that_make_no_sense(arm, loop, errors, message):
 
 def test_an_error_after_the_response_is_logged(arm, loop, errors):
     async def application(scope, receive, send):
-        await reply(send, b"ok")
+        await answer(send, b"ok")
         raise ValueError("late")
 
     async def test():
@@ -899,7 +898,7 @@ def test_proxies(arm, loop):
 
     async def application(scope, receive, send):
         seen.append((scope["client"], scope["scheme"]))
-        await reply(send)
+        await answer(send)
 
     async def test():
         settings = {"forwarded": forwarded, "log_access": True}

@@ -8,12 +8,11 @@ import sys
 import weakref
 
 import pytest
+from serving import LOGGER, Client, Server, answer, body_of, run, text
+from test_http1 import GET, LAST, SIZED
 
 import support
-from applications import reply
 from ringloop import _core
-from serving import LOGGER, Client, Server, body_of, run, text
-from test_http1 import GET, LAST, SIZED
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -30,7 +29,7 @@ def within_request(arm, loop, body, request=GET):
             outcome.append(await body(receive, send))
         except BaseException as error:
             outcome.append(error)
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -116,7 +115,7 @@ def test_several_wait_for_the_same_message(arm, loop):
         await asyncio.sleep(0)
         begun.set()
         seen.extend(await asyncio.gather(*tasks))
-        await reply(send)
+        await answer(send)
 
     begun = asyncio.Event()
 
@@ -205,7 +204,7 @@ def test_the_coroutine_of_a_requests_task(arm, loop):
         loop.call_soon(look, task)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        await reply(send)
+        await answer(send)
         task.add_done_callback(lambda task: seen.append(task.result()))
         loop.call_soon(ended, coroutine)
 
@@ -315,7 +314,7 @@ def test_clients_that_are_too_slow(arm, loop, settings, request_bytes, status):
     async def application(scope, receive, send):
         if scope["method"] == "POST":
             await forever(scope, receive, send)
-        await reply(send)
+        await answer(send)
 
     async def test():
         settings_off = dict.fromkeys(("timeout_keep_alive", "timeout_head", "timeout_body", "timeout_write"))
@@ -347,7 +346,7 @@ def test_an_application_may_take_its_time(arm, loop):
     async def application(scope, receive, send):
         await asyncio.sleep(0.3)
         assert (await body_of(receive))[0] == b"hello world"
-        await reply(send, b"ok")
+        await answer(send, b"ok")
 
     async def test():
         settings = dict.fromkeys(("timeout_keep_alive", "timeout_head", "timeout_body"), 0.1)
@@ -391,7 +390,7 @@ def test_shutting_down(arm, loop):
         if scope["path"] == "/slow":
             begun.set()
             await may_end.wait()
-        await reply(send, b"ok")
+        await answer(send, b"ok")
 
     async def test():
         async with (
@@ -511,7 +510,7 @@ def test_cycles_are_collected(arm, new_loop, kept):
             thing.kept = kinds[kept]
             scope["thing"] = thing
             thing.application = application
-            await reply(send)
+            await answer(send)
 
         async def test():
             async with Server(arm, application) as server, server.client() as client:
@@ -584,7 +583,7 @@ def test_nothing_grows_with_requests(arm, loop):
     async def application(scope, receive, send):
         if scope["path"] == "/slow":
             await asyncio.sleep(0)
-        await reply(send)
+        await answer(send)
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -611,7 +610,7 @@ def test_tls(arm, loop, contexts):
     async def application(scope, receive, send):
         schemes.append((scope["scheme"], scope["server"][1], scope["client"]))
         body, _ = await body_of(receive)
-        await reply(send, body * 1000)
+        await answer(send, body * 1000)
 
     class Secure(Server):
         def listening(self):
@@ -641,7 +640,7 @@ def test_unix_sockets(arm, loop, tmp_path):
 
     async def application(scope, receive, send):
         seen.append((scope["server"], scope["client"]))
-        await reply(send, b"ok")
+        await answer(send, b"ok")
 
     async def test():
         service = _core.HttpService(loop, application, access_log=lambda *arguments: seen.append(arguments))

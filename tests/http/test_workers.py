@@ -99,6 +99,23 @@ def test_an_interrupt_of_all_processes_ends_them(arm):
         assert program.output.splitlines().count("shutdown") == 2
 
 
+def test_an_interrupt_after_the_parents_signal_does_not_force_a_worker(arm):
+    """Ctrl-C interrupts the workers, too, perhaps after their parent has told them to end."""
+    options = ("--workers-lifetime", "9999", "--timeout-graceful-shutdown", "2", *PATIENT)
+    with serving(arm, "applications:app", *options) as program:
+        (pid,) = started(program, 1)
+        with begin(program, "/stream") as sock:
+            program.send(signal.SIGTERM)
+            program.wait_for("Waiting for connections to close")
+            os.kill(pid, signal.SIGINT)
+            # It waits for the request as before.
+            program.wait_for("heard http.disconnect")
+            while sock.recv(65536):
+                pass
+        assert program.wait() == 0
+        assert program.output.splitlines().count("shutdown") == 1
+
+
 def test_a_worker_that_dies_is_replaced(arm):
     with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
         first, second = serving_pids(program, 2)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from multiprocessing.connection import Connection
+    from types import FrameType
 
     from ._config import Config
 
@@ -199,6 +200,14 @@ class _ChildServer(Server):
                 self._connection.recv_bytes()
                 self._connection.send_bytes(_PONG)
         self.should_exit = True
+
+    def handle_exit(self, number: int, frame: FrameType | None) -> None:
+        """Ends the server; it is not forced by an interrupt, which may come after the parent's SIGTERM.
+
+        Ctrl-C in a terminal interrupts parent and children. After a second one the parent kills them.
+        """
+        if not (self.should_exit and number == signal.SIGINT):
+            super().handle_exit(number, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
