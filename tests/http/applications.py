@@ -12,7 +12,7 @@ def say(text):
     os.write(1, f"{text}\n".encode())
 
 
-async def reply(send, body=b"", status=200, headers=()):
+async def answer(send, body=b"", status=200, headers=()):
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
     await send({"type": "http.response.body", "body": body})
 
@@ -25,13 +25,13 @@ async def app(scope, receive, send):
     assert scope["type"] == "http"
     path = scope["path"].removeprefix(scope["root_path"])
     if path == "/pid":
-        await reply(send, str(os.getpid()).encode())
+        await answer(send, str(os.getpid()).encode())
     elif path == "/scope":
         shown = {key: scope[key] for key in ("client", "scheme", "root_path", "path", "server")}
         shown["state"] = scope.get("state")
-        await reply(send, json.dumps(shown).encode())
+        await answer(send, json.dumps(shown).encode())
     elif path == "/environment":
-        await reply(send, json.dumps(dict(os.environ)).encode())
+        await answer(send, json.dumps(dict(os.environ)).encode())
     elif path == "/kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif path == "/stream":
@@ -50,9 +50,9 @@ async def app(scope, receive, send):
             raise
     elif path == "/grow":
         sys.modules[__name__].ballast = bytearray(os.urandom(1 << 20) * 300)
-        await reply(send)
+        await answer(send)
     else:
-        await reply(send, b"hello")
+        await answer(send, b"hello")
 
 
 async def lifespan(scope, receive, send):
@@ -77,7 +77,7 @@ async def slow_to_start(scope, receive, send):
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
     else:
-        await reply(send, b"at last")
+        await answer(send, b"at last")
 
 
 async def failing(scope, receive, send):
@@ -88,7 +88,7 @@ async def failing(scope, receive, send):
 
 async def without_lifespan(scope, receive, send):
     assert scope["type"] == "http"
-    await reply(send, b"hello")
+    await answer(send, b"hello")
 
 
 async def broken_shutdown(scope, receive, send):
@@ -97,7 +97,7 @@ async def broken_shutdown(scope, receive, send):
         await send({"type": "lifespan.startup.complete"})
         await receive()
         raise ValueError("cannot end")
-    await reply(send)
+    await answer(send)
 
 
 async def hanging_shutdown(scope, receive, send):
@@ -107,7 +107,7 @@ async def hanging_shutdown(scope, receive, send):
         await receive()
         say("hanging")
         await asyncio.Event().wait()
-    await reply(send)
+    await answer(send)
 
 
 def make():
@@ -120,7 +120,7 @@ def make_with_arguments(needed):
 
 def of_asgi2(scope):
     async def instance(receive, send):
-        await (lifespan(scope, receive, send) if scope["type"] == "lifespan" else reply(send, b"asgi2"))
+        await (lifespan(scope, receive, send) if scope["type"] == "lifespan" else answer(send, b"asgi2"))
 
     return instance
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import support
-from applications import reply
+from applications import answer
 
 LOGGER = "uvicorn.error"
 
@@ -154,7 +154,7 @@ def text(body, *fields, status=200):
     """An application that answers with a text."""
 
     async def application(scope, receive, send):
-        await reply(send, body, status, fields)
+        await answer(send, body, status, fields)
 
     return application
 

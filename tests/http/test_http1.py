@@ -5,9 +5,9 @@ import contextvars
 import logging
 
 import pytest
-from serving import LOGGER, Server, answer, body_of, run, text
 
 import support
+from serving import LOGGER, Server, answer, body_of, run, text
 
 GET = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n"

@@ -9,7 +9,7 @@ from ringloop.http._reload import FileFilter
 from serve_process import begin, serving
 
 APPLICATION = """
-from applications import reply
+from applications import answer
 
 async def app(scope, receive, send):
     assert scope["type"] == "http"
@@ -19,7 +19,7 @@ async def app(scope, receive, send):
         while (await receive())["type"] != "http.disconnect":
             pass
     else:
-        await reply(send, b"VERSION")
+        await answer(send, b"VERSION")
 """
 
 

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 import support
-from applications import reply
+from applications import answer
 from ringloop.http import Config, Server
 from ringloop.http._lifespan import Lifespan
 
@@ -35,7 +35,7 @@ def records():
 
 async def hello(scope, receive, send):
     assert scope["type"] == "http"
-    await reply(send, b"hello")
+    await answer(send, b"hello")
 
 
 def server_of(app=hello, **options):
@@ -215,7 +215,7 @@ def test_contexts_of_requests(loop):
     async def app(scope, receive, send):
         seen.append(variable.get())
         variable.set("leaked")
-        await reply(send)
+        await answer(send)
 
     async def main():
         for reset in (False, True):

@@ -8,11 +8,11 @@ import sys
 import weakref
 
 import pytest
-from serving import LOGGER, Client, Server, answer, body_of, run, text
-from test_http1 import GET, LAST, SIZED
 
 import support
 from ringloop import _core
+from serving import LOGGER, Client, Server, answer, body_of, run, text
+from test_http1 import GET, LAST, SIZED
 
 pytestmark = pytest.mark.ringloop_only
 
