@@ -342,6 +342,39 @@ def test_a_deadline_is_that_of_the_last_request(arm, loop):
     run(loop, test())
 
 
+def test_a_deadline_for_a_body_ends_with_the_wait_for_it(arm, loop):
+    """The next connection's deadline is later: when it has expired, the first one's would have."""
+
+    async def application(scope, receive, send):
+        if scope["path"] == "/patient":
+            await forever(scope, receive, send)
+        waiting = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        given_up.set()
+        await may_answer.wait()
+        await answer(send, b"ok")
+
+    given_up = asyncio.Event()
+    may_answer = asyncio.Event()
+
+    async def test():
+        async with (
+            Server(arm, application, timeout_body=0.2) as server,
+            server.client() as client,
+            server.client() as later,
+        ):
+            client.write(SIZED[:-11])
+            await given_up.wait()
+            later.write(SIZED[:-11].replace(b"/", b"/patient", 1))
+            assert (await later.rest()).startswith(b"HTTP/1.1 408")
+            may_answer.set()
+            assert (await client.response())[2] == b"ok"
+
+    run(loop, test())
+
+
 def test_an_application_may_take_its_time(arm, loop):
     async def application(scope, receive, send):
         await asyncio.sleep(0.3)
@@ -575,6 +608,87 @@ def test_waits_that_are_given_up_leave_nothing(arm, loop):
         return sum(isinstance(thing, asyncio.Future) for thing in gc.get_objects())
 
     assert within_request(arm, loop, body) < 50
+
+
+@pytest.mark.parametrize("way", ["cancelled", "closed"])
+def test_a_wait_that_is_given_up_is_forgotten(arm, loop, way):
+    async def body(receive, send):
+        await receive()
+        for _ in range(20):
+            waiting = receive()
+            future = waiting.send(None)
+            if way == "closed":
+                waiting.close()
+            else:
+                with pytest.raises(asyncio.CancelledError):
+                    waiting.throw(asyncio.CancelledError())
+            futures.append(weakref.ref(future))
+            del future, waiting
+        return sum(future() is not None for future in futures)
+
+    futures = []
+    assert within_request(arm, loop, body) == 0
+
+
+def test_a_sender_that_is_given_up_is_forgotten(arm, loop):
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": bytes(50_000_000), "more_body": True})
+        waiting = send({"type": "http.response.body", "body": b"more", "more_body": True})
+        future = weakref.ref(waiting.send(None))
+        waiting.close()
+        seen.append(future() is None)
+        over.set()
+        await forever(scope, receive, send)
+
+    seen = []
+    over = asyncio.Event()
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.writer.transport.pause_reading()
+            client.write(GET)
+            await over.wait()
+
+    run(loop, test())
+    assert seen == [True]
+
+
+def test_who_fails_to_be_woken_does_not_stop_the_others(arm, loop, new_loop):
+    """A future of the user's own class may raise, or run anything, when it is asked whether it is done."""
+
+    class Failing(asyncio.Future):
+        def set_result(self, value):
+            raise ValueError("set_result")
+
+    async def application(scope, receive, send):
+        await receive()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "create_future", lambda: Failing(loop=loop), raising=False)
+            first = receive()
+            first.send(None)
+        other = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        begun.set()
+        seen.append((await other)["type"])
+        first.close()
+
+    begun = asyncio.Event()
+    seen = []
+
+    async def test():
+        async with Server(arm, application) as server:
+            loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+            async with server.client() as client:
+                client.write(GET)
+                await begun.wait()
+            while server.service.active:
+                await asyncio.sleep(0)
+
+    failures = []
+    run(loop, test())
+    assert seen == ["http.disconnect"]
+    assert [str(error) for error in failures] == ["set_result"]
 
 
 def test_nothing_grows_with_requests(arm, loop):

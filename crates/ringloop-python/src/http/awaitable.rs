@@ -214,6 +214,25 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     }
 }
 
+/// Ends an awaitable whose caller does not wait any longer.
+fn give_up(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    let this = object.cast::<Exchange>();
+    // SAFETY: called with the GIL for a live object of our type that is not running.
+    unsafe {
+        let request = Bound::from_borrowed_ptr(py, (*this).request);
+        let future = Bound::from_borrowed_ptr_or_opt(py, (*this).future);
+        let sends = (*this).sends;
+        finish(object);
+        match future {
+            Some(future) => {
+                let request = request.cast_unchecked::<Request>();
+                request.get().forget(py, sends, &future)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Ends an awaitable that is not to go on.
 ///
 /// # Safety
@@ -317,7 +336,7 @@ unsafe extern "C" fn method_throw(
                     "throw expected at least 1 argument, got 0",
                 ));
             }
-            finish(object);
+            give_up(py, object)?;
             Err(support::thrown(py, arguments))
         }
     })
@@ -329,8 +348,7 @@ unsafe extern "C" fn method_close(
 ) -> *mut ffi::PyObject {
     guard(|py| {
         check_not_running(py, object)?;
-        // SAFETY: called with the GIL for a live object of our type.
-        unsafe { finish(object) };
+        give_up(py, object)?;
         Ok(py.None().into_bound(py))
     })
 }

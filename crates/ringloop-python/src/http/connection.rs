@@ -435,8 +435,8 @@ impl Connection {
         }
     }
 
-    /// The application waits for more of the body.
-    pub(super) fn on_body_awaited(slf: &Bound<'_, Self>) -> PyResult<()> {
+    /// The application waits for a message, or waits no longer.
+    pub(super) fn on_waits_changed(slf: &Bound<'_, Self>) -> PyResult<()> {
         let this = slf.get();
         let is_busy = this.state.get(slf.py()).is_busy;
         match this.service(slf.py()) {

@@ -170,28 +170,30 @@ impl Request {
         self.wake_senders(py)
     }
 
-    /// A future that is entered in a list of those who wait.
-    fn new_waiter<'py>(
+    /// Forgets a future whose wait was given up. A deadline for the body lasts as long as somebody waits for it.
+    pub(super) fn forget(
         &self,
-        py: Python<'py>,
-        list: impl Fn(&mut State) -> &mut Vec<Py<PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        const LOOKED_THROUGH: usize = 8;
-        let future = self.service(py)?.get().create_future(py)?;
-        let mut others = std::mem::take(list(&mut self.state.get_mut(py)));
-        if others.len() >= LOOKED_THROUGH {
-            // An application may ask again and again, and give up each time.
-            let mut waiting = Vec::new();
-            for other in others {
-                if !support::ask(other.bind(py), intern!(py, "done"))? {
-                    waiting.push(other);
-                }
+        py: Python<'_>,
+        sends: bool,
+        future: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (forgotten, connection) = {
+            let mut state = self.state.get_mut(py);
+            let waiting = if sends {
+                &mut state.senders
+            } else {
+                &mut state.receivers
+            };
+            let found = waiting.iter().position(|it| it.is(future));
+            let forgotten = found.map(|at| waiting.remove(at));
+            (forgotten, state.connection.clone_ref_opt(py))
+        };
+        match connection {
+            Some(connection) if !sends && forgotten.is_some() => {
+                Connection::on_waits_changed(connection.bind(py))
             }
-            others = waiting;
+            _ => Ok(()),
         }
-        others.push(future.clone().unbind());
-        list(&mut self.state.get_mut(py)).append(&mut others);
-        Ok(future)
     }
 
     fn wake_receivers(&self, py: Python<'_>) -> PyResult<()> {
@@ -266,9 +268,11 @@ impl Request {
                 Ok(Step::Return(message.into_any()))
             }
             Next::Wait => {
-                let future = this.new_waiter(py, |state| &mut state.receivers)?;
+                let future = this.service(py)?.get().create_future(py)?;
+                let waiting = future.clone().unbind();
+                this.state.get_mut(py).receivers.push(waiting);
                 if let Some(connection) = this.connection(py) {
-                    Connection::on_body_awaited(&connection)?;
+                    Connection::on_waits_changed(&connection)?;
                 }
                 Ok(Step::Yield(future))
             }
@@ -300,7 +304,8 @@ impl Request {
             return done();
         }
         if connection.get().is_writing_paused(py) {
-            let future = this.new_waiter(py, |state| &mut state.senders)?;
+            let future = this.service(py)?.get().create_future(py)?;
+            this.state.get_mut(py).senders.push(future.clone().unbind());
             return Ok(Step::Yield(future));
         }
         if is_started {
@@ -725,15 +730,20 @@ fn or_stop<'py>(py: Python<'py>, result: Option<Bound<'py, PyAny>>) -> PyResult<
     result.ok_or_else(|| objects::error_with::<PyStopIteration>(py, py.None()))
 }
 
-/// Ends waits, except those that have been cancelled.
+/// Ends waits, except those that have been cancelled. All of them, even if one fails.
 pub(super) fn wake(py: Python<'_>, waiting: Vec<Py<PyAny>>) -> PyResult<()> {
-    for future in waiting {
-        let future = future.bind(py);
-        if !support::ask(future, intern!(py, "done"))? {
-            future.call_method1(intern!(py, "set_result"), (py.None(),))?;
+    let wake_one = |future: &Bound<'_, PyAny>| {
+        if support::ask(future, intern!(py, "done"))? {
+            return Ok(());
         }
+        let set_result = intern!(py, "set_result");
+        future.call_method1(set_result, (py.None(),)).map(drop)
+    };
+    let mut result = Ok(());
+    for future in waiting {
+        result = result.and(wake_one(future.bind(py)));
     }
-    Ok(())
+    result
 }
 
 /// `message[name]`.
