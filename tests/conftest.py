@@ -53,6 +53,11 @@ def pytest_configure(config):
 
     config.addinivalue_line(
         "markers",
+        "any_backend(matters=False): the body is about ringloop itself, and the same on both backends: it runs on one, "
+        "unless the argument says for a single test of a module that it does matter",
+    )
+    config.addinivalue_line(
+        "markers",
         "without_debug_mode: the body is about a loop that is not in debug mode, whatever the environment says",
     )
 
@@ -76,6 +81,9 @@ def pytest_generate_tests(metafunc):
     arms = selected_arms()
     if metafunc.definition.get_closest_marker("ringloop_only"):
         arms = [arm for arm in arms if arm != "asyncio"]
+        any_backend = metafunc.definition.get_closest_marker("any_backend")
+        if any_backend is not None and not any_backend.kwargs.get("matters", False):
+            arms = arms[-1:]
     if not arms:
         reason = "about ringloop alone, and RINGLOOP_TEST_LOOPS leaves its arms out"
         arms = [pytest.param("none", marks=pytest.mark.skip(reason=reason))]

@@ -59,6 +59,7 @@ def wait_for_answer(program, answer, count):
 
 
 @pytest.mark.ringloop_only
+@pytest.mark.any_backend
 def test_changes_start_it_again(arm, source):
     answer = source.write()
     with serving(arm, "changing:app", *OPTIONS, cwd=source.folder) as program:
@@ -76,6 +77,7 @@ def test_changes_start_it_again(arm, source):
 
 
 @pytest.mark.ringloop_only
+@pytest.mark.any_backend
 def test_a_mistake_waits_for_its_correction(arm, source):
     source.write("mistake\n")
     with serving(arm, "changing:app", *OPTIONS, cwd=source.folder) as program:
@@ -90,6 +92,7 @@ def test_a_mistake_waits_for_its_correction(arm, source):
 
 
 @pytest.mark.ringloop_only
+@pytest.mark.any_backend
 def test_an_open_stream_does_not_hold_it_up(arm, source):
     answer = source.write()
     options = (*OPTIONS, "--timeout-graceful-shutdown", "1")
@@ -101,6 +104,7 @@ def test_an_open_stream_does_not_hold_it_up(arm, source):
 
 
 @pytest.mark.ringloop_only
+@pytest.mark.any_backend
 def test_other_directories_and_patterns(arm, source, tmp_path_factory):
     answer = source.write()
     watched = tmp_path_factory.mktemp("watched")
@@ -117,6 +121,7 @@ def test_other_directories_and_patterns(arm, source, tmp_path_factory):
 
 
 @pytest.mark.ringloop_only
+@pytest.mark.any_backend
 def test_the_worker_ends_when_the_reloader_is_killed(arm, source):
     source.write()
     with serving(arm, "changing:app", *OPTIONS, cwd=source.folder) as program:

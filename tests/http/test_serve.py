@@ -12,9 +12,12 @@ import pytest
 import support
 from serve_process import RINGLOOP, begin, fails, serving
 
-pytestmark = pytest.mark.ringloop_only
+# The server is a process of its own, and above the loop: few tests need both backends.
+pytestmark = [pytest.mark.ringloop_only, pytest.mark.any_backend]
+both_backends = pytest.mark.any_backend(matters=True)
 
 
+@both_backends
 def test_it_serves_and_says_so(arm):
     with serving(arm, "applications:app") as program:
         status, headers, body = program.get("/")
@@ -113,6 +116,7 @@ def test_errors_of_the_import_are_the_users(arm, tmp_path):
     assert "No module named 'missing_thing'" in output
 
 
+@both_backends
 def test_a_unix_socket_keeps_its_mode_and_is_removed(arm, tmp_path):
     path = tmp_path / "socket"
     for mode in (0o666, 0o600):
@@ -232,6 +236,7 @@ def interrupt_until_it_ends(program):
             program.process.wait(0.2)
 
 
+@both_backends
 def test_idle_connections_do_not_delay_the_end(arm):
     options = ("--timeout-graceful-shutdown", "1000")
     with serving(arm, "applications:app", *options) as program, contextlib.closing(program.client()) as client:
@@ -241,6 +246,7 @@ def test_idle_connections_do_not_delay_the_end(arm):
         assert client.sock.recv(1) == b""
 
 
+@both_backends
 def test_streams_hear_of_the_end(arm):
     with serving(arm, "applications:app", "--timeout-graceful-shutdown", "1") as program:
         with begin(program, "/stream") as sock:
@@ -252,6 +258,7 @@ def test_streams_hear_of_the_end(arm):
         assert lines.index("heard http.disconnect") < lines.index("shutdown")
 
 
+@both_backends
 def test_requests_that_do_not_end_are_cancelled_at_the_deadline(arm):
     with serving(arm, "applications:app", "--timeout-graceful-shutdown", "0.2") as program:
         with begin(program, "/stubborn"):
@@ -261,6 +268,7 @@ def test_requests_that_do_not_end_are_cancelled_at_the_deadline(arm):
         assert lines.index("cancelled") < lines.index("shutdown")
 
 
+@both_backends
 def test_a_second_interrupt_ends_at_once(arm):
     with serving(arm, "applications:app", "--timeout-graceful-shutdown", "1000") as program:
         with begin(program, "/stubborn"):
@@ -407,6 +415,7 @@ def test_wsgi(arm):
         assert program.get("/path")[2] == b"wsgi /path"
 
 
+@both_backends
 def test_it_runs_on_the_backend_that_was_asked_for(arm, tmp_path):
     other = "epoll" if arm == "io_uring" else "io_uring"
     source = (

@@ -13,7 +13,9 @@ from ringloop.http import Config
 from ringloop.http._errors import StartupError
 from serve_process import fails, serving
 
-pytestmark = pytest.mark.ringloop_only
+# The server is a process of its own, and above the loop: few tests need both backends.
+pytestmark = [pytest.mark.ringloop_only, pytest.mark.any_backend]
+both_backends = pytest.mark.any_backend(matters=True)
 
 
 class Files:
@@ -58,6 +60,7 @@ def serial_number(program, context, name="localhost"):
         return sock.getpeercert()["serialNumber"]
 
 
+@both_backends
 def test_https(arm, files):
     with serving(arm, "applications:app", *files.options()) as program:
         context = files.client_context()
@@ -74,7 +77,9 @@ def test_https(arm, files):
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")])
 def test_a_hangup_reloads_the_certificate(arm, files, workers):
-    with serving(arm, "applications:app", *files.options(), *workers) as program:
+    # The connection that stays open below holds up the end of a worker.
+    options = (*files.options(), *workers, "--timeout-graceful-shutdown", "0.5")
+    with serving(arm, "applications:app", *options) as program:
         context = files.client_context()
         program.wait_for("Application startup complete", 2 if workers else 1)
         old = serial_number(program, context)
@@ -95,7 +100,7 @@ def test_a_change_of_the_files_reloads_the_certificate(arm, files):
     with serving(arm, "applications:app", *files.options()) as program:
         context = files.client_context()
         seen = {serial_number(program, context)}
-        for count in (1, 2, 3):
+        for count in (1, 2):
             files.renew()
             program.wait_for("The TLS certificate was reloaded.", count)
             seen.add(serial_number(program, context))
@@ -124,6 +129,7 @@ def test_files_that_are_wrong_leave_the_old_certificate(arm, files):
         assert serial_number(program, context) != old
 
 
+@both_backends
 def test_clients_certificates(arm, files):
     options = ("--ssl-ca-certs", str(files.ca), "--ssl-cert-reqs", str(int(ssl.CERT_REQUIRED)))
     with serving(arm, "applications:app", *files.options(), *options) as program:

@@ -15,7 +15,9 @@ import pytest
 import support
 from serve_process import begin, serving
 
-pytestmark = pytest.mark.ringloop_only
+# The server is a process of its own, and above the loop: few tests need both backends.
+pytestmark = [pytest.mark.ringloop_only, pytest.mark.any_backend]
+both_backends = pytest.mark.any_backend(matters=True)
 
 # A busy machine may let any process wait for long.
 PATIENT = ("--no-access-log", "--timeout-worker-healthcheck", str(support.PATIENCE_S))
@@ -67,6 +69,7 @@ def serving_pids(program, workers):
     return seen
 
 
+@both_backends
 @pytest.mark.parametrize("options", [(), ("--reuse-port",)])
 def test_workers_serve_and_end(arm, options):
     with serving(arm, "applications:app", "--workers", "2", *PATIENT, *options) as program:
@@ -116,6 +119,7 @@ def test_an_interrupt_after_the_parents_signal_does_not_force_a_worker(arm):
         assert program.output.splitlines().count("shutdown") == 1
 
 
+@both_backends
 def test_a_worker_that_dies_is_replaced(arm):
     with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
         first, second = serving_pids(program, 2)
@@ -210,6 +214,7 @@ def test_a_successor_that_cannot_start_ends_everything_with_status_3(arm, tmp_pa
         assert program.wait() == 3
 
 
+@both_backends
 def test_a_restart_replaces_one_after_the_other_without_a_failed_request(arm):
     with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
         old = set(started(program, 2))
@@ -304,7 +309,7 @@ def test_workers_that_use_much_memory_are_replaced(arm):
 
 
 def test_a_worker_that_does_not_answer_is_killed_and_replaced(arm):
-    with serving(arm, "applications:app", "--workers", "2", "--timeout-worker-healthcheck", "20") as program:
+    with serving(arm, "applications:app", "--workers", "2", "--timeout-worker-healthcheck", "8") as program:
         first, _ = serving_pids(program, 2)
         os.kill(first, signal.SIGSTOP)
         program.wait_for(rf"Child process \[{first}\] does not answer, killing it")
