@@ -1,4 +1,4 @@
-# The only entry to this repository: `make` explains the targets.
+# The only entry point of this repository: `make` explains the targets.
 
 # The interpreter for a new virtual environment, and the folder of that environment.
 PYTHON ?= python3
@@ -22,10 +22,11 @@ SHELL := /bin/bash
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
-# A folder for each ABI: PyO3 is configured for one interpreter, and would be rebuilt whenever that changes.
+# One folder for each ABI: PyO3 is configured for one interpreter, and would be rebuilt whenever the interpreter
+# changes.
 extension_target = $(CARGO_TARGET_DIR)/$(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
 for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(extension_target))
-# A release build in a fraction of the time, for programs that are only checked to run.
+# A release build that takes a fraction of the time, for programs that only need to run.
 fast_release = CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 say = @printf '\n== %s\n'
 # How pytest distributes tests: an idle process takes some from the others, or each file stays in one process with what it starts.
@@ -37,12 +38,12 @@ any_interpreter = tests/tools bench/tests
 measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
-# The Python that `make` was asked for, if any. An existing environment must then have been made from it.
+# The Python that was named on make's command line, if any. An existing environment must have been made from it.
 asked_python := $(filter-out file default,$(origin PYTHON))
 
 help: ## explain the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [ARGS="..."]'
-	@echo 'PYTHON is a CPython 3.11 to 3.15; tools/pythons.sh runs make where 3.14 and 3.15 are.'
+	@echo 'PYTHON is a CPython 3.11 to 3.15; tools/pythons.sh runs make in a Debian tree that has 3.14 and 3.15.'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
 		printf '  %-18s %s\n' "$$target" "$$text"; done
@@ -89,7 +90,7 @@ test-bench: extension ## short benchmarks: a check that they run, not a measurem
 	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
 	@$(fast_release) $(python) bench/native.py --quick --arms ringloop,ringloop-epoll,c-epoll --output $(CARGO_TARGET_DIR)/bench-native-quick.json
 
-test-loom: prerequisites ## check with loom how threads wake one another, in all interleavings with up to two preemptions
+test-loom: prerequisites ## check with loom how threads wake each other, in all interleavings with up to two preemptions
 	$(say) 'interleavings'
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
 		-p ringloop-driver -p ringloop --lib model $(ARGS)
@@ -98,7 +99,7 @@ test-minimal: prerequisites ## the Rust tests of the published crates and of rin
 	$(say) 'the oldest dependencies'
 	@tools/minimal_versions.sh $(ARGS)
 
-test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer; says what this machine lacks for that
+test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer; says what is missing on this machine
 	$(say) 'AddressSanitizer'
 	@tools/sanitize.sh address $(ARGS) || [ $$? = 77 ]
 	$(say) 'ThreadSanitizer'
@@ -108,7 +109,7 @@ miri: prerequisites ## the Rust tests that need no kernel, under Miri; if it is 
 	$(say) 'Miri'
 	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
 
-fuzz: prerequisites ## fuzz the message layer of HTTP, each target for a minute or ARGS="--seconds N"; says what this machine lacks for that
+fuzz: prerequisites ## fuzz the message layer of HTTP, each target for a minute or ARGS="--seconds N"; says what is missing on this machine
 	$(say) 'fuzzing'
 	@$(PYTHON) tools/fuzz.py $(ARGS) || [ $$? = 77 ]
 

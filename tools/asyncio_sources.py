@@ -1,4 +1,4 @@
-"""Tell what has changed in the parts of asyncio that ringloop replaces, copies or leans on.
+"""Report what has changed in the parts of asyncio that ringloop replaces, copies or relies on.
 
 asyncio_sources.txt has the SHA-256 of the source of each of these functions, for each release of Python whose asyncio somebody has
 read with ringloop in mind. A release that is not in it is compared with those of the same minor version:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).with_suffix(".txt")
 
-# The classes and functions, by module. Of a class, each function counts by itself, and what stands between them counts as one.
+# The classes and functions, by module. Each function of a class counts separately, and everything between the functions
+# counts as one item.
 PARTS = {
     "base_events": (
         "BaseEventLoop",
@@ -105,7 +106,7 @@ def _top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def _functions(
     name: str, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]
 ) -> dict[str, str]:
-    """The source of a function, or of a class's functions and of what stands between them."""
+    """The source of a function, or of a class's functions and of everything between them."""
     span = _span(node)
     if not isinstance(node, ast.ClassDef):
         return {name: "".join(lines[number] for number in span)}
@@ -132,11 +133,11 @@ def hashes(found: dict[str, str]) -> dict[str, str]:
 
 @dataclasses.dataclass
 class Comparison:
-    """What the asyncio of a release has that nobody has read."""
+    """The differences in a release's asyncio that no maintainer has reviewed yet."""
 
     release: str
     nearest: str | None
-    """The release that it was compared with: itself, or the last one that was read of the same minor version."""
+    """The release that it was compared with: itself, or the last reviewed one of the same minor version."""
     changed: list[str]
     gone: list[str]
     new: list[str]
@@ -153,7 +154,7 @@ class Comparison:
                 "before, port ringloop to it, then run tools/asyncio_sources.py --update with this Python"
             )
         if not self.differs:
-            return f"asyncio of Python {self.release}: what ringloop leans on is as it was read in {self.nearest}"
+            return f"asyncio of Python {self.release}: what ringloop relies on is as it was read in {self.nearest}"
         kinds = [("changed", self.changed), ("gone", self.gone), ("new", self.new)]
         differences = "; ".join(f"{', '.join(names)} {kind}" for kind, names in kinds if names)
         return (
@@ -164,7 +165,7 @@ class Comparison:
 
 
 def _order(release: str) -> tuple[int, ...]:
-    """Releases in their order: "3.15.0rc2" before "3.15.1", after "3.14.10"."""
+    """Releases in order: "3.15.0rc2" before "3.15.1", after "3.14.10"."""
     digits = "".join(it if it.isdigit() else "." for it in release)
     return tuple(int(it) for it in digits.split(".") if it)
 
@@ -191,7 +192,7 @@ def compare(release: str, found: dict[str, str], known: Hashes) -> Comparison:
 
 
 def load() -> Hashes:
-    """What is known: on each line a function, the hash of its source, and the releases that have it."""
+    """Reads the file: on each line a function, the hash of its source, and the releases that have it."""
     known: Hashes = {}
     for line in DATA.read_text().splitlines():
         name, value, *releases = line.split()
@@ -210,7 +211,7 @@ def save(known: Hashes) -> None:
 
 
 def update(release: str, found: dict[str, str], known: Hashes) -> Hashes:
-    """What is known, with this release in it as it is."""
+    """The known hashes, with those of this release added."""
     updated: Hashes = {}
     for name in {*known, *found}:
         variants = {value: [it for it in its if it != release] for value, its in known.get(name, {}).items()}
@@ -223,7 +224,7 @@ def update(release: str, found: dict[str, str], known: Hashes) -> Hashes:
 
 
 def diff(other: str) -> str:
-    """The unified diff of all that differs between another interpreter's asyncio and the running one's."""
+    """The unified diff between another interpreter's asyncio and the running one's, as far as it matters here."""
     script = "import asyncio, platform; print(asyncio.__file__, platform.python_version())"
     path, release = subprocess.run([other, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     before, after = sources(Path(path).parent), sources(Path(asyncio.__file__).parent)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Check what `make build` needs and cannot install by itself: Linux, a Python with headers, a Rust toolchain, a C linker.
-# Prints one line for each thing that is missing, with the command that installs it, and exits with 1 if there is any.
+# Check what `make build` needs and cannot install by itself: Linux, a Python with headers, a Rust toolchain, a C
+# linker. Prints one line for each thing that is missing, with the command that installs it, and exits with 1 if
+# anything is missing.
 # usage: check_prerequisites.sh PYTHON VENV
 set -u
 python=${1:?usage: check_prerequisites.sh PYTHON VENV}
@@ -22,16 +23,17 @@ check_python() {
         report "Python 3.11 or later ($python is not on the PATH); install it with: apt-get install python3 python3-dev python3-venv"
         return
     fi
-    # A pyenv shim exists for versions that are not selected, and an interpreter may lack its libraries: only running it tells.
+    # A pyenv shim exists for versions that are not selected, and an interpreter may lack its libraries. It must be
+    # run to find out.
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' >/dev/null 2>&1; then
-        report "a Python 3.11 or later that runs ($python does not); choose one by its path: make build PYTHON=/usr/bin/python3"
+        report "a Python 3.11 or later that works ($python does not run); choose one by its path: make build PYTHON=/usr/bin/python3"
         return
     fi
     local findings venv_findings
     if ! findings=$("$python" "$repository/tools/probe_python.py"); then
         while read -r problem; do report "$python: $problem"; done <<<"$findings"
     elif venv_findings=$("$venv/bin/python" "$repository/tools/probe_python.py" 2>/dev/null) && [ "$findings" != "$venv_findings" ]; then
-        report "a folder for $python: $venv is made from ${venv_findings##* }; name another one with: VENV=.venv-${findings%% *}"
+        report "a folder for $python: $venv was made from ${venv_findings##* }; choose another one with: VENV=.venv-${findings%% *}"
     fi
 }
 

@@ -47,11 +47,11 @@ BACKENDS = ("io_uring", "epoll")
 CONTROL = "asyncio"
 SETTINGS = Path(__file__).with_suffix(".toml")
 GRACE_S = 5
-"""How long a test that is over its time may take to write its tracebacks."""
+"""How long a test that has timed out may take to write its tracebacks."""
 
 
 class UsageError(Exception):
-    """What keeps the tests from being run at all."""
+    """A reason why the tests cannot be run at all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LeftOut:
 
     @property
     def applies(self) -> bool:
-        """Whether the entry is meant for the running Python."""
+        """Whether the entry applies to the running Python."""
         return not self.versions or "{}.{}".format(*sys.version_info) in self.versions
 
     def fits(self, name: str) -> bool:
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def read_settings(path: Path) -> tuple[dict[str, str], list[LeftOut]]:
-    """Read the modules that are left out (name: reason) and the tests that are, from a TOML file."""
+    """Read from a TOML file which modules (name: reason) and which tests are left out."""
     with open(path, "rb") as file:
         settings = tomllib.load(file)
     modules: dict[str, str] = settings.get("modules_left_out", {})
@@ -105,17 +105,17 @@ def read_settings(path: Path) -> tuple[dict[str, str], list[LeftOut]]:
     return modules, entries
 
 
-# What happens before the tests are imported.
+# Before the tests are imported.
 
 
 def plug_in(loop_class: type[asyncio.AbstractEventLoop]) -> None:
-    """Put `loop_class` wherever asyncio would make a loop of its own."""
+    """Make asyncio create loops of `loop_class` wherever it would create its own."""
     stock = unix_events._UnixSelectorEventLoop
     for module in (asyncio, unix_events):
         for name, value in list(vars(module).items()):
             if value is stock and name != stock.__name__:
                 setattr(module, name, loop_class)
-    # What the tests of the base class, and of the runners, make their loops from.
+    # The tests of the base class, and those of the runners, create their loops from these.
     asyncio.BaseEventLoop = loop_class  # type: ignore[assignment, misc]
     for value in list(vars(unix_events).values()):
         # The policy has another name in each version.
@@ -137,7 +137,7 @@ def record_loops() -> list[type]:
 
 
 class View(types.ModuleType):
-    """A module as seen by one that is to find something else in it."""
+    """A view of a module in which some attributes are replaced."""
 
     def __init__(self, module: types.ModuleType, **instead: object) -> None:
         super().__init__(module.__name__, module.__doc__)
@@ -193,15 +193,15 @@ def load_module(package: str, name: str, plugged: bool) -> dict[str, unittest.Te
     return {test.id().removeprefix(f"{package}."): test for test in tests}
 
 
-# What happens in the process of one test.
+# In the process of one test.
 
 
 def run_in_child(test: unittest.TestCase, loop_class: type, made: list[type]) -> tuple[str, str]:
-    """Run one test and return its status and what there is to say about it."""
+    """Run one test and return its status and details."""
     made.clear()
     result = unittest.TestResult()
     unittest.TestSuite([test]).run(result)
-    # Loops and transports that the test left behind must bear being collected.
+    # Garbage collection of loops and transports that the test left behind must not fail.
     del test
     gc.collect()
     problems = [text for _, text in result.errors + result.failures]
@@ -220,28 +220,28 @@ def run_in_child(test: unittest.TestCase, loop_class: type, made: list[type]) ->
 
 
 def become_child(folder: str, backend: str, output: int) -> None:
-    """Set up the forked process: a session, a folder and signals of its own, and its output into a file."""
+    """Set up the forked process: its own session, folder and signals, and its output in a file."""
     os.setsid()
     os.chdir(folder)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    # Whoever runs this in the background has the interrupt ignored.
+    # A shell that runs this in the background has it ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # SIGABRT is how the parent asks for tracebacks.
     faulthandler.enable(2)
     os.environ["RINGLOOP_BACKEND"] = backend
-    # asyncio's texts say "<Task ... at file:line>"; unittest shows each warning, as CPython's test runner does.
+    # asyncio's messages say "<Task ... at file:line>"; unittest shows each warning, as CPython's test runner does.
     warnings.simplefilter("default")
 
 
-# What happens in the process that starts them.
+# In the process that starts them.
 
 
 @dataclasses.dataclass
 class Running:
-    """A test that runs, in a process of its own."""
+    """A running test, in its own process."""
 
     name: str
     pid: int
@@ -255,7 +255,7 @@ class Running:
 
 
 def read_all(descriptor: int) -> str:
-    """What was written into a file, as text."""
+    """The contents of a file, as text."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb", closefd=False) as file:
         return file.read().decode(errors="replace")
@@ -316,7 +316,7 @@ class Runner:
             os.write(report, json.dumps(run_in_child(test, self._loop_class, self._made)).encode())
             status = 0
         except BaseException:
-            # Nothing may unwind into the parent's code, not even SystemExit.
+            # No exception may reach the parent's code, not even SystemExit.
             traceback.print_exc()
         finally:
             with contextlib.suppress(BaseException):
@@ -329,7 +329,7 @@ class Runner:
             os.killpg(running.pid, signal.SIGKILL)
         else:
             running.timed_out = True
-            with contextlib.suppress(ProcessLookupError):  # it has just ended, or is not yet a leader of a session
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, or does not lead a session yet
                 os.kill(running.pid, signal.SIGABRT)
         running.limit = time.monotonic() + GRACE_S
 
@@ -337,7 +337,7 @@ class Runner:
         seconds = time.monotonic() - running.started
         self._poll.unregister(running.pidfd)
         del self._running[running.pidfd]
-        # While the process is not reaped, nobody else can have its number.
+        # Until the process is reaped, its number cannot be reused.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
         _, wait_status = os.waitpid(running.pid, 0)
@@ -371,7 +371,7 @@ def run_on_asyncio(failed: Sequence[str], arguments: argparse.Namespace) -> set[
         return {outcome["test"] for outcome in json.load(file)["tests"] if outcome["status"] == "failed"}
 
 
-# What is printed.
+# Output.
 
 COLUMNS = ("passed", "failed", "as asyncio", "skipped", "left out", "no loop")
 
@@ -382,7 +382,7 @@ def column(outcome: Outcome) -> str:
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
-    """Print how many tests of each module ended how, on each backend."""
+    """Print a table: for each module and backend, how many tests passed, failed and so on."""
     counts: dict[tuple[str, str], collections.Counter[str]] = {}
     seconds: collections.Counter[tuple[str, str]] = collections.Counter()
     for outcome in outcomes:
@@ -401,7 +401,7 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
 
 
 def print_skipped(outcomes: Sequence[Outcome]) -> None:
-    """Print each reason of CPython's once, with the tests that have it."""
+    """Print each of CPython's reasons once, with the tests that it applies to."""
     by_reason: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         if outcome.status == "skipped":
@@ -414,7 +414,7 @@ def print_skipped(outcomes: Sequence[Outcome]) -> None:
 
 
 def print_left_out(modules: dict[str, str], entries: Sequence[LeftOut], outcomes: Sequence[Outcome]) -> None:
-    """Print what conformance.toml leaves out, and why, with the number of tests that this takes away."""
+    """Print what conformance.toml leaves out, and why, and how many tests that is."""
     left_out = {outcome.test for outcome in outcomes if outcome.status == "left out"}
     print("\nLeft out by conformance.toml:")
     for module, reason in modules.items():
@@ -429,7 +429,7 @@ def print_left_out(modules: dict[str, str], entries: Sequence[LeftOut], outcomes
 
 
 def print_failures(outcomes: Sequence[Outcome]) -> None:
-    """Print each failure with its traceback and output; in brief, those that asyncio shares."""
+    """Print each failure with its traceback and output; of those that also fail on asyncio, only the names."""
     shared = {outcome.test: None for outcome in outcomes if outcome.fails_on_asyncio}
     if shared:
         print("\nFail on stock asyncio too, here:")
@@ -442,7 +442,7 @@ def print_failures(outcomes: Sequence[Outcome]) -> None:
 
 
 class Progress:
-    """A line that says how far the run is, where somebody looks."""
+    """A line that shows the progress, if the output is a terminal."""
 
     def __init__(self, verbose: bool) -> None:
         self._done = 0
@@ -451,7 +451,7 @@ class Progress:
         self._live = sys.stderr.isatty() and not verbose
 
     def advance(self, outcome: Outcome) -> None:
-        """One test more has ended."""
+        """Note that another test has ended."""
         self._done += 1
         self._failed += outcome.status == "failed"
         if self._verbose:
@@ -462,12 +462,12 @@ class Progress:
             print(f"\r\x1b[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._live:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-# The whole.
+# The whole program.
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -504,7 +504,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def choose_backends(asked: Sequence[str] | None) -> list[str]:
-    """The arms to run; io_uring is left away, with a word, where it is refused and nobody asked for it."""
+    """The arms to run. io_uring is left out, with a message, if it is refused and was not asked for."""
     if asked and CONTROL in asked:
         if len(set(asked)) > 1:
             raise UsageError(
@@ -522,7 +522,7 @@ def choose_backends(asked: Sequence[str] | None) -> list[str]:
         except OSError as error:
             if asked:
                 raise UsageError(f"{backend} cannot be used here: {error}") from None
-            print(f"{backend} is left away, it cannot be used here: {error}")
+            print(f"{backend} is left out, because it cannot be used here: {error}")
         else:
             chosen.append(backend)
     return chosen
@@ -600,7 +600,7 @@ def conform(arguments: argparse.Namespace) -> int:
         raise UsageError("no test fits")
 
     progress = Progress(arguments.verbose)
-    # Collections in a child would copy every page of what the parent has imported.
+    # A garbage collection in a child would copy every page that the parent has filled by importing.
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
@@ -609,7 +609,7 @@ def conform(arguments: argparse.Namespace) -> int:
             for outcome in runner.run({name: test for name, test in tests.items() if name not in without_loop}):
                 outcomes.append(outcome)
                 progress.advance(outcome)
-            # What makes no loop on one backend makes none on the other.
+            # A test that creates no loop on one backend creates none on the other.
             outcomes += [Outcome(name.split(".")[0], name, backend, "no loop") for name in without_loop]
             without_loop |= {outcome.test for outcome in outcomes if outcome.status == "no loop"}
     progress.end()

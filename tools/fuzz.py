@@ -1,4 +1,4 @@
-"""Fuzz the message layer of HTTP (crates/ringloop-http) by cargo-fuzz, each target for a bounded time.
+"""Fuzz the message layer of HTTP (crates/ringloop-http) with cargo-fuzz, each target for a bounded time.
 
 usage: tools/fuzz.py [--seconds N] [--collect] [TARGET...]
 
@@ -6,7 +6,7 @@ The fuzzer starts from the corpus, which is a file of hexadecimal lines for each
 and from the table of requests next to it. What it finds is kept in the cargo folder for the next run. `--collect` writes a
 minimal set of it to the corpus.
 
-Exits with 0 if no input failed, with 1 if one did, with 77 if this machine lacks something, which is named.
+Exits with 0 if no input failed, with 1 if one did, and with 77 if something is missing; a message says what.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def corpus_of(target: str) -> list[bytes]:
 
 
 def requests_for(target: str) -> list[bytes]:
-    """The requests of the table, as inputs of `target`, if that takes any."""
+    """The requests of the table, as inputs of `target`, if it takes requests."""
     if target not in TAKES_REQUESTS:
         return []
     rows = json.loads((CRATE / "tests/data/requests.json").read_text())
@@ -71,7 +71,7 @@ def write_inputs(folder: pathlib.Path, inputs: list[bytes]) -> None:
 
 
 def run(fuzz: list[str], target: str, seconds: int) -> bool:
-    """Run a target. Returns whether no input failed."""
+    """Run a target. Returns True if no input failed."""
     found = TARGET_FOLDER / "found" / target
     write_inputs(found, corpus_of(target) + requests_for(target))
     options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", "-timeout=20"]
@@ -80,7 +80,7 @@ def run(fuzz: list[str], target: str, seconds: int) -> bool:
 
 
 def collect(fuzz: list[str], target: str) -> None:
-    """Write a minimal set of inputs that together reach all code that was reached to the corpus."""
+    """Write to the corpus a minimal set of inputs that together reach all code that was reached."""
     collected = TARGET_FOLDER / "collected" / target
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir(parents=True)

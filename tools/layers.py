@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, order=True)
 class Offence:
-    """What is wrong, and where."""
+    """A violation, and where it is."""
 
     place: Place
     message: str
@@ -81,7 +81,7 @@ class Unit:
 
 
 def read_tables(root: Path) -> tuple[dict[str, Table], list[Offence]]:
-    """The tables by folder, and what is wrong with them."""
+    """The tables by folder, and the errors in them."""
     tables: dict[str, Table] = {}
     offences: list[Offence] = []
     table: Table | None = None
@@ -179,7 +179,7 @@ def tokens_of(source: str) -> list[Token]:
         elif match["token"]:
             tokens.append(Token(match["token"].removeprefix("r#"), line))
         elif match["literal"]:
-            # It keeps the place of a value: `'a', crate::x` is two arguments.
+            # A placeholder for the value: `'a', crate::x` is two arguments.
             tokens.append(Token('""', line))
         line += source.count("\n", position, end)
         position = end
@@ -258,7 +258,7 @@ class RustReader:
                 if self._text(index) == "use":
                     index = self._read_tree(index + 1, (), module, public=True)
             elif text == "use":
-                # In a type, `use<'a>` is no declaration.
+                # In a type, `use<'a>` is not a declaration.
                 index = index + 1 if self._text(index + 1) == "<" else self._read_tree(index + 1, (), module)
             elif _NAME.fullmatch(text) and self._text(index - 1) != "::":
                 if self._text(index + 1) == "!" and self._text(index + 2) in _OPENING:
@@ -428,7 +428,7 @@ def _target(path: RustPath, names: dict[str, str | None], crate_root: str) -> st
         while rest and rest[0] == "super":
             inside, rest = inside[:-1], rest[1:]
     elif inside or rest[0] not in names:
-        # What brought the name into scope was counted.
+        # The import that brought the name into scope has been counted.
         return None
     absolute = (*inside, *rest)
     return names.get(absolute[0], crate_root) if absolute else crate_root
@@ -515,7 +515,7 @@ def _is_type_checking(test: ast.expr) -> bool | None:
 
 
 def reader_of(root: Path, folder: str) -> Callable[[], Unit] | None:
-    """What reads the unit in a folder; None if there is none."""
+    """The reader for the crate or package in a folder; None if it is neither."""
     if folder == WORKSPACE:
         return lambda: read_workspace(root)
     if (root / folder / "Cargo.toml").exists():
@@ -526,7 +526,7 @@ def reader_of(root: Path, folder: str) -> Callable[[], Unit] | None:
 
 
 def find_offences(root: Path) -> list[Offence]:
-    """All that is wrong in the repository at `root`."""
+    """All violations in the repository at `root`."""
     tables, offences = read_tables(root)
     for folder, table in tables.items():
         if (reader := reader_of(root, folder)) is None:
@@ -543,7 +543,7 @@ def find_offences(root: Path) -> list[Offence]:
 
 
 def main() -> int:
-    """Print the offences, and say by the exit code whether there are any."""
+    """Print the offences; the exit code is 1 if there are any."""
     parser = argparse.ArgumentParser(description="Check that imports follow the layers in ARCHITECTURE.md.")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the repository")
     offences = find_offences(parser.parse_args().root)

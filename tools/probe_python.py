@@ -1,8 +1,8 @@
 """Say whether the Python that runs this file can build and run ringloop.
 
 Prints the interpreter's version, its ABI tag and its real path on one line and exits with 0, or prints what is missing,
-one sentence a line, each with its remedy, and exits with 1. Keeps to what every Python since 3.6 understands: it must
-run on the very interpreters that it turns down.
+one sentence a line, each with its remedy, and exits with 1. Uses only what every Python since 3.6 understands, because
+it must also run on the interpreters that it refuses.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ NEWEST = (3, 15)
 
 
 def shortcomings() -> "list[str]":
-    """What keeps this interpreter from building ringloop: sentences, or nothing at all."""
+    """What prevents this interpreter from building ringloop: one sentence for each problem."""
     version = "{}.{}".format(*sys.version_info[:2])
     if sys.implementation.name != "cpython":
         return [f"this is {sys.implementation.name}; ringloop needs CPython"]
@@ -28,7 +28,7 @@ def shortcomings() -> "list[str]":
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     if not os.path.exists(header):
         found.append(f"no Python headers ({header}); install them with: apt-get install python{version}-dev")
-    # Debian splits both out of the standard library; a venv with pip in it takes the two together.
+    # Debian packages both separately from the standard library; a venv with pip in it needs both.
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         found.append(f"no venv module; install it with: apt-get install python{version}-venv")
     return found

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command where CPython 3.14 and 3.15 are; `tools/pythons.sh --help` says how.
+# Run a command in a Debian tree that has CPython 3.14 and 3.15; `tools/pythons.sh --help` explains it.
 set -euo pipefail
 
 usage() {
@@ -12,23 +12,23 @@ servers that tests/applications starts, and this machine's Rust. The repository 
 
     tools/pythons.sh make test-python PYTHON=python3.15 VENV=.venv-3.15-debian
 
-The first call makes the tree: it takes about two minutes, 1 GB, and Debian's packages. Later ones find it made. Without a
-COMMAND the tree is made, and the versions are printed.
+The first call creates the tree, which takes about two minutes and 1 GB and downloads Debian's packages. Later calls reuse
+it. Without a COMMAND the tree is created, and the versions are printed.
 
-    --dir DIR   where the tree is; otherwise target/pythons
-    --rust      with Debian's Rust instead of this machine's, its standard library's source, and clang: what a sanitizer
-                needs. Another 2 GB the first time
+    --dir DIR   where the tree is; the default is target/pythons
+    --rust      use Debian's Rust instead of this machine's, and install its standard library's source and clang, which
+                the sanitizers need. This takes another 2 GB the first time
     --remove    remove the tree
-    --help      this text
+    --help      print this help
 
-RINGLOOP_DEBIAN_MIRROR   where Debian's packages come from; otherwise this machine's own mirror, if it runs Debian, or
+RINGLOOP_DEBIAN_MIRROR   where Debian's packages come from; the default is this machine's own mirror, if it runs Debian, or
                          http://deb.debian.org/debian
 
-What is compiled goes to target/debian, because programs linked in the tree may not run outside of it. Environments need
-folders of their own for the same reason, as in the example.
+Compiled files go to target/debian, because programs linked in the tree may not run outside of it. Virtual environments
+need separate folders for the same reason, as in the example.
 
-This needs root and the right to mount, and exits with 77 without them. All mounts are in a namespace of the command's own:
-they end with it, nobody else sees them, and nothing outside of the tree is removed with it.
+This needs root and the right to mount, and exits with 77 without them. All mounts are in a separate namespace: they end
+with the command, no other process sees them, and removing the tree removes nothing outside of it.
 END
 }
 
@@ -45,9 +45,9 @@ install_packages() {
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     echo "pythons.sh: installing ${missing[*]}"
-    # A mirror may be a snapshot of days ago; its signature is checked all the same.
+    # A mirror may be a snapshot that is days old; its signature is still checked.
     echo "deb [check-valid-until=no] $mirror sid main" >"$tree/etc/apt/sources.list"
-    # Nothing is to be started, no database made, and the disk need not keep up with every file.
+    # Start no services, create no database, and do not sync each file to disk.
     printf '#!/bin/sh\nexit 101\n' >"$tree/usr/sbin/policy-rc.d"
     chmod +x "$tree/usr/sbin/policy-rc.d"
     mkdir -p "$tree/etc/postgresql-common"
@@ -60,7 +60,7 @@ install_packages() {
     printf '%s\n' "${missing[@]}" >>"$tree/etc/ringloop-packages"
 }
 
-# Make the tree, or complete it. What was broken off halfway has another name, and is made anew.
+# Create the tree, or complete it. A tree that was interrupted halfway has another name, and is created again.
 make_tree() {
     local mirror packages file
     mirror=${RINGLOOP_DEBIAN_MIRROR:-$(debian_mirror)}
@@ -69,11 +69,11 @@ make_tree() {
         echo "pythons.sh: making a Debian tree in $tree, from $mirror"
         rm -rf --one-file-system "$tree.unfinished"
         quietly debootstrap --variant=minbase --include=ca-certificates sid "$tree.unfinished" "$mirror" ||
-            fail "debootstrap failed; is $mirror a mirror of Debian that this machine reaches? RINGLOOP_DEBIAN_MIRROR names another"
+            fail "debootstrap failed; is $mirror a mirror of Debian that this machine can reach? RINGLOOP_DEBIAN_MIRROR names another"
         mv "$tree.unfinished" "$tree"
     fi
     share /proc /sys /dev
-    # The network is this machine's, with the certificates that it trusts besides, such as a proxy's.
+    # Use this machine's network settings, and the certificates that it trusts, such as a proxy's.
     for file in /etc/resolv.conf /etc/hosts /etc/ssl/certs/ca-certificates.crt; do
         [ ! -e "$file" ] || cp -L "$file" "$tree$file"
     done
@@ -87,7 +87,7 @@ make_tree() {
     install_packages "${packages[@]}"
 }
 
-# Run a command that says much, and let it be heard only if it fails.
+# Run a command that prints a lot, and show its output only if it fails.
 quietly() {
     local log
     log=$(mktemp)
@@ -103,7 +103,7 @@ quietly() {
 install_debootstrap() {
     ! command -v debootstrap >/dev/null || return 0
     command -v apt-get >/dev/null ||
-        fail 'debootstrap is missing; install it by the package manager of this machine'
+        fail 'debootstrap is missing; install it with the package manager of this machine'
     echo 'pythons.sh: installing debootstrap'
     quietly sh -c 'apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         debootstrap debian-archive-keyring' || fail 'debootstrap is missing and cannot be installed'
@@ -164,14 +164,15 @@ fi
 unset RINGLOOP_PYTHONS_MOUNTS
 
 mkdir -p "$(dirname "$tree")"
-# Of several calls at once, one makes the tree.
+# If several calls run at once, only one creates the tree.
 exec 9>"$tree.lock"
 flock 9
 if [ -n "$remove" ]; then
     rm -rf --one-file-system "$tree" "$tree.unfinished" "$tree.lock"
     exit
 fi
-# This machine's Rust and what cargo has downloaded, at their places. Debian's own Rust can't be shared: it is all over /usr.
+# This machine's Rust and cargo's downloads, at the same paths. Debian's own Rust can't be shared: it is spread over
+# /usr.
 sysroot=$(rustc --print sysroot 2>/dev/null || true)
 [ "$sysroot" != /usr ] && [ -z "$rust" ] || sysroot=
 make_tree
@@ -179,7 +180,7 @@ exec 9>&-
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 mkdir -p "$cargo_home"
 share "$repository" "$cargo_home" ${sysroot:+"$sysroot"}
-# Where programs in C are compiled to, cargo's folder being told by the environment.
+# The folders for compiled C programs; the environment sets cargo's folder.
 for folder in bench/bin lab/targets/.build; do
     mkdir -p "$repository/$folder" "$repository/target/debian/$folder"
     mount --bind "$repository/target/debian/$folder" "$tree$repository/$folder"

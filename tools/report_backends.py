@@ -4,7 +4,7 @@ import ringloop
 
 
 def main() -> None:
-    """Open a loop on the backend that trying chooses, and report the choice and what it means for the tests."""
+    """Open a loop, and report which backend it chose and what that means for the tests."""
     loop = ringloop.new_event_loop(backend="auto")
     try:
         if loop.backend == "io_uring":

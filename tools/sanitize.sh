@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Run the Rust tests of the driver and of the runtime under a sanitizer, or the parts that need no kernel under Miri or Valgrind.
 # usage: tools/sanitize.sh address|thread|miri|memcheck [ARGUMENT OF CARGO TEST...]
-# Without --lib and --test among the arguments it is all tests.
-# Exits with 0 if they passed, and with 77 if this machine lacks something, which is named on stderr.
+# Without --lib or --test among the arguments, all tests run. Exits with 0 if they passed, and with 77 if something is
+# missing; a message on stderr says what.
 #
-# AddressSanitizer needs a toolchain of rustup's, nightly or stable. ThreadSanitizer needs a nightly one with its standard
-# library's source; with a library that is not instrumented it takes every mutex that somebody had to wait for as none at all.
-# Another toolchain with that source, such as Debian's rustc and rust-src, does for both with RUSTC_BOOTSTRAP=1.
-# ThreadSanitizer does not see what the kernel orders: that an operation's buffer is written before its completion is read
-# is what the contract tests are for.
+# AddressSanitizer needs a toolchain of rustup's, nightly or stable. ThreadSanitizer needs a nightly one with its
+# standard library's source; if the library is not instrumented, it does not recognise a mutex that a thread had to wait
+# for. Another toolchain with that source, such as Debian's rustc and rust-src, works for both with RUSTC_BOOTSTRAP=1.
+# ThreadSanitizer does not see the order that the kernel guarantees. The contract tests check that an operation's buffer
+# is written before its completion is read.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,7 +22,7 @@ lacks() {
     exit 77
 }
 
-# What needs no kernel: timers, tokens, what the bits of an event mean, a task's state.
+# The parts that need no kernel: timers, tokens, the bits of an event, a task's state.
 without_kernel=(timers:: token:: event:: task::)
 
 case $kind in
@@ -34,7 +34,7 @@ miri)
 memcheck)
     command -v valgrind >/dev/null || lacks 'Valgrind is not installed'
     runner=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$target")_RUNNER
-    # The test harness has memory that is only possibly lost.
+    # The test harness leaves memory that is reported as possibly lost.
     export "$runner=valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite"
     exec env PROPTEST_CASES=8 cargo test --locked -p ringloop-driver -p ringloop --all-features --lib "$@" -- "${without_kernel[@]}"
     ;;
@@ -43,7 +43,7 @@ address | thread) ;;
 esac
 
 short=${kind:0:1}san
-# Stable toolchains have the sanitizers' runtime libraries, too; only the compiler's flag is nightly's.
+# Stable toolchains have the sanitizers' runtime libraries, too; only the compiler's flag needs nightly.
 if [ "$kind" = address ] && ! rustc +nightly --version >/dev/null 2>&1 &&
     compgen -G "$(rustc --print sysroot)/lib/rustlib/$target/lib/librustc*_rt.$short.a" >/dev/null; then
     export RUSTC_BOOTSTRAP=1
@@ -69,7 +69,7 @@ if ! compgen -G "$libraries/$target/lib/librustc*_rt.$short.a" >/dev/null; then
     flags+=(-Zexternal-clangrt -Clinker=clang "-Clink-arg=-fsanitize=$kind")
 fi
 
-# The sanitizer must report what is there to be reported.
+# Check that the sanitizer reports an error that is really there.
 mkdir -p "$folder"
 cat >"$folder/control.rs" <<'RUST'
 use std::hint::black_box;
@@ -99,18 +99,18 @@ if findings=$("$folder/control" 2>&1) || ! grep -qE 'SUMMARY: .*(heap-use-after-
 fi
 
 skipped=()
-# ThreadSanitizer puts signals off until a system call that it knows to block; io_uring_enter is none.
+# ThreadSanitizer defers signals until a system call that it knows to block; it does not know io_uring_enter.
 [ "$kind" = address ] || skipped=(--skip no_signal_is_lost_however_they_are_timed)
 export RUSTFLAGS="${flags[*]}" LSAN_OPTIONS="suppressions=$PWD/tools/sanitizers/leaks.txt:print_suppressions=0"
 # Tests fork, and their children start threads.
 export TSAN_OPTIONS=die_after_fork=0
 export PROPTEST_CASES=${PROPTEST_CASES:-32}
-# Memory and time of idle connections are nothing to be measured here.
+# Tests that measure the memory and time of idle connections make no sense under a sanitizer.
 export RINGLOOP_TEST_SANITIZER=$kind
 built=(--locked "${cargo_flags[@]}" --target "$target" --target-dir "$folder" -p ringloop-driver -p ringloop --all-features)
 if [[ " $* " != *' --lib '* && " $* " != *' --test '* ]]; then
     set -- --tests "$@"
-    # With --tests cargo builds no examples, which a test of theirs runs.
+    # With --tests cargo builds no examples, but one of the tests runs them.
     "${cargo[@]}" build "${built[@]}" --examples
 fi
 exec "${cargo[@]}" test "${built[@]}" --no-fail-fast "$@" -- "${skipped[@]}"

@@ -1,7 +1,7 @@
-"""Put the loop that `tools/suites.py` asks for where asyncio would make its own, in a process that runs somebody's tests.
+"""Make asyncio create the loop that `tools/suites.py` asks for, in a process that runs another project's tests.
 
 pytest imports this module as a plugin, in each of its processes. As a program it runs another module, with its arguments.
-PYTEST_DONT_REWRITE: as a program it has imported itself before pytest could.
+PYTEST_DONT_REWRITE: run as a program, it is imported before pytest could rewrite it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ LOOP = os.environ["RINGLOOP_SUITES_LOOP"]
 
 
 def plug_in() -> None:
-    """Replace asyncio's loop, unless it is the one that is asked for, and check that new loops are what they should be."""
+    """Replace asyncio's loop, unless asyncio is what was asked for, and check that new loops are of the right kind."""
     if LOOP != "asyncio":
         import ringloop
 
@@ -23,7 +23,7 @@ def plug_in() -> None:
     try:
         made = getattr(loop, "backend", "asyncio")
         if made != LOOP:
-            raise RuntimeError(f"new loops are {made}'s, and not {LOOP}'s")
+            raise RuntimeError(f"new loops are {made}'s instead of {LOOP}'s")
     finally:
         loop.close()
 

@@ -38,7 +38,7 @@ REPETITIONS = 3
 
 
 class UsageError(Exception):
-    """What keeps a suite from being run at all."""
+    """A reason why a suite cannot be run at all."""
 
 
 @dataclasses.dataclass
@@ -56,7 +56,7 @@ class Suite:
 
 @dataclasses.dataclass
 class Result:
-    """How the tests of a suite ended on a loop: how many, and the names of those that failed."""
+    """The result of a suite on a loop: how many tests ended in which way, and the names of those that failed."""
 
     passed: int
     skipped: int
@@ -84,7 +84,7 @@ class Runner:
         return self.folder / "venv" / "bin" / "python"
 
     def install(self) -> None:
-        """Make the environment and unpack the tests, unless that was done before with the same settings."""
+        """Create the environment and unpack the tests, unless that was already done with the same settings."""
         suite, stamp = self.suite, self.folder / "installed"
         wanted = "\n".join([sys.version, f"{suite.name}=={suite.version}", *suite.requirements, *suite.sources])
         if not stamp.exists() or stamp.read_text() != wanted:
@@ -100,7 +100,7 @@ class Runner:
                 self.unpack()
             stamp.write_text(wanted)
         for library in self.folder.glob("venv/lib/python3.*/site-packages"):
-            # What `pip install --editable` would write, and the folder of the module that plugs ringloop in.
+            # What `pip install --editable` would write, and the folder of the module that installs ringloop's loop.
             (library / "ringloop.pth").write_text(f"{REPOSITORY / 'python'}\n{REPOSITORY / 'tools'}\n")
         prepare([str(self.python), "-c", "import ringloop"])
 
@@ -113,7 +113,7 @@ class Runner:
                     tar.extract(member, self.folder / "tests", filter="data")
 
     def run(self, loop: str, tests: Sequence[str] = ()) -> Result:
-        """Run the tests that are named, in one process and one after the other, or all."""
+        """Run the named tests, one after the other in one process, or all tests."""
         command = [part.format(workers=0 if tests else self.workers) for part in self.suite.command]
         report, log = (self.folder / f"{loop}{'-again' if tests else ''}.{kind}" for kind in ("xml", "log"))
         report.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ class Runner:
         return result
 
     def fails_again(self, loop: str, tests: Sequence[str]) -> set[str]:
-        """Return which of these tests fail at least once when they are repeated by themselves."""
+        """Return which of these tests fail at least once when each is repeated alone."""
         failed: set[str] = set()
         for _ in range(REPETITIONS if tests else 0):
             failed |= self.run(loop, tests).failed
@@ -198,7 +198,7 @@ def read_unittest(text: str) -> Result:
 
 
 def compare(runner: Runner, results: dict[str, Result]) -> int:
-    """Print what fails on ringloop and not on asyncio; return how many such failures there are that nothing explains."""
+    """Print what fails on ringloop but not on asyncio; return how many of these failures are not explained."""
     suite, unexplained = runner.suite, 0
     control = results[CONTROL].failed if CONTROL in results else set()
     for loop, result in results.items():
@@ -243,7 +243,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the suites and return the exit status."""
     arguments = parse_arguments(argv)
-    # So that what runs is ended, too.
+    # This also ends the processes that are running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     lines, unexplained, broken = [], 0, False
     for name, suite in read_settings().items():
@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             broken = True
     print(f"\n{'suite':8} {'version':8} {'loop':8} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
     print("\n".join(lines))
-    print(f"\n{unexplained} tests fail on ringloop alone, and nothing explains it")
+    print(f"\n{unexplained} tests fail only on ringloop, without an explanation")
     return 2 if broken else 1 if unexplained else 0
 
 
