@@ -23,7 +23,7 @@ def plug_in() -> None:
     try:
         made = getattr(loop, "backend", "asyncio")
         if made != LOOP:
-            raise RuntimeError(f"new loops are {made}'s instead of {LOOP}'s")
+            raise RuntimeError(f"new loops are {made}'s, and not {LOOP}'s")
     finally:
         loop.close()
 
