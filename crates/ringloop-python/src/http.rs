@@ -1,4 +1,4 @@
-//! The HTTP server's native half: between `ringloop_http`, which knows messages, and ASGI.
+//! The HTTP server's native half, which connects `ringloop_http` (the messages) with ASGI (the applications).
 //!
 //! | module | what it holds |
 //! | --- | --- |
@@ -6,7 +6,7 @@
 //! | `connection` | the protocol of a connection: parsing, order, deadlines |
 //! | `request` | a request's coroutine, and the messages between application and connection |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
-//! | `scope` | what an application is told of a request |
+//! | `scope` | what an application is told about a request |
 //! | `deadlines` | deadlines of connections |
 
 mod awaitable;

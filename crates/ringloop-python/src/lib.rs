@@ -13,8 +13,8 @@
 //! | `endpoint` | what both kinds of transports have in common |
 //! | `socket_operation` | `sock_recv`, `sock_sendall` and their like |
 //! | `receiver` | native protocols, which get bytes without a Python call |
-//! | `watching` | who hears about which descriptor |
-//! | `scheduling` | callbacks into the queue, and out of it |
+//! | `watching` | who is notified about which descriptor |
+//! | `scheduling` | putting callbacks into the queue, and taking them out |
 //! | `event_loop` | `Loop`: the state of a loop |
 //! | `watches` | the tables of what is watched |
 //! | `stopwatch` | how callbacks are timed |
@@ -26,10 +26,10 @@
 //! | `metrics` | what a loop counts about itself |
 //! | `socket_object` | the descriptor that a socket has now |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
-//! | `run_lock` | what stands for the lock of asyncio's thread-safe handles |
-//! | `support` | state under the GIL, errors, contexts, the border between C and Rust |
-//! | `names` | the names that are looked up in Python objects |
-//! | `objects` | Python objects of Rust's values, and errors, made without panics |
+//! | `run_lock` | the equivalent of the lock in asyncio's thread-safe handles |
+//! | `support` | state under the GIL, errors, contexts, the boundary between C and Rust |
+//! | `names` | the names of Python attributes, made at import |
+//! | `objects` | creating Python objects and errors without panics |
 //! | `native_type` | types of the C API |
 //! | `thread_exit` | daemon threads at the end of the interpreter |
 //!

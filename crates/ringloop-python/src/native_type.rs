@@ -1,8 +1,9 @@
-//! Types of the C API, for objects that are made once per callback or per packet: no more than a struct and its slots.
+//! Types of the C API, for objects that are created once per callback or per packet: only a struct and its slots.
 //!
-//! Their objects may form chains as long as a user likes: each callback has its predecessor's handle for an argument.
-//! So that the end of the last one doesn't end all of them in one deep recursion, `EndOfLife` lets the deeper ones
-//! wait, as CPython does with its own containers (the "trashcan"; from Python 3.14 on it does so with every type's).
+//! Their objects can form chains of any length, for example if each callback has its predecessor's handle as an
+//! argument. Releasing the last one must not release all others in one deep recursion. `EndOfLife` therefore postpones
+//! the deeper ones, as CPython does with its own containers (the "trashcan"; from Python 3.14 on, with objects of all
+//! types).
 
 #![allow(unsafe_code)]
 

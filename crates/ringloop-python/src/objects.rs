@@ -1,7 +1,7 @@
-//! Python objects of Rust's values, made so that a lack of memory is `MemoryError`.
+//! Creates Python objects from Rust's values, and raises `MemoryError` when memory runs out.
 //!
-//! PyO3's own conversions panic then, and an error that it makes only when it is raised aborts. So nothing here is
-//! lazy, and what clippy.toml lists is not used elsewhere.
+//! PyO3's own conversions panic in that case, and an error that it creates only when it is raised aborts the process.
+//! So nothing here is lazy, and other modules do not use what clippy.toml lists.
 
 #![allow(unsafe_code)]
 

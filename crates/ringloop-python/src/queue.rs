@@ -1,7 +1,7 @@
 //! What waits for its turn: callbacks, transports that have something to do, and timers.
 //!
-//! Nothing here knows what a transport is. The queue holds the object and the kind of its native type; the turn, which
-//! knows the types, has the right one serve it.
+//! Nothing here knows what a transport is. The queue holds the object and the kind of its native type. The turn knows
+//! the types, and calls the right one.
 
 #![allow(unsafe_code)]
 

@@ -3,14 +3,14 @@
 //! A stream transport reads into the loop's receive buffer. For an ordinary protocol it then makes a `bytes` object and
 //! calls `data_received`. A protocol whose class is native and implements [`Receiver`] gets the buffer instead. The
 //! transport, and TLS for the protocol above it, find out by [`Sink::for_protocol`] whenever they are given a protocol:
-//! when they are made, and by `set_protocol`. Each native class is made known once, when the module is imported, by
+//! when they are made, and by `set_protocol`. Each native class is registered once, when the module is imported, with
 //! [`register`].
 //!
 //! # What a receiver must be
 //!
-//! A class that asyncio can use as a protocol, or the base of one. What happens once per connection, and what is rare,
-//! is done by the methods that every protocol has. The transport calls these by name, so a subclass in Python may
-//! replace them:
+//! A receiver is a class that asyncio can use as a protocol, or the base of one. Everything that happens once per
+//! connection or rarely is done by the methods that every protocol has. The transport calls these by name, so a
+//! subclass in Python may replace them:
 //!
 //! - `connection_made(transport)`, before anything is received, and `connection_lost(exc)`, after everything.
 //! - `eof_received()`, at the end of the stream: the transport closes unless the answer is true.
@@ -24,13 +24,13 @@
 //! A transport calls [`Receiver::receive`] once for each read that has found something, in the context that reading was
 //! started in, with 1 to [`Received::CAPACITY`] bytes. (TLS delivers all that it has decrypted, which may be more.) It
 //! calls again only after `receive` has returned, even if that makes the loop turn. It reads again, in a later turn,
-//! until the kernel has nothing more. It calls no more once reading is paused, the connection is closing, or another
-//! protocol has been set. A receiver that hands over to another protocol passes on itself what it has not used.
+//! until the kernel has nothing more. It stops calling once reading is paused, the connection is closing, or another
+//! protocol has been set. A receiver that hands over to another protocol must itself pass on what it has not used.
 //!
-//! The bytes are in the loop's own buffer. They may be changed in place, and are gone when the [`Input`] is dropped.
-//! Whoever keeps a part must copy it. While an `Input` exists, the loop has no receive buffer and makes a new one of
-//! 256 KB for whoever else reads. So drop it before anything else may receive: before decrypting, and before running
-//! the user's code at length.
+//! The bytes are in the loop's own buffer. They may be changed in place, and are gone when the [`Input`] is dropped. To
+//! keep a part of them, copy it. While an `Input` exists, the loop has no receive buffer and makes a new one of 256 KB
+//! for whoever else reads. So drop it before anything else may receive: before decrypting, and before running the
+//! user's code at length.
 //!
 //! An error that `receive` returns is what an exception from the protocol's method would be: it is reported to the
 //! loop's exception handler and ends the connection. `SystemExit` and `KeyboardInterrupt` end the loop.

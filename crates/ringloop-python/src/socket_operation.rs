@@ -2,7 +2,7 @@
 //!
 //! Under asyncio these are coroutines: a frame, a future, two callbacks and a partial per packet. Here each is one
 //! object that behaves like that coroutine (it does nothing until awaited, then tries the system call, and waits on a
-//! future only where the socket isn't ready), and runs no Python.
+//! future only if the socket isn't ready), and runs no Python.
 
 #![allow(unsafe_code)]
 

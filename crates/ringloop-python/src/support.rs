@@ -1,4 +1,4 @@
-//! What the other modules share: state guarded by the GIL, the border between C and Rust, errors, and the Python
+//! What the other modules share: state guarded by the GIL, the boundary between C and Rust, errors, and the Python
 //! objects that are looked up once.
 
 #![allow(unsafe_code)]

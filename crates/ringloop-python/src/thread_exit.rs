@@ -1,8 +1,8 @@
-//! What happens to a daemon thread that runs a loop when the interpreter ends.
+//! What happens to a daemon thread that runs a loop when the interpreter exits.
 //!
-//! Up to Python 3.13 a thread that asks for the GIL after that is ended with pthread_exit(3), which unwinds its stack
-//! frame by frame. Rust's frames cannot be unwound so: the process would abort, at its exit. From Python 3.14 on such a
-//! thread sleeps for ever instead (gh-87135), and here it does under every version.
+//! Up to Python 3.13, a thread that asks for the GIL after that is ended with pthread_exit(3), which unwinds its stack
+//! frame by frame. Rust's frames cannot be unwound in this way, so the process would abort while it exits. From Python
+//! 3.14 on, such a thread sleeps forever instead (gh-87135). Here it does so on every version.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! One turn of the loop: look at the kernel, expire timers, run what was queued when the turn began.
 //!
-//! A turn runs exactly what asyncio's would, in the same order. So that neither timers nor I/O wait for a long turn to
-//! end, both are looked at again after each [`CALLBACKS_PER_LOOK`] callbacks: what they bring is queued behind
-//! everything else, and so runs in the next turn.
+//! A turn runs exactly what asyncio's would, in the same order. A long turn must not delay timers and I/O, so it looks
+//! at both again after each [`CALLBACKS_PER_LOOK`] callbacks. Whatever it finds is queued behind everything else, and
+//! so runs in the next turn.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;

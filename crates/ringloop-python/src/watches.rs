@@ -1,7 +1,7 @@
-//! The tables: what is watched, and who hears of it.
+//! The tables of what is watched, and who is notified.
 //!
-//! Nothing here runs Python code. What loses its place goes to the caller as [`Displaced`], to be cancelled and dropped
-//! when the tables are no longer borrowed.
+//! Nothing here runs Python code. Displaced entries are returned to the caller as [`Displaced`], to be cancelled and
+//! dropped when the tables are no longer borrowed.
 
 #![allow(unsafe_code)]
 

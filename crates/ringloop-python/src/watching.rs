@@ -1,4 +1,4 @@
-//! Who hears about which descriptor: `add_reader`/`add_writer` callbacks and transports.
+//! Who is notified about which descriptor: `add_reader`/`add_writer` callbacks and transports.
 //!
 //! Files that the user may close without telling the loop are watched by the driver's registry, which lets go of a file
 //! when it is closed, and which any thread may use: those of callbacks, and of transports whose socket the user passed

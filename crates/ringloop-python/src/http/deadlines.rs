@@ -1,7 +1,8 @@
 //! Deadlines of connections: one queue for each kind of deadline.
 //!
-//! All deadlines of a kind are equally long, so that a queue in the order of setting is one in the order of expiry. Setting
-//! and clearing one are a few stores. The loop needs a timer for the first of each queue only.
+//! All deadlines of one kind have the same length, so a queue in the order in which they were set is also in the order
+//! in which they expire. Setting or clearing one takes a few stores. The loop needs only one timer for each queue, for
+//! its first deadline.
 
 /// What a connection is given a limited time for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The scope of a request: what ASGI tells an application about it.
 //!
-//! A head makes a template. Each request gets a copy of it, with objects of its own where ASGI has mutable ones. A connection
-//! keeps its last template, because most requests on a connection have equal heads.
+//! A template is made from a request's head. Each request gets a copy of it, with new objects where ASGI has mutable
+//! ones. A connection keeps its last template, because most requests on a connection have equal heads.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

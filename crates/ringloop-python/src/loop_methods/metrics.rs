@@ -1,4 +1,4 @@
-//! What `loop.metrics()` is made of.
+//! The figures of `loop.metrics()`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;

@@ -1,4 +1,4 @@
-//! One attempt of an operation: the system call, and what came of it.
+//! One attempt of an operation: the system call, and its result.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! How TLS reads: records into the memory BIO, and what they decrypt to into the protocol.
+//! How TLS reads: records go into the memory BIO, and the decrypted data goes to the protocol.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Where in the stream of arriving bytes the TLS records end.
 //!
 //! OpenSSL reports by an error that nothing more can be read, and making that exception costs as much as decrypting a
-//! record. If it is known where records end, OpenSSL need not be asked: as long as no complete record is left, it would
-//! only store the beginning of the next one and wait.
+//! record. If we know where records end, we need not call OpenSSL: as long as no complete record is left, it would only
+//! store the beginning of the next one and wait.
 
 /// Bytes of a record's header: type, version, length.
 const HEADER_LEN: usize = 5;

@@ -1,4 +1,4 @@
-//! Memory of ours, shown to one call of a C function of Python's as a bytes-like object.
+//! Memory of ours, passed to a single call of one of Python's C functions as a bytes-like object.
 
 #![allow(unsafe_code)]
 

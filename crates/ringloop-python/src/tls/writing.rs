@@ -1,4 +1,4 @@
-//! How TLS writes: the user's data into records, and those to the transport below.
+//! How TLS writes: the user's data is encrypted into records, and these go to the transport below.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Flow control of a stream transport's writing: the marks, who is told of them, and who waits for an empty buffer.
+//! Flow control of a stream transport's writing: the marks, who is notified about them, and who waits for an empty
+//! buffer.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -1,4 +1,5 @@
-//! When a stream transport is served: as its socket reports, while there is more to do, and from when it is to read.
+//! When a stream transport is served: when its socket reports an event, while there is more to do, and when it starts
+//! to read.
 
 use pyo3::call::PyCallArgs;
 use pyo3::prelude::*;

@@ -1,4 +1,4 @@
-//! What a stream transport knows of its connection.
+//! What a stream transport knows about its connection.
 
 use std::collections::VecDeque;
 
