@@ -80,7 +80,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _facts() -> dict[str, Any]:
-    """What the report says. Raises what making a loop raises."""
+    """The contents of the report. Raises the same errors as creating a loop."""
     best = ringloop.new_event_loop(backend="auto")
     try:
         busy_poll: str = best.busy_poll
@@ -116,7 +116,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _effect(busy_poll: str, cpus: int) -> str:
-    """What this setting means on so many CPUs."""
+    """What this setting means with this number of CPUs."""
     if busy_poll == "off" or busy_poll == "0":
         return "a loop sleeps at once when it has nothing to do"
     if busy_poll != "adaptive":

@@ -22,7 +22,7 @@ ASYNCIO_COROUTINE_MARK = getattr(asyncio.coroutines, "_is_coroutine", None)
 
 
 async def awaiting(awaitable: Awaitable[Any]) -> Any:
-    """Awaits what an application has returned that is no coroutine."""
+    """Awaits the object that an application has returned instead of a coroutine."""
     return await awaitable
 
 
@@ -60,7 +60,7 @@ def _client(address: Any) -> tuple[str, int] | None:
 
 
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:
-    """Calls `log` with what uvicorn's access log says of a request."""
+    """Calls `log` with the arguments of uvicorn's access log for a request."""
     client = scope.get("client")
     path = urllib.parse.quote(scope["path"])
     if query := scope["query_string"]:

@@ -1,4 +1,4 @@
-"""`ringloop serve`: uvicorn's command line, with options of our own; by click."""
+"""`ringloop serve`: uvicorn's command line with some more options, built with click."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _options() -> list[click.Parameter]:
     group = "Listening"
     add(group, "--host", help="Address or name to listen on; an empty one means all addresses.")
     add(group, "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
-    add(group, "--uds", metavar="PATH", help="Unix socket to listen on. The mode of one that exists is kept.")
+    add(group, "--uds", metavar="PATH", help="Unix socket to listen on. An existing one's mode is kept.")
     add(group, "--fd", type=_COUNT, help="Descriptor of a socket to listen on. Sockets in LISTEN_FDS need no option.")
     add(group, "--reuse-port/--no-reuse-port", ours=True, help="Listen with SO_REUSEPORT, a socket for each worker.")
     add(group, "--backlog", type=_POSITIVE, help="Length of the kernel's queue of new connections.")
@@ -107,7 +107,7 @@ def _options() -> list[click.Parameter]:
         group,
         "--lifespan",
         type=click.Choice(("auto", "on", "off")),
-        help="Whether the application is told of start and end.",
+        help="Whether to run the application's lifespan protocol.",
     )
     add(group, "--root-path", metavar="PATH", help="Path under which the application is mounted.")
     add(group, "--env-file", type=_PATH, help="File with environment variables for the application.")
@@ -162,7 +162,7 @@ def _options() -> list[click.Parameter]:
     )
     add(group, "--log-config", type=_PATH, help="Logging configuration: a .json, .yaml or .ini file.")
     add(group, "--access-log/--no-access-log", help="Log each request.")
-    add(group, "--use-colors/--no-use-colors", help="Colours in the log. Default: if it goes to a terminal.")
+    add(group, "--use-colors/--no-use-colors", help="Use colours in the log. Default: if it goes to a terminal.")
 
     group = "Requests"
     add(group, "--proxy-headers/--no-proxy-headers", help="Use X-Forwarded-For and X-Forwarded-Proto.")
@@ -179,14 +179,14 @@ def _options() -> list[click.Parameter]:
         "headers",
         multiple=True,
         callback=_split_header,
-        help="Header of each response, as Name:Value.",
+        help="Header to add to each response, as Name:Value.",
     )
     add(group, "--server-header/--no-server-header", help="Send the header Server.")
     add(group, "--date-header/--no-date-header", help="Send the header Date.")
 
     group = "Limits"
-    add(group, "--limit-concurrency", type=_POSITIVE, help="Connections or requests above which 503 is answered.")
-    add(group, "--limit-head", ours=True, type=_POSITIVE, help="Bytes of a request's head.")
+    add(group, "--limit-concurrency", type=_POSITIVE, help="Connections or requests above which the answer is 503.")
+    add(group, "--limit-head", ours=True, type=_POSITIVE, help="Largest size of a request's head, in bytes.")
     add(
         group,
         "--limit-body-ahead",
@@ -203,12 +203,12 @@ def _options() -> list[click.Parameter]:
 
     group = "TLS"
     add(group, "--ssl-certfile", metavar="PATH", help="Certificate, with its chain. Read again when it changes.")
-    add(group, "--ssl-keyfile", metavar="PATH", help="Its key, if that is in a file of its own.")
+    add(group, "--ssl-keyfile", metavar="PATH", help="Its key, if that is in a separate file.")
     add(group, "--ssl-keyfile-password", help="The key's password.")
-    add(group, "--ssl-ca-certs", metavar="PATH", help="Authorities of clients' certificates.")
+    add(group, "--ssl-ca-certs", metavar="PATH", help="Authorities that issue clients' certificates.")
     add(group, "--ssl-cert-reqs", type=int, help="Clients' certificates: 0 none, 1 optional, 2 required.")
     add(group, "--ssl-ciphers", help="Ciphers of TLS 1.2, as OpenSSL writes them.")
-    add(group, "--ssl-version", type=int, help="A protocol's number in Python's module ssl.")
+    add(group, "--ssl-version", type=int, help="Number of a protocol in Python's module ssl.")
 
     group = "Other"
     for name, attributes in _UVICORNS.items():
@@ -220,13 +220,13 @@ def _options() -> list[click.Parameter]:
             is_eager=True,
             expose_value=False,
             callback=_show_version,
-            help="Show the version, and end.",
+            help="Show the version and exit.",
         )
     )
     return options
 
 
-# Accepted, because they stand in command lines of uvicorn. All but the last have no effect, which `Config` says.
+# Accepted because uvicorn's command lines use them. All but the last have no effect; `Config` warns about that.
 _UVICORNS: dict[str, dict[str, Any]] = {
     "--loop": {},
     "--http": {},

@@ -1,4 +1,4 @@
-"""What a server is told: uvicorn's options under their names, and some of ours."""
+"""The configuration of a server: uvicorn's options under the same names, and some more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STARTUP_FAILURE = 3
 """The exit status of a server that could not start."""
 
-# What uvicorn takes and has no meaning here, with the values that ask for nothing.
+# Options of uvicorn that have no meaning here, with the values that ask for nothing.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "loop": ("auto", "none"),
     "http": ("auto",),
@@ -105,7 +105,7 @@ class Config:
 
     install_signal_handlers: bool = True
 
-    # uvicorn's, of which other values than these have no effect.
+    # Options of uvicorn; other values than these have no effect.
     loop: str = "auto"
     http: Any = "auto"
     http2: bool = False
@@ -176,7 +176,7 @@ class Config:
         logging.configure(self.log_config, level=self.log_level, use_colors=self.use_colors, access_log=self.access_log)
 
     def get_loop_factory(self) -> Callable[[], EventLoop]:
-        """What makes the server's event loop."""
+        """The factory of the server's event loop."""
         return functools.partial(new_event_loop, backend=self.backend)
 
     def load_app(self) -> Any:
@@ -205,7 +205,7 @@ class Config:
         self.loaded = True
 
     def trusted_proxies(self) -> TrustedProxies | None:
-        """Whose X-Forwarded-For and X-Forwarded-Proto are believed; None: nobody's."""
+        """The proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted; None: no proxy."""
         return TrustedProxies(self.forwarded_allow_ips or []) if self.proxy_headers else None
 
     def draw_max_requests(self) -> int | None:

@@ -1,7 +1,7 @@
-"""What keeps a server from starting, in words for its user."""
+"""The error of a server that cannot start, with a message for the user."""
 
 from __future__ import annotations
 
 
 class StartupError(Exception):
-    """The server can't start; the text says why, and is all that the user sees."""
+    """The server can't start. The message says why; the user sees nothing else."""

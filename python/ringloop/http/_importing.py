@@ -1,4 +1,4 @@
-"""Importing what the user names, and what is needed for some options only."""
+"""Imports objects that the user names, and modules that only some options need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ._errors import StartupError
 
 
 class ImportFromStringError(Exception):
-    """What was named cannot be found."""
+    """The named object cannot be found."""
 
 
 def import_from_string(name: Any) -> Any:

@@ -14,7 +14,7 @@ _BEFORE, _STARTED, _ENDED = "before startup", "after startup", "after shutdown"
 
 
 class Lifespan:
-    """One application's lifespan; `mode` is "auto" (an application may do without), "on" or "off".
+    """One application's lifespan; `mode` is "auto" (applications need not support it), "on" or "off".
 
     `state` is what the application put into its scope's state; each request gets a copy.
     """
@@ -73,7 +73,7 @@ class Lifespan:
             await self._app(scope, self._messages.get, self._send)
         except BaseException as error:
             if self.failed or self._abandoned:
-                pass  # A failure was told already; many applications raise afterwards.
+                pass  # The failure has been reported already; many applications raise afterwards.
             elif self._mode == "auto" and self._phase is _BEFORE:
                 logger.info("ASGI 'lifespan' protocol appears unsupported.")
             else:

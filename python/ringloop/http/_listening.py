@@ -23,7 +23,7 @@ class Listeners:
         self._identity = None if path is None else _identify(path)
 
     def close(self) -> None:
-        """Closes the sockets. The path is removed unless somebody has put something else there."""
+        """Closes the sockets. The path is removed, unless it is another file by now."""
         close(self.sockets)
         if self._path is not None and self._identity is not None and _identify(self._path) == self._identity:
             with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> 
             try:
                 sock = socket.socket(family, kind, protocol)
             except OSError:
-                continue  # A family that this kernel hasn't got, IPv6 mostly.
+                continue  # A family that this kernel doesn't have, usually IPv6.
             sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if reuse_port:
@@ -81,9 +81,9 @@ def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> 
 
 
 def bind_unix(path: str) -> Listeners:
-    """A Unix socket. One that lies there is replaced, and its mode is kept; a new one gets 0o666.
+    """A Unix socket. An existing one is replaced, and its mode is kept; a new one gets 0o666.
 
-    Raises StartupError, also where something else lies there.
+    Raises StartupError, also if the path is something other than a socket.
     """
     mode = 0o666
     with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def adopt(descriptor: int) -> Listeners:
 
 
 def passed_by_systemd() -> Listeners | None:
-    """The sockets that sd_listen_fds(3) speaks of, if there are any. Child processes don't hear of them.
+    """The sockets that sd_listen_fds(3) describes, if there are any. Child processes do not see them.
 
     Raises StartupError.
     """

@@ -11,7 +11,7 @@ _LONGEST_NAME = 253  # of DNS. Nothing longer is kept in the cache.
 
 
 class TrustedProxies:
-    """Whom to believe: addresses, networks, and literals such as what a Unix socket's peer is called; "*" is everyone."""
+    """The trusted peers: addresses, networks, and literals such as the name of a Unix socket's peer; "*" trusts all."""
 
     def __init__(self, trusted: list[str] | str) -> None:
         names = _split(trusted) if isinstance(trusted, str) else list(trusted)
@@ -81,7 +81,7 @@ def _split(names: str) -> list[str]:
 def _host_and_port(name: str) -> tuple[str, int]:
     """A forwarded address and its port, or 0: "1.2.3.4", "1.2.3.4:5", "::1", "[::1]", "[::1]:5".
 
-    What is none of these is returned as it is, so that it matches no address that is trusted.
+    Anything else is returned unchanged, so that it matches no trusted address.
     """
     if name.startswith("["):
         host, bracket, rest = name[1:].partition("]")

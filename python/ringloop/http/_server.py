@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# How often it is looked whether enough requests were served, and whether the files of TLS have changed.
+# How often to check whether enough requests were served, and whether the TLS files have changed.
 _REQUESTS_INTERVAL_S = 0.1
 _FILES_INTERVAL_S = 1.0
 
-# How long tasks that were cancelled have to end.
+# How long cancelled tasks have to end.
 _CANCELLED_S = 1.0
 
-# After this time streams hear `http.disconnect` where the end of the server has no deadline; else after half of that.
+# How long until streams get `http.disconnect` if shutdown has no deadline; otherwise it is half of the deadline.
 _DISCONNECT_S = 5.0
 
 
@@ -174,7 +174,7 @@ class Server:
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Has signals end the server while this context lasts, and raises them again afterwards."""
+        """Lets signals end the server while this context lasts, and raises them again afterwards."""
         if threading.current_thread() is not threading.main_thread() or not self.config.install_signal_handlers:
             yield
             return
@@ -185,9 +185,9 @@ class Server:
             yield
         finally:
             for number, handler in handlers.items():
-                # None is a handler that Python did not install, and cannot put back.
+                # None is a handler that Python did not install, and cannot restore.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        # Whoever started the process learns from its status what ended it.
+        # The exit status then shows the parent process which signal ended this one.
         for number in reversed(self._captured_signals):
             signal.raise_signal(number)
 
@@ -316,7 +316,7 @@ class Server:
 
 
 def announce(config: Config, sockets: Sequence[socket.socket]) -> None:
-    """Says where clients can connect, in a line for each socket."""
+    """Logs where clients can connect, with one line for each socket."""
     for sock in sockets:
         name = _listening.describe(sock)
         if sock.family == socket.AF_UNIX:

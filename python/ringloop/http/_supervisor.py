@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 # Signals that uvicorn's parent ignores, too: their default would end it.
 _IGNORED = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
-# A process that is killed before it has started, by the kernel for want of memory, say, gets so many successors in a row.
+# How many times in a row to try again when a process is killed before it has started, for example for lack of memory.
 _ATTEMPTS = 3
 
-# How long a process that the kernel refused is not asked for again.
+# How long to wait before trying again after the kernel has refused to create a process.
 _RETRY_INTERVAL_S = 1.0
 
 
 class Parent:
     """What parents of worker processes have in common: signals, listening sockets, and the end.
 
-    `kind` is what they call themselves in the log.
+    `kind` is their name in the log.
     """
 
     kind = "parent"
@@ -47,7 +47,7 @@ class Parent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
-        """Serves until a signal ends it. Raises SystemExit(3) if that can't begin, or can't go on."""
+        """Serves until a signal ends it. Raises SystemExit(3) if it can't start, or can't continue."""
         try:
             with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
                 runner.run(self._run())
@@ -73,7 +73,7 @@ class Parent:
         self.workers.discard(worker)
 
     def replace(self, worker: Worker) -> None:
-        """Has another worker in the place of this one, soon."""
+        """Arranges for this worker to be replaced soon."""
 
     def end(self, status: int = 0) -> None:
         """Ends all workers, and then this process."""
@@ -88,7 +88,7 @@ class Parent:
         return task
 
     def on_signal(self, number: int) -> None:
-        """Acts upon a signal; what isn't known is ignored."""
+        """Handles a signal; unknown ones are ignored."""
         name = signal.Signals(number).name
         if number in (signal.SIGINT, signal.SIGTERM):
             logger.info("Received %s, exiting.", name)
@@ -116,19 +116,19 @@ class Parent:
             self.log_process(f"Stopping {self.kind} process [%d]")
 
     def log_process(self, text: str) -> None:
-        """Logs what happens to this process; the text has its number's place."""
+        """Logs what happens to this process; the text has a placeholder for its number."""
         colored = text.replace("%d", style("%d", "cyan", bold=True))
         logger.info(text, os.getpid(), extra={"color_message": colored})
 
     def _note_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("The parent process fails", exc_info=error)
+            logger.error("The parent process failed", exc_info=error)
             self.end(1)
 
 
 class _Place:
-    """One of the processes that there are to be, with what it listens on."""
+    """One of the intended processes, with the sockets that it listens on."""
 
     def __init__(self, listeners: Listeners) -> None:
         self.listeners = listeners
@@ -139,7 +139,7 @@ class _Place:
 
 
 class Supervisor(Parent):
-    """Keeps as many workers as there are to be.
+    """Keeps the intended number of workers running.
 
     One that dies is replaced. One that cannot start ends everything, with status 3, unless others serve and it was to
     replace one of those. SIGHUP replaces all of them, one by one: the old one ends when the new one serves. SIGTTIN and
@@ -214,7 +214,7 @@ class Supervisor(Parent):
             try:
                 worker = place.worker = self.spawn(place.listeners.sockets)
             except OSError as error:
-                # The kernel has no process or descriptor to give, for now perhaps.
+                # The kernel is out of processes or descriptors, perhaps only for now.
                 logger.error("A child process can't be started: %s", error)
                 if self._none_has_started():
                     self.end(STARTUP_FAILURE)
@@ -231,7 +231,7 @@ class Supervisor(Parent):
                     logger.error("Child process [%d] failed to start, stopping the parent process.", worker.pid)
                     self.end(STARTUP_FAILURE)
                 else:
-                    logger.error("Child process [%d] failed to start, and is not tried again.", worker.pid)
+                    logger.error("Child process [%d] failed to start, and is not started again.", worker.pid)
                     if place in self._places:
                         self._places.remove(place)
                 return

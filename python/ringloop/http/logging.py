@@ -104,7 +104,7 @@ class ColourizedFormatter(logging.Formatter):
         super().__init__(fmt=fmt, datefmt=datefmt, style=style)
 
     def should_use_colors(self) -> bool:
-        """Whether there are colours where the configuration doesn't say."""
+        """Whether to use colours if the configuration doesn't say."""
         return sys.stdout.isatty()
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -121,7 +121,7 @@ class ColourizedFormatter(logging.Formatter):
 
 
 class DefaultFormatter(ColourizedFormatter):
-    """Formats what the server says, on stderr."""
+    """Formats the server's own messages, for stderr."""
 
     def should_use_colors(self) -> bool:
         return sys.stderr.isatty()
@@ -174,7 +174,7 @@ def configure(
 
 
 def access_log() -> Callable[[str, str, str, str, int], None] | None:
-    """What writes a request to the access log; None where nobody would read it."""
+    """The function that writes a request to the access log; None if no handler would receive it."""
     if not access_logger.hasHandlers() or not access_logger.isEnabledFor(logging.INFO):
         return None
     info = access_logger.info
@@ -241,7 +241,7 @@ def _has_uvicorn() -> bool:
 
 
 def _own_class(name: Any) -> Any:
-    """Our formatter in the place of uvicorn's of the same name, where uvicorn isn't installed."""
+    """Our formatter instead of uvicorn's formatter of the same name, if uvicorn isn't installed."""
     prefix, own = "uvicorn.logging.", "ringloop.http.logging."
     if isinstance(name, str) and name.startswith(prefix) and not _has_uvicorn():
         return own + name.removeprefix(prefix)
