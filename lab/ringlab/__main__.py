@@ -4,7 +4,7 @@ import signal
 
 
 def main() -> None:
-    """Run a command. Ctrl-C ends the process at once until all modules are loaded, which have nothing to tell of that."""
+    """Run a command. Until all modules are loaded, Ctrl-C ends the process at once, without a message."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from ringlab.cli import main as commands

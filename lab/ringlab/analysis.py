@@ -1,4 +1,4 @@
-"""From the samples of a cell to what they say: summaries, ratios, verdicts in words, latency curves."""
+"""The evaluation of a cell's samples: summaries, ratios, verdicts in words, latency curves."""
 
 import math
 import statistics as averages
@@ -13,7 +13,7 @@ CURVE_PERCENTILES = (
     *(float(each) for each in range(0, 90, 5)), 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.9, 99.95, 99.99, 99.999, 100.0,
 )  # fmt: skip
 CURVE_COUNT_LEAST = 10
-"""So many operations of a curve were at least as slow as its last percentile but the maximum."""
+"""At least this many operations of a curve were as slow as its last percentile (except for the maximum)."""
 NAMES_MOST = 5
 """In a sentence."""
 RATE_KEPT = 0.97
@@ -21,7 +21,7 @@ RATE_KEPT = 0.97
 HISTOGRAM_MOST_NS = 3_600_000_000_000
 HISTOGRAM_DIGITS = 3
 FLOORS = ("c-epoll", "c-io_uring")
-"""Arms that are measured against by choice, where they take part and the user names no baseline: what the kernel alone costs."""
+"""Preferred baselines, if they take part and the user names none: they show what the kernel alone costs."""
 CONTROLS = ("asyncio-protocol", "asyncio", "asyncio-uvicorn")
 """The same, where no floor takes part."""
 
@@ -71,7 +71,7 @@ def describe(
     floor: float,
     comparisons: int,
 ) -> Comparison:
-    """Return what an estimate says; `comparisons` is the number of those that `p_adjusted` was corrected for."""
+    """Return the verdict of an estimate; `comparisons` is the number of comparisons that `p_adjusted` accounts for."""
     standing = statistics.judge(found, p_adjusted, floor)
     low, high = found.interval
     comparison = Comparison(
@@ -139,7 +139,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def would_take(rounds: int | None) -> str:
-    """Say how many rounds it would take."""
+    """Say how many rounds a verdict would take."""
     if rounds is None:
         return f"{statistics.ROUNDS_MOST:,} rounds wouldn't tell either"
     return f"about {rounds:,} rounds would tell"
@@ -158,7 +158,7 @@ def group_arms(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, list[str]]:
     probed = {probe.arm: probe.parser for probe in cell.probes}
     groups: dict[str, list[str]] = {}
     for arm in arms:
-        # What was found out counts; what it declares counts where nothing was.
+        # The probe's finding counts; without one, the declaration does.
         found = probed.get(arm.repeats or arm.name, "unknown")
         if found == "unknown":
             found = arm.declares.get("parser", "unknown")
@@ -167,13 +167,13 @@ def group_arms(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, list[str]]:
 
 
 def analyse(cell: Cell, arms: Sequence[results.Arm], baseline: str = "") -> results.Analysis:
-    """Return what the samples of a cell say; `baseline` is the arm that the user wants to compare with, if any."""
+    """Evaluate the samples of a cell; `baseline` is the arm that the user wants to compare with, if any."""
     present = [arm for arm in arms if cell.measured(arm.name)]
     names = [arm.name for arm in present]
     analysis = results.Analysis(summaries=summarize(cell, names))
-    # The noise is the machine's, also where only other arms are looked at.
+    # The noise is a property of the machine, even if only other arms are shown.
     copies = {arm.repeats: arm.name for arm in present if arm.repeats and cell.measured(arm.repeats)}
-    # But a copy of what isn't among them competes with nobody.
+    # But a copy of an arm that isn't shown competes with no other arm.
     ranked = [arm for arm in present if not arm.repeats or arm.repeats in names]
     for name, members in group_arms(cell, ranked).items() if ranked else ():
         analysis.groups.append(analyse_group(cell, name, members, baseline, copies))
@@ -183,7 +183,7 @@ def analyse(cell: Cell, arms: Sequence[results.Arm], baseline: str = "") -> resu
 
 
 def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.Estimate | None:
-    """Return the A/A arm's ratio to what it is a copy of; None without one.
+    """Return the ratio of the A/A arm to the arm that it is a copy of; None if there is no A/A arm.
 
     One is enough for a cell: the machine is the same for all groups.
     """
@@ -199,14 +199,15 @@ def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.E
 def analyse_group(cell: Cell, name: str, members: list[str], baseline: str, copies: Mapping[str, str]) -> Group:
     """Compare the arms of a group, and say who is best; `copies` are the A/A arms by what they are copies of."""
     originals = [member for member in members if member not in copies.values()]
-    # Few of the others' rounds have a ratio to a baseline that is void in most.
+    # If most samples of the baseline are void, few rounds of the other arms have a ratio.
     enough = [arm for arm in originals if rounds_of(cell, arm) >= statistics.ROUNDS_LEAST]
     reference = choose_baseline(originals if baseline in originals else enough or originals, baseline, cell.workload)
     comparisons: list[Comparison] = []
     for metric in cell.metrics:
         floor = statistics.noise_floor(again(cell, metric, copies))
         comparisons += compare(cell, metric, [arm for arm in originals if arm != reference], reference, floor)
-        # A copy is none of those whose number Holm's correction is for, and its verdict must not rest on a floor that it has set.
+        # A copy does not count for Holm's correction, and its verdict must not depend on a noise floor that it has set
+        # itself.
         comparisons += compare(
             cell, metric, [arm for arm in members if arm not in originals], reference, statistics.MARGIN
         )
@@ -223,7 +224,7 @@ def analyse_group(cell: Cell, name: str, members: list[str], baseline: str, copi
     )
     ranking = group.ranking(cell.primary)
     if len(originals) == 1:
-        # An arm against itself: whether the lab makes a difference of none.
+        # An arm against itself: whether the lab reports a difference where there is none.
         group.verdict = who_is_best(cell, ranking, statistics.MARGIN)
     else:
         group.verdict = who_is_best(cell, [arm for arm in ranking if arm in originals], floor)
@@ -231,7 +232,7 @@ def analyse_group(cell: Cell, name: str, members: list[str], baseline: str, copi
 
 
 def describe_noise(noise: statistics.Estimate | None, floor: float) -> str:
-    """Say what the A/A arm found, and what follows."""
+    """Say what the A/A arm has shown, and what follows from that."""
     follows = f"differences below {figures.percent(floor)} count as none"
     if noise is None:
         return f"no A/A arm was measured: {follows}"
@@ -259,7 +260,7 @@ def who_is_best(cell: Cell, ranking: Sequence[str], floor: float) -> Verdict:
     best, others = ranked[0], ranked[1:]
     found = {comparison.arm: comparison for comparison in compare(cell, metric, others, best, floor)}
     tied = [arm for arm in others if arm in found and found[arm].verdict == "tie"]
-    # What is better than the guess, because it was measured in other rounds than the rest, makes no winner of anyone.
+    # If an arm is better than this guess, because it was measured in other rounds than the rest, there is no winner.
     unknown = [arm for arm in others if arm not in found or found[arm].verdict in ("cannot tell", "better")]
     worse = len(others) - len(tied) - len(unknown)
     rest = f"; {'the other one is' if worse == 1 else f'the other {worse} are'} worse" if worse else ""
@@ -307,7 +308,7 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
             points = [
                 [each, float(merged.get_value_at_percentile(each))]
                 for each in CURVE_PERCENTILES
-                # Beyond these it is a few single operations that would be drawn as a level.
+                # Beyond these, the curve would show only a few single operations, as a horizontal line.
                 if each == 100 or count * (1 - each / 100) >= CURVE_COUNT_LEAST
             ]
             found.append(Curve(arm=arm, kind="service" if kind == "service" else "corrected", points=points))

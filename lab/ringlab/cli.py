@@ -34,20 +34,20 @@ from ringlab import (
 from ringlab.report import html, markdown, terminal
 
 EXIT_UNREAD = 128 + signal.SIGPIPE
-"""As if the signal had ended it that the kernel sends where nobody reads any more."""
+"""The status of a process that SIGPIPE has ended, which the kernel sends when nobody reads the output any more."""
 SEED_MOST = (1 << 64) - 1
 FORMATS = ("terminal", "markdown", "json", "html")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Impossible(click.ClickException):
-    """What was asked for can't be done, as click shows it."""
+    """The error, in click's format, for a request that can't be carried out."""
 
     exit_code = 2
 
 
 class Duration(click.FloatRange):
-    """A number within a range. NaN is refused: it compares with nothing."""
+    """A number within a range. NaN is refused, because it cannot be compared."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return it."""
@@ -59,7 +59,7 @@ class Duration(click.FloatRange):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM, and the end of the terminal, interrupt as Ctrl-C does, and once: what ends then takes a moment, and must end."""
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, but only once: winding up takes a moment, and must be completed."""
     signals = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -93,7 +93,7 @@ class Commands(click.Group):
                 terminal.let_go_of_output()
                 sys.exit(EXIT_UNREAD)
             except OSError as error:
-                # Python's own status for an error, 1, would say of guard that head is slower.
+                # Python's own exit status for an error is 1, which for `guard` means that head is slower.
                 terminal.let_go_of_output()
                 where = f"{error.filename}: " if error.filename else ""
                 raise Impossible(f"{where}{error.strerror or error}") from None
@@ -167,7 +167,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="ringlab")
 def main() -> None:
-    """Measure network servers in any language, side by side, and say so when the better one can't be told.
+    """Measure network servers in any language, side by side, and say so when the data cannot tell which is better.
 
     Every arm (a variant of a target) runs in rounds, in random order, in fresh processes; only ratios within a round are
     compared, first of all the server's CPU per operation. Start with `ringlab doctor`, then `ringlab run --quick`.
@@ -249,7 +249,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
         for name in arms:
             if name not in names:
                 raise Refused(f"there is no arm {name!r}; `ringlab targets` lists them")
-        # One arm against itself is its second copy: what the lab makes of no difference.
+        # An arm against itself is compared with its second copy, which shows the noise.
         other = second if second != first else manifest.again_name(first)
         if not options["quick"]:
             options["rounds"] = options["rounds"] or workloads.COMPARE_ROUNDS

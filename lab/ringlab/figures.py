@@ -7,10 +7,10 @@ NANOSECONDS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a figure with so many digits, and thousands apart: 1,230,000 and 0.0123."""
+    """Return a figure with this many significant digits and thousands separators: 1,230,000 and 0.0123."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "none"
-    # Rounded first: what rounds up to the next power of ten has a digit more before the point.
+    # Rounded first: a value that rounds up to the next power of ten has one more digit before the point.
     magnitude = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
     rounded = round(value, digits - 1 - magnitude)
     return f"{rounded:,.{max(0, digits - 1 - magnitude)}f}"
@@ -51,7 +51,7 @@ def difference(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a ratio with the digits that count."""
+    """Return a ratio with its significant digits."""
     return f"{value:.3f}" if 0.9 < value < 1.1 else significant(value)
 
 

@@ -19,7 +19,7 @@ NAME = "ringlab-load"
 SCHEMA_VERSION = 1
 BUILD_TIMEOUT_S = 900
 GRACE_S = 20.0
-"""Beyond the time that a load is meant to take."""
+"""How much longer than planned a load may take."""
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -42,7 +42,7 @@ def build(root: Path) -> Path:
             "the load generator must be built, but there is no cargo; install Rust: https://rustup.rs"
         )
     command = [cargo, "build", "--release", "--locked", "--quiet", "--package", NAME]
-    # Where cargo builds is for its configuration to say, which may be anywhere: so it is asked.
+    # cargo's configuration may put the build anywhere, so cargo is asked for the path.
     asking = [*command, "--message-format=json-render-diagnostics"]
     try:
         done = subprocess.run(
@@ -86,7 +86,7 @@ def find() -> Path:
 
 
 def version(program: Path) -> str:
-    """Return what the generator says of itself; raises GeneratorMissing where it doesn't run."""
+    """Return the generator's version line; raises GeneratorMissing if it doesn't run."""
     try:
         done = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -60,11 +60,11 @@ class GuardFailed(Refused):
 
 @dataclass(frozen=True)
 class Revision:
-    """One of the two, in its worktree."""
+    """One of the two revisions, in its worktree."""
 
     side: str
     name: str
-    """As the user calls it."""
+    """The name that the user gave."""
     commit: str
     worktree: Path
 
@@ -111,7 +111,7 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
         worktree.parent.mkdir(parents=True, exist_ok=True)
         git(repository, "worktree", "prune")
         git(repository, "worktree", "add", "--detach", "--force", str(worktree), commit)
-    # An earlier guard may have been ended while it checked out, and a build may have changed files.
+    # An earlier run may have been interrupted during the checkout, and a build may have changed files.
     git(worktree, "reset", "--hard", "--quiet", commit)
     return Revision(side, name, commit, worktree)
 
@@ -120,13 +120,13 @@ def build(repository: Path, revision: Revision, command: str, tell: Tell) -> Non
     """Build a revision in its worktree; raises GuardFailed."""
     tell(f"building {revision.name} ({revision.commit[:12]}): {command}")
     log = revision.worktree.parent / f"{revision.commit[:12]}.log"
-    # What is set for this process is about this repository's folders, not about those of the worktree.
+    # This process's environment refers to folders of this repository, not to those of the worktree.
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE", "PYTHONPATH"))
     }
-    # Dependencies are the same in both, mostly: they are built once.
+    # Most dependencies are the same in both, so they are built once.
     environment["CARGO_TARGET_DIR"] = str(repository / FOLDER / "cargo")
     environment[manifest.MARK] = manifest.RUN_MARK
     with log.open("w") as output:
@@ -162,7 +162,7 @@ def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> li
     own = revision.worktree / "lab" / "targets"
     folder = own if any(own.glob(f"*/{manifest.FILE_NAME}")) else repository / "lab" / "targets"
     arms = manifest.discover(folder, revision.worktree / FOLDER / "targets", revision.python)
-    # It would lead the Pythons of both revisions to one and the same code; where it is empty, it leads nowhere.
+    # It would make the Pythons of both revisions import the same code; if it is empty, it has no effect.
     own_path = {"PYTHONPATH": ""} if os.environ.get("PYTHONPATH") else {}
     return [
         replace(
@@ -266,7 +266,7 @@ def run(
         console.print("[yellow]warning[/yellow]  uncommitted changes are not measured: head is the last commit")
     if revisions[0].commit == revisions[1].commit:
         console.print("[yellow]warning[/yellow]  base and head are the same commit: this measures the noise")
-    # A build takes minutes: what is wrong with the rest of the command is said before it.
+    # A build takes minutes, so errors in the rest of the command are reported first.
     for revision in revisions:
         choose(root, revision, selectors)
     with storage.claim(output) as folder:

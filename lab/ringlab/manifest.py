@@ -44,9 +44,9 @@ BUILD_TIMEOUT_S = 1800
 LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
 MARK = "RINGLAB_STARTED"
-"""The environment variable that everything inherits that the lab has started, and what that starts, wherever it goes."""
+"""An environment variable that every process started by the lab inherits, and so do all of its descendants."""
 RUN_MARK = f"{os.getpid()}.{time.time_ns()}"
-"""Its value: a process that an interrupt has cut off from whoever started it is found by it, and ended (process.end_marked)."""
+"""Its value. By it, processes that an interrupt has orphaned are found and ended (process.end_marked)."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def again_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Detect:
-    """What must hold so that a target can run."""
+    """The conditions under which a target can run."""
 
     commands: tuple[str, ...] = ()
     binary: str = ""
@@ -104,7 +104,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Declares:
-    """What an arm says of itself; None where it says nothing."""
+    """What an arm declares about itself; None if it declares nothing."""
 
     workers: int = 1
     max_workers: int = 0
@@ -137,11 +137,11 @@ class Arm:
     stop: Stop = Stop()
     declares: Declares = Declares()
     warm_up_s: float = 0.0
-    """The least that it is loaded before anything is measured: what a compiler that works meanwhile needs."""
+    """The shortest warm-up before anything is measured, for servers that compile at run time."""
     python: str = ""
     """For {python}; where it is empty, $RINGLAB_PYTHON, or the running interpreter."""
     quick: bool = True
-    """Whether a quick run that isn't told which arms to take has time for it."""
+    """Whether a quick run includes it even if it is not named."""
     repeats: str = ""
     """The arm that this one is a second copy of."""
 
@@ -150,7 +150,7 @@ class Arm:
         return replace(self, name=again_name(self.name), title=f"{self.title}, a second copy", repeats=self.name)
 
     def placeholders(self) -> dict[str, str]:
-        """Return what is the same in all commands."""
+        """Return the placeholders that are the same in all commands."""
         binary = next((os.environ.get(detect.binary, "") for detect in self.detects if detect.binary), "")
         python = self.python or os.environ.get("RINGLAB_PYTHON") or sys.executable
         return {"build": str(self.build_folder), "target": str(self.folder), "python": python, "binary": binary}
@@ -175,7 +175,7 @@ class Arm:
         return dict(os.environ) | own | {MARK: RUN_MARK}
 
     def record(self) -> results.Arm:
-        """Return what a result says of it."""
+        """Return its description for a result."""
         declares: dict[str, Any] = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self.declares).items()
@@ -194,10 +194,10 @@ class Arm:
 
 
 class Table:
-    """One table of a manifest, which is read key by key, and complains of what was never read."""
+    """One table of a manifest. It is read key by key; keys that were never read are an error."""
 
     def __init__(self, path: Path, where: str, content: object) -> None:
-        """Take a table that stands at `where` in the file."""
+        """Take the table that is at `where` in the file."""
         self.path = path
         self.where = where
         if not isinstance(content, dict):
@@ -229,7 +229,7 @@ class Table:
         return self.get(key, str, default, '"a string"')
 
     def seconds(self, key: str, default: float, *, least: float = 0.0) -> float:
-        """Return a time that ends: not negative, and neither inf nor nan, which TOML has."""
+        """Return a finite time that isn't negative: TOML also has inf and nan."""
         value = self.get(key, float, default, "a number of seconds")
         if not (math.isfinite(value) and value >= least):
             raise self.fail(key, f"must be a number of seconds, at least {least:g}, not {value!r}")
@@ -270,7 +270,7 @@ class Table:
         return Table(self.path, f"{self.where}.{key}" if self.where else key, self.content.get(key, {}))
 
     def done(self) -> None:
-        """Complain of keys that nothing asked for."""
+        """Raise an error for keys that were never read."""
         for key in self.content:
             if key not in self.known:
                 near = difflib.get_close_matches(key, self.known, n=1)
@@ -279,7 +279,7 @@ class Table:
 
 
 def check_placeholders(table: Table, key: str, text: str, allowed: frozenset[str]) -> None:
-    """Complain of placeholders that don't exist."""
+    """Raise an error for placeholders that don't exist."""
     try:
         fields = [each for each in string.Formatter().parse(text) if each[1] is not None]
     except ValueError as error:
@@ -294,7 +294,7 @@ def check_placeholders(table: Table, key: str, text: str, allowed: frozenset[str
 
 
 def read_detect(table: Table) -> Detect:
-    """Read what must hold."""
+    """Read the conditions."""
     detect = Detect(
         table.texts("commands"), table.text("binary", ""), table.text("needs", ""), table.text("install", "")
     )
@@ -310,7 +310,7 @@ def read_detect(table: Table) -> Detect:
 
 
 def read_declares(table: Table, default: Declares) -> Declares:
-    """Read what an arm says of itself, over what its target says."""
+    """Read an arm's declarations, which override those of its target."""
     workers = table.integer("workers", default.workers)
     if workers == 0:
         raise table.fail("workers", "must be at least 1")
@@ -583,7 +583,7 @@ def ask(arm: Arm, command: str, needs: str, install: str) -> Presence:
 
 
 def version_of(text: str) -> str:
-    """Return what a detect command says of a version: its first line, or the values of a JSON object."""
+    """Return the version that a detect command prints: its first line, or the values of a JSON object."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     with contextlib.suppress(ValueError):
         content = json.loads(line)
@@ -606,7 +606,7 @@ def is_built(arm: Arm) -> bool:
 
 
 def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEOUT_S) -> None:
-    """Build an arm's target, if that must be; `built` holds the folders that were looked after. Raises BuildFailed."""
+    """Build an arm's target if necessary; `built` has the folders that are up to date. Raises BuildFailed."""
     if not arm.build.command or (built is not None and arm.build_folder in built):
         return
     if not is_built(arm):

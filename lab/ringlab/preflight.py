@@ -1,4 +1,4 @@
-"""What is looked at before anything is measured: whether the machine can measure, and what will show in the figures."""
+"""Checks before anything is measured: whether the machine is fit for it, and what will affect the figures."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def siblings(cpu: int) -> set[int]:
 
 
 def place(workers: int = 1, *, apart: bool = True) -> results.Placement:
-    """Return which CPUs servers and load have for themselves.
+    """Return which CPUs are reserved for the servers, and which for the load.
 
     Left alone, the kernel puts a server and its only client now on one CPU and now on two, and a message costs up to twice as
     much in one case as in the other: more than what is compared. So they are kept apart, on two cores where there are two, but a
@@ -105,7 +105,7 @@ def raise_descriptor_limit(connections: int) -> Finding:
 
 
 def check_ports(connections: int) -> Finding:
-    """Find out whether there are ports enough for the connections of many samples, one after the other."""
+    """Find out whether there are enough ports for the connections of many samples, one after the other."""
     low, _, high = read_text("/proc/sys/net/ipv4/ip_local_port_range").partition("\t")
     ports = int(high or 60999) - int(low or 32768) + 1
     if ports < connections + PORTS_SPARE:
@@ -223,7 +223,7 @@ def check_time_wait() -> Finding:
 
 
 def drain_time_wait(limit_s: float = TIME_WAIT_DRAIN_S) -> bool:
-    """Wait until few closed connections hold ports; say whether that came."""
+    """Wait until few closed connections hold ports; return whether that happened in time."""
     deadline = time.monotonic() + limit_s
     while time_wait_count() > TIME_WAIT_MOST:
         if time.monotonic() > deadline:
@@ -301,7 +301,7 @@ def check_loopback() -> Finding:
 
 
 def check_system_call_tool() -> Finding:
-    """Find out by what system calls can be counted."""
+    """Find out with which tool system calls can be counted."""
     tool, why = system_call_tool()
     if tool:
         return Finding(name="system calls", status="ok", text=f"counted by {tool}")
@@ -331,7 +331,7 @@ def system_call_tool() -> tuple[str, str]:
 
 
 def examine(connections: int, placement: results.Placement, program: Path | None, problem: str = "") -> list[Finding]:
-    """Look at everything, for cells with at most so many connections."""
+    """Check everything, for cells with at most this many connections."""
     return [
         check_cpus(placement),
         raise_descriptor_limit(connections),

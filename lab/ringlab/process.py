@@ -1,4 +1,4 @@
-"""Servers as processes: started afresh, waited for, looked into while they live, and ended for certain.
+"""Servers as processes: start them, wait for them, inspect them while they run, and make sure that they end.
 
 What an arm declares of its sockets is looked up on the live process: its descriptors are duplicated into this one by
 pidfd_getfd(2), and asked. That needs the right to trace it, which one has on one's own children unless the machine forbids it.
@@ -39,7 +39,7 @@ TCP_LISTEN_STATE = "0A"
 PROBE_TIMEOUT_S = 5.0
 LINES_KEPT = 10
 LINE_MOST_BYTES = 1 << 20
-"""What is longer is several lines: a program that prints without end must not fill the memory."""
+"""Longer lines are split: a program that prints without end must not fill the memory."""
 PORT_MOST = 65535
 NUMBERS = itertools.count()
 
@@ -74,7 +74,7 @@ def free_port() -> int:
 
 
 def marked(mark: str = RUN_MARK) -> Iterator[int]:
-    """Yield the PIDs of the processes that bear a mark: those of this run, or of one Child of it."""
+    """Yield the PIDs of the processes with a mark: those of this run, or of one Child in it."""
     wanted = f"{MARK}={mark}".encode()
     for pid in psutil.pids():
         try:
@@ -86,8 +86,8 @@ def marked(mark: str = RUN_MARK) -> Iterator[int]:
 
 
 def end_marked(mark: str = RUN_MARK) -> None:
-    """Kill what bears a mark, and what that starts meanwhile."""
-    deadline = time.monotonic() + PROBE_TIMEOUT_S  # One that the kernel holds can't be waited for.
+    """Kill the processes with a mark, and what they start meanwhile."""
+    deadline = time.monotonic() + PROBE_TIMEOUT_S  # A process that is stuck in the kernel might never end.
     while (pids := [pid for pid in marked(mark) if pid != os.getpid()]) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -102,7 +102,7 @@ def said(stderr: IO[bytes]) -> str:
 
 
 class Reader:
-    """Takes in what a process prints, so that it never waits for us, and keeps the end of it."""
+    """Reads what a process prints, so that it never has to wait, and keeps the end of it."""
 
     def __init__(self, stream: IO[bytes], see: Callable[[str], None] = lambda line: None) -> None:
         """Begin; `see` gets every line, in a thread."""
@@ -127,7 +127,7 @@ class Reader:
 
 
 class Child:
-    """A process of an arm in a session of its own, with all that it starts."""
+    """A process of an arm in its own session, with everything that it starts."""
 
     def __init__(self, arm: Arm, command: list[str], see: Callable[[str], None] = lambda line: None) -> None:
         """Start it; raises SampleFailed."""
@@ -152,7 +152,7 @@ class Child:
         self.stderr = Reader(self.process.stderr)
 
     def end(self) -> None:
-        """Kill whatever is left of it: its session, and what has left that."""
+        """Kill whatever is left of it: its session, and processes that have left the session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         end_marked(self.mark)
@@ -175,7 +175,7 @@ class Ending:
     """Nobody had asked it to end."""
     complaint: str = ""
     words: str = ""
-    """What it said last, where that may explain something."""
+    """The last line that it printed, if that may explain something."""
 
 
 class Server:
@@ -233,7 +233,7 @@ class Server:
         return f"{HOST}:{self.port}"
 
     def see(self, line: str) -> None:
-        """Take in a line: one of them says where it listens."""
+        """Read a line: one of them says where the server listens."""
         if not self.ready.is_set() and not self.arm.ready.connect and line.startswith(self.arm.ready.line):
             port = "".join(line.rpartition(":")[2].split()[:1])
             if port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MOST:
@@ -263,7 +263,7 @@ class Server:
             raise SampleFailed(f"the server {how} {when}{self.last_words()}")
 
     def last_words(self) -> str:
-        """What it had to say, if anything, as an addition to somebody else's complaint."""
+        """The last line that it printed, if any, to be appended to an error message."""
         assert self.child is not None
         if self.process.poll() is not None:
             self.child.drain()
@@ -287,7 +287,7 @@ class Server:
         return count
 
     def stop(self) -> Ending:
-        """End it by its own signal, and kill what doesn't end within its time."""
+        """End it with its stop signal, and kill what doesn't end in time."""
         if self.ending is not None:
             return self.ending
         assert self.child is not None
@@ -406,7 +406,7 @@ def check_port(server: Server) -> None:
                     found.add(pid)
         return found
 
-    # Nobody's descriptor: io_uring can keep sockets without.
+    # No descriptor was found: io_uring can hold sockets without descriptors.
     if inodes and not owners(own):
         for pid in owners(set(psutil.pids()) - own):
             raise SampleFailed(f"process {pid}, which isn't the server's, listens on port {server.port}")
@@ -452,7 +452,7 @@ def check_listening(server: Server) -> list[results.Check]:
         text = f"it was asked for {server.workers} and listens with {count} sockets at one port"
         checks.append(check_equal("workers", server.workers, count, text))
     else:
-        # More threads than workers are no contradiction: runtimes have helpers. All of them are in its CPU time.
+        # More threads than workers are fine: runtimes have helper threads, and their CPU time counts.
         found = figures.counted(threads, "thread")
         checks.append(results.Check(name="workers", declared=str(server.workers), found=found, status="ok"))
     return checks

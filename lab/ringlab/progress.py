@@ -42,17 +42,17 @@ class ConsoleProgress:
         return f"{report.minutes(max(0.0, left_s))} left"
 
     def step(self, text: str) -> None:
-        """Say what is done now."""
+        """Show what is being done now."""
         self.bar.update(self.task, description=text, left=self.left())
 
     def advance(self, expected_s: float) -> None:
-        """Take in that a part is over."""
+        """Note that a part is over."""
         self.done_s += expected_s
         self.bar.update(self.task, completed=min(self.done_s, self.expected_s), left=self.left())
 
     def warn(self, text: str) -> None:
-        """Print what can be fixed meanwhile."""
-        with contextlib.suppress(OSError):  # The race goes on, even if what is printed goes into a file on a full disk.
+        """Print a problem that can be fixed meanwhile."""
+        with contextlib.suppress(OSError):  # The race continues, even if the output goes to a file on a full disk.
             self.console.print(f"[red]{escape(text)}[/red]", highlight=False)
 
     def cell_done(self, cell: results.Cell) -> None:

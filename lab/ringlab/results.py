@@ -30,7 +30,7 @@ CheckStatus = Literal["ok", "violated", "unknown"]
 
 
 class ResultError(Refused):
-    """A file is no result that can be read; the message says why, and what to do."""
+    """A file can't be read as a result; the message says why, and what to do."""
 
 
 @dataclass(kw_only=True)
@@ -345,7 +345,7 @@ class Result:
         return dataclasses.asdict(self)
 
     def write(self, path: Path) -> None:
-        """Replace the file at `path`; one that is cut short is never there."""
+        """Replace the file at `path` atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         try:
@@ -390,7 +390,7 @@ def refuse_constant(name: str) -> None:
 
 
 def check_cell(cell: Cell, path: str) -> None:
-    """Raise ResultError where a cell's parts don't fit together, as no schema can say."""
+    """Raise ResultError if a cell's parts don't fit together in a way that a schema can't express."""
     if cell.samples and sum(metric.primary for metric in cell.metrics) != 1:
         raise ResultError(f"at {path}.metrics: one metric must be the primary one")
     for index, sample in enumerate(cell.samples):

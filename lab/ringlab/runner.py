@@ -1,4 +1,4 @@
-"""The race: rounds that run every arm once, in an order drawn anew for each, every time in a fresh process.
+"""The race: rounds that run every arm once, each in a fresh process and in a new random order.
 
 A sample of a server is: start, ready, verify, pin, ramp, warm up, window, drain, stop. What was measured is written after every
 cell, and Ctrl-C ends the race early and keeps it.
@@ -20,7 +20,7 @@ from ringlab.process import SampleFailed, Server
 from ringlab.workloads import CellPlan
 
 FAILURES_MOST = 2
-"""An arm that has failed so often in a cell isn't tried again in it: each failure may take as long as its time limit."""
+"""After this many failures in a cell, an arm isn't tried again there: each failure may take the whole time limit."""
 CEILING_WINDOW_S = 1.0
 PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
@@ -29,13 +29,13 @@ BIND_COUNT_MOST = 5_000_000
 
 
 class Progress(Protocol):
-    """What is told while the race runs."""
+    """Reports progress while the race runs."""
 
     def step(self, text: str) -> None:
         """Something begins that may take a while."""
 
     def advance(self, expected_s: float) -> None:
-        """A part of the race that was expected to take so long is over."""
+        """A part of the race is over, which was expected to take this long."""
 
     def cell_done(self, cell: results.Cell) -> None:
         """A cell has been measured and analysed."""
@@ -79,7 +79,7 @@ class Race:
     unwritten: str = ""
     """Why the result couldn't be written the last time; it is tried again after every cell."""
     ports_held: bool = False
-    """Closed connections held many ports for longer than they hold any by themselves."""
+    """Closed connections held many ports for longer than a single one holds its port."""
 
     @property
     def scale(self) -> results.Scale:
@@ -199,7 +199,7 @@ class Race:
             cell.ceiling = self.measure_ceiling(plan)
         if plan.workload == "bind":
             self.progress.step(f"{plan.name}: waiting until closed connections release their ports")
-            # Where others make them faster than they go away, waiting once more is in vain.
+            # If other programs create them faster than they disappear, there is no point in waiting again.
             if self.ports_held or not preflight.drain_time_wait():
                 self.ports_held = True
                 self.note(f"{plan.name}: many sockets were in TIME_WAIT all along, which makes binding slow")
@@ -211,7 +211,7 @@ class Race:
                 self.progress.advance((self.scale.rounds - number + 1) * self.round_s(plan))
                 break
             order = list(contestants)
-            # Of each round its own, so that a run that is resumed draws what it would have drawn.
+            # Each round has its own generator, so that a resumed run uses the same orders.
             random.Random(f"{self.result.run.seed} {plan.name} {number}").shuffle(order)
             cell.orders.append([arm.name for arm in order])
             for position, arm in enumerate(order, 1):
@@ -274,7 +274,7 @@ class Race:
         return min(self.options.workers, most) if most else self.options.workers
 
     def measure_bind(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
-        """Time the opening of sockets, so often that it takes long enough to be timed."""
+        """Time the opening of sockets, repeated until it takes long enough to be timed."""
         least_ns = workloads.PROGRAM_WINDOW_S_LEAST * 1e9
         wanted_ns = max(1.1 * least_ns, plan.window_s(self.scale) * 1e9)
         key = (plan.name, arm.repeats or arm.name)
@@ -365,7 +365,7 @@ class Race:
 
     def common_words(self, server: Server) -> list[str]:
         """Return the load generator's words about where, by whom and on whom."""
-        # Its children count as well, whenever they begin and end.
+        # Its children count, too, whenever they start and end.
         account = ["--account", str(server.pid)]
         return ["--address", server.address, "--seed", str(self.result.run.seed), *account, *self.cpu_words()]
 
@@ -409,7 +409,7 @@ class Race:
         cell.probes = [known[arm.name] for arm in contestants if arm.name in known]
 
     def probe_arm(self, arm: manifest.Arm) -> results.Probe:
-        """Ask an HTTP server what a canned answer can't get right."""
+        """Send an HTTP server requests that a canned answer can't get right."""
         assert self.program is not None
         try:
             with Server(arm, "http", self.workers(arm)) as server:
