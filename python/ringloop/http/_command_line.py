@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class _Command(click.Command):
         others: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(parameter, click.Option):
                 records = groups.setdefault(parameter.group, []) if isinstance(parameter, _Option) else others
                 records.append(record)
         for group, records in (*groups.items(), ("Other", others)):
@@ -86,6 +87,8 @@ def _options() -> list[click.Parameter]:
     def add(group: str, *names: str, ours: bool = False, **attributes: Any) -> None:
         name = names[-1].partition("/")[0].lstrip("-").replace("-", "_")
         default = _DEFAULTS.get(name)
+        if isinstance(default, enum.IntEnum):
+            default = int(default)
         if name in _DEFAULTS and not attributes.get("multiple"):
             shown = isinstance(default, int | float | str) and not isinstance(default, bool) and default != ""
             attributes = {"default": default, "show_default": shown, **attributes}
@@ -255,7 +258,7 @@ def command(program: str) -> click.Command:
         f"{program} serve",
         params=_options(),
         callback=_serve,
-        help="Serve an ASGI application over HTTP.",
+        help="Serve an ASGI application over HTTP/1.1. Not there yet: WebSocket, HTTP/2, pathsend, metrics.",
         epilog="Each option has an environment variable: RINGLOOP_PORT, or UVICORN_PORT, is --port. "
         "More: docs/serve.md.",
     )
