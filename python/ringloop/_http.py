@@ -59,6 +59,17 @@ def _client(address: Any) -> tuple[str, int] | None:
     return None
 
 
+def unsent(transport: asyncio.WriteTransport) -> int:
+    """Bytes that wait to be sent, under TLS too. asyncio's TLS transports can't say once they are closed."""
+    protocol = getattr(transport, "_ssl_protocol", transport)
+    if protocol is None:
+        return 0
+    if protocol is transport:
+        return transport.get_write_buffer_size()
+    inner = protocol._transport
+    return transport.get_write_buffer_size() + (inner.get_write_buffer_size() if inner is not None else 0)
+
+
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:
     """Calls `log` with the arguments of uvicorn's access log for a request."""
     client = scope.get("client")

@@ -358,6 +358,33 @@ def test_each_part_is_sent_at_once(arm, loop):
     run(loop, test())
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_head_that_another_task_sends_is_sent_when_that_one_waits(arm, loop, goes_on):
+    """As Starlette's StreamingResponse, whose clients wait for the head before the first event."""
+
+    async def application(scope, receive, send):
+        async def respond():
+            await send({"type": "http.response.start", "status": 200})
+            if not goes_on:
+                await has_head.wait()
+            await send({"type": "http.response.body", "body": b"event"})
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(respond())
+
+    has_head = asyncio.Event()
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(LAST)
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            has_head.set()
+            assert b"event" in await client.rest()
+
+    run(loop, test())
+
+
 @pytest.mark.parametrize("size", [0, 1, 8192, 8193, 3_000_000])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_sizes(arm, loop, size, parts):
@@ -884,6 +911,20 @@ def test_access_log(arm, loop):
                 (address, "GET", "/a%20b%C3%A9?c=d", "1.1", 404),
                 (address, "GET", "/", "1.1", 404),
             ]
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize(("settings", "status"), [({}, 500), ({"limit_concurrency": 0}, 503)])
+def test_the_access_log_has_what_the_server_answers(arm, loop, caplog, settings, status):
+    async def application(scope, receive, send):
+        raise ValueError
+
+    async def test():
+        async with Server(arm, application, log_access=True, **settings) as server:
+            assert str(status).encode() in (await server.ask(GET)).split(b"\r\n")[0]
+            (entry,) = server.access
+            assert entry[1:] == ("GET", "/", "1.1", status)
 
     run(loop, test())
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import socket
 import ssl
 import sys
 import weakref
@@ -12,7 +13,7 @@ import pytest
 import support
 from ringloop import _core
 from serving import LOGGER, Client, Server, answer, body_of, run, text
-from test_http1 import GET, LAST, SIZED
+from test_http1 import CHUNKED, GET, LAST, SIZED
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -293,6 +294,97 @@ def test_a_task_that_is_cancelled_before_its_first_step(arm, loop, caplog):
     ]
 
 
+def test_the_end_of_an_application_whose_client_was_refused_is_not_reported(arm, loop, caplog):
+    """A bad chunk ends the connection while something is unsent."""
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        begun.set()
+        for _ in range(2):
+            await send({"type": "http.response.body", "body": bytes(10_000_000), "more_body": True})
+        over.set()
+
+    begun = asyncio.Event()
+    over = asyncio.Event()
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.writer.transport.pause_reading()
+            client.write(CHUNKED.split(b"5\r\n")[0])
+            await begun.wait()
+            client.write(b"bad chunk\r\n")
+            await over.wait()
+            client.reset()
+
+    run(loop, test())
+    assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == [
+        "Invalid HTTP request received."
+    ]
+
+
+@pytest.mark.parametrize("may_start", [False, True])
+def test_a_task_factory_that_wraps_the_coroutine(arm, loop, caplog, may_start):
+    """As Sentry's: what is cancelled before its first step never steps the request."""
+
+    def factory(loop, coroutine, **options):
+        async def wrap():
+            return await coroutine
+
+        task = asyncio.Task(wrap(), loop=loop, **options)
+        if not may_start:
+            task.cancel()
+        return task
+
+    async def test():
+        async with Server(arm, text(b"ok", (b"connection", b"close"))) as server, server.client() as client:
+            loop.set_task_factory(factory)
+            client.write(GET)
+            answer = await client.rest()
+            loop.set_task_factory(None)
+            assert answer.startswith(b"HTTP/1.1 200" if may_start else b"HTTP/1.1 500")
+            assert server.service.active == 0
+            await until_closed(server)
+
+    run(loop, test())
+    assert len([record for record in caplog.records if record.name == LOGGER]) == (not may_start)
+
+
+class RaisingLogger:
+    """A logger with a filter that raises."""
+
+    def error(self, *_, **__):
+        raise ValueError("log")
+
+    warning = error
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "settings", "status"),
+    [
+        (GET, {}, b"500"),
+        (b"nonsense\r\n\r\n", {}, b"400"),
+        (GET, {"limit_concurrency": 0}, b"503"),
+    ],
+)
+def test_a_logger_that_raises(arm, loop, request_bytes, settings, status):
+    """The client gets its answer, and the connection ends."""
+
+    async def application(scope, receive, send):
+        raise ValueError("application")
+
+    async def test():
+        loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        async with Server(arm, application, logger=RaisingLogger(), **settings) as server:
+            assert (await server.ask(request_bytes)).startswith(b"HTTP/1.1 " + status)
+            await until_closed(server)
+            gc.collect()
+            await asyncio.sleep(0)
+
+    failures = []
+    run(loop, test())
+    assert [str(error) for error in failures] == ["log"]
+
+
 # -- Deadlines --------------------------------------------------------------------------------------------------------
 
 
@@ -348,10 +440,9 @@ def test_a_deadline_for_a_body_ends_with_the_wait_for_it(arm, loop):
     async def application(scope, receive, send):
         if scope["path"] == "/patient":
             await forever(scope, receive, send)
-        waiting = asyncio.create_task(receive())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait({waiting})
+        waiting = receive()
+        waiting.send(None)
+        waiting.close()
         given_up.set()
         await may_answer.wait()
         await answer(send, b"ok")
@@ -412,6 +503,69 @@ def test_a_peer_that_does_not_read(arm, loop, ends):
     run(loop, test())
 
 
+def small_buffers(server):
+    """Connections to a server keep little in the kernel."""
+    for listener in server.listener.sockets:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+async def small_client(server):
+    """A connection whose peer's bytes soon stay unsent, because nobody reads them."""
+    small_buffers(server)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (support.HOST, server.port))
+    return sock
+
+
+async def until_closed(server):
+    while server.service.connections:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("shuts_down", [False, True])
+def test_a_peer_that_does_not_read_the_little_that_is_unsent(arm, loop, shuts_down):
+    """Less than the high-water mark is unsent, so that the transport never asks to pause."""
+    heard = []
+
+    async def application(scope, receive, send):
+        await receive()
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": bytes(60_000), "more_body": True})
+        begun.set()
+        heard.append((await receive())["type"])
+
+    begun = asyncio.Event()
+
+    async def test():
+        async with Server(arm, application, timeout_write=0.1) as server:
+            with await small_client(server) as sock:
+                await loop.sock_sendall(sock, GET)
+                await begun.wait()
+                if shuts_down:
+                    sock.shutdown(socket.SHUT_WR)
+                await until_closed(server)
+
+    run(loop, test())
+    assert heard == ["http.disconnect"]
+
+
+def test_a_peer_that_stops_reading_the_end_of_a_response(arm, loop):
+    """The transport says that the protocol may write again: there is still something unsent, and a deadline."""
+
+    async def test():
+        async with Server(arm, text(bytes(500_000), (b"connection", b"close")), timeout_write=0.1) as server:
+            with await small_client(server) as sock:
+                await loop.sock_sendall(sock, GET)
+                received = 0
+                while received < 470_000:
+                    received += len(await loop.sock_recv(sock, 4096))
+                await until_closed(server)
+
+    run(loop, test())
+
+
 # -- The end ----------------------------------------------------------------------------------------------------------
 
 
@@ -453,6 +607,18 @@ def test_shutting_down(arm, loop):
             await closed
             await server.service.wait_closed()
             assert server.service.requests == 3
+
+    run(loop, test())
+
+
+def test_shutting_down_while_the_body_of_an_answered_request_is_discarded(arm, loop):
+    async def test():
+        off = dict.fromkeys(("timeout_keep_alive", "timeout_body"))
+        async with Server(arm, text(b"ok"), **off) as server, server.client() as client:
+            client.write(SIZED[:-3])
+            assert (await client.response())[2] == b"ok"
+            server.service.shut_down()
+            await server.service.wait_closed()
 
     run(loop, test())
 
@@ -745,6 +911,27 @@ def test_tls(arm, loop, contexts):
             assert schemes == 6 * [("https", server.port, address)]
 
     assert isinstance(server_context, ssl.SSLContext)
+    run(loop, test())
+
+
+def test_shutting_down_with_connections_that_close(arm, loop, contexts):
+    """asyncio's TLS transports can't be asked for what is unsent once they were closed twice."""
+    server_context, client_context = contexts
+
+    class Secure(Server):
+        def listening(self):
+            return {"ssl": server_context}
+
+    async def test():
+        async with Secure(arm, text(b"ok", (b"connection", b"close"))) as server:
+            reader, writer = await asyncio.open_connection(support.HOST, server.port, ssl=client_context)
+            writer.write(GET)
+            assert (await Client(reader, writer).response())[2] == b"ok"
+            for _ in range(3):
+                server.service.shut_down()
+            writer.close()
+            await until_closed(server)
+
     run(loop, test())
 
 

@@ -17,10 +17,10 @@ names! {
     "_app_protocol_get_buffer" "_args" "_asyncio_future_blocking" "_buffer" "_call_connection_lost"
     "_call_eof_received" "_callback" "_cancelled" "_close_idle" "_context" "_continue"
     "_control_app_writing" "_control_ssl_reading" "_do_flush" "_do_handshake" "_do_read" "_do_shutdown"
-    "_do_write" "_ensure_fd_no_transport" "_eof" "_fatal_error" "_force_close" "_incoming" "_limit"
-    "_loop" "_maybe_pause_protocol" "_maybe_resume_protocol" "_on_timer" "_outgoing" "_paused" "_run"
+    "_do_write" "_ensure_fd_no_transport" "_eof" "_fatal_error" "_flush" "_force_close" "_incoming" "_limit"
+    "_loop" "_maybe_pause_protocol" "_maybe_resume_protocol" "_on_task_done" "_on_timer" "_outgoing" "_paused" "_run"
     "_socket" "_ssl_buffer_view" "_ssl_protocol" "_sslobj" "_start_shutdown" "_stream_reader_wr"
-    "_transport" "_transports" "_waiter" "_write_backlog" "_write_buffer_size" "abort" "addresses"
+    "_transport" "_transports" "_waiter" "_write_backlog" "_write_buffer_size" "abort" "add_done_callback" "addresses"
     "append" "asgi" "asyncio.events" "asyncio.sslproto" "awaiting" "body" "buffer_updated" "call_at"
     "call_exception_handler" "call_handling" "call_later" "call_soon" "cancel" "cancelled" "client"
     "close" "connection_made" "context" "create_future" "create_task" "current_task" "data"
@@ -34,7 +34,7 @@ names! {
     "report_transport_error" "resume_reading" "ringloop._http" "ringloop._metrics" "ringloop._support"
     "root_path" "run" "run_timed" "scheme" "send" "sendto" "server" "set_exception" "set_nodelay"
     "set_result" "socket" "sockname" "spec_version" "state" "status" "throw" "timer_handle_compare"
-    "transport" "type" "value" "version" "wake_waiter" "warning" "water_marks" "write"
+    "transport" "type" "unsent" "value" "version" "wake_waiter" "warning" "water_marks" "write"
     "write_type_error"
 }
 

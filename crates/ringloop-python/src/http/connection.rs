@@ -4,7 +4,7 @@
 //! writes what the requests send. Input is kept only where it can't be used yet.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_http::ResponseError;
 use ringloop_http::h1::{self, Event, Framed, ParkedHead, Upgrade};
@@ -49,8 +49,30 @@ struct State {
     is_reading_paused: bool,
     is_writing_paused: bool,
     is_closing: bool,
-    /// What waited to be sent when the deadline for writing was set.
+    /// Bytes that were written so far.
+    written: u64,
+    /// What had been sent when the deadline for writing was set.
+    write_deadline: Option<Sent>,
+}
+
+/// How far a connection's output has got.
+#[derive(Clone, Copy)]
+struct Sent {
+    written: u64,
     unsent: usize,
+}
+
+impl Sent {
+    /// Less than anything that is found later.
+    const UNKNOWN: Self = Self {
+        written: 0,
+        unsent: usize::MAX / 2,
+    };
+
+    /// Whether the peer has taken something since.
+    fn has_grown_to(self, now: Self) -> bool {
+        (now.unsent as u64) < self.unsent as u64 + (now.written - self.written)
+    }
 }
 
 #[pyclass(module = "ringloop._core", name = "HttpConnection", frozen, weakref)]
@@ -88,7 +110,8 @@ impl Connection {
             is_reading_paused: false,
             is_writing_paused: false,
             is_closing: false,
-            unsent: 0,
+            written: 0,
+            write_deadline: None,
         };
         let state = GilCell::new(state);
         Bound::new(service.py(), Self { state })
@@ -178,7 +201,11 @@ impl Connection {
                     }
                 }
                 Ok(Parsed::Nothing) => break Ok(()),
-                Ok(Parsed::Refused(status, text)) => break Self::refuse(slf, status, text),
+                Ok(Parsed::Refused(status, text)) => {
+                    let refused = Self::refuse(slf, status, text);
+                    let warned = service.get().warn(py, "Invalid HTTP request received.");
+                    break refused.and(warned);
+                }
                 Err(error) => break Err(error),
             }
         };
@@ -270,7 +297,6 @@ impl Connection {
                 }
                 Err(fault) => {
                     *at = input.len();
-                    service.get().warn(py, "Invalid HTTP request received.")?;
                     return Ok(Parsed::Refused(fault.status(), fault.as_str()));
                 }
             }
@@ -342,9 +368,11 @@ impl Connection {
                 .report(py, "warn_upgrade", &py.None().into_bound(py))?;
         }
         if service.get().is_overloaded(py) {
-            service.get().warn(py, "Exceeded concurrency limit.")?;
             service.get().count_request(py);
-            return Self::refuse(slf, 503, "Service Unavailable");
+            let scope = request.get().take_logged_scope(py);
+            let refused = Self::refuse_request(slf, scope, 503, "Service Unavailable");
+            let warned = service.get().warn(py, "Exceeded concurrency limit.");
+            return refused.and(warned);
         }
         HttpService::start(service, request)
     }
@@ -516,23 +544,30 @@ impl Connection {
         after: &'static [u8],
     ) -> PyResult<()> {
         let py = slf.py();
+        let length = before.len() + payload.map_or(0, |it| it.as_bytes().len()) + after.len();
         let (socket, transport) = {
-            let state = slf.get().state.get(py);
+            let mut state = slf.get().state.get_mut(py);
             if state.is_closing {
                 return Ok(());
             }
+            state.written += length as u64;
             (
                 state.socket.as_ref().map(|it| it.bind(py).clone()),
                 state.transport.clone_ref_opt(py),
             )
         };
         if let Some(socket) = socket {
-            return SocketTransport::write_parts(&socket, before, payload, after);
+            SocketTransport::write_parts(&socket, before, payload, after)?;
+            return match socket.get().unsent(py) {
+                0 => Ok(()),
+                _ => slf.get().watch_unsent(py),
+            };
         }
         let Some(transport) = transport else {
             return Ok(());
         };
-        let mut all = before.to_vec();
+        let mut all = Vec::with_capacity(length);
+        all.extend_from_slice(before);
         if let Some(payload) = payload {
             all.extend_from_slice(payload.as_bytes());
         }
@@ -543,8 +578,9 @@ impl Connection {
         let all = objects::bytes(py, &all)?;
         transport
             .bind(py)
-            .call_method1(intern!(py, "write"), (all,))
-            .map(drop)
+            .call_method1(intern!(py, "write"), (all,))?;
+        // To ask it after each write would be expensive.
+        slf.get().set_write_deadline(py, Sent::UNKNOWN)
     }
 
     /// A request's response is complete.
@@ -578,6 +614,23 @@ impl Connection {
         Self::settle(slf, &service)
     }
 
+    /// As `refuse`, for a request that is logged.
+    pub(super) fn refuse_request(
+        slf: &Bound<'_, Self>,
+        scope: Option<Py<PyDict>>,
+        status: u16,
+        text: &str,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let logged = match (scope, slf.get().service(py)) {
+            (Some(scope), Some(service)) if !slf.get().is_closing(py) => {
+                service.get().log_access(py, scope.bind(py), status)
+            }
+            _ => Ok(()),
+        };
+        Self::refuse(slf, status, text).and(logged)
+    }
+
     /// Answers with an error and ends the connection; if a response has begun, it just ends.
     pub(super) fn refuse(slf: &Bound<'_, Self>, status: u16, text: &str) -> PyResult<()> {
         let py = slf.py();
@@ -592,35 +645,47 @@ impl Connection {
         });
         let result = Self::write(slf, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
-        result?;
-        Self::close(slf)
+        result.and(Self::close(slf))
     }
 
     /// Closes the connection once everything is sent.
     pub(super) fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
+        if slf.get().is_closing(py) {
+            return Ok(());
+        }
+        let result = Self::end(slf);
+        if let Some(transport) = slf.get().transport(py) {
+            transport.call_method0(intern!(py, "close"))?;
+        }
+        result
+    }
+
+    /// Nothing is read or answered any more. A peer that does not take what is left keeps the connection for a limited
+    /// time only.
+    fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
         let this = slf.get();
-        let (transport, slot) = {
+        let (slot, service, current, dropped) = {
             let mut state = this.state.get_mut(py);
             state.is_closing = true;
             state.http.abort();
-            state.input = Vec::new();
-            (state.transport.clone_ref_opt(py), state.slot)
+            (
+                state.slot,
+                state.service.clone_ref_opt(py),
+                state.current.clone_ref_opt(py),
+                std::mem::take(&mut state.input),
+            )
         };
-        if let (Some(slot), Some(service)) = (slot, this.service(py)) {
-            HttpService::set_deadline(&service, slot, None)?;
+        drop(dropped);
+        if let (Some(slot), Some(service)) = (slot, service) {
+            HttpService::set_deadline(service.bind(py), slot, None)?;
         }
-        let Some(transport) = transport else {
-            return Ok(());
-        };
-        transport.bind(py).call_method0(intern!(py, "close"))?;
-        // A peer that reads nothing must not keep the connection for ever.
-        let unsent = this.unsent(py)?;
-        if unsent == 0 {
-            return Ok(());
+        this.watch_unsent(py)?;
+        match current {
+            Some(request) => request.get().disconnect(py, false),
+            None => Ok(()),
         }
-        this.state.get_mut(py).unsent = unsent;
-        this.set_write_deadline(py)
     }
 
     pub(super) fn abort(slf: &Bound<'_, Self>) -> PyResult<()> {
@@ -638,9 +703,17 @@ impl Connection {
         let py = slf.py();
         let (is_idle, is_expected, service) = {
             let mut state = slf.get().state.get_mut(py);
-            let is_idle = state.current.is_none() && state.http.is_idle();
+            if state.is_closing {
+                return Ok(());
+            }
+            let has_request = state.current.is_some();
+            let is_idle = !has_request && state.http.is_idle();
             state.http.close_after_response();
+            // Only the rest of an answered request's body would come.
+            let is_over = !has_request && state.http.is_over();
             let is_expected = state.http.requests() == 0 || !state.input.is_empty();
+            let is_idle = is_idle || is_over;
+            let is_expected = is_expected && !is_over;
             (is_idle, is_expected, state.service.clone_ref_opt(py))
         };
         match service {
@@ -667,36 +740,61 @@ impl Connection {
                     Self::close(slf)
                 }
             }
-            Kind::Body => {
-                if let Some(request) = this.current(py) {
-                    request.get().disconnect(py, false)?;
-                }
-                Self::refuse(slf, 408, "request timeout")
-            }
+            Kind::Body => Self::refuse(slf, 408, "request timeout"),
             Kind::Write => {
-                let unsent = this.unsent(py)?;
-                let before = std::mem::replace(&mut this.state.get_mut(py).unsent, unsent);
-                if unsent >= before {
-                    return Self::abort(slf);
+                let before = this.state.get_mut(py).write_deadline.take();
+                let now = this.sent(py)?;
+                match before {
+                    _ if now.unsent == 0 => Ok(()),
+                    Some(before) if !before.has_grown_to(now) => Self::abort(slf),
+                    _ => this.watch_unsent(py),
                 }
-                this.set_write_deadline(py)
             }
         }
     }
 
-    fn unsent(&self, py: Python<'_>) -> PyResult<usize> {
-        match self.transport(py) {
-            Some(transport) => transport
-                .call_method0(intern!(py, "get_write_buffer_size"))?
-                .extract(),
-            None => Ok(0),
-        }
+    fn sent(&self, py: Python<'_>) -> PyResult<Sent> {
+        let (socket, transport, written) = {
+            let state = self.state.get(py);
+            (
+                state.socket.clone_ref_opt(py),
+                state.transport.clone_ref_opt(py),
+                state.written,
+            )
+        };
+        let unsent = match (socket, transport) {
+            (Some(socket), _) => socket.get().unsent(py),
+            (None, Some(transport)) => support::http(py)?
+                .getattr(intern!(py, "unsent"))?
+                .call1((transport,))?
+                .extract()?,
+            (None, None) => 0,
+        };
+        Ok(Sent { written, unsent })
     }
 
-    fn set_write_deadline(&self, py: Python<'_>) -> PyResult<()> {
-        let slot = self.state.get(py).slot;
-        match (slot, self.service(py)) {
-            (Some(slot), Some(service)) => HttpService::set_write_deadline(&service, slot),
+    /// Gives the peer a limited time for each part of what is not sent yet. Nobody tells when it is all sent: that is
+    /// looked at when the time is over.
+    fn watch_unsent(&self, py: Python<'_>) -> PyResult<()> {
+        let sent = self.sent(py)?;
+        if sent.unsent == 0 {
+            return Ok(());
+        }
+        self.set_write_deadline(py, sent)
+    }
+
+    /// Sets a deadline for the peer to take something, unless there is one.
+    fn set_write_deadline(&self, py: Python<'_>, sent: Sent) -> PyResult<()> {
+        let (slot, service) = {
+            let mut state = self.state.get_mut(py);
+            if state.write_deadline.is_some() {
+                return Ok(());
+            }
+            state.write_deadline = Some(sent);
+            (state.slot, state.service.clone_ref_opt(py))
+        };
+        match (slot, service) {
+            (Some(slot), Some(service)) => HttpService::set_write_deadline(service.bind(py), slot),
             _ => Ok(()),
         }
     }
@@ -747,7 +845,9 @@ impl Connection {
     }
 
     /// The transport closes: as uvicorn, a client that has ended its side is taken for gone.
-    fn eof_received(&self) {}
+    fn eof_received(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::end(slf)
+    }
 
     #[pyo3(signature = (exc))]
     fn connection_lost(slf: &Bound<'_, Self>, exc: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -779,22 +879,16 @@ impl Connection {
         result
     }
 
-    fn pause_writing(&self, py: Python<'_>) -> PyResult<()> {
+    fn pause_writing(&self, py: Python<'_>) {
         self.state.get_mut(py).is_writing_paused = true;
-        let unsent = self.unsent(py)?;
-        self.state.get_mut(py).unsent = unsent;
-        self.set_write_deadline(py)
     }
 
     fn resume_writing(&self, py: Python<'_>) -> PyResult<()> {
-        let (slot, current) = {
+        let current = {
             let mut state = self.state.get_mut(py);
             state.is_writing_paused = false;
-            (state.slot, state.current.clone_ref_opt(py))
+            state.current.clone_ref_opt(py)
         };
-        if let (Some(slot), Some(service)) = (slot, self.service(py)) {
-            service.get().clear_write_deadline(py, slot);
-        }
         match current {
             Some(request) => request.get().wake_senders(py),
             None => Ok(()),

@@ -121,6 +121,11 @@ impl Request {
         self.state.get(py).task.clone_ref_opt(py)
     }
 
+    /// The scope for the access log, once.
+    pub(super) fn take_logged_scope(&self, py: Python<'_>) -> Option<Py<PyDict>> {
+        self.state.get_mut(py).logged_scope.take()
+    }
+
     pub(super) fn is_over(&self, py: Python<'_>) -> bool {
         matches!(self.state.get(py).application, Application::Over)
     }
@@ -322,6 +327,12 @@ impl Request {
                 }));
             }
             this.start_response(&connection, message)?;
+            let is_running = matches!(this.state.get(py).application, Application::Running);
+            if !is_running {
+                // Another task sends, and it is not seen when that one suspends.
+                let flush = slf.getattr(intern!(py, "_flush"))?;
+                this.service(py)?.get().call_soon(py, &flush)?;
+            }
         }
         done()
     }
@@ -355,7 +366,7 @@ impl Request {
             state.is_started = true;
             state.pending = Some(Pending { head, buffer });
         }
-        let scope = self.state.get_mut(py).logged_scope.take();
+        let scope = self.take_logged_scope(py);
         if let Some(scope) = scope {
             service.get().log_access(py, scope.bind(py), status)?;
         }
@@ -471,25 +482,28 @@ impl Request {
             }
         };
         let outcome = match result {
-            Ok(Step::Yield(future)) => {
-                Self::flush_head(slf)?;
-                return Ok(Some(future));
-            }
+            Ok(Step::Yield(future)) => match Self::flush_head(slf) {
+                Ok(()) => return Ok(Some(future)),
+                Err(error) => Err(error),
+            },
             Ok(Step::Return(value)) => Ok(value),
             Err(error) => Err(error),
         };
+        this.forget_application(py);
+        Self::finish(slf, outcome)?;
+        Ok(None)
+    }
+
+    fn forget_application(&self, py: Python<'_>) {
         let dropped = {
-            let mut state = this.state.get_mut(py);
+            let mut state = self.state.get_mut(py);
             (
                 std::mem::replace(&mut state.application, Application::Over),
                 state.coroutine.take(),
                 state.task.take(),
-                state.logged_scope.take(),
             )
         };
         drop(dropped);
-        Self::finish(slf, outcome)?;
-        Ok(None)
     }
 
     /// The first step.
@@ -532,51 +546,53 @@ impl Request {
         result
     }
 
-    /// The application has ended: as uvicorn, says what was wrong, and gives the client an end.
+    /// The application has ended: as uvicorn, says what was wrong, and gives the client an end. Whatever fails, the rest
+    /// is done all the same.
     fn finish(slf: &Bound<'_, Self>, outcome: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let service = this.service(py)?;
-        let slot = this.state.get_mut(py).slot.take();
-        service.get().on_request_over(py, slot)?;
-        let (is_started, is_complete, is_disconnected) = {
-            let state = this.state.get(py);
-            (state.is_started, state.is_complete, state.is_disconnected)
+        let (slot, scope, is_started, is_complete, is_disconnected) = {
+            let mut state = this.state.get_mut(py);
+            (
+                state.slot.take(),
+                state.logged_scope.take(),
+                state.is_started,
+                state.is_complete,
+                state.is_disconnected,
+            )
         };
+        let counted = service.get().on_request_over(py, slot);
         let connection = this.connection(py);
-        let is_closing = match outcome {
+        // What to log, and whether the connection just ends.
+        let (report, argument, is_closing) = match outcome {
             Err(error) => {
                 // With its traceback, which `value` leaves out up to Python 3.11.
                 let error = error.into_value(py).into_bound(py).into_any();
-                service.get().report(py, "report_exception", &error)?;
-                is_started
+                (Some("report_exception"), error, is_started)
             }
-            Ok(value) if !value.is_none() => {
-                service.get().report(py, "report_result", &value)?;
-                true
+            Ok(value) if !value.is_none() => (Some("report_result"), value, true),
+            Ok(_) if is_complete => return counted,
+            // Its client is gone, or the server has ended the connection.
+            Ok(value) if is_disconnected => (None, value, true),
+            Ok(value) if is_started => (Some("report_incomplete"), value, true),
+            Ok(value) => (Some("report_no_response"), value, false),
+        };
+        let ended = match connection {
+            None => Ok(()),
+            Some(connection) if is_closing => {
+                let flushed = Self::flush_head(slf);
+                flushed.and(Connection::close(&connection))
             }
-            Ok(_) if is_complete => return Ok(()),
-            // It was told that its client is gone.
-            Ok(_) if is_disconnected => true,
-            Ok(value) => {
-                let report = if is_started {
-                    "report_incomplete"
-                } else {
-                    "report_no_response"
-                };
-                service.get().report(py, report, &value)?;
-                is_started
+            Some(connection) => {
+                Connection::refuse_request(&connection, scope, 500, "Internal Server Error")
             }
         };
-        let Some(connection) = connection else {
-            return Ok(());
+        let reported = match report {
+            Some(report) => service.get().report(py, report, &argument),
+            None => Ok(()),
         };
-        if is_closing {
-            Self::flush_head(slf)?;
-            Connection::close(&connection)
-        } else {
-            Connection::refuse(&connection, 500, "Internal Server Error")
-        }
+        counted.and(ended).and(reported)
     }
 }
 
@@ -634,14 +650,37 @@ impl Request {
         };
         drop(application);
         let coroutine = this.state.get_mut(py).coroutine.take();
-        if let Some(coroutine) = coroutine {
-            coroutine.bind(py).call_method0(intern!(py, "close"))?;
-        }
+        let closed = match coroutine {
+            Some(coroutine) => coroutine.call_method0(py, intern!(py, "close")).map(drop),
+            None => Ok(()),
+        };
         let slot = this.state.get_mut(py).slot.take();
-        match (slot, this.service(py)) {
+        let counted = match (slot, this.service(py)) {
             (Some(_), Ok(service)) => service.get().on_request_over(py, slot),
             _ => Ok(()),
+        };
+        closed.and(counted)
+    }
+
+    /// Sends a head that another task has given, if nothing has come after it meanwhile.
+    fn _flush(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::flush_head(slf)
+    }
+
+    /// A task that the user's factory has made may end without this coroutine: one that wraps it, and is cancelled before
+    /// its first step.
+    fn _on_task_done(slf: &Bound<'_, Self>, task: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        if this.is_over(py) {
+            return Ok(());
         }
+        this.forget_application(py);
+        let outcome = task.call_method0("result").and_then(|_| {
+            let text = "the request's task has ended without running it";
+            Err(objects::error::<PyRuntimeError>(py, text))
+        });
+        Self::finish(slf, outcome)
     }
 
     /// The coroutine of the application: what is asked of this one is found there.

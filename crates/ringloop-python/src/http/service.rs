@@ -662,6 +662,11 @@ impl HttpService {
                 state.waiting.insert(request.clone().unbind())
             };
             request.get().set_task(&task, slot);
+            let event_loop = this.object(py, |it| &it.event_loop)?;
+            if event_loop.get().has_task_factory(py) {
+                let callback = request.getattr(intern!(py, "_on_task_done"))?;
+                task.call_method1(intern!(py, "add_done_callback"), (callback,))?;
+            }
         }
         Ok(())
     }
@@ -767,10 +772,6 @@ impl HttpService {
             .deadlines
             .set(slot, Kind::Write, at_ns);
         Self::set_timer(slf, Kind::Write)
-    }
-
-    pub(super) fn clear_write_deadline(&self, py: Python<'_>, slot: usize) {
-        self.state.get_mut(py).deadlines.clear_writing(slot);
     }
 
     /// Has the loop call when the first deadline of a kind expires.

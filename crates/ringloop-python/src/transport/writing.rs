@@ -323,6 +323,11 @@ fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>
 const COPIED_MAX: usize = 8 * 1024;
 
 impl SocketTransport {
+    /// Bytes that wait to be sent.
+    pub(crate) fn unsent(&self, py: Python<'_>) -> usize {
+        self.state.get(py).buffer_len
+    }
+
     /// Sends bytes, a payload, and more bytes, as one `write` of all of them would. A large payload is not copied.
     pub(crate) fn write_parts(
         slf: &Bound<'_, Self>,
