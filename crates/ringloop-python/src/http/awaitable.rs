@@ -172,6 +172,16 @@ unsafe extern "C" fn call_send(
     }
 }
 
+#[cold]
+fn awaited_already(py: Python<'_>) -> PyErr {
+    objects::error::<PyRuntimeError>(py, "coroutine is being awaited already")
+}
+
+#[cold]
+fn over(py: Python<'_>) -> PyErr {
+    objects::error::<PyRuntimeError>(py, "cannot reuse already awaited coroutine")
+}
+
 /// Takes the next step.
 fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     let this = object.cast::<Exchange>();
@@ -186,11 +196,13 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
                 ));
             }
             Phase::Finished => {
-                return Err(objects::error::<PyRuntimeError>(
-                    py,
-                    "cannot reuse already awaited coroutine",
-                ));
+                return Err(over(py));
             }
+        }
+        if let Some(future) = Bound::from_borrowed_ptr_or_opt(py, (*this).future)
+            && !support::ask(&future, intern!(py, "done"))?
+        {
+            return Err(awaited_already(py));
         }
         (*this).phase = Phase::Running;
         let request = Bound::from_borrowed_ptr(py, (*this).request);
@@ -336,6 +348,9 @@ unsafe extern "C" fn method_throw(
                     "throw expected at least 1 argument, got 0",
                 ));
             }
+            if (*object.cast::<Exchange>()).phase == Phase::Finished {
+                return Err(over(py));
+            }
             give_up(py, object)?;
             Err(support::thrown(py, arguments))
         }
@@ -350,6 +365,18 @@ unsafe extern "C" fn method_close(
         check_not_running(py, object)?;
         give_up(py, object)?;
         Ok(py.None().into_bound(py))
+    })
+}
+
+unsafe extern "C" fn am_await(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter with the GIL and a live object of our type.
+        unsafe {
+            if (*object.cast::<Exchange>()).phase == Phase::Waiting {
+                return Err(awaited_already(py));
+            }
+            Ok(Bound::from_borrowed_ptr(py, object))
+        }
     })
 }
 
@@ -569,7 +596,7 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             slot(ffi::Py_tp_repr, exchange_repr as *mut c_void),
             slot(ffi::Py_tp_iter, itself as *mut c_void),
             slot(ffi::Py_tp_iternext, next as *mut c_void),
-            slot(ffi::Py_am_await, itself as *mut c_void),
+            slot(ffi::Py_am_await, am_await as *mut c_void),
             slot(ffi::Py_am_send, am_send as *mut c_void),
         ],
         methods: vec![send, throw, method(c"close", method_close, c"End it.")],
