@@ -108,6 +108,23 @@ def test_a_wait_that_is_cancelled(arm, loop):
     assert within_request(arm, loop, body, SIZED) == "over"
 
 
+def test_one_that_is_awaited_already(arm, loop):
+    async def body(receive, send):
+        await receive()
+        waiting = receive()
+        future = waiting.send(None)
+        with pytest.raises(RuntimeError, match="coroutine is being awaited already"):
+            await waiting
+        with pytest.raises(RuntimeError, match="coroutine is being awaited already"):
+            waiting.send(None)
+        waiting.close()
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            waiting.throw(ValueError())
+        return future.done()
+
+    assert within_request(arm, loop, body) is False
+
+
 def test_several_wait_for_the_same_message(arm, loop):
     seen = []
 
@@ -385,6 +402,33 @@ def test_a_logger_that_raises(arm, loop, request_bytes, settings, status):
     assert [str(error) for error in failures] == ["log"]
 
 
+def test_default_fields_that_a_response_has(arm, loop):
+    async def test():
+        headers = [(b"X-A", b"default"), (b"x-b", b"default")]
+        async with Server(arm, text(b"ok", (b"X-a", b"own")), headers=headers) as server, server.client() as client:
+            client.write(GET)
+            head = (await client.reader.readuntil(b"\r\n\r\n")).lower()
+            assert b"x-a: own\r\n" in head
+            assert b"x-b: default\r\n" in head
+            assert head.count(b"x-a") == 1
+        for name in (b"Content-Length", b"transfer-encoding"):
+            with pytest.raises(ValueError, match="length"):
+                _core.HttpService(loop, text(b"ok"), headers=[(name, b"1")])
+
+    run(loop, test())
+
+
+def test_a_long_request_line_and_many_fields(arm, loop):
+    async def test():
+        async with Server(arm, text(b"ok"), limit_head=100_000) as server:
+            target = b"/?" + 90_000 * b"q"
+            assert (await server.ask(LAST.replace(b"/", target, 1))).startswith(b"HTTP/1.1 200")
+            fields = b"".join(b"x-%d: 1\r\n" % number for number in range(250))
+            assert (await server.ask(LAST[:-2] + fields + b"\r\n")).startswith(b"HTTP/1.1 200")
+
+    run(loop, test())
+
+
 # -- Deadlines --------------------------------------------------------------------------------------------------------
 
 
@@ -503,6 +547,31 @@ def test_a_peer_that_does_not_read(arm, loop, ends):
     run(loop, test())
 
 
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_a_client_that_leaves_after_more_requests_than_are_kept(arm, loop, way):
+    """While reading is paused nobody sees the peer's end; the application waits for it."""
+
+    async def application(scope, receive, send):
+        await receive()
+        begun.set()
+        seen.append((await receive())["type"])
+
+    begun = asyncio.Event()
+    seen = []
+
+    async def test():
+        async with Server(arm, application, timeout_body=0.05) as server:
+            async with server.client() as client:
+                client.write(GET * 8000)
+                await begun.wait()
+                if way == "reset":
+                    client.reset()
+            await until_closed(server)
+
+    run(loop, test())
+    assert seen == ["http.disconnect"]
+
+
 def small_buffers(server):
     """Connections to a server keep little in the kernel."""
     for listener in server.listener.sockets:
@@ -520,7 +589,7 @@ async def small_client(server):
 
 
 async def until_closed(server):
-    while server.service.connections:
+    while server.service.connections or server.service.active:
         await asyncio.sleep(0.01)
 
 

@@ -49,6 +49,8 @@ struct State {
     is_reading_paused: bool,
     is_writing_paused: bool,
     is_closing: bool,
+    /// The client has sent too much for too long: what still comes is dropped, and the connection ends with the response.
+    is_overrun: bool,
     /// Bytes that were written so far.
     written: u64,
     /// What had been sent when the deadline for writing was set.
@@ -110,6 +112,7 @@ impl Connection {
             is_reading_paused: false,
             is_writing_paused: false,
             is_closing: false,
+            is_overrun: false,
             written: 0,
             write_deadline: None,
         };
@@ -147,7 +150,7 @@ impl Connection {
         let this = slf.get();
         {
             let mut state = this.state.get_mut(py);
-            if state.is_closing {
+            if state.is_closing || state.is_overrun {
                 return Ok(());
             }
             if state.is_busy || state.is_continuing || !state.input.is_empty() {
@@ -410,14 +413,15 @@ impl Connection {
             };
             (slot, waiting, state.input.len())
         };
-        HttpService::set_deadline(service, slot, waiting)?;
-        let is_full = {
-            let unread = match this.current(py) {
-                Some(request) => request.get().unread(py),
-                None => 0,
-            };
-            unread + has_input > service.get().body_ahead()
+        let (unread, awaits_end) = match this.current(py) {
+            Some(request) => (request.get().unread(py), request.get().awaits_end(py)),
+            None => (0, false),
         };
+        let is_full = unread + has_input > service.get().body_ahead();
+        // While nothing is read the peer's end isn't seen. An application that waits for it does not wait for ever.
+        let is_blind = is_full && awaits_end;
+        let deadline = if is_blind { Some(Kind::Body) } else { waiting };
+        HttpService::set_deadline(service, slot, deadline)?;
         // Without a request everything that comes is used at once.
         if is_full && waiting.is_none() {
             this.pause_reading(py)
@@ -498,7 +502,9 @@ impl Connection {
             fields.each(|name, value| head.field(name, value))?;
         }
         for (name, value) in service.get().default_fields() {
-            head.field(name, value)?;
+            if !fields.is_some_and(|fields| fields.has(name)) {
+                head.field(name, value)?;
+            }
         }
         Ok(head.park())
     }
@@ -740,7 +746,19 @@ impl Connection {
                     Self::close(slf)
                 }
             }
-            Kind::Body => Self::refuse(slf, 408, "request timeout"),
+            Kind::Body => match (this.current(py), this.service(py)) {
+                (Some(request), Some(service)) if request.get().awaits_end(py) => {
+                    let dropped = {
+                        let mut state = this.state.get_mut(py);
+                        state.is_overrun = true;
+                        state.http.close_after_response();
+                        std::mem::take(&mut state.input)
+                    };
+                    drop(dropped);
+                    this.resume_reading(py, &service)
+                }
+                _ => Self::refuse(slf, 408, "request timeout"),
+            },
             Kind::Write => {
                 let before = this.state.get_mut(py).write_deadline.take();
                 let now = this.sent(py)?;

@@ -136,6 +136,12 @@ impl Request {
         !state.body_ended && !state.is_complete && !state.receivers.is_empty()
     }
 
+    /// Whether somebody waits for the client to leave.
+    pub(super) fn awaits_end(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        state.body_ended && !state.is_complete && !state.receivers.is_empty()
+    }
+
     /// Bytes of the body that the application has not received.
     pub(super) fn unread(&self, py: Python<'_>) -> usize {
         let state = self.state.get(py);
@@ -909,6 +915,15 @@ fn is_plain(headers: &Bound<'_, PyAny>) -> bool {
 }
 
 impl Fields<'_> {
+    /// Whether there is a field of this name.
+    pub(super) fn has(&self, name: &[u8]) -> bool {
+        let differs = |given: &[u8], _: &[u8]| match given.eq_ignore_ascii_case(name) {
+            true => Err(()),
+            false => Ok(()),
+        };
+        self.each(differs).is_err()
+    }
+
     /// Passes each field on, until one fails.
     pub(super) fn each<E>(
         &self,

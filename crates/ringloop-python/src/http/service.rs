@@ -153,6 +153,8 @@ impl HttpService {
         let root_path = root_path.unwrap_or_default();
         let mut limits = Limits::default();
         limits.head_bytes = limit_head;
+        limits.request_line_bytes = limit_head;
+        limits.fields = Limits::FIELDS_MAX;
         limits.http2 = false;
         let (default_fields, server, has_own_date) = default_fields(py, headers)?;
         let logger = match logger {
@@ -369,6 +371,10 @@ fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResul
         let value = crate::buffers::with_bytes(&value, |value| Ok(value.to_vec()))?;
         if !ringloop_http::is_field(&name, &value) {
             return Err(objects::error::<PyValueError>(py, "invalid HTTP header"));
+        }
+        if matches!(name.as_slice(), b"content-length" | b"transfer-encoding") {
+            let text = "the length of a response can't be a default header";
+            return Err(objects::error::<PyValueError>(py, text));
         }
         has_date |= name == b"date";
         match String::from_utf8(value) {
