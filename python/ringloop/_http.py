@@ -61,7 +61,7 @@ def _client(address: Any) -> tuple[str, int] | None:
 
 def unsent(transport: asyncio.WriteTransport) -> int:
     """Bytes that wait to be sent, under TLS too. asyncio's TLS transports can't say once they are closed."""
-    protocol = getattr(transport, "_ssl_protocol", transport)
+    protocol: Any = getattr(transport, "_ssl_protocol", transport)
     if protocol is None:
         return 0
     if protocol is transport:
