@@ -64,10 +64,10 @@ def unsent(transport: asyncio.WriteTransport) -> int:
     protocol: Any = getattr(transport, "_ssl_protocol", transport)
     if protocol is None:
         return 0
-    if protocol is transport:
-        return transport.get_write_buffer_size()
-    inner = protocol._transport
-    return transport.get_write_buffer_size() + (inner.get_write_buffer_size() if inner is not None else 0)
+    size: int = transport.get_write_buffer_size()
+    if protocol is not transport and protocol._transport is not None:
+        size += protocol._transport.get_write_buffer_size()
+    return size
 
 
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:

@@ -917,9 +917,12 @@ fn is_plain(headers: &Bound<'_, PyAny>) -> bool {
 impl Fields<'_> {
     /// Whether there is a field of this name.
     pub(super) fn has(&self, name: &[u8]) -> bool {
-        let differs = |given: &[u8], _: &[u8]| match given.eq_ignore_ascii_case(name) {
-            true => Err(()),
-            false => Ok(()),
+        let differs = |given: &[u8], _: &[u8]| {
+            if given.eq_ignore_ascii_case(name) {
+                Err(())
+            } else {
+                Ok(())
+            }
         };
         self.each(differs).is_err()
     }
