@@ -58,7 +58,7 @@ extension: prerequisites $(VENV)/.tools-installed ## the same, without ringlab
 		$(VENV)/bin/maturin develop --release --locked
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-test: test-rust test-python test-applications test-lab test-bench ## run every test: Rust, Python on both backends, real applications, ringlab, short benchmarks
+test: test-rust test-applications test-python test-lab test-bench ## run every test: Rust, Python on both backends, real applications, ringlab, short benchmarks
 	@$(python) tools/report_backends.py
 
 test-rust: prerequisites ## only the Rust tests
