@@ -46,11 +46,7 @@ def _ask(name: Callable[[], Any]) -> Any:
 
 
 def _server(address: Any) -> tuple[str, int | None] | None:
-    if isinstance(address, list | tuple) and len(address) >= 2:
-        return (str(address[0]), int(address[1]))
-    if isinstance(address, str):
-        return (address, None)
-    return None
+    return (address, None) if isinstance(address, str) else _client(address)
 
 
 def _client(address: Any) -> tuple[str, int] | None:

@@ -145,6 +145,25 @@ pub(crate) const fn method(
     }
 }
 
+/// The methods of an awaitable that acts like a coroutine: `send(value)`, `throw(type[, value[, traceback]])` and `close()`.
+pub(crate) fn coroutine_methods(
+    send: ffi::PyCFunction,
+    throw: ffi::PyCFunction,
+    close: ffi::PyCFunction,
+) -> Vec<ffi::PyMethodDef> {
+    let mut send = method(c"send", send, c"Start or resume.");
+    send.ml_flags = ffi::METH_O;
+    let mut throw = method(c"throw", throw, c"Raise an exception at the await.");
+    throw.ml_flags = ffi::METH_VARARGS;
+    vec![send, throw, method(c"close", close, c"End it.")]
+}
+
+/// A slot that answers with the object itself, as `__iter__` of an iterator does.
+pub(crate) unsafe extern "C" fn itself(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter with a live object.
+    unsafe { ffi::Py_NewRef(object) }
+}
+
 /// A read-only attribute.
 pub(crate) const fn attribute(name: &'static CStr, getter: ffi::getter) -> ffi::PyGetSetDef {
     ffi::PyGetSetDef {

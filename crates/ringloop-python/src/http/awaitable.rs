@@ -19,8 +19,8 @@ use pyo3::types::{PyList, PyTuple};
 use super::request::{Request, Step};
 use crate::names::intern;
 use crate::native_type::{
-    self, EndOfLife, Head, NativeType, PendingException, attribute, method, slot, visit_all,
-    warn_never_awaited,
+    self, EndOfLife, Head, NativeType, PendingException, attribute, coroutine_methods, itself,
+    slot, visit_all, warn_never_awaited,
 };
 use crate::objects;
 use crate::support::{self, guard};
@@ -380,11 +380,6 @@ unsafe extern "C" fn am_await(object: *mut ffi::PyObject) -> *mut ffi::PyObject 
     })
 }
 
-unsafe extern "C" fn itself(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live object.
-    unsafe { ffi::Py_NewRef(object) }
-}
-
 /// The name of the channel that an awaitable comes from.
 fn name_of(object: *mut ffi::PyObject) -> &'static str {
     // SAFETY: called with the GIL for a live object of our type.
@@ -581,10 +576,6 @@ fn channel_type(
 /// Makes the types.
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let mut throw = method(c"throw", method_throw, c"Raise an exception at the await.");
-    throw.ml_flags = ffi::METH_VARARGS;
-    let mut send = method(c"send", method_send, c"Start or resume.");
-    send.ml_flags = ffi::METH_O;
     let exchange = NativeType {
         name: c"ringloop._core.HttpExchange",
         doc: c"What a request's receive and send return: an awaitable that acts like a coroutine.",
@@ -599,7 +590,7 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             slot(ffi::Py_am_await, am_await as *mut c_void),
             slot(ffi::Py_am_send, am_send as *mut c_void),
         ],
-        methods: vec![send, throw, method(c"close", method_close, c"End it.")],
+        methods: coroutine_methods(method_send, method_throw, method_close),
         attributes: vec![
             attribute(c"__name__", exchange_name),
             attribute(c"__qualname__", exchange_name),

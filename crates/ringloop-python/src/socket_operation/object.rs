@@ -12,7 +12,8 @@ use pyo3::prelude::*;
 
 use super::{CLASS, Kind, OperationObject, Phase, Step, finish, on_ready, operation, resume};
 use crate::native_type::{
-    EndOfLife, NativeType, PendingException, method, slot, visit_all, warn_never_awaited,
+    EndOfLife, NativeType, PendingException, coroutine_methods, itself, slot, visit_all,
+    warn_never_awaited,
 };
 use crate::objects;
 use crate::support::{self, attached, guard};
@@ -93,11 +94,6 @@ unsafe extern "C" fn call(
         on_ready(py, object)?;
         Ok(py.None().into_bound(py))
     })
-}
-
-unsafe extern "C" fn itself(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live object.
-    unsafe { ffi::Py_NewRef(object) }
 }
 
 unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
@@ -189,10 +185,6 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 
 /// Makes the type.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let mut throw = method(c"throw", method_throw, c"Raise an exception at the await.");
-    throw.ml_flags = ffi::METH_VARARGS;
-    let mut send_method = method(c"send", method_send, c"Start or resume the operation.");
-    send_method.ml_flags = ffi::METH_O;
     let class = NativeType {
         name: c"ringloop._core.SocketOperation",
         doc: c"What sock_recv, sock_sendall and their like return: an awaitable that acts like a coroutine.",
@@ -208,11 +200,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             slot(ffi::Py_am_await, itself as *mut c_void),
             slot(ffi::Py_am_send, send as *mut c_void),
         ],
-        methods: vec![
-            send_method,
-            throw,
-            method(c"close", method_close, c"End the operation."),
-        ],
+        methods: coroutine_methods(method_send, method_throw, method_close),
         attributes: vec![],
         vectorcall_offset: None,
     }
