@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context
-from typing import Any, Final, Self, TypeVar, TypeVarTuple, final
+from typing import Any, Final, Self, TypedDict, TypeVar, TypeVarTuple, final, type_check_only
 
 from typing_extensions import disjoint_base
 
@@ -100,6 +100,30 @@ class SocketOperation(Coroutine[Any, Any, Any]):
     def throw(self, *exception: Any) -> Any: ...
     def close(self) -> None: ...
 
+@type_check_only
+class HttpMetrics(TypedDict):
+    """What a service has counted since it was made."""
+
+    requests: dict[tuple[str, int], int]
+    """Responses that have ended, complete or not, by method and status. The method is "OTHER" if RFC 9110 and RFC 5789
+    don't define it, and "" if the request was refused before its head was complete. A request whose client leaves
+    before the response begins isn't counted."""
+    durations: list[tuple[float, int]]
+    """A histogram of the seconds from the end of a request's head to the end of its response: each upper bound, and how
+    many took no longer. The last bound is infinite. Requests of the method "" have no duration."""
+    duration_sum: float
+    """The sum of these durations, in seconds."""
+    bytes_received: int
+    """Bytes that have arrived on all connections, after decryption under TLS."""
+    bytes_sent: int
+    """Bytes that were written to all connections, before encryption under TLS."""
+    connections_open: int
+    """Connections that are open now."""
+    connections_total: int
+    """Connections that were opened so far."""
+    requests_active: int
+    """Requests whose task has not ended."""
+
 @final
 class HttpService:
     """What the connections of a server have in common: the application, settings, counters."""
@@ -130,6 +154,7 @@ class HttpService:
     def requests(self) -> int: ...
     @property
     def active(self) -> int: ...
+    def metrics(self) -> HttpMetrics: ...
     def protocol(self) -> HttpConnection: ...
     def shut_down(self) -> None: ...
     def disconnect(self) -> None: ...

@@ -8,9 +8,11 @@
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
 //! | `scope` | what an application is told about a request |
 //! | `deadlines` | deadlines of connections |
+//! | `counters` | what a service counts |
 
 mod awaitable;
 mod connection;
+mod counters;
 mod deadlines;
 mod request;
 mod scope;

@@ -91,6 +91,22 @@ impl Method {
             _ => Method::Other,
         }
     }
+
+    /// The name; `OTHER` for a method that is not one of these.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Head => "HEAD",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Delete => "DELETE",
+            Method::Connect => "CONNECT",
+            Method::Options => "OPTIONS",
+            Method::Trace => "TRACE",
+            Method::Patch => "PATCH",
+            Method::Other => "OTHER",
+        }
+    }
 }
 
 /// The version of a request.

@@ -6,9 +6,11 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
+use ringloop::clock;
 use ringloop_http::ResponseError;
 use ringloop_http::h1::{self, Event, Framed, ParkedHead, Upgrade};
 
+use super::counters::Begun;
 use super::deadlines::Kind;
 use super::request::{Fields, Request};
 use super::scope::{Peer, Template};
@@ -152,6 +154,9 @@ impl Connection {
             let mut state = this.state.get_mut(py);
             if state.is_closing || state.is_overrun {
                 return Ok(());
+            }
+            if let Some(service) = &state.service {
+                service.get().count_received(py, input.len());
             }
             if state.is_busy || state.is_continuing || !state.input.is_empty() {
                 state.input.extend_from_slice(&input);
@@ -347,7 +352,11 @@ impl Connection {
             )?
         };
         let scope = template.scope(py, service.get())?;
-        let request = Request::new(service, slf, scope, end)?;
+        let begun = Begun {
+            method: this.state.get(py).http.request().method,
+            at_ns: clock::now_ns(),
+        };
+        let request = Request::new(service, slf, scope, begun, end)?;
         let previous = {
             let mut state = this.state.get_mut(py);
             let previous = state.template.replace(template);
@@ -557,6 +566,9 @@ impl Connection {
                 return Ok(());
             }
             state.written += length as u64;
+            if let Some(service) = &state.service {
+                service.get().count_sent(py, length);
+            }
             (
                 state.socket.as_ref().map(|it| it.bind(py).clone()),
                 state.transport.clone_ref_opt(py),
@@ -645,10 +657,14 @@ impl Connection {
             return Ok(());
         };
         let mut buffer = service.get().take_buffer(py);
-        service.get().with_lines(py, |lines, unix_s| {
+        let is_refused = service.get().with_lines(py, |lines, unix_s| {
             let mut state = this.state.get_mut(py);
             state.http.refuse(status, text, lines, unix_s, &mut buffer)
         });
+        if is_refused {
+            let begun = this.current(py).map(|request| request.get().begun(py));
+            service.get().count_response(py, begun, status);
+        }
         let result = Self::write(slf, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
         result.and(Self::close(slf))

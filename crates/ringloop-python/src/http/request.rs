@@ -14,6 +14,7 @@ use ringloop_http::h1::ParkedHead;
 
 use super::awaitable;
 use super::connection::Connection;
+use super::counters::Begun;
 use super::service::HttpService;
 use crate::buffers;
 use crate::names::intern;
@@ -69,6 +70,9 @@ struct State {
     /// Futures of those who wait for room to write.
     senders: Vec<Py<PyAny>>,
     pending: Option<Pending>,
+    begun: Begun,
+    /// The response's, once it is started.
+    status: u16,
     is_started: bool,
     is_complete: bool,
     is_disconnected: bool,
@@ -84,6 +88,7 @@ impl Request {
         service: &Bound<'py, HttpService>,
         connection: &Bound<'py, Connection>,
         scope: Bound<'py, PyDict>,
+        begun: Begun,
         body_ended: bool,
     ) -> PyResult<Bound<'py, Self>> {
         let logged_scope = service.get().logs_access().then(|| scope.clone().unbind());
@@ -102,6 +107,8 @@ impl Request {
             receivers: Vec::new(),
             senders: Vec::new(),
             pending: None,
+            begun,
+            status: 0,
             is_started: false,
             is_complete: false,
             is_disconnected: false,
@@ -124,6 +131,10 @@ impl Request {
     /// The scope for the access log, once.
     pub(super) fn take_logged_scope(&self, py: Python<'_>) -> Option<Py<PyDict>> {
         self.state.get_mut(py).logged_scope.take()
+    }
+
+    pub(super) fn begun(&self, py: Python<'_>) -> Begun {
+        self.state.get(py).begun
     }
 
     pub(super) fn is_over(&self, py: Python<'_>) -> bool {
@@ -370,6 +381,7 @@ impl Request {
         {
             let mut state = self.state.get_mut(py);
             state.is_started = true;
+            state.status = status;
             state.pending = Some(Pending { head, buffer });
         }
         let scope = self.take_logged_scope(py);
@@ -421,7 +433,12 @@ impl Request {
         buffer.extend_from_slice(framed.head());
         let payload = (!framed.payload(content).is_empty()).then_some(&body);
         if !more {
-            this.state.get_mut(py).is_complete = true;
+            let (begun, status) = {
+                let mut state = this.state.get_mut(py);
+                state.is_complete = true;
+                (state.begun, state.status)
+            };
+            service.get().count_response(py, Some(begun), status);
         }
         let result = Connection::write(connection, &buffer, payload, framed.tail());
         service.get().return_buffer(py, buffer);
@@ -558,7 +575,7 @@ impl Request {
         let py = slf.py();
         let this = slf.get();
         let service = this.service(py)?;
-        let (slot, scope, is_started, is_complete, is_disconnected) = {
+        let (slot, scope, is_started, is_complete, is_disconnected, begun, status) = {
             let mut state = this.state.get_mut(py);
             (
                 state.slot.take(),
@@ -566,8 +583,13 @@ impl Request {
                 state.is_started,
                 state.is_complete,
                 state.is_disconnected,
+                state.begun,
+                state.status,
             )
         };
+        if is_started && !is_complete {
+            service.get().count_response(py, Some(begun), status);
+        }
         let counted = service.get().on_request_over(py, slot);
         let connection = this.connection(py);
         // What to log, and whether the connection just ends.

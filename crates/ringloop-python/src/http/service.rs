@@ -10,6 +10,7 @@ use ringloop_http::h1::{self, Limits};
 
 use super::awaitable;
 use super::connection::Connection;
+use super::counters::{Begun, Counters};
 use super::deadlines::{Deadlines, Kind};
 use super::request::Request;
 use crate::event_loop::Loop;
@@ -116,6 +117,7 @@ pub(crate) struct HttpService {
     settings: Settings,
     state: GilCell<State>,
     scratch: GilCell<Scratch>,
+    counters: GilCell<Counters>,
 }
 
 /// A buffer that has grown beyond this is not kept.
@@ -223,6 +225,7 @@ impl HttpService {
             settings,
             state: GilCell::new(state),
             scratch: GilCell::new(scratch),
+            counters: GilCell::new(Counters::default()),
         })
     }
 
@@ -247,6 +250,38 @@ impl HttpService {
     #[getter]
     fn active(&self, py: Python<'_>) -> New<usize> {
         New(self.state.get(py).active)
+    }
+
+    /// A snapshot of what was counted so far; `_core.pyi` describes it.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = self.counters.get(py).clone();
+        let (open, active) = {
+            let state = self.state.get(py);
+            (state.connections.len(), state.active)
+        };
+        let requests = objects::dict(py)?;
+        for (method, status, count) in counters.responses() {
+            let status = New(status).into_pyobject(py)?;
+            let method = objects::interned(py, method)?;
+            let key = objects::tuple(py, [method.into_any(), status.into_any()])?;
+            requests.set_item(key, New(count))?;
+        }
+        let durations = objects::list(py, std::iter::empty::<Bound<'py, PyAny>>())?;
+        for (bound_s, count) in counters.durations() {
+            let bound = objects::float(py, bound_s)?.into_any();
+            let count = New(count).into_pyobject(py)?.into_any();
+            durations.append(objects::tuple(py, [bound, count])?)?;
+        }
+        let metrics = objects::dict(py)?;
+        metrics.set_item(New("requests"), requests)?;
+        metrics.set_item(New("durations"), durations)?;
+        metrics.set_item(New("duration_sum"), New(counters.duration_sum_s()))?;
+        metrics.set_item(New("bytes_received"), New(counters.bytes_received))?;
+        metrics.set_item(New("bytes_sent"), New(counters.bytes_sent))?;
+        metrics.set_item(New("connections_open"), New(open))?;
+        metrics.set_item(New("connections_total"), New(counters.connections))?;
+        metrics.set_item(New("requests_active"), New(active))?;
+        Ok(metrics)
     }
 
     /// Closes idle connections now, and the others after their responses.
@@ -594,8 +629,27 @@ impl HttpService {
         self.state.get_mut(py).requests += 1;
     }
 
+    /// Counts what has arrived on a connection.
+    pub(super) fn count_received(&self, py: Python<'_>, length: usize) {
+        self.counters.get_mut(py).bytes_received += length as u64;
+    }
+
+    /// Counts what is written to a connection.
+    pub(super) fn count_sent(&self, py: Python<'_>, length: usize) {
+        self.counters.get_mut(py).bytes_sent += length as u64;
+    }
+
+    /// Counts a response that has ended, complete or not. `begun` is None for a refusal without a request.
+    pub(super) fn count_response(&self, py: Python<'_>, begun: Option<Begun>, status: u16) {
+        let now_ns = clock::now_ns();
+        self.counters
+            .get_mut(py)
+            .count_response(begun, status, now_ns);
+    }
+
     /// Enters a connection.
     pub(super) fn enter(&self, connection: &Bound<'_, Connection>) -> usize {
+        self.counters.get_mut(connection.py()).connections += 1;
         let mut state = self.state.get_mut(connection.py());
         state.connections.insert(connection.clone().unbind())
     }
