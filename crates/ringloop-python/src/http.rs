@@ -9,7 +9,9 @@
 //! | `scope` | what an application is told about a request |
 //! | `deadlines` | deadlines of connections |
 //! | `counters` | what a service counts |
+//! | `access_log` | lines of the access log |
 
+mod access_log;
 mod awaitable;
 mod connection;
 mod counters;

@@ -17,7 +17,7 @@ from . import _listening
 from ._config import STARTUP_FAILURE, Config
 from ._errors import StartupError
 from ._lifespan import Lifespan
-from .logging import access_log, logger, style
+from .logging import access_log, flush_access_logs, logger, style
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Sequence
@@ -122,6 +122,7 @@ class Server:
                 _say("Finished server process [%d]", process, color="cyan")
         finally:
             self._loop = None
+            flush_access_logs()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Loads and starts the application, then listens. Raises StartupError if one of these fails."""

@@ -7,6 +7,7 @@ the version of HTTP, and the status.
 
 from __future__ import annotations
 
+import atexit
 import configparser
 import copy
 import http
@@ -34,6 +35,8 @@ LOG_LEVELS: dict[str, int] = {
     "trace": TRACE_LOG_LEVEL,
 }
 
+_ACCESS_LINE = '%(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s'
+
 LOGGING_CONFIG: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -43,10 +46,7 @@ LOGGING_CONFIG: dict[str, Any] = {
             "fmt": "%(levelprefix)s %(message)s",
             "use_colors": None,
         },
-        "access": {
-            "()": "ringloop.http.logging.AccessFormatter",
-            "fmt": '%(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s',
-        },
+        "access": {"()": "ringloop.http.logging.AccessFormatter", "fmt": _ACCESS_LINE},
     },
     "handlers": {
         "default": {"formatter": "default", "class": "logging.StreamHandler", "stream": "ext://sys.stderr"},
@@ -111,6 +111,10 @@ class ColourizedFormatter(logging.Formatter):
         return sys.stdout.isatty()
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        flush_access_logs()
+        return self._format_line(record)
+
+    def _format_line(self, record: logging.LogRecord) -> str:
         record = _copy(record)
         if self.use_colors and "color_message" in record.__dict__:
             record.msg = record.__dict__["color_message"]
@@ -129,7 +133,7 @@ class DefaultFormatter(ColourizedFormatter):
 class AccessFormatter(ColourizedFormatter):
     """Formats records of the access log, with `%(client_addr)s`, `%(request_line)s` and `%(status_code)s`."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def _format_line(self, record: logging.LogRecord) -> str:
         client, method, path, version, status = cast("tuple[str, str, str, str, int]", record.args)
         request_line = f"{method} {path} HTTP/{version}"
         if self.use_colors:
@@ -140,7 +144,7 @@ class AccessFormatter(ColourizedFormatter):
             request_line=request_line,
             status_code=_describe_status(int(status), self.use_colors),
         )
-        return super().formatMessage(record)
+        return super()._format_line(record)
 
 
 def _describe_status(status: int, use_colors: bool) -> str:
@@ -182,20 +186,124 @@ def configure(
         access_logger.propagate = False
 
 
-def access_log() -> Callable[[str, str, str, str, int], None] | None:
-    """The function that writes a request to the access log; None if no handler would receive it."""
+def access_log() -> AccessLog | None:
+    """The access log; None if no handler would receive its records."""
     if not access_logger.hasHandlers() or not access_logger.isEnabledFor(logging.INFO):
         return None
-    make, handle = access_logger.makeRecord, access_logger.handle
-    is_enabled, name = access_logger.isEnabledFor, access_logger.name
+    return AccessLog()
 
-    def write(client: str, method: str, path: str, version: str, status: int) -> None:
+
+class AccessLog:
+    """The access log of a service.
+
+    Calling it logs a request as `Logger.info` does, which takes longer than all the rest of a small request. If nobody
+    but our own handler and formatter would see the record, the service formats the line itself, and writes the lines
+    of a turn of the loop together. It asks in each turn, so a change of the logging configuration takes effect.
+    """
+
+    def __init__(self) -> None:
+        self._handler: logging.StreamHandler[Any] | None = None
+        self._flush: Callable[[], object] | None = None
+
+    def __call__(self, client: str, method: str, path: str, version: str, status: int) -> None:
         # What `Logger.info` does, without searching the stack for its caller: there is none in Python.
-        if is_enabled(logging.INFO):
-            arguments = client, method, path, version, status
-            handle(make(name, logging.INFO, __file__, 0, _ACCESS_FORMAT, arguments, None))
+        if access_logger.isEnabledFor(logging.INFO):
+            access_logger.handle(_access_record((client, method, path, version, status)))
 
-    return write
+    def begin(self, flush: Callable[[], object]) -> bool | None:
+        """Whether lines that are formatted by the caller have colours; None if requests must be logged one by one.
+
+        `flush` is called when they have to be written, unless the caller has written them by then.
+        """
+        handler = _untouched_handler()
+        if handler is None:
+            return None
+        self._handler, self._flush = handler, flush
+        _begun.add(self)
+        return cast("AccessFormatter", handler.formatter).use_colors
+
+    def layout(self, status: int, use_colors: bool) -> tuple[str, ...]:
+        """The parts of a line around its client, method, path and version."""
+        formatter = AccessFormatter(_ACCESS_LINE, use_colors=use_colors)
+        line = formatter._format_line(_access_record(("\0", "\0", "\0", "\0", status)))
+        return tuple((line + logging.StreamHandler.terminator).split("\0"))
+
+    def write(self, lines: str) -> None:
+        """Writes lines as the handler writes one."""
+        _begun.discard(self)
+        handler = self._handler
+        if handler is None or not lines:
+            return
+        handler.acquire()
+        try:
+            handler.stream.write(lines)
+            handler.flush()
+        except Exception:
+            handler.handleError(_access_record((), lines.rstrip("\n")))
+        finally:
+            handler.release()
+
+
+_begun: set[AccessLog] = set()
+
+
+def flush_access_logs() -> None:
+    """Writes the lines that services still hold back, in order that what is logged next comes after them."""
+    for log in tuple(_begun):
+        if (flush := log._flush) is not None:
+            flush()
+
+
+# The lines of the process's last turn; and a child process would write the same lines again.
+atexit.register(flush_access_logs)
+os.register_at_fork(before=flush_access_logs)
+
+
+def _access_record(arguments: tuple[Any, ...], message: str = _ACCESS_FORMAT) -> logging.LogRecord:
+    return access_logger.makeRecord(access_logger.name, logging.INFO, __file__, 0, message, arguments, None)
+
+
+def _functions() -> tuple[Any, ...]:
+    """The functions that a record of the access log passes. Tools that collect records replace some of them."""
+    logger, handler, formatter = logging.Logger, logging.StreamHandler, logging.Formatter
+    return (
+        *(logger.isEnabledFor, logger.makeRecord, logger.handle, logger.filter, logger.callHandlers),
+        *(handler.handle, handler.filter, handler.acquire, handler.release, handler.emit, handler.format),
+        *(handler.flush, formatter.format, formatter.formatMessage, logging.LogRecord.__init__),
+        *(AccessFormatter.format, AccessFormatter.formatMessage, AccessFormatter._format_line),
+    )
+
+
+_OWN_FUNCTIONS = _functions()
+_OWN_MODULES = (vars(logging), globals())
+_ARE_FUNCTIONS_OWN = all(getattr(each, "__globals__", None) in _OWN_MODULES for each in _OWN_FUNCTIONS)
+_FUNCTION_NAMES = frozenset(each.__name__ for each in _OWN_FUNCTIONS) | {"terminator"}
+
+
+def _untouched_handler() -> logging.StreamHandler[Any] | None:
+    """The handler of the access log, if it is the only one and writes what ours does by default."""
+    logger = access_logger
+    if len(logger.handlers) != 1 or logger.filters or logger.propagate or not logger.isEnabledFor(logging.INFO):
+        return None
+    handler = logger.handlers[0]
+    formatter = handler.formatter
+    if type(handler) is not logging.StreamHandler or type(formatter) is not AccessFormatter:
+        return None
+    is_untouched = (
+        type(logger) is logging.Logger
+        and not handler.filters
+        and handler.level <= logging.INFO
+        and formatter._fmt == _ACCESS_LINE
+        and type(formatter._style) is logging.PercentStyle
+        and formatter._style._fmt == _ACCESS_LINE
+        and handler.terminator == "\n"
+        and _ARE_FUNCTIONS_OWN
+        and _functions() == _OWN_FUNCTIONS
+        and logging.getLogRecordFactory() is logging.LogRecord
+        and logging.getLevelName(logging.INFO) == "INFO"
+        and all(vars(each).keys().isdisjoint(_FUNCTION_NAMES) for each in (logger, handler, formatter))
+    )
+    return handler if is_untouched else None
 
 
 def _apply(log_config: LogConfig, use_colors: bool | None) -> None:

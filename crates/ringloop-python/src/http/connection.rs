@@ -642,7 +642,7 @@ impl Connection {
         let py = slf.py();
         let logged = match (scope, slf.get().service(py)) {
             (Some(scope), Some(service)) if !slf.get().is_closing(py) => {
-                service.get().log_access(py, scope.bind(py), status)
+                HttpService::log_access(&service, scope.bind(py), status)
             }
             _ => Ok(()),
         };

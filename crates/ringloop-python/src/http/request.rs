@@ -386,7 +386,7 @@ impl Request {
         }
         let scope = self.take_logged_scope(py);
         if let Some(scope) = scope {
-            service.get().log_access(py, scope.bind(py), status)?;
+            HttpService::log_access(&service, scope.bind(py), status)?;
         }
         Ok(())
     }

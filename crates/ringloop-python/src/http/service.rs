@@ -8,6 +8,7 @@ use ringloop::clock;
 use ringloop_http::Lines;
 use ringloop_http::h1::{self, Limits};
 
+use super::access_log::{self, Entry};
 use super::awaitable;
 use super::connection::Connection;
 use super::counters::{Begun, Counters};
@@ -29,6 +30,8 @@ struct Settings {
     /// In nanoseconds, by `Kind`. None: none.
     timeouts_ns: [Option<u64>; Kind::ALL.len()],
     logs_access: bool,
+    /// The access log may take lines that are formatted here.
+    logs_lines: bool,
     has_state: bool,
 }
 
@@ -118,6 +121,7 @@ pub(crate) struct HttpService {
     state: GilCell<State>,
     scratch: GilCell<Scratch>,
     counters: GilCell<Counters>,
+    lines: GilCell<access_log::Lines>,
 }
 
 /// A buffer that has grown beyond this is not kept.
@@ -175,6 +179,10 @@ impl HttpService {
         } else {
             objects::tuple(py, names)?
         };
+        let logs_lines = match &access_log {
+            Some(log) => log.bind(py).hasattr(intern!(py, "begin"))?,
+            None => false,
+        };
         let own = |state: Py<PyDict>| state.bind(py).copy().map(Bound::unbind);
         let settings = Settings {
             limits,
@@ -190,6 +198,7 @@ impl HttpService {
             ]
             .map(|timeout| timeout.map(|seconds| (seconds * 1e9).round() as u64)),
             logs_access: access_log.is_some(),
+            logs_lines,
             has_state: state.is_some(),
         };
         let objects = Objects {
@@ -226,6 +235,7 @@ impl HttpService {
             state: GilCell::new(state),
             scratch: GilCell::new(scratch),
             counters: GilCell::new(Counters::default()),
+            lines: GilCell::new(access_log::Lines::default()),
         })
     }
 
@@ -320,6 +330,12 @@ impl HttpService {
         self.state.get_mut(py).closing.push(future.clone().unbind());
         self.check_closed(py)?;
         Ok(future)
+    }
+
+    /// Writes the lines of the access log that are held back.
+    fn _flush_access_log(&self, py: Python<'_>) -> PyResult<()> {
+        self.lines.get_mut(py).is_scheduled = false;
+        self.flush_lines(py)
     }
 
     /// A deadline of the kind with this number may have expired.
@@ -543,6 +559,7 @@ impl HttpService {
         function: &str,
         argument: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        self.flush_lines(py)?;
         let logger = self.object(py, |it| &it.logger)?;
         support::http(py)?
             .getattr(New(function))?
@@ -552,31 +569,94 @@ impl HttpService {
 
     #[cold]
     pub(super) fn warn(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        self.flush_lines(py)?;
         let logger = self.object(py, |it| &it.logger)?;
         logger
             .call_method1(intern!(py, "warning"), (New(text),))
             .map(drop)
     }
 
+    fn access_log<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let state = self.state.get(py);
+        let objects = state.objects.as_ref()?;
+        objects.access_log.as_ref().map(|log| log.bind(py).clone())
+    }
+
     /// Logs a request that is being answered.
     pub(super) fn log_access(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         scope: &Bound<'_, PyDict>,
         status: u16,
     ) -> PyResult<()> {
-        let log = {
-            let state = self.state.get(py);
-            let objects = state.objects.as_ref();
-            objects.and_then(|objects| objects.access_log.clone_ref_opt(py))
-        };
-        let Some(log) = log else {
+        let py = slf.py();
+        let this = slf.get();
+        let Some(log) = this.access_log(py) else {
             return Ok(());
         };
+        if this.settings.logs_lines {
+            if let Some(entry) = Entry::of(scope)
+                && Self::log_line(slf, &log, &entry, status)?
+            {
+                return Ok(());
+            }
+            this.flush_lines(py)?;
+        }
         support::http(py)?
             .getattr(intern!(py, "log_access"))?
             .call1((log, scope, New(status)))
             .map(drop)
+    }
+
+    /// Adds a line that is written with others; false if the log wants to get the request by itself.
+    fn log_line(
+        slf: &Bound<'_, Self>,
+        log: &Bound<'_, PyAny>,
+        entry: &Entry<'_>,
+        status: u16,
+    ) -> PyResult<bool> {
+        let py = slf.py();
+        let this = slf.get();
+        let is_full = this.lines.get(py).is_full_for(entry);
+        if is_full {
+            this.flush_lines(py)?;
+        }
+        let has_colors = this.lines.get(py).has_colors;
+        let has_colors = if let Some(has_colors) = has_colors {
+            has_colors
+        } else {
+            let flush = slf.getattr(intern!(py, "_flush_access_log"))?;
+            let answer = log.call_method1(intern!(py, "begin"), (&flush,))?;
+            if answer.is_none() {
+                return Ok(false);
+            }
+            let has_colors = answer.is_truthy()?;
+            if !this.lines.get(py).is_scheduled {
+                this.call_soon(py, &flush)?;
+            }
+            let mut lines = this.lines.get_mut(py);
+            lines.is_scheduled = true;
+            lines.has_colors = Some(has_colors);
+            has_colors
+        };
+        let is_known = this.lines.get(py).has_layout(status, has_colors);
+        if !is_known {
+            let arguments = (New(status), has_colors);
+            let layout = log.call_method1(intern!(py, "layout"), arguments)?;
+            let parts = layout.extract()?;
+            this.lines.get_mut(py).add_layout(status, has_colors, parts);
+        }
+        let is_added = this.lines.get_mut(py).push(entry, status);
+        Ok(is_added)
+    }
+
+    fn flush_lines(&self, py: Python<'_>) -> PyResult<()> {
+        let lines = self.lines.get_mut(py).take();
+        let (Some(lines), Some(log)) = (lines, self.access_log(py)) else {
+            return Ok(());
+        };
+        let text = objects::string(py, &lines)?;
+        self.lines.get_mut(py).recycle(lines);
+        log.call_method1(intern!(py, "write"), (text,)).map(drop)
     }
 
     /// Memory for the fields of a head. To be given back.
