@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import asyncio.coroutines
+import errno
 import inspect
 import logging
+import os
+import stat
+import threading
 import urllib.parse
-from asyncio import Task, current_task
+from asyncio import Task, constants, current_task
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from ._core import HttpRequest, SocketTransport
 
 __all__ = ["Task", "current_task"]
 
@@ -64,6 +71,124 @@ def unsent(transport: asyncio.WriteTransport) -> int:
     if protocol is not transport and protocol._transport is not None:
         size += protocol._transport.get_write_buffer_size()
     return size
+
+
+# A file up to this size is read, to be sent together with the head.
+_READ_AT_ONCE = 16 * 1024
+
+# What sendfile(2) says of files that it can't send.
+_NOT_SENDABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+# What says that the client can't be reached, besides ConnectionError and TimeoutError.
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+async def send_path(request: HttpRequest, path: str) -> None:
+    """Sends a file as the body of a response.
+
+    What is wrong with the file is raised. Nothing is raised when the client leaves, as with other bodies.
+    """
+    if not isinstance(path, str):
+        raise TypeError(f"the path of a file must be a str, not {type(path).__name__}")
+    if not os.path.isabs(path):
+        raise ValueError(f"the path of a file must be absolute: {path!r}")
+    file = _File(path)
+    try:
+        content = file.read(_READ_AT_ONCE, 0) if file.size <= _READ_AT_ONCE else None
+        size = file.size if content is None else len(content)
+        try:
+            count = request._begin_file(size, content)
+            if count:
+                await _send_file(request, file, count)
+            request._end_file()
+        except OSError as error:
+            request._give_up_file()
+            if not (isinstance(error, ConnectionError | TimeoutError) or error.errno in _UNREACHABLE):
+                raise
+        except BaseException:
+            request._give_up_file()
+            raise
+    finally:
+        file.close()
+
+
+async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
+    sent = 0
+    if (transport := request._socket()) is not None:
+        sent = await _send_by_kernel(request, transport, file, count)
+    while sent < count:
+        content = await file.read_soon(min(count - sent, constants.SENDFILE_FALLBACK_READBUFFER_SIZE), sent)
+        if not content:
+            raise RuntimeError("Response content shorter than Content-Length")
+        sent += len(content)
+        request._write_file(content)
+        while (room := request._room()) is not None:
+            await room
+
+
+async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file: _File, count: int) -> int:
+    """Returns how much was sent: less than all if the file ends before, or sendfile(2) doesn't support it."""
+    waiter = transport._make_empty_waiter()
+    try:
+        await waiter
+        if (ended := request._start_file(file.number, count)) is not None:
+            await ended
+    except OSError as error:
+        if error.errno not in _NOT_SENDABLE:
+            raise
+    finally:
+        sent = transport._stop_sendfile()
+        transport._reset_empty_waiter()
+    return sent
+
+
+class _File:
+    """A regular file, which threads may still read when it is closed."""
+
+    def __init__(self, path: str) -> None:
+        # To open a pipe must not block.
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._is_closed = False
+        status = os.fstat(self.number)
+        self.size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+            raise OSError(number, "not a regular file", path)
+
+    def read(self, count: int, offset: int) -> bytes:
+        """Reads up to `count` bytes."""
+        with self._lock:
+            if self._is_closed:
+                return b""
+            self._readers += 1
+        try:
+            return os.pread(self.number, count, offset)
+        finally:
+            with self._lock:
+                self._readers -= 1
+                self._close_unused()
+
+    async def read_soon(self, count: int, offset: int) -> bytes:
+        """Reads up to `count` bytes: at once what is in memory, or else in a thread."""
+        content = bytearray(count)
+        try:
+            read = os.preadv(self.number, [content], offset, os.RWF_NOWAIT)
+            return bytes(memoryview(content)[:read])
+        except OSError:  # It would block, or the file system can't say whether it would.
+            return await asyncio.get_running_loop().run_in_executor(None, self.read, count, offset)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self._is_closed and self._readers == 0 and self.number >= 0:
+            os.close(self.number)
+            self.number = -1
 
 
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:

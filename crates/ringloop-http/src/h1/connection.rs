@@ -398,6 +398,14 @@ impl Connection {
         }
     }
 
+    /// Bytes of the body that Content-Length still announces, if the response under way has one.
+    pub fn announced(&self) -> Option<u64> {
+        match self.writing {
+            Writing::Body(Framing::Length(left)) => Some(left),
+            _ => None,
+        }
+    }
+
     /// End the connection at once, because the response cannot be finished.
     pub fn abort(&mut self) {
         self.reading = Reading::Over;

@@ -75,6 +75,11 @@ impl Framed {
         if self.sends_payload { payload } else { b"" }
     }
 
+    /// Whether the payload is to be sent.
+    pub fn sends_payload(&self) -> bool {
+        self.sends_payload
+    }
+
     /// The bytes after the payload.
     pub fn tail(&self) -> &'static [u8] {
         self.tail

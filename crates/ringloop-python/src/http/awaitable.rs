@@ -16,7 +16,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::request::{Request, Step};
+use super::request::{Request, Sending, Step};
 use crate::names::intern;
 use crate::native_type::{
     self, EndOfLife, Head, NativeType, PendingException, attribute, coroutine_methods, itself,
@@ -52,6 +52,8 @@ struct Exchange {
     message: *mut ffi::PyObject,
     /// The future that was yielded.
     future: *mut ffi::PyObject,
+    /// The coroutine that sends the message, if one does; then it is this that is resumed, and yields.
+    inner: *mut ffi::PyObject,
     phase: Phase,
     sends: bool,
 }
@@ -205,12 +207,23 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             return Err(awaited_already(py));
         }
         (*this).phase = Phase::Running;
+        if let Some(inner) = inner(py, object) {
+            return after_inner(object, resume(&inner));
+        }
         let request = Bound::from_borrowed_ptr(py, (*this).request);
         let request = request.cast_unchecked::<Request>();
         let message = Bound::from_borrowed_ptr_or_opt(py, (*this).message);
         let result = match &message {
-            Some(message) => Request::send(request, message),
             None => Request::receive(request),
+            Some(message) => match Request::send(request, message) {
+                Ok(Sending::Done) => Ok(Step::Return(py.None().into_bound(py))),
+                Ok(Sending::Wait(future)) => Ok(Step::Yield(future)),
+                Ok(Sending::Coroutine(coroutine)) => {
+                    (*this).inner = ffi::Py_NewRef(coroutine.as_ptr());
+                    return after_inner(object, resume(&coroutine));
+                }
+                Err(error) => Err(error),
+            },
         };
         let (phase, future) = match &result {
             Ok(Step::Yield(future)) => (Phase::Waiting, ffi::Py_NewRef(future.as_ptr())),
@@ -224,6 +237,24 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         }
         result
     }
+}
+
+/// The coroutine that sends the message.
+fn inner(py: Python<'_>, object: *mut ffi::PyObject) -> Option<Bound<'_, PyAny>> {
+    // SAFETY: called with the GIL for a live object of our type.
+    unsafe { Bound::from_borrowed_ptr_or_opt(py, (*object.cast::<Exchange>()).inner) }
+}
+
+/// Notes what a step of the coroutine that sends the message came to.
+fn after_inner(object: *mut ffi::PyObject, result: PyResult<Step<'_>>) -> PyResult<Step<'_>> {
+    // SAFETY: called with the GIL for a live object of our type.
+    unsafe {
+        match &result {
+            Ok(Step::Yield(_)) => (*object.cast::<Exchange>()).phase = Phase::Waiting,
+            _ => finish(object),
+        }
+    }
+    result
 }
 
 /// Ends an awaitable whose caller does not wait any longer.
@@ -266,6 +297,7 @@ unsafe fn drop_fields(object: *mut ffi::PyObject) {
     unsafe {
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).message, ptr::null_mut()));
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).inner, ptr::null_mut()));
     }
 }
 
@@ -351,8 +383,17 @@ unsafe extern "C" fn method_throw(
             if (*object.cast::<Exchange>()).phase == Phase::Finished {
                 return Err(over(py));
             }
-            give_up(py, object)?;
-            Err(support::thrown(py, arguments))
+            let Some(inner) = inner(py, object) else {
+                give_up(py, object)?;
+                return Err(support::thrown(py, arguments));
+            };
+            (*object.cast::<Exchange>()).phase = Phase::Running;
+            let arguments = Bound::from_borrowed_ptr(py, arguments);
+            let result = throw_into(&inner, arguments.cast_unchecked::<PyTuple>());
+            match after_inner(object, result)? {
+                Step::Yield(future) => Ok(future),
+                Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
+            }
         }
     })
 }
@@ -363,6 +404,9 @@ unsafe extern "C" fn method_close(
 ) -> *mut ffi::PyObject {
     guard(|py| {
         check_not_running(py, object)?;
+        if let Some(inner) = inner(py, object) {
+            inner.call_method0(intern!(py, "close"))?;
+        }
         give_up(py, object)?;
         Ok(py.None().into_bound(py))
     })
@@ -495,6 +539,7 @@ unsafe extern "C" fn exchange_traverse(
             (*this).request,
             (*this).message,
             (*this).future,
+            (*this).inner,
             ffi::Py_TYPE(object).cast(),
         ];
         visit_all(members, visit, argument)
@@ -650,6 +695,18 @@ pub(super) fn resume<'py>(inner: &Bound<'py, PyAny>) -> PyResult<Step<'py>> {
     }
 }
 
+/// Raises an exception where a coroutine waits: the step that it comes to.
+pub(super) fn throw_into<'py>(
+    coroutine: &Bound<'py, PyAny>,
+    arguments: &Bound<'py, PyTuple>,
+) -> PyResult<Step<'py>> {
+    let py = coroutine.py();
+    match coroutine.call_method1(intern!(py, "throw"), arguments) {
+        Ok(future) => Ok(Step::Yield(future)),
+        Err(error) => returned_value(py, error).map(Step::Return),
+    }
+}
+
 /// `callable(*arguments)` with one keyword argument for each of `names`, which come last in `arguments`.
 pub(super) fn call<'py>(
     callable: &Bound<'py, PyAny>,
@@ -694,7 +751,7 @@ pub(super) fn thrown(arguments: &Bound<'_, PyTuple>) -> PyErr {
 }
 
 /// The value of a `StopIteration`; other errors stay what they are.
-pub(super) fn returned_value(py: Python<'_>, error: PyErr) -> PyResult<Bound<'_, PyAny>> {
+fn returned_value(py: Python<'_>, error: PyErr) -> PyResult<Bound<'_, PyAny>> {
     if error.is_instance_of::<PyStopIteration>(py) {
         return error.value(py).getattr(intern!(py, "value"));
     }

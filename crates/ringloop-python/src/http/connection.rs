@@ -3,6 +3,9 @@
 //! It parses what arrives in the loop's receive buffer, starts a request's task outside of every other request's steps, and
 //! writes what the requests send. Input is kept only where it can't be used yet.
 
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
@@ -57,6 +60,16 @@ struct State {
     written: u64,
     /// What had been sent when the deadline for writing was set.
     write_deadline: Option<Sent>,
+}
+
+impl State {
+    /// Counts bytes that are given to the transport.
+    fn count_written(&mut self, py: Python<'_>, length: usize) {
+        self.written += length as u64;
+        if let Some(service) = &self.service {
+            service.get().count_sent(py, length);
+        }
+    }
 }
 
 /// How far a connection's output has got.
@@ -565,10 +578,7 @@ impl Connection {
             if state.is_closing {
                 return Ok(());
             }
-            state.written += length as u64;
-            if let Some(service) = &state.service {
-                service.get().count_sent(py, length);
-            }
+            state.count_written(py, length);
             (
                 state.socket.as_ref().map(|it| it.bind(py).clone()),
                 state.transport.clone_ref_opt(py),
@@ -584,21 +594,54 @@ impl Connection {
         let Some(transport) = transport else {
             return Ok(());
         };
-        let mut all = Vec::with_capacity(length);
-        all.extend_from_slice(before);
-        if let Some(payload) = payload {
-            all.extend_from_slice(payload.as_bytes());
-        }
-        all.extend_from_slice(after);
-        if all.is_empty() {
+        if length == 0 {
             return Ok(());
         }
-        let all = objects::bytes(py, &all)?;
+        let all = match payload {
+            Some(payload) if payload.as_bytes().len() == length => payload.clone(),
+            _ => {
+                let payload = payload.map_or(&b""[..], |payload| payload.as_bytes());
+                objects::bytes(py, &[before, payload, after].concat())?
+            }
+        };
         transport
             .bind(py)
             .call_method1(intern!(py, "write"), (all,))?;
         // To ask it after each write would be expensive.
         slf.get().set_write_deadline(py, Sent::UNKNOWN)
+    }
+
+    /// How many bytes of a file of this size the response takes: a file that has grown is sent as far as the head says.
+    pub(super) fn file_length(&self, py: Python<'_>, size: usize) -> usize {
+        let announced = self.state.get(py).http.announced();
+        announced.map_or(size, |left| {
+            usize::try_from(left).map_or(size, |left| left.min(size))
+        })
+    }
+
+    /// The transport, if it can send files.
+    pub(super) fn socket<'py>(&self, py: Python<'py>) -> Option<Bound<'py, SocketTransport>> {
+        let state = self.state.get(py);
+        state.socket.as_ref().map(|it| it.bind(py).clone())
+    }
+
+    /// Sends bytes of a file; see `SocketTransport::start_file`.
+    pub(super) fn start_file(
+        slf: &Bound<'_, Self>,
+        file: RawFd,
+        count: usize,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        let py = slf.py();
+        let Some(socket) = slf.get().socket(py) else {
+            let text = "the connection is closed";
+            return Err(objects::error::<PyConnectionError>(py, text));
+        };
+        slf.get().state.get_mut(py).count_written(py, count);
+        let waiter = SocketTransport::start_file(&socket, file, count)?;
+        if waiter.is_some() {
+            slf.get().watch_unsent(py)?;
+        }
+        Ok(waiter)
     }
 
     /// A request's response is complete.
@@ -878,9 +921,24 @@ impl Connection {
         Self::arrive(slf, input)
     }
 
-    /// The transport closes: as uvicorn, a client that has ended its side is taken for gone.
-    fn eof_received(slf: &Bound<'_, Self>) -> PyResult<()> {
-        Self::end(slf)
+    /// As uvicorn, a client that has ended its side is taken for gone: the transport closes, once it has sent what it was
+    /// given. Of a file it has not, so that this one closes after the response.
+    fn eof_received(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        let py = slf.py();
+        let this = slf.get();
+        let sends_file = {
+            let state = this.state.get(py);
+            let request = state.current.as_ref().filter(|_| state.socket.is_some());
+            request.is_some_and(|request| request.get().sends_file(py))
+        };
+        if !sends_file {
+            return Self::end(slf).map(|()| false);
+        }
+        this.state.get_mut(py).http.close_after_response();
+        if let Some(request) = this.current(py) {
+            request.get().disconnect(py, false)?;
+        }
+        Ok(true)
     }
 
     #[pyo3(signature = (exc))]

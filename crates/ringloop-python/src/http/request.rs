@@ -3,8 +3,11 @@
 //! The object is the coroutine of the request's task. It calls the application in the task's first step, passes every step
 //! on to the application's own coroutine, and sees how that ends.
 
+use std::os::fd::RawFd;
+
 use pyo3::exceptions::{
-    PyAttributeError, PyKeyError, PyRuntimeError, PyStopIteration, PyTypeError, PyValueError,
+    PyAttributeError, PyConnectionError, PyKeyError, PyRuntimeError, PyStopIteration, PyTypeError,
+    PyValueError,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -20,11 +23,21 @@ use crate::buffers;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, CloneRefOption, GilCell};
+use crate::transport::SocketTransport;
 
 /// What a step of a coroutine comes to.
 pub(super) enum Step<'py> {
     Yield(Bound<'py, PyAny>),
     Return(Bound<'py, PyAny>),
+}
+
+/// What sending a message comes to.
+pub(super) enum Sending<'py> {
+    Done,
+    /// There will be room when this future is done.
+    Wait(Bound<'py, PyAny>),
+    /// A coroutine goes on with it.
+    Coroutine(Bound<'py, PyAny>),
 }
 
 /// The application's side.
@@ -74,6 +87,10 @@ struct State {
     /// The response's, once it is started.
     status: u16,
     is_started: bool,
+    /// A part of the body was given.
+    has_body: bool,
+    /// While a file is sent: what comes after it.
+    file_tail: Option<&'static [u8]>,
     is_complete: bool,
     is_disconnected: bool,
 }
@@ -110,6 +127,8 @@ impl Request {
             begun,
             status: 0,
             is_started: false,
+            has_body: false,
+            file_tail: None,
             is_complete: false,
             is_disconnected: false,
         };
@@ -305,13 +324,13 @@ impl Request {
     pub(super) fn send<'py>(
         slf: &Bound<'py, Self>,
         message: &Bound<'py, PyAny>,
-    ) -> PyResult<Step<'py>> {
+    ) -> PyResult<Sending<'py>> {
         let py = slf.py();
         let this = slf.get();
-        let done = || Ok(Step::Return(py.None().into_bound(py)));
-        let (is_started, is_complete) = {
+        let (is_started, has_body, is_complete) = {
             let state = this.state.get(py);
-            (state.is_started, state.is_complete)
+            let is_complete = state.is_complete || state.file_tail.is_some();
+            (state.is_started, state.has_body, is_complete)
         };
         let kind = item(message, intern!(py, "type"))?;
         if is_complete {
@@ -320,18 +339,21 @@ impl Request {
             }));
         }
         let Some(connection) = this.connection(py) else {
-            return done();
+            return Ok(Sending::Done);
         };
         if connection.get().is_closing(py) {
-            return done();
+            return Ok(Sending::Done);
         }
         if connection.get().is_writing_paused(py) {
-            let future = this.service(py)?.get().create_future(py)?;
-            this.state.get_mut(py).senders.push(future.clone().unbind());
-            return Ok(Step::Yield(future));
+            return this.wait_for_room(py).map(Sending::Wait);
         }
         if is_started {
             if !is_text(&kind, intern!(py, "http.response.body"))? {
+                if !has_body && is_text(&kind, intern!(py, "http.response.pathsend"))? {
+                    let path = item(message, intern!(py, "path"))?;
+                    let function = support::http(py)?.getattr(intern!(py, "send_path"))?;
+                    return function.call1((slf, path)).map(Sending::Coroutine);
+                }
                 return Err(unexpected(&kind, |kind| {
                     format!("Expected ASGI message 'http.response.body', but got '{kind}'.")
                 }));
@@ -351,7 +373,26 @@ impl Request {
                 this.service(py)?.get().call_soon(py, &flush)?;
             }
         }
-        done()
+        Ok(Sending::Done)
+    }
+
+    /// A future that is done when the client has read so much that there is room to write.
+    fn wait_for_room<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let future = self.service(py)?.get().create_future(py)?;
+        self.state.get_mut(py).senders.push(future.clone().unbind());
+        Ok(future)
+    }
+
+    /// The connection, as long as something can be sent on it. `ConnectionError` afterwards.
+    fn open_connection<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Connection>> {
+        let connection = self.connection(py).filter(|it| !it.get().is_closing(py));
+        connection
+            .ok_or_else(|| objects::error::<PyConnectionError>(py, "Connection is closed by peer"))
+    }
+
+    /// Whether a file is being sent.
+    pub(super) fn sends_file(&self, py: Python<'_>) -> bool {
+        self.state.get(py).file_tail.is_some()
     }
 
     fn start_response<'py>(
@@ -408,13 +449,7 @@ impl Request {
         };
         let service = this.service(py)?;
         // From here to the write no Python code runs, so that nothing comes in between.
-        let (mut buffer, parked) = {
-            let mut state = this.state.get_mut(py);
-            match state.pending.take() {
-                Some(pending) => (pending.buffer, Some(pending.head)),
-                None => (service.get().take_buffer(py), None),
-            }
-        };
+        let (mut buffer, parked) = this.take_head(py, service.get());
         let content = body.as_bytes();
         let framed =
             connection
@@ -432,23 +467,45 @@ impl Request {
         };
         buffer.extend_from_slice(framed.head());
         let payload = (!framed.payload(content).is_empty()).then_some(&body);
-        if !more {
-            let (begun, status) = {
-                let mut state = this.state.get_mut(py);
-                state.is_complete = true;
-                (state.begun, state.status)
-            };
-            service.get().count_response(py, Some(begun), status);
+        {
+            let mut state = this.state.get_mut(py);
+            state.has_body = true;
+            state.is_complete = !more;
         }
         let result = Connection::write(connection, &buffer, payload, framed.tail());
         service.get().return_buffer(py, buffer);
         result?;
-        if !more {
-            this.state.get_mut(py).connection = None;
-            this.wake_receivers(py)?;
-            Connection::on_response_complete(connection, slf)?;
+        if more {
+            return Ok(());
         }
-        Ok(())
+        Self::complete(slf, connection, &service)
+    }
+
+    /// The last part of the response was written.
+    fn complete(
+        slf: &Bound<'_, Self>,
+        connection: &Bound<'_, Connection>,
+        service: &Bound<'_, HttpService>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (previous, begun, status) = {
+            let mut state = this.state.get_mut(py);
+            state.is_complete = true;
+            (state.connection.take(), state.begun, state.status)
+        };
+        drop(previous);
+        service.get().count_response(py, Some(begun), status);
+        this.wake_receivers(py)?;
+        Connection::on_response_complete(connection, slf)
+    }
+
+    /// The head that waits for a body, if it was not sent, and the buffer that it is in.
+    fn take_head(&self, py: Python<'_>, service: &HttpService) -> (Vec<u8>, Option<ParkedHead>) {
+        match self.state.get_mut(py).pending.take() {
+            Some(pending) => (pending.buffer, Some(pending.head)),
+            None => (service.take_buffer(py), None),
+        }
     }
 
     /// Sends a head that waits for a body. The application may take its time.
@@ -558,10 +615,7 @@ impl Request {
         let coroutine = coroutine.bind(py);
         let result = match throw {
             None => awaitable::resume(coroutine),
-            Some(arguments) => match coroutine.call_method1(intern!(py, "throw"), arguments) {
-                Ok(future) => Ok(Step::Yield(future)),
-                Err(error) => awaitable::returned_value(py, error).map(Step::Return),
-            },
+            Some(arguments) => awaitable::throw_into(coroutine, arguments),
         };
         if let Ok(Step::Yield(_)) = &result {
             self.state.get_mut(py).application = Application::Suspended;
@@ -693,6 +747,112 @@ impl Request {
     /// Sends a head that another task has given, if nothing has come after it meanwhile.
     fn _flush(slf: &Bound<'_, Self>) -> PyResult<()> {
         Self::flush_head(slf)
+    }
+
+    /// The transport that can send files by sendfile(2), if it is one.
+    fn _socket<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, SocketTransport>>> {
+        Ok(self.open_connection(py)?.get().socket(py))
+    }
+
+    /// Begins to send a file as the body: sends the head, and `content` if that is all of the file. Returns how many of
+    /// `size` bytes are left to send.
+    #[pyo3(signature = (size, content))]
+    fn _begin_file(
+        slf: &Bound<'_, Self>,
+        size: usize,
+        content: Option<&Bound<'_, PyBytes>>,
+    ) -> PyResult<New<usize>> {
+        let py = slf.py();
+        let this = slf.get();
+        let connection = this.open_connection(py)?;
+        let service = this.service(py)?;
+        let (mut buffer, parked) = this.take_head(py, service.get());
+        if let Some(head) = parked {
+            let complete = Some(size as u64);
+            connection
+                .get()
+                .finish_head(py, head, complete, &service, &mut buffer);
+        }
+        let count = connection.get().file_length(py, size);
+        let framed = connection
+            .get()
+            .frame_body(py, None, count, false, &service, &mut buffer);
+        let framed = match framed {
+            Ok(framed) => framed,
+            Err(error) => {
+                let result = Connection::write(&connection, &buffer, None, b"");
+                service.get().return_buffer(py, buffer);
+                result?;
+                return Err(response_error(py, error));
+            }
+        };
+        buffer.extend_from_slice(framed.head());
+        this.state.get_mut(py).file_tail = Some(framed.tail());
+        let content = match content {
+            Some(content) if content.as_bytes().len() > count => {
+                Some(objects::bytes(py, &content.as_bytes()[..count])?)
+            }
+            other => other.cloned(),
+        };
+        let payload = content.filter(|_| framed.sends_payload());
+        let left = if payload.is_some() || !framed.sends_payload() {
+            0
+        } else {
+            count
+        };
+        let result = Connection::write(&connection, &buffer, payload.as_ref(), b"");
+        service.get().return_buffer(py, buffer);
+        result?;
+        Ok(New(left))
+    }
+
+    /// Has the kernel send bytes of a file; see `SocketTransport._start_sendfile`.
+    fn _start_file(
+        &self,
+        py: Python<'_>,
+        file: RawFd,
+        count: usize,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        Connection::start_file(&self.open_connection(py)?, file, count)
+    }
+
+    /// Sends bytes of a file.
+    fn _write_file(&self, py: Python<'_>, content: &Bound<'_, PyBytes>) -> PyResult<()> {
+        Connection::write(&self.open_connection(py)?, b"", Some(content), b"")
+    }
+
+    /// A future to wait for before more is written, if the client has yet to read what was.
+    fn _room<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let is_paused = self.open_connection(py)?.get().is_writing_paused(py);
+        is_paused.then(|| self.wait_for_room(py)).transpose()
+    }
+
+    /// All of the file was sent.
+    fn _end_file(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let connection = this.open_connection(py)?;
+        let service = this.service(py)?;
+        let framed = connection
+            .get()
+            .frame_body(py, None, 0, true, &service, &mut Vec::new())
+            .map_err(|error| response_error(py, error))?;
+        let tail = {
+            let mut state = this.state.get_mut(py);
+            state.is_complete = true;
+            state.file_tail.take().unwrap_or_default()
+        };
+        Connection::write(&connection, tail, None, framed.tail())?;
+        Self::complete(slf, &connection, &service)
+    }
+
+    /// The rest of the file can't be sent: the connection ends.
+    fn _give_up_file(&self, py: Python<'_>) -> PyResult<()> {
+        self.state.get_mut(py).file_tail = None;
+        match self.connection(py) {
+            Some(connection) => Connection::close(&connection),
+            None => Ok(()),
+        }
     }
 
     /// A task that the user's factory has made may end without this coroutine: one that wraps it, and is cancelled before

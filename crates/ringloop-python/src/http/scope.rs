@@ -115,6 +115,7 @@ impl Template {
         }
         let query = objects::bytes(py, facts.query(head))?;
         scope.set_item(intern!(py, "query_string"), query)?;
+        scope.set_item(intern!(py, "extensions"), &none)?;
         Ok(Self {
             scope: scope.unbind(),
             headers: headers.unbind(),
@@ -132,6 +133,7 @@ impl Template {
         let headers = awaitable::copy_of_list(self.headers.bind(py))?;
         scope.set_item(intern!(py, "asgi"), service.asgi(py)?)?;
         scope.set_item(intern!(py, "headers"), headers)?;
+        scope.set_item(intern!(py, "extensions"), service.extensions(py)?)?;
         if let Some(state) = service.state(py)? {
             scope.set_item(intern!(py, "state"), state)?;
         }

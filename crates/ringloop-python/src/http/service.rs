@@ -41,6 +41,7 @@ struct Objects {
     application: Py<PyAny>,
     root_path: Py<PyString>,
     asgi: Py<PyDict>,
+    extensions: Py<PyDict>,
     state: Option<Py<PyDict>>,
     access_log: Option<Py<PyAny>>,
     forwarded: Option<Py<PyAny>>,
@@ -170,6 +171,8 @@ impl HttpService {
         let asgi = objects::dict(py)?;
         asgi.set_item(intern!(py, "version"), intern!(py, "3.0"))?;
         asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.3"))?;
+        let extensions = objects::dict(py)?;
+        extensions.set_item(intern!(py, "http.response.pathsend"), objects::dict(py)?)?;
         let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
         let names = [of_loop, of_context].map(|name| name.clone().into_any());
         let task_names = if python_is_at_least(12) {
@@ -206,6 +209,7 @@ impl HttpService {
             application: app,
             root_path: objects::string(py, root_path)?.unbind(),
             asgi: asgi.unbind(),
+            extensions: extensions.unbind(),
             state: state.map(own).transpose()?,
             access_log,
             forwarded,
@@ -487,6 +491,11 @@ impl HttpService {
     /// A new `scope["asgi"]`.
     pub(super) fn asgi<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.object(py, |it| &it.asgi)?.copy()
+    }
+
+    /// A new `scope["extensions"]`.
+    pub(super) fn extensions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.object(py, |it| &it.extensions)?.copy()
     }
 
     /// A new `scope["state"]`, if there is one.

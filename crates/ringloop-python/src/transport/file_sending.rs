@@ -44,6 +44,14 @@ impl FileSending {
         !self.ended
     }
 
+    /// Bytes that are still to be sent, if that is known.
+    pub(super) fn unsent(&self) -> usize {
+        match self.left {
+            Some(left) if !self.ended => left,
+            _ => 0,
+        }
+    }
+
     /// Sends what the socket takes, within the bounds of a turn.
     fn advance(&mut self, socket: RawFd) -> io::Result<Progress> {
         let mut budget = TURN_BYTES;

@@ -1,6 +1,7 @@
 //! How a stream transport writes: directly first; what the socket doesn't take at once is buffered.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -9,6 +10,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
 use super::SocketTransport;
 use super::closing::fatal_error;
+use super::file_sending::{self, FileSending};
 use super::flow_control::{maybe_pause_protocol, maybe_resume_protocol, settle_waiter};
 use super::readiness::{context_for, list, update_hold};
 use super::state::State;
@@ -323,9 +325,19 @@ fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>
 const COPIED_MAX: usize = 8 * 1024;
 
 impl SocketTransport {
-    /// Bytes that wait to be sent.
+    /// Bytes that wait to be sent, in the buffer or in a file.
     pub(crate) fn unsent(&self, py: Python<'_>) -> usize {
-        self.state.get(py).buffer_len
+        let state = self.state.get(py);
+        state.buffer_len + state.file.as_ref().map_or(0, FileSending::unsent)
+    }
+
+    /// See `_start_sendfile`.
+    pub(crate) fn start_file(
+        slf: &Bound<'_, Self>,
+        file: RawFd,
+        count: usize,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        file_sending::start(slf, file, 0, Some(count))
     }
 
     /// Sends bytes, a payload, and more bytes, as one `write` of all of them would. A large payload is not copied.

@@ -1,0 +1,632 @@
+"""Responses that are files: ASGI's extension http.response.pathsend."""
+
+import asyncio
+import contextlib
+import os
+import ssl
+import threading
+
+import pytest
+
+import support
+from serving import LOGGER, Client, Server, answer, run
+from test_http1 import GET, LAST
+from test_service import until_closed
+
+pytestmark = pytest.mark.ringloop_only
+
+HEAD = GET.replace(b"GET", b"HEAD", 1)
+OLD = b"GET / HTTP/1.0\r\n\r\n"
+SMALL, LARGE = 1000, 5_000_000
+
+
+class FileServer(Server):
+    """Serves on TCP, with or without TLS, and checks at its end that no file is left open."""
+
+    def __init__(self, arm, application, contexts=None, **settings):
+        super().__init__(arm, application, **settings)
+        self.contexts = contexts
+
+    def listening(self):
+        return {"ssl": self.contexts[0]} if self.contexts else {}
+
+    @contextlib.asynccontextmanager
+    async def client(self):
+        options = {"ssl": self.contexts[1], "server_hostname": "localhost"} if self.contexts else {}
+        reader, writer = await asyncio.open_connection(support.HOST, self.port, **options)
+        client = Client(reader, writer)
+        try:
+            yield client
+        finally:
+            with contextlib.suppress(ssl.SSLError):  # The file goes on after the client's end.
+                await client.close()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def secured(request, contexts):
+    """The contexts of server and client, or None."""
+    return contexts if request.param == "tls" else None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder whose files nobody has open after the test."""
+    yield tmp_path
+    assert open_files(tmp_path) == []
+
+
+def open_files(folder):
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in names if name.startswith(str(folder))]
+
+
+def make(folder, size, name="file"):
+    """A file of this size, and its content."""
+    content = os.urandom(size)
+    path = folder / name
+    path.write_bytes(content)
+    return str(path), content
+
+
+def length(size):
+    return (b"content-length", str(size).encode())
+
+
+async def send_file(send, path, *fields, status=200):
+    await send({"type": "http.response.start", "status": status, "headers": list(fields)})
+    await send({"type": "http.response.pathsend", "path": path})
+
+
+def serving_file(path, *fields, status=200):
+    async def application(scope, receive, send):
+        await send_file(send, path, *fields, status=status)
+
+    return application
+
+
+async def caught(awaitable):
+    """The exception of a wait, or None."""
+    try:
+        await awaitable
+    except Exception as error:
+        return error
+
+
+# -- What is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_the_scope_names_the_extension(arm, loop):
+    seen = []
+
+    async def application(scope, receive, send):
+        seen.append(dict(scope["extensions"]))
+        scope["extensions"]["mine"] = {}
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application) as server:
+            await server.ask(GET + LAST)
+
+    run(loop, test())
+    assert seen == 2 * [{"http.response.pathsend": {}}]
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALL, 16 * 1024, 16 * 1024 + 1, LARGE])
+@pytest.mark.parametrize("names_length", [True, False])
+def test_a_file(arm, loop, folder, secured, size, names_length):
+    """The connection is kept; a length that the application doesn't give is that of the file."""
+    path, content = make(folder, size)
+    fields = [length(size)] if names_length else []
+
+    async def test():
+        async with FileServer(arm, serving_file(path, *fields), secured) as server, server.client() as client:
+            client.write(3 * GET)
+            for _ in range(3):
+                line, received, body = await client.response()
+                assert line == "HTTP/1.1 200 OK"
+                assert received["content-length"] == str(size)
+                assert body == content
+
+    run(loop, test())
+
+
+def test_a_head(arm, loop, folder, secured):
+    path, content = make(folder, SMALL)
+
+    async def test():
+        async with FileServer(arm, serving_file(path, length(SMALL)), secured) as server, server.client() as client:
+            client.write(HEAD)
+            assert (await client.response(is_head=True))[1]["content-length"] == str(SMALL)
+            client.write(GET)
+            assert (await client.response())[2] == content
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_status_without_a_body(arm, loop, folder, status, caplog):
+    path, _ = make(folder, SMALL)
+    errors = []
+
+    async def application(scope, receive, send):
+        errors.append(await caught(send_file(send, path, status=status)))
+
+    async def test():
+        async with FileServer(arm, application) as server:
+            response = await server.ask(GET)
+            assert response.startswith(b"HTTP/1.1 %d " % status)
+            assert response.endswith(b"\r\n\r\n")
+
+    run(loop, test())
+    assert str(errors[0]) == "Response content longer than Content-Length"
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_chunks(arm, loop, folder, secured, size):
+    """A head that went out before the file's length was known."""
+    path, content = make(folder, size)
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        await asyncio.sleep(0)
+        await send({"type": "http.response.pathsend", "path": path})
+
+    async def test():
+        async with FileServer(arm, application, secured) as server:
+            async with server.client() as client:
+                client.write(2 * GET)
+                for _ in range(2):
+                    _, fields, body = await client.response()
+                    assert fields["transfer-encoding"] == "chunked"
+                    assert body == content
+            async with server.client() as client:
+                client.write(OLD)
+                assert (await client.response())[2] == content
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_a_file_that_is_longer_than_its_response(arm, loop, folder, secured, size):
+    """It has grown since the application looked."""
+    path, content = make(folder, size)
+
+    async def test():
+        application = serving_file(path, length(size - 10))
+        async with FileServer(arm, application, secured) as server, server.client() as client:
+            for _ in range(2):
+                client.write(GET)
+                assert (await client.response())[2] == content[:-10]
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("size", [0, SMALL, LARGE])
+def test_a_file_that_is_shorter_than_its_response(arm, loop, folder, secured, size):
+    path, _ = make(folder, size)
+    errors = []
+
+    async def application(scope, receive, send):
+        errors.append(await caught(send_file(send, path, length(size + 10))))
+
+    async def test():
+        async with FileServer(arm, application, secured) as server, server.client() as client:
+            client.write(GET)
+            response = await client.rest()
+            assert b"content-length: %d\r\n" % (size + 10) in response
+            # The client sees that something is missing.
+            assert len(response.partition(b"\r\n\r\n")[2]) < size + 10
+
+    run(loop, test())
+    assert [str(error) for error in errors] == ["Response content shorter than Content-Length"]
+
+
+def test_a_file_that_shrinks_while_it_is_sent(arm, loop, folder, secured):
+    size = 50_000_000
+    path = str(folder / "file")
+    with open(path, "wb") as file:
+        file.truncate(size)
+    errors = []
+
+    async def application(scope, receive, send):
+        errors.append(await caught(send_file(send, path, length(size))))
+
+    async def test():
+        async with FileServer(arm, application, secured) as server, server.client() as client:
+            client.write(GET)
+            await client.reader.readuntil(b"\r\n\r\n")
+            os.truncate(path, 1000)
+            assert len(await client.rest()) < size
+            await until_closed(server)
+
+    run(loop, test())
+    assert [str(error) for error in errors] == ["Response content shorter than Content-Length"]
+
+
+def test_a_request_body_that_nobody_reads(arm, loop, folder):
+    path, content = make(folder, LARGE)
+    request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
+
+    async def test():
+        async with FileServer(arm, serving_file(path)) as server, server.client() as client:
+            client.write(3 * request)
+            for _ in range(3):
+                assert (await client.response())[2] == content
+
+    run(loop, test())
+
+
+# -- What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_paths_that_cannot_be_sent(arm, loop, folder):
+    """The exception reaches the application, which can still answer something else."""
+    os.mkfifo(folder / "fifo")
+    (folder / "secret").write_bytes(b"x")
+    paths = {
+        str(folder / "missing"): FileNotFoundError,
+        str(folder): IsADirectoryError,
+        str(folder / "fifo"): OSError,
+        "/dev/zero": OSError,
+        "relative": ValueError,
+        "": ValueError,
+        "/a\0b": ValueError,
+        b"/etc/passwd": TypeError,
+        None: TypeError,
+        7: TypeError,
+    }
+    seen = []
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        for path in paths:
+            seen.append(await caught(send({"type": "http.response.pathsend", "path": path})))
+        seen.append(await caught(send({"type": "http.response.pathsend"})))
+        await send({"type": "http.response.body", "body": b"instead"})
+
+    async def test():
+        async with FileServer(arm, application) as server, server.client() as client:
+            client.write(GET)
+            assert (await client.response())[2] == b"instead"
+
+    run(loop, test())
+    for error, expected in zip(seen, [*paths.values(), KeyError], strict=True):
+        assert isinstance(error, expected), (error, expected)
+
+
+def test_an_exception_that_the_application_leaves(arm, loop, folder, caplog):
+    async def test():
+        async with FileServer(arm, serving_file(str(folder / "missing"), length(5))) as server:
+            response = await server.ask(GET)
+            assert b"\r\n\r\n" in response
+            assert not response.partition(b"\r\n\r\n")[2]
+
+    run(loop, test())
+    (record,) = (record for record in caplog.records if record.name == LOGGER)
+    assert record.exc_info[0] is FileNotFoundError
+
+
+def test_messages_out_of_order(arm, loop, folder):
+    path, content = make(folder, LARGE)
+    seen = []
+
+    async def application(scope, receive, send):
+        file = {"type": "http.response.pathsend", "path": path}
+        seen.append(await caught(send(file)))
+        await send({"type": "http.response.start", "status": 200, "headers": [length(LARGE)]})
+        if scope["path"] == "/body":
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            seen.append(await caught(send(file)))
+            return
+        sending = asyncio.create_task(send(file))
+        await asyncio.sleep(0)
+        # The file may be under way, or sent.
+        seen.append(await caught(send({"type": "http.response.body", "body": b"x"})))
+        seen.append(await caught(send(file)))
+        await sending
+        seen.append(await caught(send(file)))
+
+    async def test():
+        async with FileServer(arm, application) as server, server.client() as client:
+            client.write(GET)
+            assert (await client.response())[2] == content
+            client.write(GET.replace(b"/", b"/body", 1))
+            await client.rest()
+
+    run(loop, test())
+    texts = [
+        "Expected ASGI message 'http.response.start', but got 'http.response.pathsend'.",
+        "Unexpected ASGI message 'http.response.body' sent, after response already completed.",
+        "Unexpected ASGI message 'http.response.pathsend' sent, after response already completed.",
+        "Unexpected ASGI message 'http.response.pathsend' sent, after response already completed.",
+        "Expected ASGI message 'http.response.start', but got 'http.response.pathsend'.",
+        "Expected ASGI message 'http.response.body', but got 'http.response.pathsend'.",
+    ]
+    assert [str(error) for error in seen] == texts
+
+
+# -- Ends -------------------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """An application whose file is so large that it is under way until the client reads it."""
+
+    SIZE = 200_000_000
+
+    def __init__(self, folder, within=None):
+        self.path = str(folder / "slow")
+        with open(self.path, "wb") as file:
+            file.truncate(self.SIZE)
+        self.folder = folder
+        self.within = within or (lambda sending: sending)
+        self.outcome = None
+        self.is_over = asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        try:
+            self.outcome = await self.within(send_file(send, self.path, length(self.SIZE)))
+        except BaseException as error:
+            self.outcome = error
+            raise
+        finally:
+            self.open = open_files(self.folder)
+            self.is_over.set()
+
+    async def begin(self, client):
+        client.write(GET)
+        await client.reader.readuntil(b"\r\n\r\n")
+        assert open_files(self.folder)
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_a_client_that_leaves(arm, loop, folder, secured, way, caplog):
+    async def test():
+        slow = Slow(folder)
+        async with FileServer(arm, slow, secured) as server, server.client() as client:
+            await slow.begin(client)
+            if way == "reset":
+                client.reset()
+            else:
+                client.writer.transport.abort()
+            await slow.is_over.wait()
+            assert (slow.outcome, slow.open) == (None, [])
+            await until_closed(server)
+
+    run(loop, test())
+    assert caplog.records == []
+
+
+def test_a_client_that_ends_its_side(arm, loop, folder):
+    """It still gets all of the file, and the application is told."""
+    heard = []
+
+    async def application(scope, receive, send):
+        await receive()
+        waiting = asyncio.create_task(receive())
+        await send_file(send, path, length(LARGE))
+        heard.append((await waiting)["type"])
+
+    path, content = make(folder, LARGE)
+
+    async def test():
+        async with FileServer(arm, application) as server, server.client() as client:
+            client.write(GET)
+            client.writer.write_eof()
+            assert (await client.rest()).endswith(content)
+            await until_closed(server)
+
+    run(loop, test())
+    assert heard == ["http.disconnect"]
+
+
+def test_a_client_that_reads_nothing(arm, loop, folder, secured):
+    async def test():
+        slow = Slow(folder)
+        async with FileServer(arm, slow, secured, timeout_write=0.1) as server, server.client() as client:
+            client.writer.transport.pause_reading()
+            client.write(GET)
+            await slow.is_over.wait()
+            assert (slow.outcome, slow.open) == (None, [])
+            await until_closed(server)
+
+    run(loop, test())
+
+
+def test_a_client_that_reads_slowly(arm, loop, folder, secured):
+    """Whoever takes something within each time limit gets all."""
+    size = 8_000_000
+    path, content = make(folder, size)
+
+    async def test():
+        application = serving_file(path, length(size))
+        async with FileServer(arm, application, secured, timeout_write=2) as server, server.client() as client:
+            client.write(GET)
+            await client.reader.readuntil(b"\r\n\r\n")
+            body = b""
+            while len(body) < size:
+                body += await client.reader.read(size // 8)
+                await asyncio.sleep(0.05)
+            assert body == content
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("way", ["task", "timeout"])
+def test_a_send_that_is_cancelled(arm, loop, folder, secured, way):
+    """The rest of the file can't be sent: the connection ends."""
+
+    async def within(sending):
+        if way == "timeout":
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(sending, 0.2)
+        else:
+            task = asyncio.create_task(sending)
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        return "cancelled"
+
+    async def test():
+        slow = Slow(folder, within)
+        async with FileServer(arm, slow, secured) as server, server.client() as client:
+            await slow.begin(client)
+            await slow.is_over.wait()
+            assert slow.outcome == "cancelled"
+            assert len(await client.rest()) < slow.SIZE
+            await until_closed(server)
+
+    run(loop, test())
+
+
+def test_a_server_that_is_aborted(arm, loop, folder, secured):
+    async def test():
+        slow = Slow(folder)
+        async with FileServer(arm, slow, secured) as server, server.client() as client:
+            await slow.begin(client)
+            server.service.shut_down()
+            server.service.disconnect()
+            server.service.abort()
+            await server.service.wait_closed()
+            assert isinstance(slow.outcome, asyncio.CancelledError)
+            assert len(await client.rest()) < slow.SIZE
+
+    run(loop, test())
+
+
+def test_a_server_that_shuts_down(arm, loop, folder, secured):
+    """A file that is under way is sent to its end."""
+
+    async def test():
+        slow = Slow(folder)
+        slow.SIZE = 30_000_000
+        os.truncate(slow.path, slow.SIZE)
+        async with FileServer(arm, slow, secured) as server, server.client() as client:
+            await slow.begin(client)
+            server.service.shut_down()
+            server.service.disconnect()
+            assert len(await client.rest()) == slow.SIZE
+            await server.service.wait_closed()
+            assert slow.outcome is None
+
+    run(loop, test())
+
+
+def test_no_descriptors(arm, loop, folder, monkeypatch):
+    path, _ = make(folder, SMALL)
+    errors = []
+
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            errors.append(await caught(send({"type": "http.response.pathsend", "path": path})))
+        await send({"type": "http.response.body", "body": b"instead"})
+
+    async def test():
+        async with FileServer(arm, application) as server, server.client() as client:
+            client.write(GET)
+            assert (await client.response())[2] == b"instead"
+
+    run(loop, test())
+    assert errors[0].errno == 24
+
+
+def test_the_kernel_sends_what_is_not_encrypted(arm, loop, folder, monkeypatch):
+    path, content = make(folder, LARGE)
+
+    def refuse(*_):
+        raise OSError(5, "the file is read")
+
+    async def test():
+        async with FileServer(arm, serving_file(path)) as server, server.client() as client:
+            monkeypatch.setattr(os, "preadv", refuse)
+            monkeypatch.setattr(os, "pread", refuse)
+            client.write(GET)
+            assert (await client.response())[2] == content
+
+    run(loop, test())
+
+
+def test_what_is_not_in_memory_is_read_by_a_thread(arm, loop, folder, contexts, monkeypatch):
+    path, content = make(folder, LARGE)
+    threads = set()
+
+    def would_block(*_):
+        raise BlockingIOError
+
+    def pread(*arguments):
+        threads.add(threading.get_ident())
+        return original(*arguments)
+
+    original = os.pread
+
+    async def test():
+        async with FileServer(arm, serving_file(path), contexts) as server, server.client() as client:
+            monkeypatch.setattr(os, "preadv", would_block)
+            monkeypatch.setattr(os, "pread", pread)
+            client.write(GET)
+            assert (await client.response())[2] == content
+
+    run(loop, test())
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_a_cancelled_send_whose_thread_reads(arm, loop, folder, contexts, monkeypatch):
+    """The file is closed when the thread is done with it."""
+    path, _ = make(folder, LARGE)
+    is_reading, may_read = threading.Event(), threading.Event()
+
+    def would_block(*_):
+        raise BlockingIOError
+
+    def pread(*arguments):
+        is_reading.set()
+        may_read.wait(support.PATIENCE_S)
+        return original(*arguments)
+
+    original = os.pread
+
+    async def application(scope, receive, send):
+        sending = asyncio.create_task(send_file(send, path))
+        await asyncio.to_thread(is_reading.wait, support.PATIENCE_S)
+        sending.cancel()
+        await asyncio.wait([sending])
+        assert sending.cancelled()
+        assert open_files(folder)
+        may_read.set()
+        while open_files(folder):
+            await asyncio.sleep(0.01)
+
+    async def test():
+        async with FileServer(arm, application, contexts) as server, server.client() as client:
+            monkeypatch.setattr(os, "preadv", would_block)
+            monkeypatch.setattr(os, "pread", pread)
+            client.write(GET)
+            await client.rest()
+            await until_closed(server)
+
+    run(loop, test())
+
+
+def test_a_file_that_the_kernel_cannot_send(arm, loop, folder, monkeypatch):
+    """Such as one of a file system without sendfile(2): it is read."""
+    path, content = make(folder, LARGE)
+
+    async def cannot(*_):
+        return 0
+
+    async def test():
+        async with FileServer(arm, serving_file(path)) as server, server.client() as client:
+            monkeypatch.setattr("ringloop._http._send_by_kernel", cannot)
+            client.write(GET)
+            assert (await client.response())[2] == content
+
+    run(loop, test())
