@@ -33,7 +33,7 @@ say = @printf '\n== %s\n'
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
-any_interpreter = tests/tools bench/tests $(addprefix tests/http/test_,$(addsuffix .py,options proxies reload workers))
+any_interpreter = tests/tools bench/tests $(addprefix tests/http/test_,$(addsuffix .py,metrics options proxies reload workers))
 # Tests that measure. They run by themselves.
 measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py
 # pytest under an interpreter with options. The worker processes get them by --tx.

@@ -62,6 +62,12 @@ def _split_header(context: click.Context, parameter: click.Parameter, values: tu
     return headers
 
 
+def _check_path(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not value.startswith("/"):
+        raise click.BadParameter("the path must begin with a slash")
+    return value
+
+
 def _none_if_zero(context: click.Context, parameter: click.Parameter, value: float) -> float | None:
     return value or None
 
@@ -166,6 +172,14 @@ def _options() -> list[click.Parameter]:
     add(group, "--log-config", type=_PATH, help="Logging configuration: a .json, .yaml or .ini file.")
     add(group, "--access-log/--no-access-log", help="Log each request.")
     add(group, "--use-colors/--no-use-colors", help="Use colours in the log. Default: if it goes to a terminal.")
+    add(
+        group,
+        "--metrics",
+        ours=True,
+        metavar="PATH",
+        callback=_check_path,
+        help="Serve metrics for Prometheus at this path, such as /metrics. Needs prometheus-client.",
+    )
 
     group = "Requests"
     add(group, "--proxy-headers/--no-proxy-headers", help="Use X-Forwarded-For and X-Forwarded-Proto.")

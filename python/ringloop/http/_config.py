@@ -10,7 +10,7 @@ import ssl
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import EventLoop, new_event_loop
-from . import _applications, _listening, _tls, logging
+from . import _applications, _listening, _metrics, _tls, logging
 from ._errors import StartupError
 from ._importing import import_optional
 from ._proxies import TrustedProxies
@@ -65,6 +65,7 @@ class Config:
     log_level: str | int | None = None
     access_log: bool = True
     use_colors: bool | None = None
+    metrics: str | None = None
 
     reload: bool = False
     reload_dirs: list[str] | str | None = None
@@ -133,6 +134,8 @@ class Config:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
         if self.forwarded_allow_ips is None:
             self.forwarded_allow_ips = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
+        if self.metrics is not None:
+            _metrics.check(self.metrics)
         if self.h11_max_incomplete_event_size is not None:
             self.limit_head = self.h11_max_incomplete_event_size
         for name, usual in _WITHOUT_EFFECT.items():

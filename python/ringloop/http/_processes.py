@@ -1,21 +1,24 @@
 """Child processes that serve, as their parent sees them, and what runs in them.
 
 Parent and child are connected by a pair of sockets. The child says when it is there, when it has started, and when it
-has served as many requests as it may; it answers pings in a thread, however busy its loop is. It ends when its parent
-has ended.
+has served as many requests as it may; it answers pings in a thread, however busy its loop is. Its answers carry its
+metrics, if they are served. It ends when its parent has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from . import _metrics
 from ._server import Server
 from .logging import logger
 
@@ -25,9 +28,12 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from types import FrameType
 
+    from .._core import HttpMetrics
     from ._config import Config
 
+# Messages. A child's metrics follow _PONG and _COLLECT, and those of all children follow _COLLECTED.
 _HERE, _STARTED, _FULL, _PING, _PONG = b"here", b"started", b"full", b"ping", b"pong"
+_COLLECT, _COLLECTED = b"collect", b"collected"
 
 # How often a worker's answer and its memory are looked at.
 _LOOK_INTERVAL_S = 1.0
@@ -41,9 +47,16 @@ _spawn = multiprocessing.get_context("spawn")
 class Worker:
     """A child process that serves on these sockets, from its start to its end."""
 
-    def __init__(self, config: Config, sockets: list[socket.socket], ask_for_another: Callable[[Worker], None]) -> None:
-        """Starts the process. `ask_for_another` is called once when it should be replaced."""
+    def __init__(
+        self,
+        config: Config,
+        sockets: list[socket.socket],
+        board: _metrics.Board,
+        ask_for_another: Callable[[Worker], None],
+    ) -> None:
+        """Starts the process. `board` takes its metrics; `ask_for_another` is called once when it should be replaced."""
         self._config = config
+        self._board = board
         self._ask_for_another = ask_for_another
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()
@@ -115,6 +128,7 @@ class Worker:
         if self._look is not None:
             self._look.cancel()
         self._process.join()
+        self._board.end(self.pid)
         self._ended.set()
         self._settled.set()
 
@@ -125,10 +139,12 @@ class Worker:
 
     def _note_message(self) -> None:
         try:
-            message = self._connection.recv_bytes()
+            message, _, content = self._connection.recv_bytes().partition(b" ")
         except (OSError, EOFError):
             self._drop_connection()
             return
+        if content:
+            self._board.note(pickle.loads(content))
         if message == _HERE:
             self._look = self._loop.create_task(self._look_after(), name=f"worker {self.pid}")
         elif message == _STARTED:
@@ -136,6 +152,9 @@ class Worker:
             self._settled.set()
         elif message == _PONG:
             self._answers = True
+        elif message == _COLLECT:
+            with contextlib.suppress(OSError):
+                self._connection.send_bytes(_COLLECTED + b" " + pickle.dumps(self._board.read()))
         elif message == _FULL:
             self._ask_for_another(self)
 
@@ -191,15 +210,41 @@ class _ChildServer(Server):
     def __init__(self, config: Config, connection: Connection) -> None:
         super().__init__(config)
         self._connection = connection
+        # Two threads send.
+        self._sending = threading.Lock()
+        self._collecting: collections.deque[asyncio.Future[Any]] = collections.deque()
 
     def attend(self) -> None:
         """Answers the parent's pings, until it has gone; then the server ends. Runs in a thread of its own."""
         with contextlib.suppress(OSError, EOFError):
-            self._connection.send_bytes(_HERE)
+            self._send(_HERE)
             while True:
-                self._connection.recv_bytes()
-                self._connection.send_bytes(_PONG)
+                message, _, content = self._connection.recv_bytes().partition(b" ")
+                if message == _PING:
+                    self._send(_PONG, self._own_metrics())
+                elif (loop := self._loop) is not None:
+                    with contextlib.suppress(RuntimeError):  # The loop is closed.
+                        loop.call_soon_threadsafe(self._note_collected, content)
         self.should_exit = True
+
+    async def collect_metrics(self) -> tuple[HttpMetrics | None, list[_metrics.Snapshot]]:
+        """The parent has them, those of other processes up to a second old. It adds them up."""
+        assert self._loop is not None
+        future = self._loop.create_future()
+        self._collecting.append(future)
+        self._tell_parent(_COLLECT, self._own_metrics())
+        return cast("tuple[HttpMetrics | None, list[_metrics.Snapshot]]", await future)
+
+    def _note_collected(self, content: bytes) -> None:
+        future = self._collecting.popleft()
+        if not future.done():
+            future.set_result(pickle.loads(content))
+
+    def _own_metrics(self) -> bytes:
+        service, loop = self.service, self._loop
+        if self.config.metrics is None or service is None or loop is None:
+            return b""
+        return pickle.dumps(_metrics.take(service, loop))
 
     def handle_exit(self, number: int, frame: FrameType | None) -> None:
         """Ends the server; it is not forced by an interrupt, which may come after the parent's SIGTERM.
@@ -221,9 +266,19 @@ class _ChildServer(Server):
             self._tell_parent(_FULL)
             await self.wait_for_exit()
 
-    def _tell_parent(self, message: bytes) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._tell_parent(_PONG, self._own_metrics())
+
+    def _tell_parent(self, message: bytes, content: bytes = b"") -> None:
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(message)
+            self._send(message, content)
+
+    def _send(self, message: bytes, content: bytes = b"") -> None:
+        with self._sending:
+            self._connection.send_bytes(message + b" " + content)
 
 
 def _work(config: Config, sockets: list[socket.socket], connection: Connection, stdin: int | None) -> None:

@@ -10,10 +10,11 @@ import signal
 import socket
 import sys
 import threading
+import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from .. import EventLoop, _core
-from . import _listening
+from . import _listening, _metrics
 from ._config import STARTUP_FAILURE, Config
 from ._errors import StartupError
 from ._lifespan import Lifespan
@@ -236,11 +237,16 @@ class Server:
         config = self.config
         assert self._lifespan is not None and self._loop is not None
         proxies = config.trusted_proxies()
+        app, log = config.loaded_app, access_log() if config.access_log else None
+        if config.metrics is not None:
+            path = config.root_path + config.metrics
+            app = _metrics.MetricsApplication(app, path, self.collect_metrics)
+            log = log and _metrics.without(urllib.parse.quote(path), log)
         context = contextvars.Context() if config.reset_contextvars else contextvars.copy_context()
         return context.run(
             _core.HttpService,
             self._loop,
-            config.loaded_app,
+            app,
             root_path=config.root_path,
             headers=config.encoded_headers,
             date_header=config.date_header,
@@ -252,10 +258,15 @@ class Server:
             timeout_head=config.timeout_head,
             timeout_body=config.timeout_body,
             timeout_write=config.timeout_write,
-            access_log=access_log() if config.access_log else None,
+            access_log=log,
             forwarded=None if proxies is None else proxies.apply,
             logger=logger,
         )
+
+    async def collect_metrics(self) -> tuple[_core.HttpMetrics | None, list[_metrics.Snapshot]]:
+        """What all processes have counted: the sum of those that are gone, and each that runs."""
+        assert self.service is not None and self._loop is not None
+        return None, [_metrics.take(self.service, self._loop)]
 
     async def _watch_tls_files(self) -> None:
         """Reloads the certificate when its files have changed."""

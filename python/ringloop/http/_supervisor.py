@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from . import _listening
+from . import _listening, _metrics
 from ._config import STARTUP_FAILURE, Config
 from ._errors import StartupError
 from ._processes import Worker
@@ -43,6 +43,7 @@ class Parent:
         self.config = config
         self.exit_status = 0
         self.workers: set[Worker] = set()
+        self._board = _metrics.Board()
         self._ending = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -63,7 +64,7 @@ class Parent:
 
     def spawn(self, sockets: list[socket.socket]) -> Worker:
         """Starts a worker."""
-        worker = Worker(self.config, sockets, self.replace)
+        worker = Worker(self.config, sockets, self._board, self.replace)
         self.workers.add(worker)
         return worker
 
