@@ -57,6 +57,7 @@ pub use config::Config;
 pub use connection::Connection;
 pub use event::{End, Event};
 pub use request::Request;
+pub use stream::Head;
 
 /// The input of the example: the preface, settings, and `GET /greet`.
 #[doc(hidden)]

@@ -17,7 +17,7 @@ use super::event::{End, Event};
 use super::meter::Meter;
 use super::pipe::Pipe;
 use super::request::{Refused, Request};
-use super::stream::{Ready, SEND_BUFFER, Stream};
+use super::stream::{Head, Ready, SEND_BUFFER, Stream};
 use crate::response::{Lines, ResponseError};
 
 /// Set if the connection must be polled. The `h2` crate sets it when there is something to send.
@@ -167,6 +167,11 @@ impl Connection {
     /// Whether there are no open streams.
     pub fn is_idle(&self) -> bool {
         self.streams.is_empty()
+    }
+
+    /// Whether the client is in the middle of sending a request's head, or its trailers.
+    pub fn is_receiving_head(&self) -> bool {
+        self.meter.is_in_head()
     }
 
     /// The number of requests so far.
@@ -339,8 +344,35 @@ impl Connection {
         lines: &mut Lines,
         unix_s: u64,
     ) -> Result<(), ResponseError> {
-        self.found(stream)?
-            .respond(status, fields, complete, lines, unix_s)
+        let mut head = self.begin(stream, status)?;
+        for (name, value) in fields {
+            head.field(name, value)?;
+        }
+        head.park();
+        self.send_head(stream, complete, lines, unix_s)
+    }
+
+    /// Begin the head of a response. It is kept by [`Head::park`], and sent by [`send_head`](Connection::send_head), when
+    /// it is known whether the body is complete. [`respond`](Connection::respond) does all of that at once.
+    ///
+    /// # Errors
+    /// As for [`respond`](Connection::respond).
+    pub fn begin(&mut self, stream: u32, status: u16) -> Result<Head<'_>, ResponseError> {
+        self.found(stream)?.begin(status)
+    }
+
+    /// Send the head of a response that was begun. The parameters are those of [`respond`](Connection::respond).
+    ///
+    /// # Errors
+    /// If the stream does not exist (any more), or if no head is kept.
+    pub fn send_head(
+        &mut self,
+        stream: u32,
+        complete: Option<u64>,
+        lines: &mut Lines,
+        unix_s: u64,
+    ) -> Result<(), ResponseError> {
+        self.found(stream)?.send_head(complete, lines, unix_s)
     }
 
     /// Send an informational response: 100 to a client that waits for it, or 103 with Link.

@@ -13,6 +13,7 @@ const RST_STREAM: u8 = 3;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
 /// DATA frames with a shorter payload than this are small, in bytes.
 const SMALL: u64 = 64;
 
@@ -61,6 +62,9 @@ pub(super) struct Meter {
     head_length: usize,
     /// The number of bytes before the next head.
     skip: u64,
+    /// Whether the last frame was a part of a header block, and whether it was the last part.
+    is_block: bool,
+    ends_block: bool,
     resets: Allowance,
     control_frames: Allowance,
     window_updates: Allowance,
@@ -73,6 +77,8 @@ impl Meter {
             head: [0; HEAD],
             head_length: 0,
             skip: PREFACE,
+            is_block: false,
+            ends_block: false,
             resets: Allowance::new(config.resets, config.resets_per_s),
             control_frames: Allowance::new(config.control_frames, config.control_frames_per_s),
             window_updates: Allowance::new(config.window_updates, config.window_updates_per_s),
@@ -81,6 +87,11 @@ impl Meter {
                 config.small_data_frames_per_s,
             ),
         }
+    }
+
+    /// Whether a header block has begun and is not complete.
+    pub(super) fn is_in_head(&self) -> bool {
+        self.is_block && !(self.ends_block && self.skip == 0)
     }
 
     /// Count a reset that the server had to send. Returns whether it is within the limit for the client's own resets.
@@ -106,6 +117,8 @@ impl Meter {
             self.head_length = 0;
             let [high, middle, low, kind, flags, ..] = self.head;
             self.skip = u64::from(u32::from_be_bytes([0, high, middle, low]));
+            self.is_block = matches!(kind, HEADERS | CONTINUATION);
+            self.ends_block = flags & END_HEADERS != 0;
             let is_allowed = match kind {
                 RST_STREAM => self.resets.take(now_ms),
                 WINDOW_UPDATE => self.window_updates.take(now_ms),
@@ -197,6 +210,26 @@ mod tests {
                 assert_eq!(first_refused(DATA, flags, payload, step), expected);
             }
         }
+    }
+
+    #[test]
+    fn header_blocks_are_followed_to_their_end() {
+        let mut meter = Meter::new(&Config::default());
+        let mut is_in_head_after = |bytes: &[u8]| {
+            assert!(meter.count(bytes, 0));
+            meter.is_in_head()
+        };
+        assert!(!is_in_head_after(&[0; PREFACE as usize]));
+        assert!(!is_in_head_after(&frame(4, 0, 6)));
+        // One frame, in two pieces.
+        let whole = frame(HEADERS, END_HEADERS | END_STREAM, 10);
+        assert!(is_in_head_after(&whole[..15]));
+        assert!(!is_in_head_after(&whole[15..]));
+        // Several frames.
+        assert!(is_in_head_after(&frame(HEADERS, END_STREAM, 10)));
+        assert!(is_in_head_after(&frame(CONTINUATION, 0, 0)));
+        assert!(!is_in_head_after(&frame(CONTINUATION, END_HEADERS, 0)));
+        assert!(!is_in_head_after(&frame(DATA, 0, 10)[..12]));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::h1::{self, Form};
 use crate::syntax::{self, Authority};
 
 /// The head of a request.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Request {
     method: Method,
     scheme: &'static str,
@@ -18,7 +18,7 @@ pub struct Request {
     expects_continue: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 enum Target {
     Path(http::uri::PathAndQuery),
     Authority,

@@ -1,6 +1,7 @@
 //! A stream: the body of its request, and its response.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -63,6 +64,8 @@ pub(super) struct Stream {
     has_invalid_trailers: bool,
     flow: h2::FlowControl,
     sending: Sending,
+    /// A head that was begun and not sent, and its Content-Length.
+    parked: Option<(Response<()>, Option<u64>)>,
     framing: Framing,
     /// Whether the response consists of its head only.
     is_head_only: bool,
@@ -80,8 +83,36 @@ pub(super) struct Stream {
     has_ended: bool,
 }
 
-/// A head to send: what sends it, the head itself, and the Content-Length, which is not among its fields.
-type UnsentHead<'a> = (&'a mut SendResponse<Bytes>, Response<()>, Option<u64>);
+/// The head of a response that is being written. Dropping it forgets what was written.
+#[must_use]
+pub struct Head<'a> {
+    stream: &'a mut Stream,
+    response: Response<()>,
+    /// Not among the fields of the response yet.
+    content_length: Option<u64>,
+}
+
+impl fmt::Debug for Head<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.response.fmt(formatter)
+    }
+}
+
+impl Head<'_> {
+    /// Add a field. Connection-specific fields of HTTP/1 are left out (RFC 9113, section 8.2.2).
+    ///
+    /// # Errors
+    /// If the field is invalid, or a second Content-Length.
+    pub fn field(&mut self, name: &[u8], value: &[u8]) -> Result<(), ResponseError> {
+        let headers = self.response.headers_mut();
+        add_field(name, value, headers, &mut self.content_length)
+    }
+
+    /// Keep the head for [`send_head`](super::Connection::send_head).
+    pub fn park(self) {
+        self.stream.parked = Some((self.response, self.content_length));
+    }
+}
 
 impl Stream {
     /// The stream of a request. Its number is added to `ready` when it must be polled.
@@ -107,6 +138,7 @@ impl Stream {
             has_invalid_trailers: false,
             flow,
             sending: Sending::Head(response),
+            parked: None,
             framing: Framing::Nothing,
             is_head_only: false,
             pending: VecDeque::new(),
@@ -184,22 +216,35 @@ impl Stream {
 
     // ---- the response
 
-    /// Send the head of the response. See [`Connection::respond`](super::Connection::respond).
-    pub(super) fn respond<'f>(
+    /// Begin the head of the response. See [`Connection::begin`](super::Connection::begin).
+    pub(super) fn begin(&mut self, status: u16) -> Result<Head<'_>, ResponseError> {
+        if self.parked.is_some() {
+            return Err(ResponseError::Begun);
+        }
+        let opens_tunnel = |code: StatusCode| self.is_connect && code.is_success();
+        let is_allowed = |code: StatusCode| !code.is_informational() && !opens_tunnel(code);
+        let response = self.unsent_head(status, is_allowed)?;
+        Ok(Head {
+            stream: self,
+            response,
+            content_length: None,
+        })
+    }
+
+    /// Send the head that was begun. See [`Connection::send_head`](super::Connection::send_head).
+    pub(super) fn send_head(
         &mut self,
-        status: u16,
-        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
         complete: Option<u64>,
         lines: &mut Lines,
         unix_s: u64,
     ) -> Result<(), ResponseError> {
-        let (is_head, is_connect) = (self.is_head, self.is_connect);
-        let is_allowed = |code: StatusCode| {
-            let opens_tunnel = is_connect && code.is_success();
-            !code.is_informational() && !opens_tunnel
+        let (Sending::Head(sending), Some(parked)) = (&mut self.sending, self.parked.take()) else {
+            return Err(ResponseError::NotBegun);
         };
-        let (response, mut head, given) = self.head(status, is_allowed, fields)?;
-        let (framing, written) = Framing::choose(status, is_head, given, complete, Framing::Stream);
+        let (mut head, given) = parked;
+        let status = head.status().as_u16();
+        let (framing, written) =
+            Framing::choose(status, self.is_head, given, complete, Framing::Stream);
         let headers = head.headers_mut();
         if let Some(length) = written {
             headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
@@ -217,7 +262,7 @@ impl Stream {
             framing,
             Framing::Nothing | Framing::Discarded | Framing::Length(0)
         );
-        let sending = response
+        let sending = sending
             .send_response(head, is_head_only)
             .map_err(|_| ResponseError::NoRequest)?;
         self.sending = Sending::Body(sending);
@@ -234,29 +279,34 @@ impl Stream {
     ) -> Result<(), ResponseError> {
         let is_allowed =
             |code: StatusCode| code.is_informational() && code != StatusCode::SWITCHING_PROTOCOLS;
-        let (response, head, _) = self.head(status, is_allowed, fields)?;
+        let mut head = self.unsent_head(status, is_allowed)?;
+        let mut content_length = None;
+        for (name, value) in fields {
+            add_field(name, value, head.headers_mut(), &mut content_length)?;
+        }
+        let Sending::Head(response) = &mut self.sending else {
+            return Err(ResponseError::Begun);
+        };
         response
             .send_informational(head)
             .map_err(|_| ResponseError::NoRequest)
     }
 
-    /// A head with this status and these fields, if none was sent yet.
-    fn head<'f>(
-        &mut self,
+    /// A head with this status, if none was sent yet.
+    fn unsent_head(
+        &self,
         status: u16,
         is_allowed: impl FnOnce(StatusCode) -> bool,
-        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
-    ) -> Result<UnsentHead<'_>, ResponseError> {
-        let Sending::Head(response) = &mut self.sending else {
+    ) -> Result<Response<()>, ResponseError> {
+        if let Sending::Body(_) = self.sending {
             return Err(ResponseError::Begun);
-        };
+        }
         let mut head = Response::new(());
         *head.status_mut() = match StatusCode::from_u16(status) {
             Ok(code) if is_allowed(code) => code,
             _ => return Err(ResponseError::Status(status)),
         };
-        let content_length = add_fields(fields, head.headers_mut())?;
-        Ok((response, head, content_length))
+        Ok(head)
     }
 
     /// Buffer a piece of the body, for [`flush`](Stream::flush).
@@ -289,7 +339,7 @@ impl Stream {
             if is_forbidden_trailer(name) {
                 return Err(ResponseError::FieldName);
             }
-            add_field(name, value, &mut trailers)?;
+            append(name, value, &mut trailers)?;
         }
         self.framing.account(0, true)?;
         if !self.is_head_only {
@@ -420,33 +470,31 @@ fn check_trailers(trailers: &HeaderMap) -> Option<Vec<(String, Vec<u8>)>> {
         .collect()
 }
 
-/// Add the fields of a response, except for those of HTTP/1 connections and Content-Length, which is returned.
-fn add_fields<'f>(
-    fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+/// Add a field of a response. Those of HTTP/1 connections are left out, and Content-Length is set apart.
+fn add_field(
+    name: &[u8],
+    value: &[u8],
     headers: &mut HeaderMap,
-) -> Result<Option<u64>, ResponseError> {
-    let mut content_length = None;
-    for (name, value) in fields {
-        match Known::find(name) {
-            Some(
-                Known::CONNECTION
-                | Known::KEEP_ALIVE
-                | Known::PROXY_CONNECTION
-                | Known::TRANSFER_ENCODING
-                | Known::UPGRADE,
-            ) => {}
-            Some(Known::CONTENT_LENGTH) => {
-                let length =
-                    syntax::decimal(syntax::trim(value)).ok_or(ResponseError::ContentLength)?;
-                syntax::set_once(&mut content_length, length, ResponseError::ContentLength)?;
-            }
-            _ => add_field(name, value, headers)?,
+    content_length: &mut Option<u64>,
+) -> Result<(), ResponseError> {
+    match Known::find(name) {
+        Some(
+            Known::CONNECTION
+            | Known::KEEP_ALIVE
+            | Known::PROXY_CONNECTION
+            | Known::TRANSFER_ENCODING
+            | Known::UPGRADE,
+        ) => Ok(()),
+        Some(Known::CONTENT_LENGTH) => {
+            let length =
+                syntax::decimal(syntax::trim(value)).ok_or(ResponseError::ContentLength)?;
+            syntax::set_once(content_length, length, ResponseError::ContentLength)
         }
+        _ => append(name, value, headers),
     }
-    Ok(content_length)
 }
 
-fn add_field(name: &[u8], value: &[u8], headers: &mut HeaderMap) -> Result<(), ResponseError> {
+fn append(name: &[u8], value: &[u8], headers: &mut HeaderMap) -> Result<(), ResponseError> {
     let name = HeaderName::from_bytes(name).map_err(|_| ResponseError::FieldName)?;
     let value =
         HeaderValue::from_bytes(syntax::trim(value)).map_err(|_| ResponseError::FieldValue)?;
