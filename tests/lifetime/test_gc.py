@@ -155,6 +155,95 @@ def test_a_cycle_through_a_context(loop):
     assert reference() is None
 
 
+VARIABLE = contextvars.ContextVar("VARIABLE")
+
+SCHEDULE = {
+    "call_soon": lambda loop, callback: loop.call_soon(callback),
+    "call_later": lambda loop, callback: loop.call_later(3600, callback),
+    "call_soon_threadsafe": lambda loop, callback: loop.call_soon_threadsafe(callback),
+}
+every_way_to_schedule = pytest.mark.parametrize("schedule", SCHEDULE.values(), ids=SCHEDULE)
+
+
+@every_way_to_schedule
+@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
+def test_a_cycle_through_the_context_that_a_handle_copies(loop_factory, schedule, kept):
+    """The loop, unclosed, or the closed loop and its handle, are in the context that the handle holds."""
+    loop = loop_factory()
+    thing = Thing()
+    thing.loop = loop
+    context = contextvars.copy_context()
+    context.run(VARIABLE.set, thing)
+    handle = context.run(schedule, loop, noop)
+    reference = weakref.ref(thing)
+    if kept:
+        thing.handle = handle
+        gc.collect()
+        assert reference() is not None
+        loop.close()
+        unclosed = contextlib.nullcontext()
+    else:
+        unclosed = pytest.warns(ResourceWarning, match="^unclosed event loop")
+    with unclosed:
+        del thing, context, loop, handle
+        gc.collect()
+        assert reference() is None
+
+
+@every_way_to_schedule
+def test_a_handle_that_never_runs_drops_the_context_that_it_copied(new_loop, schedule):
+    loop = new_loop()
+    thing = Thing()
+    context = contextvars.copy_context()
+    context.run(VARIABLE.set, thing)
+    handles = [context.run(schedule, loop, noop) for _ in range(3)]
+    reference = weakref.ref(thing)
+    del thing, context
+    gc.collect()
+    assert reference() is not None, "the handles have it"
+    handles[0].cancel()
+    run_turns(loop)
+    loop.close()
+    handles.clear()
+    gc.collect()
+    assert reference() is None
+
+
+@every_way_to_schedule
+def test_a_context_that_a_handle_gives_away_is_tracked(loop, schedule):
+    handle = schedule(loop, noop)
+    context = handle._context
+    assert gc.is_tracked(context)
+    assert context is handle._context
+    thing = Thing()
+    thing.context = context
+    context.run(VARIABLE.set, thing)
+    reference = weakref.ref(thing)
+    handle.cancel()
+    run_turns(loop)
+    del thing, context, handle
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_cycle_through_a_context_in_which_a_callback_has_run(loop):
+    """A token refers to the context that it was made in."""
+    reference = None
+
+    def run():
+        nonlocal reference
+        thing = Thing()
+        thing.token = VARIABLE.set(thing)
+        reference = weakref.ref(thing)
+
+    with collector_off():
+        loop.call_soon(run)
+        run_turns(loop)
+        assert reference() is not None
+        gc.collect()
+        assert reference() is None
+
+
 def test_a_cycle_through_a_watched_descriptor(new_loop):
     loop = new_loop()
     thing = Thing()

@@ -8,13 +8,15 @@
 //!
 //! A handle of `call_soon` is not tracked by the garbage collector while only the queue holds it: the collector would
 //! visit tens of thousands of them again and again, in vain. The queue's owner shows the collector what they refer to
-//! (`HandleRef::traverse`). A handle that somebody else keeps is tracked when it leaves the queue.
+//! (`HandleRef::traverse`). A handle that somebody else keeps is tracked when it leaves the queue. The same goes for the
+//! copy of the current context that a handle makes: the collector sees it once it is run in, or given to somebody.
 
 #![allow(unsafe_code)]
 
 mod memory;
 mod object;
 
+use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
@@ -32,7 +34,7 @@ use crate::support::{self, guard};
 
 pub(crate) use self::object::add_to;
 
-use self::memory::{HANDLE, TIMER_HANDLE, allocate, drop_call, members};
+use self::memory::{HANDLE, TIMER_HANDLE, allocate, drop_call, hide, reveal, visit_members};
 
 /// Arguments that fit into the handle itself; more go into a tuple.
 const INLINE_ARGUMENTS: usize = 3;
@@ -130,7 +132,8 @@ impl HandleRef {
         // SAFETY: the caller holds the GIL and vouches for the pointers; the block from `allocate` has room for a
         // `Handle`, and each field is written before the object is tracked and can be seen.
         unsafe {
-            let context = if call.context.is_null() || call.context == ffi::Py_None() {
+            let copies = call.context.is_null() || call.context == ffi::Py_None();
+            let context = if copies {
                 ffi::PyContext_CopyCurrent()
             } else {
                 ffi::Py_NewRef(call.context)
@@ -157,6 +160,9 @@ impl HandleRef {
                 ffi::Py_DECREF(context);
                 ffi::Py_XDECREF(spill);
                 return None;
+            }
+            if copies {
+                hide(context);
             }
             (*this).callback = ffi::Py_NewRef(call.callback);
             (*this).context = context;
@@ -242,15 +248,18 @@ impl HandleRef {
         if tracked {
             return visit.call(support::borrow_pointer(&self.0));
         }
-        if !self.is_shared() {
-            // SAFETY: as above.
-            for member in unsafe { members(self.0.as_ptr()) } {
-                if let Some(member) = NonNull::new(member) {
-                    visit.call(support::borrow_pointer(&member))?;
-                }
-            }
+        if self.is_shared() {
+            return Ok(());
         }
-        Ok(())
+        let mut forward = Forward {
+            visit,
+            result: Ok(()),
+        };
+        // SAFETY: as above; `forward` gets its own structure, which outlives the call.
+        unsafe {
+            visit_members(self.0.as_ptr(), forward_visit, (&raw mut forward).cast());
+        }
+        forward.result
     }
 
     /// Remembers the handle's place in the timers, or that it has left them. For timer handles only.
@@ -349,6 +358,7 @@ impl HandleRef {
                 run_lock::begin(this as usize);
             }
             let context = (*this).context;
+            reveal(context);
             let mut result = ptr::null_mut();
             if ffi::PyContext_Enter(context) == 0 {
                 result = call(this);
@@ -391,6 +401,25 @@ impl HandleRef {
             }
         }
     }
+}
+
+/// PyO3's visitor, where a `visitproc` is asked for.
+struct Forward<'a, 'py> {
+    visit: &'a PyVisit<'py>,
+    result: Result<(), PyTraverseError>,
+}
+
+/// A `visitproc` whose argument is a [`Forward`].
+unsafe extern "C" fn forward_visit(object: *mut ffi::PyObject, argument: *mut c_void) -> c_int {
+    // SAFETY: `HandleRef::traverse` passes a `Forward`; whoever traverses passes a live object.
+    let (forward, object) = unsafe {
+        (
+            &mut *argument.cast::<Forward<'_, '_>>(),
+            NonNull::new_unchecked(object),
+        )
+    };
+    forward.result = forward.visit.call(support::borrow_pointer(&object));
+    c_int::from(forward.result.is_err())
 }
 
 /// Calls the callback with its arguments; the result is owned, null with an exception set.

@@ -49,25 +49,88 @@ pub(super) unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
     }
 }
 
-/// The objects that a handle refers to, besides its type; null for what is absent.
+/// Hides a fresh copy of a context, which only its handle refers to, from the collector. With it, the collector would
+/// visit tens of thousands of contexts again and again while their handles wait.
 ///
 /// # Safety
-/// The GIL is held and `this` is alive.
-pub(super) unsafe fn members(this: *mut Handle) -> impl Iterator<Item = *mut ffi::PyObject> {
+/// The GIL is held, and `context` is a `contextvars.Context` that only the caller refers to. It is to be revealed
+/// before anybody else gets a reference, and before it is dropped.
+#[inline]
+pub(super) unsafe fn hide(context: *mut ffi::PyObject) {
     // SAFETY: as the function asks.
+    unsafe { ffi::PyObject_GC_UnTrack(context.cast()) };
+}
+
+/// Whether a context is hidden. Nobody but `hide` makes the collector forget a context.
+#[inline]
+unsafe fn is_hidden(context: *mut ffi::PyObject) -> bool {
+    // SAFETY: the caller's object is alive, and the GIL is held.
+    unsafe { ffi::PyContext_CheckExact(context) != 0 && ffi::PyObject_GC_IsTracked(context) == 0 }
+}
+
+/// Lets the collector see a handle's context again, if it is hidden.
+///
+/// # Safety
+/// The GIL is held, and `context` is alive.
+#[inline]
+pub(super) unsafe fn reveal(context: *mut ffi::PyObject) {
+    // SAFETY: as the function asks. A hidden context is complete, and not tracked.
     unsafe {
+        if is_hidden(context) {
+            ffi::PyObject_GC_Track(context.cast());
+        }
+    }
+}
+
+/// Drops a handle's context.
+///
+/// # Safety
+/// The GIL is held, and `this` is alive or being destroyed.
+unsafe fn drop_context(this: *mut Handle) {
+    // SAFETY: as the function asks. The field is emptied first, because dropping may run Python code.
+    unsafe {
+        let context = std::mem::replace(&mut (*this).context, ptr::null_mut());
+        if !context.is_null() {
+            reveal(context);
+            ffi::Py_DECREF(context);
+        }
+    }
+}
+
+/// Shows the collector the objects that a handle refers to, besides its type. What a hidden context refers to counts as
+/// the handle's own.
+///
+/// # Safety
+/// The GIL is held and `this` is alive; `visit` and `argument` are the collector's, or forward to it.
+pub(super) unsafe fn visit_members(
+    this: *mut Handle,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: as the function asks. A `contextvars.Context` has a `tp_traverse`.
+    unsafe {
+        let context = (*this).context;
+        let mut shown = context;
+        if !context.is_null() && is_hidden(context) {
+            shown = ptr::null_mut();
+            if let Some(traverse) = (*ffi::Py_TYPE(context)).tp_traverse {
+                let status = traverse(context, visit, argument);
+                if status != 0 {
+                    return status;
+                }
+            }
+        }
         let [first, second, third] = (*this).arguments;
         let count = (*this).argument_count as usize;
-        [
+        let members = [
             (*this).callback,
-            (*this).context,
+            shown,
             (*this).event_loop,
             first,
             second,
             third,
-        ]
-        .into_iter()
-        .take(3 + count)
+        ];
+        visit_all(members.into_iter().take(3 + count), visit, argument)
     }
 }
 
@@ -99,7 +162,7 @@ pub(super) unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
         };
         let this = object.cast::<Handle>();
         drop_call(this);
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
+        drop_context(this);
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).event_loop, ptr::null_mut()));
         let class = ffi::Py_TYPE(object);
         let kind = if class == TIMER_HANDLE.class {
@@ -125,8 +188,11 @@ pub(super) unsafe extern "C" fn traverse(
 ) -> c_int {
     // SAFETY: called by the collector for a tracked, hence fully made, handle.
     unsafe {
-        let class = ffi::Py_TYPE(object).cast();
-        visit_all(members(object.cast()).chain([class]), visit, argument)
+        let status = visit_all([ffi::Py_TYPE(object).cast()], visit, argument);
+        if status != 0 {
+            return status;
+        }
+        visit_members(object.cast(), visit, argument)
     }
 }
 
@@ -138,7 +204,7 @@ pub(super) unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
         drop_call(this);
         // The loop reference stays: `cancel` and `repr` rely on it, and the loop breaks the cycle by clearing its
         // queue.
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).context, ptr::null_mut()));
+        drop_context(this);
         0
     }
 }

@@ -9,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use super::memory::{HANDLE, TIMER_HANDLE, clear, dealloc, traverse};
+use super::memory::{HANDLE, TIMER_HANDLE, clear, dealloc, reveal, traverse};
 use super::{Deadline, Handle, HandleRef, Origin, TimerHandle};
 use crate::names::intern;
 use crate::native_type::{self, NativeType, attribute, method, slot};
@@ -73,7 +73,13 @@ unsafe extern "C" fn method_get_context(
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
-    unsafe { none_if_null((*object.cast::<Handle>()).context) }
+    unsafe {
+        let context = (*object.cast::<Handle>()).context;
+        if !context.is_null() {
+            reveal(context);
+        }
+        none_if_null(context)
+    }
 }
 
 /// A new reference to `object`, or to None.
