@@ -3,7 +3,8 @@
 //! The loop's thread needs the GIL. It waits 5 ms for the GIL if another thread does nothing but post, and much longer
 //! if several do. By then tens of thousands of callbacks are queued ahead of timers and I/O. In asyncio each post
 //! releases the GIL, because it is a system call. Here threads may post [`POSTS_PER_TURN`] callbacks in a turn as fast
-//! as they can. A thread that posts more rests now and then, without the GIL, until the loop's next turn.
+//! as they can, and go on for [`POSTING_NS`]. A thread that posts even more rests now and then, without the GIL, until
+//! the loop's next turn.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,16 +12,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use ringloop::clock;
 
 use crate::metrics::Meter;
 
 /// How many callbacks run between two looks at the timers and the kernel.
 pub(crate) const CALLBACKS_PER_LOOK: usize = 1024;
 
-/// How many callbacks may be posted during one turn before threads rest: as many as run between two looks at timers and
-/// I/O.
+/// How many callbacks may be posted during one turn before the clock is read: as many as run between two looks at timers
+/// and I/O.
 const POSTS_PER_TURN: u64 = CALLBACKS_PER_LOOK as u64;
-/// After that, a thread rests at every so many callbacks.
+/// For how long threads may post after that before they rest. What they post in this time runs in about as long. A rest
+/// takes 0.1 ms, so that one after every 1,024 callbacks would take as long as all else.
+const POSTING_NS: u64 = 1_000_000;
+/// The clock is read, and a thread rests, at every so many callbacks.
 const POSTS_PER_REST: u64 = 16;
 /// The longest rest. The callback that runs may wait for the very thread that rests.
 const REST_MAX: Duration = Duration::from_millis(20);
@@ -30,12 +35,17 @@ const POSTS_PER_NAP: u64 = 32;
 /// How long a nap is; a rest is as many of them as it needs. The kernel adds 50 us.
 const NAP: Duration = Duration::from_micros(50);
 
+// The clock is read at the last of them.
+const _: () = assert!(POSTS_PER_TURN.is_multiple_of(POSTS_PER_REST));
+
 /// What has been posted to a loop. Written under the GIL.
 #[derive(Default)]
 pub(crate) struct Posting {
-    /// The turn that the loop was in at the last post, and how many callbacks were posted in it.
+    /// The turn that the loop was in at the last post, how many callbacks were posted in it, and until when threads may
+    /// post more of them.
     turn: AtomicU64,
     posts: AtomicU64,
+    until_ns: AtomicU64,
     /// One more than the number of callbacks that the loop had run when it ran none during a rest: the current one
     /// takes long.
     stuck_at: AtomicU64,
@@ -58,8 +68,13 @@ impl Posting {
             1
         };
         self.posts.store(posts, Relaxed);
-        if posts > POSTS_PER_TURN && posts.is_multiple_of(POSTS_PER_REST) {
-            self.give_way(py, meter, posts, is_running);
+        if posts >= POSTS_PER_TURN && posts.is_multiple_of(POSTS_PER_REST) {
+            let now_ns = clock::now_ns();
+            if posts == POSTS_PER_TURN {
+                self.until_ns.store(now_ns + POSTING_NS, Relaxed);
+            } else if now_ns >= self.until_ns.load(Relaxed) {
+                self.give_way(py, meter, posts, is_running);
+            }
         }
     }
 
