@@ -21,6 +21,8 @@ const VERSION: &str = if cfg!(debug_assertions) {
 const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum size of a message, in bytes.
 const SIZE_MAX: usize = 256 * 1024 * 1024;
+/// How often the expected body may be repeated.
+const TIMES_MAX: usize = 1024 * 1024;
 /// The maximum rate of requests per second: far more than a server answers, but the generator can still count them.
 const RATE_MAX: f64 = 1e7;
 
@@ -34,7 +36,7 @@ The result:
                 when it should have been sent; cold (rtt): first messages. Each {count, mean_ns,
                 min_ns, p50_ns, ..., p999_ns, max_ns, hdr}, with three significant digits
   errors        {kind: {count, first}}, where first describes the first one; empty without errors.
-                Kinds: connect, reset, closed, half_answer, timeout, mismatch, unexpected,
+                Kinds: connect, handshake, reset, closed, half_answer, timeout, mismatch, unexpected,
                 status, malformed, other
   connections   asked, opened, reopened, alive_at_end, opening_s, and connect (latencies)
   fairness      operations per connection: min, p5, median, p95, max, and Jain's index (1: all
@@ -72,7 +74,15 @@ const HTTP_HELP: &str = "\
 Examples:
   ringlab-load http --address 127.0.0.1:8080 --connections 500
   ringlab-load http --address localhost:8080 --rate 20000 --path /index.html --any-body
+  ringlab-load http --address 127.0.0.1:8080 --send 1024 --body 1024
+  ringlab-load http --address 127.0.0.1:8080 --http2 --tls
   ringlab-load http --address 127.0.0.1:8080 --probe
+
+`ringlab-load --help` explains the result.";
+
+const WEBSOCKET_HELP: &str = "\
+Example:
+  ringlab-load websocket --address 127.0.0.1:8080 --path /echo --size 1024
 
 `ringlab-load --help` explains the result.";
 
@@ -130,7 +140,7 @@ pub(crate) enum Workload {
     #[command(after_long_help = ECHO_HELP)]
     Echo(Echo),
 
-    /// GET requests to an HTTP/1.1 server: as many as it can answer, or at a fixed rate; or a probe of its parser
+    /// Requests to an HTTP server: as many as it can answer, or at a fixed rate; or a probe of its parser; or idle connections
     ///
     /// Without --rate each connection sends its next request when it has received the whole response (closed loop). This shows the
     /// server's capacity. With --rate requests are due at instants that are evenly distributed over time and connections (open loop), whether
@@ -138,6 +148,13 @@ pub(crate) enum Workload {
     /// for all requests that had to wait (free of coordinated omission); "service" latencies count from when a request was sent.
     #[command(after_long_help = HTTP_HELP)]
     Http(Http),
+
+    /// Messages that a WebSocket server sends back, on many connections
+    ///
+    /// Each connection is upgraded, without extensions, and then sends a masked binary message when the echo of the previous one has
+    /// come (closed loop). The messages are those of `echo`, and every byte is checked.
+    #[command(after_long_help = WEBSOCKET_HELP)]
+    Websocket(WebSocket),
 
     /// Round trips of one message at a time on one connection, and separately the first message of fresh connections
     ///
@@ -292,9 +309,22 @@ pub(crate) struct Http {
     #[arg(long, value_name = "HEADER", value_parser = parse_header)]
     pub(crate) header: Vec<String>,
 
+    /// Send POST requests with a body of this size [default: GET, without a body]
+    #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true, value_parser = parse_send)]
+    #[serde(rename = "send_bytes")]
+    pub(crate) send: usize,
+
     /// Body that each response must have
     #[arg(long, value_name = "TEXT", default_value = "Hello, World!")]
     pub(crate) body: String,
+
+    /// The body is this many times --body
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "any_body", value_parser = parse_times)]
+    pub(crate) times: usize,
+
+    /// Header that each response must have, as in 'Content-Type: text/html'; may be given several times
+    #[arg(long, value_name = "HEADER", value_parser = parse_field, conflicts_with = "http2")]
+    pub(crate) expect_header: Vec<(String, String)>,
 
     /// Accept any body
     #[arg(long, conflicts_with = "body")]
@@ -305,11 +335,43 @@ pub(crate) struct Http {
     #[serde(rename = "rate_per_s")]
     pub(crate) rate: Option<f64>,
 
+    /// Speak TLS 1.3. The server's certificate is not verified
+    #[arg(long)]
+    pub(crate) tls: bool,
+
+    /// Speak HTTP/2, one request at a time on each connection; with prior knowledge, unless with --tls. GET requests only
+    #[arg(long, conflicts_with_all = ["send", "header", "idle", "pipeline"])]
+    pub(crate) http2: bool,
+
+    /// Send one request on each connection, before the warm-up, and nothing in the window. The result shows what memory the connections
+    /// cost (--account)
+    #[arg(long, conflicts_with = "rate")]
+    pub(crate) idle: bool,
+
     /// Don't measure. Find out whether the server parses requests or sends a canned answer, and print the answers. Uses only --address,
     /// --path and --timeout
     #[arg(long, conflicts_with = "rate")]
     #[serde(skip)]
     pub(crate) probe: bool,
+}
+
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct WebSocket {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) common: Common,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) load: Load,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) size: Size,
+
+    /// Path to connect to
+    #[arg(long, value_name = "PATH", default_value = "/", value_parser = parse_path)]
+    pub(crate) path: String,
 }
 
 #[derive(Args, Clone, Debug, Serialize)]
@@ -418,6 +480,8 @@ impl Common {
             warm_up_ns: system::ns(measuring.warm_up),
             window_ns: system::ns(measuring.window),
             rate,
+            tls: None,
+            idle: false,
             max_operations: self.max_operations,
             timeout_ns: system::ns(self.timeout),
             seed: self.seed,
@@ -508,6 +572,28 @@ fn parse_size(text: &str) -> Result<usize, String> {
             "it must be a number of bytes from 1 to {SIZE_MAX}, for example 1024"
         )),
     }
+}
+
+fn parse_send(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(size) if size <= SIZE_MAX => Ok(size),
+        _ => Err(format!(
+            "it must be a number of bytes from 0 to {SIZE_MAX}, for example 1024"
+        )),
+    }
+}
+
+fn parse_times(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(times) if (1..=TIMES_MAX).contains(&times) => Ok(times),
+        _ => Err(format!("it must be a number from 1 to {TIMES_MAX}")),
+    }
+}
+
+fn parse_field(text: &str) -> Result<(String, String), String> {
+    let header = parse_header(text)?;
+    let (name, value) = header.split_once(':').unwrap_or((&header, ""));
+    Ok((name.to_owned(), value.trim().to_owned()))
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::arguments::{Ceiling, Protocol};
 use crate::exchange::Frames;
 use crate::failure::Failures;
-use crate::http::Requests;
+use crate::http::{Expected, Requests};
 use crate::pattern::Pattern;
 use crate::run;
 
@@ -83,8 +83,11 @@ pub(crate) fn measure(
             run::run(&settings, interrupted, failures, || Frames(pattern.clone()))
         }
         Protocol::Http => {
-            let body = Some(b"Hello, World!".to_vec());
-            let requests = Requests::new("/", &process.address.to_string(), &[], body);
+            let expected = Expected {
+                body: Some(b"Hello, World!".to_vec()),
+                fields: Vec::new(),
+            };
+            let requests = Requests::new("/", &process.address.to_string(), &[], 0, expected);
             run::run(&settings, interrupted, failures, || requests.clone())
         }
     }?;

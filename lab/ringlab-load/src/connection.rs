@@ -1,7 +1,6 @@
 //! One connection of the generator.
 
-use std::net::TcpStream;
-
+use crate::link::Link;
 use crate::pattern::Frame;
 
 /// The state of a connection.
@@ -10,6 +9,8 @@ pub(crate) enum State {
     /// Not opened yet.
     New,
     Connecting,
+    /// TCP is connected; TLS and the protocol's greeting are not done yet.
+    Greeting,
     Open,
     /// It has failed and isn't opened again.
     Dead,
@@ -17,7 +18,7 @@ pub(crate) enum State {
 
 /// A connection and its requests.
 pub(crate) struct Connection<P> {
-    pub(crate) stream: Option<TcpStream>,
+    pub(crate) link: Option<Link>,
     pub(crate) state: State,
     /// Its number among all connections of the run.
     pub(crate) number: u32,
@@ -41,6 +42,9 @@ pub(crate) struct Connection<P> {
     /// The server has announced that it will close the connection.
     pub(crate) closing: bool,
     pub(crate) partial: P,
+    /// Whether the greeting is sent, and what came in answer to it.
+    pub(crate) greeted: bool,
+    pub(crate) heard: Vec<u8>,
     /// When opening the connection began, when something last came (streams), or when the server announced the close.
     pub(crate) since_ns: u64,
     /// What was answered in the window: requests, or bytes (streams).
@@ -51,7 +55,7 @@ impl<P: Default> Connection<P> {
     /// A connection that isn't opened yet.
     pub(crate) fn new(number: u32) -> Self {
         Self {
-            stream: None,
+            link: None,
             state: State::New,
             number,
             answered: 0,
@@ -65,6 +69,8 @@ impl<P: Default> Connection<P> {
             answered_before: 0,
             closing: false,
             partial: P::default(),
+            greeted: false,
+            heard: Vec::new(),
             since_ns: 0,
             operations: 0,
         }

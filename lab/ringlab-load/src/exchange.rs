@@ -1,9 +1,9 @@
 //! Protocols: what is sent, and what must come back.
 
 use std::io::{self, Write};
-use std::net::TcpStream;
 
 use crate::failure::{Failure, Kind};
+use crate::link::Link;
 use crate::pattern::{Frame, Pattern};
 
 /// A protocol of requests and answers. Answers come in the order of the requests. Each thread has its own instance.
@@ -17,13 +17,26 @@ pub(crate) trait Exchange {
     /// Whether to open a connection again that the server closes after an answer, with no request outstanding.
     const RECONNECTS: bool = false;
 
+    /// Whether the server may send frames that answer no request. `take` skips them, and gets them even if nothing was asked.
+    const CONTROL_FRAMES: bool = false;
+
+    /// What a new connection sends first, before any request. Empty if the protocol needs nothing.
+    fn greeting(&self) -> &[u8] {
+        &[]
+    }
+
+    /// Takes all that has come in answer to the greeting. `None` if more is to come.
+    fn greeted(&mut self, _connection: u32, _received: &[u8]) -> Result<Option<Greeted>, Failure> {
+        Ok(None)
+    }
+
     /// The length of each request in bytes.
     fn request_bytes(&self) -> usize;
 
     /// Sends at most `count` requests, from byte `position` of `first` on. Returns how many bytes the socket took.
     fn send(
         &mut self,
-        to: &TcpStream,
+        to: &mut Link,
         first: Frame,
         position: usize,
         count: usize,
@@ -39,6 +52,15 @@ pub(crate) trait Exchange {
 
     /// How much of an answer has come, as text. `None` if nothing has.
     fn describe(&self, partial: &Self::Partial) -> Option<String>;
+}
+
+/// The complete answer to a greeting.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    /// The length of the answer.
+    pub(crate) bytes: usize,
+    /// What to send in reply, if anything. It is short, so that an idle socket takes it at once.
+    pub(crate) reply: &'static [u8],
 }
 
 /// The result of taking received bytes.
@@ -77,7 +99,7 @@ impl Exchange for Frames {
 
     fn send(
         &mut self,
-        to: &TcpStream,
+        to: &mut Link,
         first: Frame,
         position: usize,
         count: usize,
@@ -160,13 +182,7 @@ impl Exchange for Stream {
         STREAM_MESSAGE.len()
     }
 
-    fn send(
-        &mut self,
-        mut to: &TcpStream,
-        _: Frame,
-        position: usize,
-        _: usize,
-    ) -> io::Result<usize> {
+    fn send(&mut self, to: &mut Link, _: Frame, position: usize, _: usize) -> io::Result<usize> {
         to.write(&self.repeated[position..][..STREAM_WRITE_BYTES])
     }
 

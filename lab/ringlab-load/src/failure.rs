@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 pub(crate) enum Kind {
     /// A connection couldn't be made.
     Connect,
+    /// The server didn't speak the protocol: TLS, WebSocket or HTTP/2 couldn't be begun.
+    Handshake,
     /// The server reset a connection.
     Reset,
     /// The server closed a connection before it answered.
@@ -33,8 +35,9 @@ pub(crate) enum Kind {
     Other,
 }
 
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 11] = [
     Kind::Connect,
+    Kind::Handshake,
     Kind::Reset,
     Kind::Closed,
     Kind::HalfAnswer,
@@ -50,6 +53,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Connect => "connect",
+            Self::Handshake => "handshake",
             Self::Reset => "reset",
             Self::Closed => "closed",
             Self::HalfAnswer => "half_answer",

@@ -1,14 +1,15 @@
-//! HTTP/1.1: GET requests, and the check of their responses.
+//! HTTP/1.1: requests, and the check of their responses.
 //!
 //! Most servers answer with the same bytes each time, except for the date. So each thread remembers the last response that was
-//! parsed and correct, and compares the next ones with it. Only a response that differs is parsed.
+//! parsed and correct, and compares the next ones with it, piece by piece as they come. Only a response that differs is parsed.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
-use std::net::TcpStream;
+use std::sync::Arc;
 
-use crate::exchange::{Answer, Exchange, Taken};
+use crate::exchange::{Answer, Exchange, Greeted, Taken};
 use crate::failure::{Failure, Kind};
+use crate::link::Link;
 use crate::pattern::Frame;
 
 const HEADERS_MAX: usize = 100;
@@ -18,24 +19,103 @@ const BODY_BYTES_MAX: usize = 256 * 1024 * 1024;
 const SHOWN_BYTES: usize = 40;
 /// The maximum number of requests that are sent at once, if several are due.
 const TOGETHER: usize = 64;
+/// The maximum number of bytes of several requests that are sent at once.
+const TOGETHER_BYTES: usize = 256 * 1024;
+/// Bodies of requests repeat these bytes.
+const SENT: &[u8] = b"0123456789abcdef";
+
+/// What responses must be like, besides their status of 200.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Expected {
+    /// The body. `None` for any.
+    pub(crate) body: Option<Vec<u8>>,
+    /// Fields that each response must have: names and values.
+    pub(crate) fields: Vec<(String, String)>,
+}
+
+impl Expected {
+    /// Compares a whole body. `place` is where it came.
+    pub(crate) fn check_body(&self, place: &str, body: &[u8]) -> Result<(), Failure> {
+        let Some(right) = &self.body else {
+            return Ok(());
+        };
+        if right == body {
+            return Ok(());
+        }
+        let came = format!(": {}", shown(body));
+        if right.len() != body.len() {
+            return Err(wrong_length(place, body.len(), &came, right));
+        }
+        let at = right
+            .iter()
+            .zip(body)
+            .position(|(right, came)| right != came);
+        let at = at.unwrap_or_default();
+        Err(Failure::new(
+            Kind::Mismatch,
+            format!(
+                "wrong body: {place}: {} came at byte {at}, and {} was expected (--body sets the expected one, --any-body accepts any)",
+                shown(&body[at..]),
+                shown(&right[at..])
+            ),
+        ))
+    }
+
+    fn check_fields(&self, place: &str, whole: &Whole) -> Result<(), Failure> {
+        for (name, value) in &self.fields {
+            let has = |(found, is): &(String, Vec<u8>)| {
+                found.eq_ignore_ascii_case(name) && is == value.as_bytes()
+            };
+            if !whole.fields.iter().any(has) {
+                return Err(Failure::new(
+                    Kind::Mismatch,
+                    format!("wrong head: {place}: it has no '{name}: {value}' (--expect-header)"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A body of another length than expected; `came` shows it, if it is there.
+fn wrong_length(place: &str, length: usize, came: &str, right: &[u8]) -> Failure {
+    Failure::new(
+        Kind::Mismatch,
+        format!(
+            "wrong body: {place}: it has {length} bytes{came}, and {} were expected: {} (--body sets the expected one, --any-body \
+             accepts any)",
+            right.len(),
+            shown(right)
+        ),
+    )
+}
 
 /// Identical requests, and their responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Requests {
-    /// The request, [`TOGETHER`] times.
+    /// The request, `together` times.
     repeated: Vec<u8>,
+    together: usize,
     request_bytes: usize,
-    /// The body that responses must have. `None` for any.
-    body: Option<Vec<u8>>,
+    expected: Expected,
     /// The last correct response, if the connection stayed open after it.
-    familiar: Vec<u8>,
+    familiar: Arc<[u8]>,
+    /// Each connection makes one request as its greeting, and rests.
+    idle: bool,
 }
 
 impl Requests {
-    /// GET requests for `path` with additional `headers`, such as `Accept: text/html`. `host` is the value of Host, unless it is
-    /// among them.
-    pub(crate) fn new(path: &str, host: &str, headers: &[String], body: Option<Vec<u8>>) -> Self {
-        let mut request = format!("GET {path} HTTP/1.1\r\n");
+    /// Requests for `path` with additional `headers`, such as `Accept: text/html`. `host` is the value of Host, unless it is
+    /// among them. They are POST requests with a body if `sent_bytes` isn't 0.
+    pub(crate) fn new(
+        path: &str,
+        host: &str,
+        headers: &[String],
+        sent_bytes: usize,
+        expected: Expected,
+    ) -> Self {
+        let method = if sent_bytes > 0 { "POST" } else { "GET" };
+        let mut request = format!("{method} {path} HTTP/1.1\r\n");
         let names = |header: &String| header.to_ascii_lowercase().starts_with("host:");
         if !headers.iter().any(names) {
             let _ = write!(request, "Host: {host}\r\n");
@@ -44,13 +124,26 @@ impl Requests {
             request.push_str(header);
             request.push_str("\r\n");
         }
+        if sent_bytes > 0 {
+            let _ = write!(request, "Content-Length: {sent_bytes}\r\n");
+        }
         request.push_str("\r\n");
+        let mut request = request.into_bytes();
+        request.extend(SENT.iter().copied().cycle().take(sent_bytes));
+        let together = (TOGETHER_BYTES / request.len()).clamp(1, TOGETHER);
         Self {
             request_bytes: request.len(),
-            repeated: request.into_bytes().repeat(TOGETHER),
-            body,
-            familiar: Vec::new(),
+            repeated: request.repeat(together),
+            together,
+            expected,
+            familiar: Arc::default(),
+            idle: false,
         }
+    }
+
+    /// The same requests, one on each connection before the measurement.
+    pub(crate) fn idle(self) -> Self {
+        Self { idle: true, ..self }
     }
 
     /// Examines a response that may be incomplete.
@@ -78,22 +171,14 @@ impl Requests {
             _ => 200,
         };
         // If the length is wrong, do not wait for the rest.
-        if let (Some(right), Some(announced), 200) = (&self.body, announced, status)
+        if let (Some(right), Some(announced), 200) = (&self.expected.body, announced, status)
             && right.len() != announced
         {
             let came = match &parsed {
                 Progress::Whole(whole) => format!(": {}", shown(&whole.body)),
                 _ => String::new(),
             };
-            return Err(Failure::new(
-                Kind::Mismatch,
-                format!(
-                    "wrong body: {place}: it has {announced} bytes{came}, and {} were expected: {} (--body sets the expected \
-                     one, --any-body accepts any)",
-                    right.len(),
-                    shown(right)
-                ),
-            ));
+            return Err(wrong_length(&place, announced, &came, right));
         }
         let Progress::Whole(whole) = parsed else {
             return Ok(None);
@@ -112,18 +197,8 @@ impl Requests {
                 wrong: Some(failure),
             }));
         }
-        if let Some(right) = &self.body
-            && *right != *whole.body
-        {
-            return Err(Failure::new(
-                Kind::Mismatch,
-                format!(
-                    "wrong body: {place}: {} came, and {} was expected (--body sets the expected one, --any-body accepts any)",
-                    shown(&whole.body),
-                    shown(right)
-                ),
-            ));
-        }
+        self.expected.check_body(&place, &whole.body)?;
+        self.expected.check_fields(&place, &whole)?;
         Ok(Some(Judged {
             bytes: whole.bytes,
             last: whole.last,
@@ -139,14 +214,50 @@ struct Judged {
     wrong: Option<Failure>,
 }
 
-/// The received part of a response.
+/// The received part of a response: its bytes, or how many of them are those of a familiar response.
 #[derive(Debug, Default)]
-pub(crate) struct Response(Vec<u8>);
+pub(crate) struct Response {
+    own: Vec<u8>,
+    familiar: Option<Arc<[u8]>>,
+    matched: usize,
+}
+
+impl Response {
+    fn bytes(&self) -> usize {
+        self.own.len() + self.matched
+    }
+}
 
 impl Exchange for Requests {
     type Partial = Response;
 
     const RECONNECTS: bool = true;
+
+    fn greeting(&self) -> &[u8] {
+        if self.idle {
+            &self.repeated[..self.request_bytes]
+        } else {
+            &[]
+        }
+    }
+
+    fn greeted(&mut self, connection: u32, received: &[u8]) -> Result<Option<Greeted>, Failure> {
+        let request = Frame {
+            connection,
+            sequence: 0,
+        };
+        match self.judge(request, received)? {
+            None => Ok(None),
+            Some(Judged {
+                wrong: Some(failure),
+                ..
+            }) => Err(failure),
+            Some(judged) => Ok(Some(Greeted {
+                bytes: judged.bytes,
+                reply: &[],
+            })),
+        }
+    }
 
     fn request_bytes(&self) -> usize {
         self.request_bytes
@@ -154,12 +265,12 @@ impl Exchange for Requests {
 
     fn send(
         &mut self,
-        mut to: &TcpStream,
+        to: &mut Link,
         _: Frame,
         position: usize,
         count: usize,
     ) -> io::Result<usize> {
-        to.write(&self.repeated[position..self.request_bytes * count.min(TOGETHER)])
+        to.write(&self.repeated[position..self.request_bytes * count.min(self.together)])
     }
 
     #[inline]
@@ -169,25 +280,43 @@ impl Exchange for Requests {
         partial: &mut Response,
         received: &[u8],
     ) -> Result<Taken, Failure> {
-        let before = partial.0.len();
-        if before == 0 && !self.familiar.is_empty() && received.starts_with(&self.familiar) {
-            return Ok(Taken {
-                bytes: self.familiar.len(),
-                answer: Answer::Complete {
-                    last: false,
-                    wrong: None,
-                },
-            });
+        if partial.own.is_empty() {
+            // Another connection may have replaced the familiar response that this one began with.
+            let familiar = partial.familiar.as_ref().unwrap_or(&self.familiar);
+            let bytes = received.len().min(familiar.len() - partial.matched);
+            let end = partial.matched + bytes;
+            if bytes > 0 && received[..bytes] == familiar[partial.matched..end] {
+                let answer = if end == familiar.len() {
+                    partial.matched = 0;
+                    partial.familiar = None;
+                    Answer::Complete {
+                        last: false,
+                        wrong: None,
+                    }
+                } else {
+                    partial.matched = end;
+                    if partial.familiar.is_none() {
+                        partial.familiar = Some(Arc::clone(&self.familiar));
+                    }
+                    Answer::Incomplete
+                };
+                return Ok(Taken { bytes, answer });
+            }
+            if let Some(familiar) = partial.familiar.take() {
+                partial.own.extend_from_slice(&familiar[..partial.matched]);
+                partial.matched = 0;
+            }
         }
+        let before = partial.own.len();
         let response = if before == 0 {
             received
         } else {
-            partial.0.extend_from_slice(received);
-            &partial.0
+            partial.own.extend_from_slice(received);
+            &partial.own
         };
         let Some(judged) = self.judge(request, response)? else {
             if before == 0 {
-                partial.0.extend_from_slice(received);
+                partial.own.extend_from_slice(received);
             }
             return Ok(Taken {
                 bytes: received.len(),
@@ -195,10 +324,9 @@ impl Exchange for Requests {
             });
         };
         if judged.wrong.is_none() && !judged.last {
-            self.familiar.clear();
-            self.familiar.extend_from_slice(&response[..judged.bytes]);
+            self.familiar = Arc::from(&response[..judged.bytes]);
         }
-        partial.0.clear();
+        partial.own.clear();
         Ok(Taken {
             bytes: judged.bytes - before,
             answer: Answer::Complete {
@@ -209,7 +337,8 @@ impl Exchange for Requests {
     }
 
     fn describe(&self, partial: &Response) -> Option<String> {
-        (!partial.0.is_empty()).then(|| format!("{} bytes of a response", partial.0.len()))
+        let bytes = partial.bytes();
+        (bytes > 0).then(|| format!("{bytes} bytes of a response"))
     }
 }
 
@@ -230,6 +359,7 @@ pub(crate) enum Progress {
 pub(crate) struct Whole {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
+    pub(crate) fields: Vec<(String, Vec<u8>)>,
     /// Its total length in bytes.
     pub(crate) bytes: usize,
     /// Whether the server has announced that it closes the connection.
@@ -297,6 +427,11 @@ fn parse_one(response: &[u8]) -> Result<Part, String> {
         Part::Response(Progress::Whole(Whole {
             status,
             body,
+            fields: head
+                .headers
+                .iter()
+                .map(|header| (header.name.to_owned(), header.value.to_vec()))
+                .collect(),
             bytes: head_bytes + bytes,
             last,
         }))
@@ -418,7 +553,14 @@ mod tests {
     const RIGHT: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!";
 
     fn requests() -> Requests {
-        Requests::new("/", "localhost", &[], Some(b"Hello, World!".to_vec()))
+        Requests::new("/", "localhost", &[], 0, expected(b"Hello, World!"))
+    }
+
+    fn expected(body: &[u8]) -> Expected {
+        Expected {
+            body: Some(body.to_vec()),
+            fields: Vec::new(),
+        }
     }
 
     /// The failures of a response that comes as a whole.
@@ -484,7 +626,7 @@ mod tests {
         assert_eq!(body.kind, Kind::Mismatch);
         assert!(
             body.message
-                .contains("'Hello, Word!!' came, and 'Hello, World!' was expected"),
+                .contains("'!!' came at byte 11, and 'd!' was expected"),
             "{body}"
         );
 
@@ -537,8 +679,9 @@ mod tests {
 
     #[test]
     fn another_host_can_be_named() {
-        let bytes =
-            |headers: &[String]| Requests::new("/", "1.2.3.4:5", headers, None).request_bytes;
+        let bytes = |headers: &[String]| {
+            Requests::new("/", "1.2.3.4:5", headers, 0, Expected::default()).request_bytes
+        };
         let without = bytes(&[]);
         assert_eq!(without, "GET / HTTP/1.1\r\nHost: 1.2.3.4:5\r\n\r\n".len());
         let host = "host: example.org".to_owned();

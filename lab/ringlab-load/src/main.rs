@@ -15,7 +15,7 @@
 //! - **It doesn't sleep while there is something to do**, because a local server would pay for waking its client.
 //! - **It knows its limits**: it reports how busy it was, how late it was, and its own maximum ([`ceiling`]).
 //!
-//! [`exchange`] is the interface between the loop and the protocols; `unsafe` is in [`system`] alone.
+//! [`exchange`] is the interface between the loop and the protocols, [`link`] between both and the socket; `unsafe` is in [`system`] alone.
 
 #![deny(unsafe_code)]
 
@@ -28,7 +28,9 @@ mod control;
 mod exchange;
 mod failure;
 mod http;
+mod http2;
 mod latencies;
+mod link;
 mod measured;
 mod outcome;
 mod output;
@@ -40,6 +42,7 @@ mod schedule;
 mod settings;
 mod shared;
 mod system;
+mod websocket;
 mod worker;
 
 use std::process::ExitCode;
@@ -51,11 +54,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::arguments::{Arguments, Echo, Http, Mode, Rtt, Workload};
+use crate::arguments::{Arguments, Echo, Http, Mode, Rtt, WebSocket, Workload};
 use crate::exchange::{Frames, Stream};
 use crate::failure::Failures;
-use crate::http::Requests;
+use crate::http::{Expected, Requests};
+use crate::http2::Streams;
 use crate::pattern::Pattern;
+use crate::websocket::Messages;
 use crate::worker::READ_BYTES;
 
 /// The default number of connections, for workloads with many.
@@ -93,6 +98,10 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     match workload {
         Workload::Echo(echo) => print_result("echo", echo, measure_echo(echo, &interrupted)?),
         Workload::Http(http) => print_result("http", http, measure_http(http, &interrupted)?),
+        Workload::Websocket(websocket) => {
+            let result = measure_websocket(websocket, &interrupted)?;
+            print_result("websocket", websocket, result);
+        }
         Workload::Rtt(rtt) => print_result("rtt", rtt, measure_rtt(rtt, &interrupted)?),
         Workload::Ceiling(ceiling) => {
             let result = ceiling::measure(ceiling, CONNECTIONS, &interrupted)?;
@@ -117,13 +126,43 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
 }
 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let settings = http.common.settings(&http.load, CONNECTIONS, http.rate);
-    let body = (!http.any_body).then(|| http.body.clone().into_bytes());
-    let host = http.common.address.name.clone();
-    let requests = Requests::new(&http.path, &host, &http.header, body);
+    let mut settings = http.common.settings(&http.load, CONNECTIONS, http.rate);
+    settings.idle = http.idle;
+    if http.tls {
+        let protocol = if http.http2 { "h2" } else { "http/1.1" };
+        settings.tls = Some(link::tls(protocol).context("TLS can't be set up")?);
+    }
+    let body = || http.body.repeat(http.times).into_bytes();
+    let expected = Expected {
+        body: (!http.any_body).then(body),
+        fields: http.expect_header.clone(),
+    };
+    let host = &http.common.address.name;
     let failures = Failures::default();
+    if http.http2 {
+        let streams = Streams::new(&http.path, host, http.tls, expected);
+        return Ok(run::run(&settings, interrupted, failures, || {
+            streams.clone()
+        })?);
+    }
+    let mut requests = Requests::new(&http.path, host, &http.header, http.send, expected);
+    if http.idle {
+        requests = requests.idle();
+    }
     Ok(run::run(&settings, interrupted, failures, || {
         requests.clone()
+    })?)
+}
+
+fn measure_websocket(websocket: &WebSocket, interrupted: &AtomicBool) -> anyhow::Result<Value> {
+    let settings = websocket
+        .common
+        .settings(&websocket.load, CONNECTIONS, None);
+    let pattern = Pattern::new(websocket.common.seed, websocket.size.size);
+    let messages = Messages::new(&websocket.path, &websocket.common.address.name, pattern);
+    let failures = Failures::default();
+    Ok(run::run(&settings, interrupted, failures, || {
+        messages.clone()
     })?)
 }
 

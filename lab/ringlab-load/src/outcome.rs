@@ -60,7 +60,7 @@ pub(crate) fn outcome(
             "corrected": settings.rate.map(|_| corrected.to_json(settings.hdr)),
         },
         "open_loop": open_loop,
-        "void": void_reason(shared, completed),
+        "void": void_reason(settings, shared, completed),
         "interrupted": record.was_interrupted,
         "ended_early": record.ended_early,
         "errors": shared.failures.to_json(),
@@ -98,12 +98,12 @@ pub(crate) fn outcome(
 }
 
 /// Why the figures are meaningless, if they are.
-fn void_reason(shared: &Shared, completed: u64) -> Option<String> {
+fn void_reason(settings: &Settings, shared: &Shared, completed: u64) -> Option<String> {
     let failures = &shared.failures;
     failures.void_reason().or_else(|| {
         if shared.window_begin_ns() == u64::MAX {
             Some("the run ended before the window was opened".to_owned())
-        } else if completed == 0 {
+        } else if completed == 0 && !settings.idle {
             Some("nothing was answered in the window".to_owned())
         } else {
             None

@@ -119,7 +119,10 @@ pub(crate) fn run<E: Exchange>(
     let record = control.record;
     let opened: u64 = measured.iter().map(|one| one.opened).sum();
     if opened == 0 && !record.was_interrupted && shared.failures.void_reason().is_none() {
-        let first = shared.failures.first(Kind::Connect);
+        let failures = &shared.failures;
+        let first = failures
+            .first(Kind::Connect)
+            .or_else(|| failures.first(Kind::Handshake));
         return Err(Unmeasurable::Connections(first.unwrap_or_default()));
     }
     Ok(outcome(

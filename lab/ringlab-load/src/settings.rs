@@ -1,6 +1,9 @@
 //! The settings of a run that all workloads have in common.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
@@ -17,6 +20,10 @@ pub(crate) struct Settings {
     pub(crate) window_ns: u64,
     /// Requests per second of the open loop, over all connections. `None` for the closed loop.
     pub(crate) rate: Option<f64>,
+    /// TLS on each connection, if any.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
+    /// Connections rest after their greeting.
+    pub(crate) idle: bool,
     pub(crate) max_operations: Option<u64>,
     pub(crate) timeout_ns: u64,
     pub(crate) seed: u64,

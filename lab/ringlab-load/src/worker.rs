@@ -5,11 +5,12 @@
 //! request waits while its connection is busy, and its latency counts from the intended instant.
 //!
 //! Sockets are edge-triggered, except for streams: each is read once per answer, and a short read means that nothing is left.
+//! A connection is ready for requests after TLS and the protocol's greeting, if it has these.
 //!
 //! The file is long because it is one state machine: connecting, sending, receiving and closing all change the same counts of what is
 //! in flight.
 
-use std::io::{self, Read};
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 
@@ -19,6 +20,7 @@ use crate::connection::{Connection, State};
 use crate::control::Control;
 use crate::exchange::{Answer, Exchange, STREAM_MESSAGE, STREAM_WRITE_BYTES, outstanding_most};
 use crate::failure::{Failure, Kind, connect_failure};
+use crate::link::{Link, Received};
 use crate::measured::Measured;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
@@ -33,6 +35,8 @@ const EVENTS_PER_TURN: usize = 256;
 /// The minimum time between opening two connections. On the same machine they are established at once, even before the server
 /// accepts them. If its backlog is full, the kernel drops them and tries again only after a second.
 const BETWEEN_CONNECTIONS_NS: u64 = 125_000;
+/// How much is received at once of an answer to a greeting that is there when TCP is connected.
+const GREETING_READ_BYTES: usize = 4096;
 /// How often to check for late answers.
 const TICK_NS: u64 = 50_000_000;
 /// How often an idle thread checks whether to begin or to end.
@@ -208,7 +212,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
     /// Begins to open a connection.
     fn open(&mut self, index: usize, now: u64) {
         let address = self.settings.address;
-        let connect = || -> io::Result<(TcpStream, bool)> {
+        let tls = self.settings.tls.as_ref();
+        let connect = || -> io::Result<(Link, bool)> {
             let socket = Socket::new(
                 Domain::for_address(address),
                 Type::STREAM,
@@ -224,21 +229,92 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let events = READABLE | WRITABLE | ENDED;
             let trigger = if E::STREAMING { 0 } else { EDGE_TRIGGERED };
             self.epoll.add(&socket, events | trigger, index as u64)?;
-            Ok((socket.into(), connected))
+            Ok((Link::new(TcpStream::from(socket), tls)?, connected))
         };
         self.connecting += 1;
         let begun = connect();
         let connection = &mut self.connections[index];
         connection.since_ns = now;
         match begun {
-            Ok((stream, connected)) => {
-                connection.stream = Some(stream);
+            Ok((link, connected)) => {
+                connection.link = Some(link);
                 connection.state = State::Connecting;
+                connection.greeted = false;
+                connection.heard.clear();
                 if connected {
-                    self.opened(index, now_ns());
+                    self.greet(index, &mut [0; GREETING_READ_BYTES]);
                 }
             }
-            Err(error) => self.not_opened(index, &error),
+            Err(error) => self.not_connected(index, &error),
+        }
+    }
+
+    /// Goes on with TLS and with the protocol's greeting, as far as possible.
+    #[cold]
+    fn greet(&mut self, index: usize, buffer: &mut [u8]) {
+        let connection = &mut self.connections[index];
+        connection.state = State::Greeting;
+        let number = connection.number;
+        match Self::greet_step(&mut self.exchange, connection, buffer) {
+            Ok(true) => self.opened(index, now_ns()),
+            Ok(false) => {}
+            Err(failure) => {
+                let message = format!("connection {number}: {failure}");
+                self.not_opened(index, Failure::new(failure.kind, message));
+            }
+        }
+    }
+
+    /// Returns whether the connection is ready for requests.
+    fn greet_step(
+        exchange: &mut E,
+        connection: &mut Connection<E::Partial>,
+        buffer: &mut [u8],
+    ) -> Result<bool, Failure> {
+        let Some(link) = &mut connection.link else {
+            return Ok(false);
+        };
+        let refused = |what: String| Failure::new(Kind::Handshake, what);
+        match link.handshake() {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) => return Err(refused(format!("no TLS: {error}"))),
+        }
+        let greeting = exchange.greeting();
+        if greeting.is_empty() {
+            return Ok(true);
+        }
+        let broke = |error: &io::Error| refused(format!("the greeting failed: {error}"));
+        if !connection.greeted {
+            connection.greeted = true;
+            link.write_all(greeting).map_err(|error| broke(&error))?;
+        }
+        loop {
+            match link.receive(buffer) {
+                Ok(received) if received.bytes == 0 => {
+                    return Err(refused(format!(
+                        "the server closed it after {} bytes of its answer to the greeting",
+                        connection.heard.len()
+                    )));
+                }
+                Ok(received) => connection
+                    .heard
+                    .extend_from_slice(&buffer[..received.bytes]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(broke(&error)),
+            }
+            if let Some(greeted) = exchange.greeted(connection.number, &connection.heard)? {
+                if greeted.bytes < connection.heard.len() {
+                    let more = connection.heard.len() - greeted.bytes;
+                    let words = format!("{more} bytes came after the answer to the greeting");
+                    return Err(Failure::new(Kind::Unexpected, words));
+                }
+                link.write_all(greeted.reply)
+                    .map_err(|error| broke(&error))?;
+                connection.heard = Vec::new();
+                return Ok(true);
+            }
         }
     }
 
@@ -262,23 +338,27 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.send(index);
     }
 
-    fn not_opened(&mut self, index: usize, error: &io::Error) {
+    fn not_connected(&mut self, index: usize, error: &io::Error) {
+        let number = self.connections[index].number;
+        self.not_opened(index, connect_failure(number, self.settings.address, error));
+    }
+
+    fn not_opened(&mut self, index: usize, failure: Failure) {
         let connection = &mut self.connections[index];
-        connection.stream = None;
+        connection.link = None;
         connection.state = State::Dead;
         self.connecting -= 1;
-        let failure = connect_failure(connection.number, self.settings.address, error);
         self.shared.fail(failure);
     }
 
-    fn finish_connecting(&mut self, index: usize, event: u32, now: u64) {
-        let Some(stream) = &self.connections[index].stream else {
+    fn finish_connecting(&mut self, index: usize, event: u32, buffer: &mut [u8]) {
+        let Some(link) = &self.connections[index].link else {
             return;
         };
-        match stream.take_error() {
-            Ok(None) if event & WRITABLE != 0 => self.opened(index, now),
+        match link.socket().take_error() {
+            Ok(None) if event & WRITABLE != 0 => self.greet(index, buffer),
             Ok(None) => {}
-            Ok(Some(error)) | Err(error) => self.not_opened(index, &error),
+            Ok(Some(error)) | Err(error) => self.not_connected(index, &error),
         }
     }
 
@@ -348,7 +428,12 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let open_loop = self.schedule.is_some();
         let connection = &mut self.connections[index];
         let wanted = !open_loop || connection.started != connection.due;
-        if !self.sending || !wanted || connection.in_flight() >= pipeline || connection.closing {
+        if !self.sending
+            || self.settings.idle
+            || !wanted
+            || connection.in_flight() >= pipeline
+            || connection.closing
+        {
             return false;
         }
         let place = index * pipeline as usize + (connection.started % pipeline) as usize;
@@ -381,14 +466,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
             if unsent == 0 || connection.state != State::Open {
                 return;
             }
-            let Some(stream) = &connection.stream else {
+            let first = connection.frame(connection.sent);
+            let Some(link) = &mut connection.link else {
                 return;
             };
-            let first = connection.frame(connection.sent);
-            match self
-                .exchange
-                .send(stream, first, connection.position, unsent)
-            {
+            match self.exchange.send(link, first, connection.position, unsent) {
                 Ok(bytes) => {
                     if self.shared.phase() == Phase::Window {
                         self.measured.bytes_out += bytes as u64;
@@ -428,6 +510,19 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
+    /// Sends what TLS has encrypted and the socket didn't take.
+    #[inline]
+    fn flush(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if connection.state == State::Open
+            && let Some(link) = &mut connection.link
+            && link.flush().is_err()
+        {
+            // The socket's event brings the end.
+            connection.broken = true;
+        }
+    }
+
     /// Stops sending on a stream.
     #[cold]
     fn stop_stream(&mut self, index: usize) {
@@ -447,10 +542,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
     /// Changes the events of a stream. It is level-triggered, so an event that is not handled would repeat at once.
     fn watch_stream(&mut self, index: usize, events: u32) {
         let connection = &self.connections[index];
-        let Some(stream) = &connection.stream else {
+        let Some(link) = &connection.link else {
             return;
         };
-        if let Err(error) = self.epoll.change(stream, events, index as u64) {
+        if let Err(error) = self.epoll.change(link.socket(), events, index as u64) {
             let number = connection.number;
             let words = format!("connection {number} can't be watched: {error}");
             self.fail(index, Failure::new(Kind::Other, words));
@@ -464,14 +559,22 @@ impl<'a, E: Exchange> Worker<'a, E> {
     fn serve(&mut self, event: Event, buffer: &mut [u8], now: u64) -> u64 {
         let (events, index) = (event.events, event.u64 as usize);
         let mut now = now;
-        if self.connections[index].state == State::Connecting {
-            now = now_ns();
-            self.finish_connecting(index, events, now);
+        match self.connections[index].state {
+            State::Connecting => {
+                now = now_ns();
+                self.finish_connecting(index, events, buffer);
+            }
+            State::Greeting => {
+                now = now_ns();
+                self.greet(index, buffer);
+            }
+            _ => {}
         }
         if events & (READABLE | ENDED) != 0 && self.connections[index].state == State::Open {
             now = self.receive(index, events & ENDED != 0, buffer, now);
         }
         if events & WRITABLE != 0 {
+            self.flush(index);
             self.send(index);
         }
         now
@@ -480,21 +583,21 @@ impl<'a, E: Exchange> Worker<'a, E> {
     fn receive(&mut self, index: usize, ended: bool, buffer: &mut [u8], mut now: u64) -> u64 {
         loop {
             let connection = &mut self.connections[index];
-            let Some(mut stream) = connection.stream.as_ref() else {
+            let Some(link) = &mut connection.link else {
                 return now;
             };
-            match stream.read(buffer) {
-                Ok(0) => {
+            match link.receive(buffer) {
+                Ok(Received { bytes: 0, .. }) => {
                     self.ended(index, None);
                     return now;
                 }
-                Ok(bytes) => {
+                Ok(Received { bytes, more }) => {
                     now = now_ns();
                     if !self.take(index, &buffer[..bytes], now) {
                         return now;
                     }
                     self.send(index);
-                    if E::STREAMING || (bytes < buffer.len() && !ended) {
+                    if E::STREAMING || (!more && !ended) {
                         return now;
                     }
                 }
@@ -521,7 +624,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
         while !rest.is_empty() {
             let connection = &mut self.connections[index];
             let nothing_asked = connection.answered == connection.sent && connection.position == 0;
-            if connection.in_flight() == 0 || (nothing_asked && !E::STREAMING) {
+            let unexpected = connection.in_flight() == 0 || (nothing_asked && !E::STREAMING);
+            if unexpected && !E::CONTROL_FRAMES {
                 let failure = Failure::new(
                     Kind::Unexpected,
                     format!(
@@ -706,7 +810,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         connection.started = connection.answered;
         connection.sent = connection.answered;
         connection.position = 0;
-        connection.stream = None;
+        connection.link = None;
         self.measured.alive -= 1;
     }
 
@@ -720,7 +824,18 @@ impl<'a, E: Exchange> Worker<'a, E> {
             match connection.state {
                 State::Connecting if now.saturating_sub(connection.since_ns) > timeout_ns => {
                     let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
-                    self.not_opened(index, &error);
+                    self.not_connected(index, &error);
+                }
+                State::Greeting if now.saturating_sub(connection.since_ns) > timeout_ns => {
+                    let failure = Failure::new(
+                        Kind::Handshake,
+                        format!(
+                            "connection {}: no answer to the greeting within {} s",
+                            connection.number,
+                            timeout_ns as f64 / 1e9
+                        ),
+                    );
+                    self.not_opened(index, failure);
                 }
                 State::Open if connection.in_flight() > 0 => {
                     let oldest = index * self.settings.pipeline as usize

@@ -1,0 +1,232 @@
+//! The bytes of a connection: TCP, or TLS on it.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
+
+/// A connection to the server.
+pub(crate) enum Link {
+    Plain(TcpStream),
+    Tls(Box<Tls>),
+}
+
+/// A connection with TLS.
+pub(crate) struct Tls {
+    stream: TcpStream,
+    session: ClientConnection,
+}
+
+/// What one call received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// 0 if the server has closed the connection.
+    pub(crate) bytes: usize,
+    /// Whether there may be more. Otherwise a new edge announces it.
+    pub(crate) more: bool,
+}
+
+impl Link {
+    /// A connection on a non-blocking socket.
+    pub(crate) fn new(stream: TcpStream, tls: Option<&Arc<ClientConfig>>) -> io::Result<Self> {
+        let Some(config) = tls else {
+            return Ok(Self::Plain(stream));
+        };
+        let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
+        let session = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+        Ok(Self::Tls(Box::new(Tls { stream, session })))
+    }
+
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(tls) => &tls.stream,
+        }
+    }
+
+    /// Goes on with TLS's handshake as far as possible. Returns whether it is done.
+    pub(crate) fn handshake(&mut self) -> io::Result<bool> {
+        let Self::Tls(tls) = self else {
+            return Ok(true);
+        };
+        while tls.session.is_handshaking() {
+            tls.flush()?;
+            if !tls.session.is_handshaking() {
+                break;
+            }
+            match tls.session.read_tls(&mut tls.stream) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+            tls.session
+                .process_new_packets()
+                .map_err(io::Error::other)?;
+        }
+        tls.flush()?;
+        Ok(true)
+    }
+
+    /// Receives what is there. The buffer must be large: with TLS, one half of it is for what comes encrypted.
+    #[inline]
+    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
+        match self {
+            Self::Plain(stream) => {
+                let bytes = (&*stream).read(buffer)?;
+                let more = bytes == buffer.len();
+                Ok(Received { bytes, more })
+            }
+            Self::Tls(tls) => tls.receive(buffer),
+        }
+    }
+}
+
+impl Write for Link {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Tls(tls) => {
+                tls.flush()?;
+                if tls.session.wants_write() {
+                    return Err(ErrorKind::WouldBlock.into());
+                }
+                let written = tls.session.writer().write(bytes)?;
+                tls.flush()?;
+                Ok(written)
+            }
+        }
+    }
+
+    /// Sends what is encrypted, as far as the socket takes it.
+    #[inline]
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Tls(tls) => tls.flush(),
+        }
+    }
+}
+
+impl Tls {
+    fn flush(&mut self) -> io::Result<()> {
+        while self.session.wants_write() {
+            match self.session.write_tls(&mut self.stream) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is decrypted goes to the beginning of the buffer.
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
+        let (plain, encrypted) = buffer.split_at_mut(buffer.len() / 2);
+        let mut more = true;
+        loop {
+            let bytes = self.decrypted(plain)?;
+            if bytes > 0 || !more {
+                // If nothing came whole, there is nothing to receive yet.
+                return match bytes {
+                    0 => Err(ErrorKind::WouldBlock.into()),
+                    bytes => Ok(Received { bytes, more: true }),
+                };
+            }
+            let came = self.stream.read(encrypted)?;
+            if came == 0 {
+                return Ok(Received {
+                    bytes: 0,
+                    more: false,
+                });
+            }
+            more = came == encrypted.len();
+            let mut filled = 0;
+            let mut rest = &encrypted[..came];
+            while !rest.is_empty() {
+                self.session.read_tls(&mut rest)?;
+                self.session
+                    .process_new_packets()
+                    .map_err(io::Error::other)?;
+                filled += self.decrypted(&mut plain[filled..])?;
+            }
+            if filled > 0 {
+                // What has no room in the buffer is fetched by the next call.
+                let more = more || filled == plain.len();
+                return Ok(Received {
+                    bytes: filled,
+                    more,
+                });
+            }
+        }
+    }
+
+    fn decrypted(&mut self, plain: &mut [u8]) -> io::Result<usize> {
+        if plain.is_empty() {
+            return Ok(0);
+        }
+        match self.session.reader().read(plain) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+            result => result,
+        }
+    }
+}
+
+/// TLS 1.3 without resumption, so that each connection costs the server the same. The server's certificate is not verified.
+pub(crate) fn tls(protocol: &str) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Arc::new(AnyCertificate(Arc::clone(&provider)));
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// Accepts any certificate: the load generator measures servers on its own machine.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
