@@ -24,6 +24,8 @@ FLOORS = ("c-epoll", "c-io_uring")
 """Preferred baselines, if they take part and the user names none: they show what the kernel alone costs."""
 CONTROLS = ("asyncio-protocol", "asyncio", "asyncio-uvicorn")
 """The same, where no floor takes part."""
+ASGI_CONTROLS = ("uvicorn-uvloop", "granian")
+"""The same among ASGI servers."""
 
 
 def summarize(cell: Cell, arms: Sequence[str]) -> list[Summary]:
@@ -147,7 +149,8 @@ def would_take(rounds: int | None) -> str:
 
 def choose_baseline(arms: Sequence[str], asked: str, workload: str) -> str:
     """Return the arm that the others are compared with: the one asked for, a floor, a control, or the first."""
-    preferred = (asked, *CONTROLS) if workload == "loop" else (asked, *FLOORS, *CONTROLS)
+    controls = {"loop": CONTROLS, "asgi": ASGI_CONTROLS}.get(workload, (*FLOORS, *CONTROLS))
+    preferred = (asked, *controls)
     return next((arm for arm in preferred if arm in arms), arms[0])
 
 
@@ -325,6 +328,7 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
             f"client-limited: {'all arms' if everyone else ', '.join(limited)}: the load generator was near its own limit, so rates"
             " are lower bounds and latencies include its own; CPU per operation remains valid"
         )
+    found += [f"{arm} took no part: {why}" for arm, why in cell.unable.items()]
     for arm in cell.arms:
         for status in ("void", "failed"):
             samples = [sample for sample in cell.samples if sample.arm == arm and sample.status == status]

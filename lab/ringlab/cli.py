@@ -204,13 +204,15 @@ def run(
     resume: Path | None,
     **options: Any,
 ) -> None:
-    """Measure workloads (bind, http, rtt, loop, echo; all by default) or single cells on every target that is here.
+    """Measure workloads (bind, http, rtt, loop, echo, asgi; by default all, with --quick all but asgi) or single cells on every
+    target that is here.
 
     \b
     Examples:
       ringlab run --quick
       ringlab run echo http --targets python,go,tokio --rounds 15
       ringlab run 'http/50/*' --baseline c-epoll
+      ringlab run asgi --targets 'uvicorn-uvloop,ringloop-serve-*'
       ringlab run --resume ringlab-results/20261121-160000/result.json
 
     Results are written after every cell. Ctrl-C ends the run and keeps what was measured.

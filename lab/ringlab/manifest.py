@@ -24,10 +24,12 @@ from typing import Any, TypeVar
 from ringlab import Refused, results
 
 FILE_NAME = "target.toml"
-KINDS = ("echo", "http", "bind", "loop")
+KINDS = ("echo", "http", "bind", "loop", "asgi")
 """What a program can be asked to do."""
-WORKLOADS = ("bind", "http", "rtt", "loop", "echo")
-KIND_OF_WORKLOAD = {"bind": "bind", "http": "http", "rtt": "echo", "loop": "loop", "echo": "echo"}
+WORKLOADS = ("bind", "http", "rtt", "loop", "echo", "asgi")
+KIND_OF_WORKLOAD = {"bind": "bind", "http": "http", "rtt": "echo", "loop": "loop", "echo": "echo", "asgi": "asgi"}
+SERVERS = ("echo", "http", "asgi")
+"""The kinds that are loaded from another process."""
 SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
 PARSERS = ("canned", "real", "none")
 BIND_MODES = ("bind", "listen", "accept")
@@ -37,6 +39,7 @@ PLACEHOLDERS = {
     "http": frozenset({"port", "workers"}),
     "bind": frozenset({"mode", "count", "concurrent"}),
     "loop": frozenset({"benchmark", "window"}),
+    "asgi": frozenset({"port", "workers", "feature"}),
 }
 DETECT_TIMEOUT_S = 60
 TIMEOUT_LEAST_S = 0.1

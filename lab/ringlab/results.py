@@ -280,13 +280,16 @@ class Cell:
     """One thing that is measured on every arm that serves it."""
 
     name: Annotated[str, "A path: workload, then what tells it from its neighbours."]
-    workload: Literal["bind", "http", "rtt", "loop", "echo"]
+    workload: Literal["bind", "http", "rtt", "loop", "echo", "asgi"]
     title: str
     operation: Annotated[str, "What is counted: 'message', 'request', 'bind', ..."]
     parameters: dict[str, Any] = field(default_factory=dict)
     metrics: list[Metric] = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
     left_out: Annotated[str, "Why it wasn't measured; empty where it was."] = ""
+    unable: Annotated[dict[str, str], "Arms that can't do what the cell is about, and how that showed."] = field(
+        default_factory=dict
+    )
     ceiling: Ceiling | None = None
     probes: list[Probe] = field(default_factory=list)
     orders: Annotated[list[list[str]], "The arms in the order in which each round ran them."] = field(

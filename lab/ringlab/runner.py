@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from ringlab import analysis, generator, manifest, preflight, process, results, statistics, system_calls, workloads
-from ringlab.process import SampleFailed, Server
+from ringlab.process import SampleFailed, SampleVoid, Server
 from ringlab.workloads import CellPlan
 
 FAILURES_MOST = 2
@@ -86,9 +86,10 @@ class Race:
         """How long and how often is measured."""
         return self.result.run.scale
 
-    def contestants(self, plan: CellPlan) -> list[manifest.Arm]:
-        """Return the arms of a cell, the A/A arm among them."""
-        arms = [arm for arm in self.arms.values() if plan.served_by(arm)]
+    def contestants(self, plan: CellPlan, cell: results.Cell | None = None) -> list[manifest.Arm]:
+        """Return the arms of a cell, the A/A arm among them, without those that have turned out to be unable."""
+        unable = cell.unable if cell is not None else {}
+        arms = [arm for arm in self.arms.values() if plan.served_by(arm) and arm.name not in unable]
         if arms and self.options.again:
             reference = analysis.choose_baseline([arm.name for arm in arms], self.options.baseline, plan.workload)
             arms.append(self.arms[reference].again())
@@ -118,19 +119,20 @@ class Race:
     def prepare(self) -> None:
         """Put every planned cell into the result, so that an unfinished one shows what is missing."""
         known = {cell.name for cell in self.result.cells}
-        recorded = {arm.name for arm in self.result.arms}
         for plan in self.plans:
             contestants = self.contestants(plan)
-            for arm in contestants:
-                if arm.name not in recorded:
-                    recorded.add(arm.name)
-                    self.result.arms.append(arm.record())
+            self.record(contestants)
             if plan.name not in known:
                 cell = plan.record(self.scale)
                 cell.arms = [arm.name for arm in contestants]
                 if not contestants:
                     cell.left_out = "no arm that can run here serves it"
                 self.result.cells.append(cell)
+
+    def record(self, arms: Sequence[manifest.Arm]) -> None:
+        """Put arms into the result that it doesn't have."""
+        recorded = {arm.name for arm in self.result.arms}
+        self.result.arms += [arm.record() for arm in arms if arm.name not in recorded]
 
     def run(self) -> None:
         """Measure what the result lacks; an interrupt ends it early, and is no error."""
@@ -173,9 +175,15 @@ class Race:
 
     def run_cell(self, plan: CellPlan, cell: results.Cell) -> None:
         """Measure a cell's rounds, as far as the result lacks them."""
-        contestants = [arm for arm in self.contestants(plan) if arm.name in cell.arms]
+        if plan.workload == "asgi" and not cell.orders:
+            self.leave_out_unable(plan, cell)
+        contestants = [arm for arm in self.contestants(plan, cell) if arm.name in cell.arms]
+        if not contestants:
+            cell.left_out = "no arm that can run here can do it"
+            self.conclude(cell)
+            return
         done = finished_rounds(cell)
-        counts = self.options.system_calls and plan.kind in ("echo", "http")
+        counts = self.options.system_calls and plan.kind in manifest.SERVERS and not plan.idle
         counted = {each.arm for each in cell.system_calls}
         uncounted = [arm for arm in contestants if not arm.repeats and arm.name not in counted] if counts else []
         if done >= self.scale.rounds and not any(cell.measured(arm.name) for arm in uncounted):
@@ -262,6 +270,9 @@ class Race:
                 self.measure_loop(plan, arm, sample)
             else:
                 self.measure_server(plan, cell, arm, sample, rate)
+        except SampleVoid as wrong:
+            sample.status = "void"
+            sample.reasons.append(str(wrong))
         except (SampleFailed, OSError) as failure:
             sample.status = "failed"
             sample.reasons.append(str(failure))
@@ -316,11 +327,13 @@ class Race:
         self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, sample: results.Sample, rate: float
     ) -> None:
         """Load a server in one process from another."""
-        server = Server(arm, plan.kind, self.workers(arm))
+        server = Server(arm, plan.kind, self.workers(arm), plan.feature)
         try:
             with server:
                 self.keep_checks(arm, process.verify(server), sample)
                 self.pin(server)
+                if plan.workload == "asgi":
+                    self.first_client(plan, server)
                 scale = self.scale_of(arm)
                 words = [*plan.load_options(scale, rate), "--hdr", *self.common_words(server)]
                 watch = StealWatch()
@@ -350,13 +363,15 @@ class Race:
             if histogram and histogram.get("hdr"):
                 sample.histograms[kind] = histogram["hdr"]
         reasons = workloads.why_void(plan, event, plan.window_s(self.scale))
-        if "server_cpu_us" not in sample.figures and not reasons:
+        if cell.primary.key not in sample.figures and not reasons:
             why = (event.get("server") or {}).get("error") or "the load generator gave none"
-            reasons.append(f"no CPU time of the server: {why}")
+            reasons.append(f"no {cell.primary.title}: {why}")
         if reasons:
             sample.status = "void"
             sample.reasons += reasons
         achieved = event["operations_per_s"]
+        if achieved is None:  # The run ended before the window was opened.
+            return
         busy = workloads.busy_fraction(event) > workloads.CLIENT_BUSY
         if cell.ceiling is not None and not plan.percent:
             sample.client_limited = achieved * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
@@ -396,6 +411,38 @@ class Race:
             if check.status == "violated":
                 sample.status = "void"
                 sample.reasons.append(f"{check.name} isn't as declared: {check.text} (declared: {check.declared})")
+
+    def first_client(self, plan: CellPlan, server: Server) -> None:
+        """Let one client come and go, as verify() does with other servers.
+
+        Raises SampleVoid where its answer is wrong, and SampleFailed where it gets none.
+        """
+        assert self.program is not None
+        words = [*plan.first_client(), "--address", server.address, *self.cpu_words()]
+        event = generator.run(self.program, words, workloads.FIRST_CLIENT_S)
+        for kind, error in event["errors"].items():
+            wrong = kind in workloads.VOIDING
+            raise (SampleVoid if wrong else SampleFailed)(f"its first client: {kind}: {error['first']}")
+        if event.get("void"):
+            raise SampleFailed(f"its first client: {event['void']}")
+
+    def leave_out_unable(self, plan: CellPlan, cell: results.Cell) -> None:
+        """Find out which ASGI servers can't do what a cell is about, before it is measured."""
+        for arm in self.contestants(plan):
+            if arm.repeats:
+                continue
+            self.progress.step(f"{plan.name}: whether {arm.name} can do it")
+            server = Server(arm, plan.kind, self.workers(arm), plan.feature)
+            try:
+                with server:
+                    self.first_client(plan, server)
+            except SampleFailed as failure:
+                cell.unable[arm.name] = f"{failure}{died(server, str(failure))}"
+            except SampleVoid:
+                pass  # It can do it, and does it wrong: that belongs into its samples.
+        able = self.contestants(plan, cell)
+        self.record(able)
+        cell.arms = [arm.name for arm in able]
 
     def probe(self, cell: results.Cell, contestants: Sequence[manifest.Arm]) -> None:
         """Find out which HTTP servers parse; once for an arm, in whatever cell comes first."""
@@ -467,9 +514,11 @@ class Race:
                 continue
             self.progress.step(f"{plan.name}: system calls of {arm.name}")
             try:
-                with Server(arm, plan.kind, self.workers(arm)) as server:
+                with Server(arm, plan.kind, self.workers(arm), plan.feature) as server:
                     process.verify(server)
                     self.pin(server)
+                    if plan.workload == "asgi":
+                        self.first_client(plan, server)
                     # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
                     scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale_of(arm)
                     words = plan.load_options(scale, rate, system_calls.WINDOW_S_LEAST) + self.common_words(server)
@@ -480,7 +529,7 @@ class Race:
                 cell.system_calls.append(
                     results.SystemCalls(arm=arm.name, tool=tool, operations=int(counted), per_operation=calls)
                 )
-            except (SampleFailed, OSError) as failure:
+            except (SampleFailed, SampleVoid, OSError) as failure:
                 cell.system_calls.append(results.SystemCalls(arm=arm.name, tool=tool, text=str(failure)))
 
 

@@ -73,6 +73,8 @@ def measure(
         scale = replace(scale, rounds=rounds)
     plans = workloads.choose(what, name)
     chosen = selection.choose(manifest.discover(targets_folder), selectors)
+    # What none of the cells needs isn't built.
+    chosen = [arm for arm in chosen if any(plan.workload in arm.workloads for plan in plans)] or chosen
     with storage.claim(output) as folder:
         lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
         chosen = [arm for arm in chosen if arm.name not in lesser]
@@ -157,7 +159,7 @@ def start_race(
 ) -> runner.Race:
     """Look at the machine, and prepare to measure; what makes measuring pointless is an error."""
     program, problem = None, ""
-    needs_load = any(plan.kind in ("echo", "http") for plan in plans)
+    needs_load = any(plan.kind in manifest.SERVERS for plan in plans)
     if needs_load:
         with console.status("looking for the load generator, and building it where it is missing"):
             try:

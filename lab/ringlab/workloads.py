@@ -1,4 +1,4 @@
-"""The five workloads: which cells they have at which scale, in which figures, and what makes a sample void."""
+"""The workloads: which cells they have at which scale, in which figures, and what makes a sample void."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping
@@ -24,6 +24,8 @@ LITTLES_LAW_LEAST, LITTLES_LAW_MOST = 0.8, 1.2
 OPERATIONS_LEAST = 50
 ERRORS_MOST = 0.001
 """The share of operations that may fail before a sample is void."""
+VOIDING = ("mismatch", "unexpected")
+"""Errors of the load generator that make all figures of a run meaningless."""
 WINDOW_LEAST = 0.9
 """The share of the window that must have been measured."""
 PROGRAM_WINDOW_S_LEAST = 0.1
@@ -34,8 +36,10 @@ CLIENT_BUSY = 1 / CEILING_FACTOR
 """The share of a CPU that says the same, where no ceiling was measured."""
 LATE_SHARE = 0.5
 """Of an open loop's latency (p99), the share by which its requests were sent late, from which on that is the generator's latency."""
-START_S = 0.2
+START_S, START_ASGI_S = 0.2, 1.2
 """About what a sample takes beyond what is measured: for the estimate of the time left only."""
+FIRST_CLIENT_S = 5.0
+"""How long the first client of an ASGI server may take for its one request."""
 
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
 LOOP_BENCHMARKS = {
@@ -52,6 +56,11 @@ LOOP_BENCHMARKS = {
     "executor": "run_in_executor, there and back",
     "socket_ping_pong": "64 bytes there and back between two protocols of one loop",
 }
+ASGI_FIELDS = 20
+IDLE_WINDOW_S = 0.2
+"""Nothing happens in it, and the memory is looked up before."""
+IDLE_RAMP_S = 1e-3
+"""For each connection: also a slow server must be able to accept them as they come, and to make its part of TLS."""
 LOOP_QUICK = ("call_soon", "iteration", "timer_insert", "socket_ping_pong")
 
 SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
@@ -65,6 +74,9 @@ SERVICE_P50 = Metric(key="service_ns_p50", title="p50 from sending", unit="ns", 
 SERVICE_P99 = Metric(key="service_ns_p99", title="p99 from sending", unit="ns", better="lower")
 COLD_P50 = Metric(key="cold_ns_p50", title="first message of a connection, p50", unit="ns", better="lower")
 MEGABYTES = Metric(key="megabytes_per_s", title="throughput in each direction", unit="MB/s", better="higher")
+BYTES_PER_CONNECTION = Metric(
+    key="rss_per_connection_bytes", title="memory per idle connection", unit="bytes", better="lower", primary=True
+)
 CPU_PER_MEGABYTE = Metric(
     key="server_cpu_us", title="server CPU per MB echoed", unit="us", better="lower", primary=True
 )
@@ -81,7 +93,7 @@ class CellPlan:
     """One thing to measure on every arm that serves it."""
 
     name: str
-    workload: Literal["bind", "http", "rtt", "loop", "echo"]
+    workload: Literal["bind", "http", "rtt", "loop", "echo", "asgi"]
     title: str
     operation: str
     metrics: tuple[Metric, ...]
@@ -96,6 +108,12 @@ class CellPlan:
     mode: str = ""
     concurrent: int = 0
     benchmark: str = ""
+    feature: str = ""
+    """What an ASGI server is started for."""
+    words: tuple[str, ...] = ()
+    """What the load generator is told of an asgi cell: its workload, and what to send and to expect."""
+    ramp_s: float = 0.0
+    """The least time over which the connections are opened."""
     windows_s: Mapping[str, float] = field(default_factory=dict)
     """By scale, where it differs from the scale's own."""
 
@@ -103,6 +121,11 @@ class CellPlan:
     def kind(self) -> str:
         """What the programs of the arms are asked for."""
         return KIND_OF_WORKLOAD[self.workload]
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connections rest while they are measured."""
+        return "--idle" in self.words
 
     def window_s(self, scale: results.Scale) -> float:
         """Return how long is measured."""
@@ -115,7 +138,10 @@ class CellPlan:
         window_s, start_s = self.window_s(scale), START_S
         if self.workload in ("bind", "loop"):
             return start_s + 1.3 * window_s
-        return start_s + scale.ramp_s + scale.warm_up_s + window_s + self.connections * 2e-4
+        if self.workload == "asgi":
+            start_s = START_ASGI_S
+        ramp_s = max(scale.ramp_s, self.ramp_s)
+        return start_s + ramp_s + scale.warm_up_s + window_s + self.connections * 2e-4
 
     def served_by(self, arm: Arm) -> bool:
         """Whether an arm takes part."""
@@ -124,7 +150,7 @@ class CellPlan:
     def record(self, scale: results.Scale) -> results.Cell:
         """Return it as a result has it, before anything is measured."""
         parameters: dict[str, Any] = {"window_s": self.window_s(scale)}
-        for name in ("connections", "size_bytes", "follows", "mode", "concurrent", "benchmark"):
+        for name in ("connections", "size_bytes", "follows", "mode", "concurrent", "benchmark", "feature"):
             if getattr(self, name):
                 parameters[name] = getattr(self, name)
         if self.workload == "http":
@@ -144,10 +170,10 @@ class CellPlan:
 
     def load_options(self, scale: results.Scale, rate: float = 0.0, window_s_least: float = 0.0) -> list[str]:
         """Return the load generator's words for this cell, without address, placement and seed."""
-        words: list[str] = [self.workload]
+        words = list(self.words) or [self.workload]
         if self.workload != "rtt":
             words += ["--connections", str(self.connections)]
-        if self.size_bytes and self.workload != "http":
+        if self.size_bytes and self.workload in ("rtt", "echo"):
             words += ["--size", str(self.size_bytes)]
         if self.stream:
             words += ["--mode", "stream"]
@@ -160,8 +186,13 @@ class CellPlan:
             "--window",
             f"{max(window_s_least, self.window_s(scale)):g}",
             "--ramp",
-            f"{scale.ramp_s:g}",
+            f"{max(scale.ramp_s, self.ramp_s):g}",
         ]
+
+    def first_client(self) -> list[str]:
+        """Return the load generator's words for a first client, which comes and goes before a sample."""
+        window = ["0.01"] if self.idle else [f"{FIRST_CLIENT_S:g}", "--max-operations", "1"]
+        return [*self.words, "--connections", "1", "--warm-up", "0", "--window", *window]
 
 
 QUICK = frozenset({"quick", "normal", "publish"})
@@ -298,18 +329,82 @@ def echo_cells() -> list[CellPlan]:
     return cells
 
 
-CELLS = (*bind_cells(), *http_cells(), *rtt_cells(), *loop_cells(), *echo_cells())
+def asgi_cells() -> list[CellPlan]:
+    """Servers of ASGI applications: lab/targets/asgi/applications.py has the applications."""
+    cells = []
+
+    def add(
+        name: str,
+        title: str,
+        *words: str,
+        connections: int = 50,
+        operation: str = "request",
+        size_bytes: int = 0,
+        feature: str = "",
+        scales: frozenset[str] = QUICK,
+    ) -> None:
+        idle = "--idle" in words
+        cells.append(
+            CellPlan(
+                name=f"asgi/{name}/{connections}",
+                workload="asgi",
+                title=f"{title}, on {plural(connections, 'connection')}",
+                operation="connection" if idle else operation,
+                metrics=(BYTES_PER_CONNECTION,) if idle else (SERVER_CPU, RATE, P50, P99),
+                scales=scales,
+                connections=connections,
+                size_bytes=size_bytes,
+                feature=feature or name,
+                words=words if words[:1] == ("websocket",) else ("http", *words),
+                ramp_s=IDLE_RAMP_S * connections if idle else 0.0,
+                windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S) if idle else {},
+            )
+        )
+
+    def each(option: str, name: str) -> list[str]:
+        return [
+            word
+            for number in range(ASGI_FIELDS)
+            for word in (option, f"x-{name}-{number}: value {number} of the {name}")
+        ]
+
+    add("hello", "an answer of 13 bytes")
+    add("hello", "an answer of 13 bytes", connections=500, scales=NORMAL)
+    add("hello-log", "an answer of 13 bytes, with an access log to /dev/null")
+    for size, size_bytes, scales in (("1KB", 1024, QUICK), ("1MB", 1 << 20, NORMAL)):
+        words = ("--send", str(size_bytes), "--body", str(size_bytes))
+        title = f"POST of {size}, answered with its length"
+        add(f"post/{size}", title, *words, size_bytes=size_bytes, feature="post", scales=scales)
+    add("stream", "100 chunks of 100 bytes", "--body", "0123456789", "--times", "1000", size_bytes=10_000)
+    fields = [*each("--header", "request"), *each("--expect-header", "answer")]
+    add("headers", f"{ASGI_FIELDS} header fields each way", *fields, "--body", str(ASGI_FIELDS))
+    add("starlette", "Starlette's hello world")
+    add("fastapi", "FastAPI's hello world in JSON", "--body", '{"message":"Hello, World!"}')
+    words = ("websocket", "--size", "1024")
+    title = "WebSocket messages of 1 KB there and back"
+    add("websocket/1KB", title, *words, operation="message", size_bytes=1024, feature="websocket")
+    add("tls", "an answer of 13 bytes over TLS 1.3", "--tls")
+    add("http2", "an answer of 13 bytes over HTTP/2 without TLS", "--http2")
+    words = ("--body", "0123456789abcdef", "--times", "65536")
+    add("file/1MB", "Starlette's FileResponse of 1 MB", *words, size_bytes=1 << 20, feature="file", scales=NORMAL)
+    add("idle", "connections that rest after a request", "--idle", connections=10_000, scales=NORMAL)
+    add("idle-tls", "the same with TLS 1.3", "--idle", "--tls", connections=2000, scales=NORMAL)
+    return cells
+
+
+CELLS = (*bind_cells(), *http_cells(), *rtt_cells(), *loop_cells(), *echo_cells(), *asgi_cells())
 BY_NAME = {cell.name: cell for cell in CELLS}
 
 
 def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
     """Return the cells that are asked for: workloads, names of cells or globs; all of the scale where nothing is.
 
+    A quick run has no time for asgi unless that is asked for.
     A name or a glob reaches every cell, a workload those of the scale. What an open loop follows comes with it. Raises
     UnknownCells.
     """
     chosen: set[str] = set()
-    patterns = list(asked) or list(WORKLOADS)
+    patterns = list(asked) or [name for name in WORKLOADS if scale != "quick" or name != "asgi"]
     for pattern in patterns:
         if pattern in WORKLOADS:
             found = {cell.name for cell in CELLS if cell.workload == pattern and scale in cell.scales}
@@ -410,7 +505,7 @@ def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[
     if event["window_s"] < WINDOW_LEAST * window_s and not reasons:
         reasons.append(f"{event['window_s']:.3g} s were measured instead of {window_s:g} s")
     operations = event["operations"]
-    if not plan.stream and operations < OPERATIONS_LEAST and not reasons:
+    if not plan.stream and not plan.idle and operations < OPERATIONS_LEAST and not reasons:
         reasons.append(
             f"{operations} operations in {event['window_s']:.3g} s tell nothing: at least {OPERATIONS_LEAST} must end"
         )

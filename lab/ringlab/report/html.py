@@ -19,6 +19,7 @@ WORKLOADS = {
     "rtt": "Round trip: one connection",
     "loop": "Loop: what an event loop costs by itself",
     "echo": "Echo under load",
+    "asgi": "ASGI: servers of web applications",
 }
 DIRECTIONS = {"lower": "further left is better", "higher": "further right is better"}
 LATENCY_KEY = "latency_ns_p99"

@@ -29,9 +29,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 13 bytes."""
     if scope["type"] == "lifespan":
         return await lifespan(receive, send)
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [TEXT, (b"content-length", b"13")]}
-    )
+    await send({"type": "http.response.start", "status": 200, "headers": [TEXT, (b"content-length", b"13")]})
     await send({"type": "http.response.body", "body": HELLO})
 
 

@@ -28,7 +28,8 @@ def main() -> None:
                 others.append(wanted)
                 wanted = []
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, *needed], check=True)
+    if subprocess.run([*install, *needed], check=False).returncode != 0:
+        sys.exit(f"these can't be installed from PyPI: {' '.join(needed)}")
     for packages in others:
         if subprocess.run([*install, *packages], check=False).returncode != 0:
             print(f"left out, because it can't be installed: {' '.join(packages)}")
