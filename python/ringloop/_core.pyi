@@ -147,6 +147,12 @@ class HttpService:
         access_log: Callable[[str, str, str, str, int], object] | None = None,
         forwarded: Callable[[dict[str, Any]], object] | None = None,
         logger: logging.Logger | None = None,
+        ws: bool = True,
+        ws_max_size: int = ...,
+        ws_max_queue: int = 32,
+        ws_ping_interval: float | None = ...,
+        ws_ping_timeout: float | None = ...,
+        ws_per_message_deflate: bool = True,
     ) -> Self: ...
     @property
     def connections(self) -> int: ...

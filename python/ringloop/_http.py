@@ -28,6 +28,10 @@ COROUTINE_MARK = getattr(inspect, "_is_coroutine_mark", getattr(inspect, "_is_co
 ASYNCIO_COROUTINE_MARK = getattr(asyncio.coroutines, "_is_coroutine", None)
 
 
+class ClientDisconnected(OSError):
+    """What `send` raises when the client of a WebSocket is gone."""
+
+
 async def awaiting(awaitable: Awaitable[Any]) -> Any:
     """Awaits the object that an application has returned instead of a coroutine."""
     return await awaitable
@@ -193,12 +197,16 @@ class _File:
 
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:
     """Calls `log` with the arguments of uvicorn's access log for a request."""
+    address, path = _client_and_path(scope)
+    log(address, scope["method"], path, scope["http_version"], status)
+
+
+def _client_and_path(scope: dict[str, Any]) -> tuple[str, str]:
     client = scope.get("client")
     path = urllib.parse.quote(scope["path"])
     if query := scope["query_string"]:
         path = f"{path}?{query.decode('ascii')}"
-    address = f"{client[0]}:{client[1]}" if client else ""
-    log(address, scope["method"], path, scope["http_version"], status)
+    return f"{client[0]}:{client[1]}" if client else "", path
 
 
 def report_exception(logger: logging.Logger, error: BaseException) -> None:
@@ -217,5 +225,12 @@ def report_incomplete(logger: logging.Logger, _: None) -> None:
     logger.error("ASGI callable returned without completing response.")
 
 
-def warn_upgrade(logger: logging.Logger, _: None) -> None:
-    logger.warning("Unsupported upgrade request.")
+def report_no_handshake(logger: logging.Logger, _: None) -> None:
+    logger.error("ASGI callable returned without completing handshake.")
+
+
+def log_websocket(logger: logging.Logger, answer: tuple[dict[str, Any], str]) -> None:
+    """Logs how a request for a WebSocket was answered, as uvicorn does."""
+    scope, outcome = answer
+    address, path = _client_and_path(scope)
+    logger.info(f'%s - "WebSocket %s" {outcome}', address, path)

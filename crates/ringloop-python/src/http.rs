@@ -6,6 +6,8 @@
 //! | `connection` | the protocol of a connection: parsing, order, deadlines |
 //! | `request` | a request's coroutine, and the messages between application and connection |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
+//! | `connection/websocket` | the same for a connection that speaks WebSocket |
+//! | `websocket` | a WebSocket's messages between application and client |
 //! | `scope` | what an application is told about a request |
 //! | `deadlines` | deadlines of connections |
 //! | `counters` | what a service counts |
@@ -19,6 +21,7 @@ mod deadlines;
 mod request;
 mod scope;
 mod service;
+mod websocket;
 
 use pyo3::prelude::*;
 

@@ -29,6 +29,13 @@ pub(crate) fn string<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, Py
     unsafe { owned(py, ffi::PyUnicode_FromStringAndSize(start, len)) }
 }
 
+/// A string of bytes that should be UTF-8: if they are not, `UnicodeDecodeError`.
+pub(crate) fn text<'py>(py: Python<'py>, utf8: &[u8]) -> PyResult<Bound<'py, PyString>> {
+    let (start, len) = (utf8.as_ptr().cast(), utf8.len() as ffi::Py_ssize_t);
+    // SAFETY: the GIL is held (`py`), and there are that many bytes.
+    unsafe { owned(py, ffi::PyUnicode_FromStringAndSize(start, len)) }
+}
+
 /// A string that is made once for all who ask for the same text.
 pub(crate) fn interned<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
     let mut pointer = string(py, text)?.into_ptr();

@@ -218,6 +218,15 @@ def _options() -> list[click.Parameter]:
     add(group, "--timeout-write", help="Seconds to wait for a client to read; 0: no limit.", **zero)
     add(group, "--timeout-graceful-shutdown", type=_SECONDS, help="Seconds that requests have to finish at shutdown.")
 
+    group = "WebSocket"
+    add(group, "--ws", metavar="auto|none", help="Whether to serve WebSockets.")
+    add(group, "--ws-max-size", type=_POSITIVE, help="Largest size of a message, in bytes.")
+    add(group, "--ws-max-queue", type=_POSITIVE, help="Messages to read before the application asks.")
+    seconds: dict[str, Any] = {"type": _SECONDS, "callback": _none_if_zero}
+    add(group, "--ws-ping-interval", help="Seconds between pings; 0: no pings.", **seconds)
+    add(group, "--ws-ping-timeout", help="Seconds to wait for the answer to a ping; 0: no limit.", **seconds)
+    add(group, "--ws-per-message-deflate", type=bool, help="Whether to compress messages.")
+
     group = "TLS"
     add(group, "--ssl-certfile", metavar="PATH", help="Certificate, with its chain. Read again when it changes.")
     add(group, "--ssl-keyfile", metavar="PATH", help="Its key, if that is in a separate file.")
@@ -248,12 +257,6 @@ _UVICORNS: dict[str, dict[str, Any]] = {
     "--loop": {},
     "--http": {},
     "--http2": {"is_flag": True},
-    "--ws": {},
-    "--ws-max-size": {"type": int},
-    "--ws-max-queue": {"type": int},
-    "--ws-ping-interval": {"type": float},
-    "--ws-ping-timeout": {"type": float},
-    "--ws-per-message-deflate": {"type": bool},
     "--h11-max-incomplete-event-size": {"type": _POSITIVE},
 }
 
@@ -272,7 +275,7 @@ def command(program: str) -> click.Command:
         f"{program} serve",
         params=_options(),
         callback=_serve,
-        help="Serve an ASGI application over HTTP/1.1. Not there yet: WebSocket, HTTP/2, pathsend, metrics.",
+        help="Serve an ASGI application over HTTP/1.1 and WebSocket. Not there yet: HTTP/2, pathsend, metrics.",
         epilog="Each option has an environment variable: RINGLOOP_PORT, or UVICORN_PORT, is --port. "
         "More: docs/serve.md.",
     )

@@ -29,12 +29,8 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "loop": ("auto", "none"),
     "http": ("auto",),
     "http2": (False,),
-    "ws": ("auto", "none"),
-    "ws_max_size": (16 * 1024 * 1024,),
-    "ws_max_queue": (32,),
-    "ws_ping_interval": (20.0,),
-    "ws_ping_timeout": (20.0,),
-    "ws_per_message_deflate": (True,),
+    # The names of uvicorn's implementations all mean the one that there is.
+    "ws": ("auto", "none", "websockets", "websockets-sansio", "wsproto"),
 }
 
 
@@ -95,6 +91,13 @@ class Config:
     timeout_write: float | None = 60
     timeout_graceful_shutdown: float | None = 10
 
+    ws: Any = "auto"
+    ws_max_size: int = 16 * 1024 * 1024
+    ws_max_queue: int = 32
+    ws_ping_interval: float | None = 20.0
+    ws_ping_timeout: float | None = 20.0
+    ws_per_message_deflate: bool = True
+
     ssl_keyfile: str | os.PathLike[str] | None = None
     ssl_certfile: str | os.PathLike[str] | None = None
     ssl_keyfile_password: str | None = None
@@ -110,12 +113,6 @@ class Config:
     loop: str = "auto"
     http: Any = "auto"
     http2: bool = False
-    ws: Any = "auto"
-    ws_max_size: int = 16 * 1024 * 1024
-    ws_max_queue: int = 32
-    ws_ping_interval: float | None = 20.0
-    ws_ping_timeout: float | None = 20.0
-    ws_per_message_deflate: bool = True
     h11_max_incomplete_event_size: int | None = None
 
     def __post_init__(self) -> None:

@@ -261,6 +261,12 @@ class Server:
             access_log=log,
             forwarded=None if proxies is None else proxies.apply,
             logger=logger,
+            ws=config.ws != "none",
+            ws_max_size=config.ws_max_size,
+            ws_max_queue=config.ws_max_queue,
+            ws_ping_interval=config.ws_ping_interval,
+            ws_ping_timeout=config.ws_ping_timeout,
+            ws_per_message_deflate=config.ws_per_message_deflate,
         )
 
     async def collect_metrics(self) -> tuple[_core.HttpMetrics | None, list[_metrics.Snapshot]]:

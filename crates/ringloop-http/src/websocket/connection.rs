@@ -436,6 +436,13 @@ impl Connection {
         }
     }
 
+    /// The bytes of a message that [`read`](Connection::read) has just returned as [`Payload::Own`], without copying
+    /// them.
+    pub fn take_message(&mut self) -> Vec<u8> {
+        self.is_given = false;
+        std::mem::take(&mut self.buffer)
+    }
+
     /// The payload of the last control frame.
     pub fn control(&self) -> &[u8] {
         &self.control[..usize::from(self.control_length)]

@@ -3,6 +3,8 @@
 //! It parses what arrives in the loop's receive buffer, starts a request's task outside of every other request's steps, and
 //! writes what the requests send. Input is kept only where it can't be used yet.
 
+mod websocket;
+
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyConnectionError;
@@ -12,12 +14,14 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop_http::ResponseError;
 use ringloop_http::h1::{self, Event, Framed, ParkedHead, Upgrade};
+use ringloop_http::websocket::{Handshake, Refusal};
 
 use super::counters::Begun;
 use super::deadlines::Kind;
 use super::request::{Fields, Request};
 use super::scope::{Peer, Template};
 use super::service::HttpService;
+use super::websocket::WebSocket;
 use crate::names::intern;
 use crate::objects;
 use crate::receiver::{Input, Receiver};
@@ -56,6 +60,8 @@ struct State {
     is_closing: bool,
     /// The client has sent too much for too long: what still comes is dropped, and the connection ends with the response.
     is_overrun: bool,
+    /// The current request has become a WebSocket.
+    is_websocket: bool,
     /// Bytes that were written so far.
     written: u64,
     /// What had been sent when the deadline for writing was set.
@@ -102,8 +108,11 @@ enum Parsed {
     /// A request is complete enough to be started.
     Request {
         request: Py<Request>,
-        upgrade: Upgrade,
+        /// It asks for another protocol in vain.
+        upgrades: bool,
     },
+    /// A request for a WebSocket that is refused.
+    BadHandshake(Refusal),
     /// There is nothing to do until something happens.
     Nothing,
     /// Something was refused.
@@ -128,6 +137,7 @@ impl Connection {
             is_writing_paused: false,
             is_closing: false,
             is_overrun: false,
+            is_websocket: false,
             written: 0,
             write_deadline: None,
         };
@@ -171,6 +181,10 @@ impl Connection {
             if let Some(service) = &state.service {
                 service.get().count_received(py, input.len());
             }
+            if state.is_websocket && !state.is_busy {
+                drop(state);
+                return Self::arrive_at_websocket(slf, Some(input));
+            }
             if state.is_busy || state.is_continuing || !state.input.is_empty() {
                 state.input.extend_from_slice(&input);
                 if state.is_busy || state.is_continuing {
@@ -191,6 +205,9 @@ impl Connection {
         let Some(service) = this.service(py) else {
             return Ok(());
         };
+        if this.state.get(py).is_websocket {
+            return Self::arrive_at_websocket(slf, arrived);
+        }
         this.state.get_mut(py).is_busy = true;
         let mut started = 0;
         let result = loop {
@@ -205,14 +222,14 @@ impl Connection {
             this.keep(py, hot.as_deref(), kept, at);
             drop(hot);
             match parsed {
-                Ok(Parsed::Request { request, upgrade }) => {
-                    if let Err(error) = Self::start(slf, &service, request.bind(py), upgrade) {
+                Ok(Parsed::Request { request, upgrades }) => {
+                    if let Err(error) = Self::start(slf, &service, request.bind(py), upgrades) {
                         break Err(error);
                     }
                     started += 1;
                     let has_more = {
                         let state = this.state.get(py);
-                        !state.input.is_empty() && !state.is_closing
+                        !state.input.is_empty() && !state.is_closing && !state.is_websocket
                     };
                     if !has_more {
                         break Ok(());
@@ -222,6 +239,11 @@ impl Connection {
                     }
                 }
                 Ok(Parsed::Nothing) => break Ok(()),
+                Ok(Parsed::BadHandshake(refusal)) => {
+                    let refused = Self::refuse_handshake(slf, &service, refusal);
+                    let warned = service.get().warn(py, "Invalid HTTP request received.");
+                    break refused.and(warned);
+                }
                 Ok(Parsed::Refused(status, text)) => {
                     let refused = Self::refuse(slf, status, text);
                     let warned = service.get().warn(py, "Invalid HTTP request received.");
@@ -232,6 +254,9 @@ impl Connection {
         };
         this.state.get_mut(py).is_busy = false;
         result?;
+        if this.state.get(py).is_websocket {
+            return Self::read_on(slf);
+        }
         Self::settle(slf, &service)
     }
 
@@ -287,12 +312,21 @@ impl Connection {
                     repeated,
                     end,
                 }) => {
-                    let made = Self::make_request(slf, service, &input[range], head, repeated, end);
-                    let (request, upgrade) = made?;
+                    let bytes = &input[range];
+                    let handshake = match Self::handshake(slf, service, bytes, head) {
+                        Ok(handshake) => handshake,
+                        Err(refusal) => {
+                            *at = input.len();
+                            return Ok(Parsed::BadHandshake(refusal));
+                        }
+                    };
+                    let made =
+                        Self::make_request(slf, service, bytes, head, repeated, end, handshake);
+                    let (request, upgrades) = made?;
                     if end {
-                        return Ok(Parsed::Request { request, upgrade });
+                        return Ok(Parsed::Request { request, upgrades });
                     }
-                    begun = Some((request, upgrade));
+                    begun = Some((request, upgrades));
                 }
                 Ok(Event::Data { range, end }) => {
                     let request = this.current(py);
@@ -323,7 +357,7 @@ impl Connection {
             }
         }
         Ok(match begun {
-            Some((request, upgrade)) => Parsed::Request { request, upgrade },
+            Some((request, upgrades)) => Parsed::Request { request, upgrades },
             None => Parsed::Nothing,
         })
     }
@@ -336,7 +370,8 @@ impl Connection {
         head: &h1::Head,
         repeated: bool,
         end: bool,
-    ) -> PyResult<(Py<Request>, Upgrade)> {
+        handshake: Option<Handshake>,
+    ) -> PyResult<(Py<Request>, bool)> {
         let this = slf.get();
         let py = service.py();
         let template = if repeated {
@@ -345,7 +380,7 @@ impl Connection {
             None
         };
         // A head that wants to switch protocols is not remembered.
-        let mut upgrade = Upgrade::None;
+        let mut upgrades = false;
         let template = if let Some(template) = template {
             template
         } else {
@@ -354,7 +389,7 @@ impl Connection {
                 let peer = state.peer.as_ref().map(|peer| peer.clone_ref(py));
                 (*state.http.request(), peer)
             };
-            upgrade = facts.upgrade;
+            upgrades = facts.upgrade != Upgrade::None && handshake.is_none();
             Template::new(
                 py,
                 service.get(),
@@ -364,19 +399,20 @@ impl Connection {
                 head.fields(),
             )?
         };
-        let scope = template.scope(py, service.get())?;
+        let scope = template.scope(py, service.get(), handshake.as_ref())?;
         let begun = Begun {
             method: this.state.get(py).http.request().method,
             at_ns: clock::now_ns(),
         };
-        let request = Request::new(service, slf, scope, begun, end)?;
+        let websocket = handshake.map(WebSocket::new);
+        let request = Request::new(service, slf, scope, begun, end, websocket)?;
         let previous = {
             let mut state = this.state.get_mut(py);
             let previous = state.template.replace(template);
             (previous, state.current.replace(request.clone().unbind()))
         };
         drop(previous);
-        Ok((request.unbind(), upgrade))
+        Ok((request.unbind(), upgrades))
     }
 
     /// Starts a request's task.
@@ -384,13 +420,11 @@ impl Connection {
         slf: &Bound<'_, Self>,
         service: &Bound<'_, HttpService>,
         request: &Bound<'_, Request>,
-        upgrade: Upgrade,
+        upgrades: bool,
     ) -> PyResult<()> {
         let py = slf.py();
-        if upgrade != Upgrade::None {
-            service
-                .get()
-                .report(py, "warn_upgrade", &py.None().into_bound(py))?;
+        if upgrades {
+            service.get().warn_of_upgrade(py)?;
         }
         if service.get().is_overloaded(py) {
             service.get().count_request(py);
@@ -418,7 +452,8 @@ impl Connection {
         let this = slf.get();
         let (slot, waiting, has_input) = {
             let state = this.state.get(py);
-            let Some(slot) = state.slot.filter(|_| !state.is_closing) else {
+            let is_over = state.is_closing || state.is_websocket;
+            let Some(slot) = state.slot.filter(|_| !is_over) else {
                 return Ok(());
             };
             let waiting = match &state.current {
@@ -507,6 +542,11 @@ impl Connection {
             Some(service) if is_paused => this.resume_reading(slf.py(), &service),
             _ => Ok(()),
         }
+    }
+
+    /// Ends the connection after the current response.
+    pub(super) fn close_after_response(&self, py: Python<'_>) {
+        self.state.get_mut(py).http.close_after_response();
     }
 
     /// Writes the head of a response, up to where the length of its body must be known.
@@ -766,6 +806,9 @@ impl Connection {
     /// connected, or begun to send, gets time for its request.
     pub(super) fn shut_down(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
+        if Self::shut_down_websocket(slf)? {
+            return Ok(());
+        }
         let (is_idle, is_expected, service) = {
             let mut state = slf.get().state.get_mut(py);
             if state.is_closing {
@@ -797,6 +840,7 @@ impl Connection {
         let this = slf.get();
         match kind {
             Kind::KeepAlive => Self::close(slf),
+            Kind::Ping | Kind::Pong | Kind::Close => Self::on_websocket_deadline(slf, kind),
             Kind::Head => {
                 let has_begun = !this.state.get(py).input.is_empty();
                 if has_begun {
@@ -975,14 +1019,20 @@ impl Connection {
         self.state.get_mut(py).is_writing_paused = true;
     }
 
-    fn resume_writing(&self, py: Python<'_>) -> PyResult<()> {
+    fn resume_writing(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
         let current = {
-            let mut state = self.state.get_mut(py);
+            let mut state = slf.get().state.get_mut(py);
             state.is_writing_paused = false;
             state.current.clone_ref_opt(py)
         };
         match current {
-            Some(request) => request.get().wake_senders(py),
+            Some(request) => {
+                if let Some(websocket) = request.get().websocket() {
+                    websocket.resume_writing(slf)?;
+                }
+                request.get().wake_senders(py)
+            }
             None => Ok(()),
         }
     }

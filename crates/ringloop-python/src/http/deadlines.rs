@@ -15,10 +15,24 @@ pub(super) enum Kind {
     Body,
     /// For the peer to read more of a response.
     Write,
+    /// Until a WebSocket is sent a ping.
+    Ping,
+    /// For the answer to a ping.
+    Pong,
+    /// For a WebSocket's client to close the connection, after a close frame.
+    Close,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 4] = [Self::KeepAlive, Self::Head, Self::Body, Self::Write];
+    pub(super) const ALL: [Self; 7] = [
+        Self::KeepAlive,
+        Self::Head,
+        Self::Body,
+        Self::Write,
+        Self::Ping,
+        Self::Pong,
+        Self::Close,
+    ];
 
     /// Writing has a deadline of its own; the others exclude one another.
     fn side(self) -> usize {

@@ -19,6 +19,7 @@ use super::awaitable;
 use super::connection::Connection;
 use super::counters::Begun;
 use super::service::HttpService;
+use super::websocket::WebSocket;
 use crate::buffers;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -98,6 +99,8 @@ struct State {
 #[pyclass(module = "ringloop._core", name = "HttpRequest", frozen, weakref)]
 pub(super) struct Request {
     state: GilCell<State>,
+    /// What a request for a WebSocket has besides.
+    websocket: Option<Box<WebSocket>>,
 }
 
 impl Request {
@@ -107,8 +110,11 @@ impl Request {
         scope: Bound<'py, PyDict>,
         begun: Begun,
         body_ended: bool,
+        websocket: Option<WebSocket>,
     ) -> PyResult<Bound<'py, Self>> {
-        let logged_scope = service.get().logs_access().then(|| scope.clone().unbind());
+        let is_logged = service.get().logs_access() || websocket.is_some();
+        let logged_scope = is_logged.then(|| scope.clone().unbind());
+        let websocket = websocket.map(Box::new);
         let state = State {
             service: Some(service.clone().unbind()),
             connection: Some(connection.clone().unbind()),
@@ -133,7 +139,7 @@ impl Request {
             is_disconnected: false,
         };
         let state = GilCell::new(state);
-        Bound::new(service.py(), Self { state })
+        Bound::new(service.py(), Self { state, websocket })
     }
 
     /// Remembers the task of a request that waits.
@@ -154,6 +160,19 @@ impl Request {
 
     pub(super) fn begun(&self, py: Python<'_>) -> Begun {
         self.state.get(py).begun
+    }
+
+    pub(super) fn return_logged_scope(&self, py: Python<'_>, scope: Option<Py<PyDict>>) {
+        self.state.get_mut(py).logged_scope = scope;
+    }
+
+    pub(super) fn websocket(&self) -> Option<&WebSocket> {
+        self.websocket.as_deref()
+    }
+
+    /// Whether the response has been given.
+    pub(super) fn is_complete(&self, py: Python<'_>) -> bool {
+        self.state.get(py).is_complete
     }
 
     pub(super) fn is_over(&self, py: Python<'_>) -> bool {
@@ -207,6 +226,9 @@ impl Request {
             is_lost.then(|| (state.connection.take(), state.pending.take()))
         };
         drop(dropped);
+        if let Some(websocket) = &self.websocket {
+            websocket.disconnect(py, is_lost);
+        }
         self.wake_receivers(py)?;
         self.wake_senders(py)
     }
@@ -237,7 +259,7 @@ impl Request {
         }
     }
 
-    fn wake_receivers(&self, py: Python<'_>) -> PyResult<()> {
+    pub(super) fn wake_receivers(&self, py: Python<'_>) -> PyResult<()> {
         let waiting = std::mem::take(&mut self.state.get_mut(py).receivers);
         wake(py, waiting)
     }
@@ -247,12 +269,12 @@ impl Request {
         wake(py, waiting)
     }
 
-    fn connection<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Connection>> {
+    pub(super) fn connection<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Connection>> {
         let state = self.state.get(py);
         state.connection.as_ref().map(|it| it.bind(py).clone())
     }
 
-    fn service<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, HttpService>> {
+    pub(super) fn service<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, HttpService>> {
         let state = self.state.get(py);
         let service = state.service.as_ref().map(|it| it.bind(py).clone());
         service.ok_or_else(|| objects::error::<PyRuntimeError>(py, "the request is gone"))
@@ -262,6 +284,9 @@ impl Request {
     pub(super) fn receive<'py>(slf: &Bound<'py, Self>) -> PyResult<Step<'py>> {
         let py = slf.py();
         let this = slf.get();
+        if this.websocket.is_some() {
+            return WebSocket::receive(slf);
+        }
         if let Some(connection) = this.connection(py) {
             Connection::ask_for_body(&connection)?;
         }
@@ -309,15 +334,21 @@ impl Request {
                 Ok(Step::Return(message.into_any()))
             }
             Next::Wait => {
-                let future = this.service(py)?.get().create_future(py)?;
-                let waiting = future.clone().unbind();
-                this.state.get_mut(py).receivers.push(waiting);
+                let future = this.wait_to_receive(py)?;
                 if let Some(connection) = this.connection(py) {
                     Connection::on_waits_changed(&connection)?;
                 }
                 Ok(Step::Yield(future))
             }
         }
+    }
+
+    /// A future that is done when there is a message to receive.
+    pub(super) fn wait_to_receive<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let future = self.service(py)?.get().create_future(py)?;
+        let waiting = future.clone().unbind();
+        self.state.get_mut(py).receivers.push(waiting);
+        Ok(future)
     }
 
     /// A step of `send(message)`.
@@ -327,6 +358,9 @@ impl Request {
     ) -> PyResult<Sending<'py>> {
         let py = slf.py();
         let this = slf.get();
+        if this.websocket.is_some() {
+            return WebSocket::send(slf, message);
+        }
         let (is_started, has_body, is_complete) = {
             let state = this.state.get(py);
             let is_complete = state.is_complete || state.file_tail.is_some();
@@ -365,19 +399,13 @@ impl Request {
                     format!("Expected ASGI message 'http.response.start', but got '{kind}'.")
                 }));
             }
-            this.start_response(&connection, message)?;
-            let is_running = matches!(this.state.get(py).application, Application::Running);
-            if !is_running {
-                // Another task sends, and it is not seen when that one suspends.
-                let flush = slf.getattr(intern!(py, "_flush"))?;
-                this.service(py)?.get().call_soon(py, &flush)?;
-            }
+            Self::begin_response(slf, &connection, message)?;
         }
         Ok(Sending::Done)
     }
 
     /// A future that is done when the client has read so much that there is room to write.
-    fn wait_for_room<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn wait_for_room<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let future = self.service(py)?.get().create_future(py)?;
         self.state.get_mut(py).senders.push(future.clone().unbind());
         Ok(future)
@@ -393,6 +421,24 @@ impl Request {
     /// Whether a file is being sent.
     pub(super) fn sends_file(&self, py: Python<'_>) -> bool {
         self.state.get(py).file_tail.is_some()
+    }
+
+    /// Starts the response, and makes sure that its head will be sent.
+    pub(super) fn begin_response<'py>(
+        slf: &Bound<'py, Self>,
+        connection: &Bound<'py, Connection>,
+        message: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        this.start_response(connection, message)?;
+        let is_running = matches!(this.state.get(py).application, Application::Running);
+        if is_running {
+            return Ok(());
+        }
+        // Another task sends, and it is not seen when that one suspends.
+        let flush = slf.getattr(intern!(py, "_flush"))?;
+        this.service(py)?.get().call_soon(py, &flush)
     }
 
     fn start_response<'py>(
@@ -432,7 +478,7 @@ impl Request {
         Ok(())
     }
 
-    fn send_body<'py>(
+    pub(super) fn send_body<'py>(
         slf: &Bound<'py, Self>,
         connection: &Bound<'py, Connection>,
         message: &Bound<'py, PyAny>,
@@ -509,7 +555,7 @@ impl Request {
     }
 
     /// Sends a head that waits for a body. The application may take its time.
-    fn flush_head(slf: &Bound<'_, Self>) -> PyResult<()> {
+    pub(super) fn flush_head(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         if this.state.get(py).pending.is_none() {
@@ -629,6 +675,11 @@ impl Request {
         let py = slf.py();
         let this = slf.get();
         let service = this.service(py)?;
+        if this.websocket.is_some() {
+            let slot = this.state.get_mut(py).slot.take();
+            let counted = service.get().on_request_over(py, slot);
+            return counted.and(WebSocket::finish(slf, outcome));
+        }
         let (slot, scope, is_started, is_complete, is_disconnected, begun, status) = {
             let mut state = this.state.get_mut(py);
             (
@@ -974,7 +1025,7 @@ pub(super) fn wake(py: Python<'_>, waiting: Vec<Py<PyAny>>) -> PyResult<()> {
 }
 
 /// `message[name]`.
-fn item<'py>(
+pub(super) fn item<'py>(
     message: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -988,7 +1039,7 @@ fn item<'py>(
 }
 
 /// `message.get(name)`.
-fn optional_item<'py>(
+pub(super) fn optional_item<'py>(
     message: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -1000,7 +1051,7 @@ fn optional_item<'py>(
 }
 
 /// Whether a string is the one that is expected.
-fn is_text(value: &Bound<'_, PyAny>, expected: &Bound<'_, PyString>) -> PyResult<bool> {
+pub(super) fn is_text(value: &Bound<'_, PyAny>, expected: &Bound<'_, PyString>) -> PyResult<bool> {
     if value.is(expected) {
         return Ok(true);
     }
@@ -1008,7 +1059,7 @@ fn is_text(value: &Bound<'_, PyAny>, expected: &Bound<'_, PyString>) -> PyResult
 }
 
 #[cold]
-fn unexpected(kind: &Bound<'_, PyAny>, message: impl FnOnce(&str) -> String) -> PyErr {
+pub(super) fn unexpected(kind: &Bound<'_, PyAny>, message: impl FnOnce(&str) -> String) -> PyErr {
     let py = kind.py();
     let text = kind.str().and_then(|text| Ok(message(text.to_str()?)));
     match text {

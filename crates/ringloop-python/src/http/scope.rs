@@ -9,9 +9,11 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_http::Known;
 use ringloop_http::h1::{Facts, Field, Version};
+use ringloop_http::websocket::Handshake;
 
 use super::awaitable;
 use super::service::HttpService;
+use super::websocket::WebSocket;
 use crate::names::intern;
 use crate::objects;
 
@@ -123,11 +125,12 @@ impl Template {
         })
     }
 
-    /// The scope of one request.
+    /// The scope of one request. `handshake` is that of a request for a WebSocket.
     pub(super) fn scope<'py>(
         &self,
         py: Python<'py>,
         service: &HttpService,
+        handshake: Option<&Handshake>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let scope = self.scope.bind(py).copy()?;
         let headers = awaitable::copy_of_list(self.headers.bind(py))?;
@@ -136,6 +139,9 @@ impl Template {
         scope.set_item(intern!(py, "extensions"), service.extensions(py)?)?;
         if let Some(state) = service.state(py)? {
             scope.set_item(intern!(py, "state"), state)?;
+        }
+        if let Some(handshake) = handshake {
+            WebSocket::complete_scope(&scope, handshake)?;
         }
         if self.is_forwarded {
             service.forward(py, &scope)?;

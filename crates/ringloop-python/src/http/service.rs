@@ -7,6 +7,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop_http::Lines;
 use ringloop_http::h1::{self, Limits};
+use ringloop_http::websocket::{Config, Deflate, Pool};
 
 use super::access_log::{self, Entry};
 use super::awaitable;
@@ -33,6 +34,9 @@ struct Settings {
     /// The access log may take lines that are formatted here.
     logs_lines: bool,
     has_state: bool,
+    /// None: requests for WebSockets are requests as others are.
+    websocket: Option<Config>,
+    websocket_queue: usize,
 }
 
 /// Python objects that the collector must see.
@@ -102,6 +106,7 @@ struct State {
     active: usize,
     requests: u64,
     is_shutting_down: bool,
+    has_warned_of_upgrade: bool,
     deadlines: Deadlines,
     timers: [Option<Py<PyAny>>; Kind::ALL.len()],
     /// Futures of those who wait for the end.
@@ -113,6 +118,8 @@ struct Scratch {
     head: h1::Head,
     buffer: Vec<u8>,
     lines: Lines,
+    /// For compressed messages of WebSockets.
+    pool: Pool,
 }
 
 /// What the connections of a server have in common: the application, settings, counters.
@@ -125,6 +132,9 @@ pub(crate) struct HttpService {
     lines: GilCell<access_log::Lines>,
 }
 
+/// How long the client of a WebSocket may take for its part of the closing handshake, in seconds.
+const CLOSE_S: f64 = 10.0;
+
 /// A buffer that has grown beyond this is not kept.
 const BUFFER_KEPT: usize = 64 * 1024;
 
@@ -136,6 +146,8 @@ impl HttpService {
         limit_head=65536, limit_body_ahead=65536, limit_concurrency=None,
         timeout_keep_alive=Some(5.0), timeout_head=Some(10.0), timeout_body=Some(60.0),
         timeout_write=Some(60.0), access_log=None, forwarded=None, logger=None,
+        ws=true, ws_max_size=16 << 20, ws_max_queue=32, ws_ping_interval=Some(20.0),
+        ws_ping_timeout=Some(20.0), ws_per_message_deflate=true,
     ))]
     #[allow(clippy::too_many_arguments, reason = "all but two are keywords")]
     fn new(
@@ -156,6 +168,12 @@ impl HttpService {
         access_log: Option<Py<PyAny>>,
         forwarded: Option<Py<PyAny>>,
         logger: Option<Py<PyAny>>,
+        ws: bool,
+        ws_max_size: usize,
+        ws_max_queue: usize,
+        ws_ping_interval: Option<f64>,
+        ws_ping_timeout: Option<f64>,
+        ws_per_message_deflate: bool,
     ) -> PyResult<Self> {
         let root_path = root_path.unwrap_or_default();
         let mut limits = Limits::default();
@@ -186,6 +204,9 @@ impl HttpService {
             Some(log) => log.bind(py).hasattr(intern!(py, "begin"))?,
             None => false,
         };
+        let mut websocket = Config::default();
+        websocket.message_bytes = ws_max_size;
+        websocket.deflate = ws_per_message_deflate.then(Deflate::default);
         let own = |state: Py<PyDict>| state.bind(py).copy().map(Bound::unbind);
         let settings = Settings {
             limits,
@@ -198,11 +219,16 @@ impl HttpService {
                 timeout_head,
                 timeout_body,
                 timeout_write,
+                ws_ping_interval.filter(|seconds| *seconds > 0.0),
+                ws_ping_timeout,
+                Some(CLOSE_S),
             ]
             .map(|timeout| timeout.map(|seconds| (seconds * 1e9).round() as u64)),
             logs_access: access_log.is_some(),
             logs_lines,
             has_state: state.is_some(),
+            websocket: ws.then_some(websocket),
+            websocket_queue: ws_max_queue.max(1),
         };
         let objects = Objects {
             event_loop: r#loop.clone().unbind(),
@@ -225,6 +251,7 @@ impl HttpService {
             active: 0,
             requests: 0,
             is_shutting_down: false,
+            has_warned_of_upgrade: false,
             deadlines: Deadlines::new(),
             timers: [const { None }; Kind::ALL.len()],
             closing: Vec::new(),
@@ -233,6 +260,7 @@ impl HttpService {
             head: h1::Head::default(),
             buffer: Vec::new(),
             lines: Lines::new(server.as_deref(), date_header && !has_own_date),
+            pool: Pool::default(),
         };
         Ok(Self {
             settings,
@@ -311,6 +339,9 @@ impl HttpService {
     fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
         for request in self.all_waiting(py) {
             request.get().disconnect(py, false)?;
+        }
+        for connection in self.all_connections(py) {
+            Connection::end_closing_websocket(connection.bind(py))?;
         }
         Ok(())
     }
@@ -462,6 +493,20 @@ impl HttpService {
         &self.settings.root_path_bytes
     }
 
+    /// The settings of WebSockets, if there may be any.
+    pub(super) fn websocket_config(&self) -> Option<&Config> {
+        self.settings.websocket.as_ref()
+    }
+
+    /// The number of a WebSocket's messages after which reading stops.
+    pub(super) fn websocket_queue(&self) -> usize {
+        self.settings.websocket_queue
+    }
+
+    pub(super) fn has_timeout(&self, kind: Kind) -> bool {
+        self.settings.timeouts_ns[kind as usize].is_some()
+    }
+
     pub(super) fn default_fields(&self) -> &[(Vec<u8>, Vec<u8>)] {
         &self.settings.default_fields
     }
@@ -574,6 +619,15 @@ impl HttpService {
             .getattr(New(function))?
             .call1((logger, argument))
             .map(drop)
+    }
+
+    /// Says, once, that there is no protocol to switch to.
+    #[cold]
+    pub(super) fn warn_of_upgrade(&self, py: Python<'_>) -> PyResult<()> {
+        if std::mem::replace(&mut self.state.get_mut(py).has_warned_of_upgrade, true) {
+            return Ok(());
+        }
+        self.warn(py, "Unsupported upgrade request.")
     }
 
     #[cold]
@@ -699,6 +753,11 @@ impl HttpService {
         let since = now.duration_since(std::time::UNIX_EPOCH);
         let unix_s = since.map_or(0, |since| since.as_secs());
         body(&mut self.scratch.get_mut(py).lines, unix_s)
+    }
+
+    /// Runs `body` with the memory for compressed messages. It must not run Python code.
+    pub(super) fn with_pool<R>(&self, py: Python<'_>, body: impl FnOnce(&mut Pool) -> R) -> R {
+        body(&mut self.scratch.get_mut(py).pool)
     }
 
     pub(super) fn is_shutting_down(&self, py: Python<'_>) -> bool {

@@ -1,0 +1,236 @@
+//! A connection that speaks WebSocket: what is read, the deadlines, and the end.
+
+use pyo3::prelude::*;
+use ringloop_http::h1::{self, Upgrade};
+use ringloop_http::websocket::{AcceptError, Connection as Codec, Handshake, Refusal};
+
+use super::Connection;
+use crate::http::deadlines::Kind;
+use crate::http::request::Request;
+use crate::http::service::HttpService;
+use crate::http::websocket::{OwnField, WebSocket};
+use crate::names::intern;
+use crate::receiver::Input;
+
+impl Connection {
+    /// The request that became a WebSocket, if the connection still has it.
+    fn websocket_request<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Request>> {
+        self.current(py)
+            .filter(|request| request.get().websocket().is_some())
+    }
+
+    /// What the head of a request says, if it asks for a WebSocket.
+    pub(super) fn handshake(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+        bytes: &[u8],
+        head: &h1::Head,
+    ) -> Result<Option<Handshake>, Refusal> {
+        let facts = *slf.get().state.get(slf.py()).http.request();
+        match service.get().websocket_config() {
+            Some(config) if facts.upgrade == Upgrade::WebSocket => {
+                Handshake::check(&facts, head, bytes, config).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Answers a request for a WebSocket that is not a valid one, and ends the connection.
+    pub(super) fn refuse_handshake(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+        refusal: Refusal,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let text = refusal.as_str();
+        let mut buffer = service.get().take_buffer(py);
+        service.get().with_lines(py, |lines, unix_s| {
+            let mut state = slf.get().state.get_mut(py);
+            state.http.close_after_response();
+            // The status and the fields are valid.
+            let Ok(mut head) = state.http.respond(refusal.status(), &mut buffer) else {
+                return;
+            };
+            for (name, value) in refusal.fields() {
+                let _ = head.field(name, value);
+            }
+            let _ = head.field(b"content-type", b"text/plain; charset=utf-8");
+            head.finish(Some(text.len() as u64), lines, unix_s);
+            buffer.extend_from_slice(text.as_bytes());
+        });
+        let result = Self::write(slf, &buffer, None, b"");
+        service.get().return_buffer(py, buffer);
+        result.and(Self::close(slf))
+    }
+
+    /// Writes the answer to a handshake into `buffer`. From here on the connection speaks WebSocket.
+    pub(in crate::http) fn accept(
+        &self,
+        py: Python<'_>,
+        handshake: &Handshake,
+        subprotocol: Option<&str>,
+        fields: &[OwnField],
+        service: &HttpService,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Codec, AcceptError> {
+        let (codec, dropped) = {
+            let mut state = self.state.get_mut(py);
+            let codec = service.with_lines(py, |lines, unix_s| {
+                let fields = fields.iter().map(|(name, value)| (&name[..], &value[..]));
+                let subprotocol = subprotocol.map(str::as_bytes);
+                handshake.accept(&mut state.http, subprotocol, fields, lines, unix_s, buffer)
+            })?;
+            state.is_websocket = true;
+            // They are for further requests.
+            (codec, (state.template.take(), state.peer.take()))
+        };
+        drop(dropped);
+        Ok(codec)
+    }
+
+    /// Gives the WebSocket what has arrived, behind what was kept.
+    pub(super) fn arrive_at_websocket(
+        slf: &Bound<'_, Self>,
+        input: Option<Input<'_, '_>>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (Some(request), Some(service)) = (this.websocket_request(py), this.service(py)) else {
+            return Ok(());
+        };
+        let mut kept = std::mem::take(&mut this.state.get_mut(py).input);
+        this.state.get_mut(py).is_busy = true;
+        let result = match input {
+            Some(mut input) if kept.is_empty() => {
+                let result = WebSocket::read(&request, slf, &mut input);
+                let used = *result.as_ref().unwrap_or(&input.len());
+                this.keep(py, Some(&input), kept, used);
+                result
+            }
+            input => {
+                if let Some(input) = input {
+                    kept.extend_from_slice(&input);
+                }
+                let result = WebSocket::read(&request, slf, &mut kept);
+                let used = *result.as_ref().unwrap_or(&kept.len());
+                this.keep(py, None, kept, used);
+                result
+            }
+        };
+        this.state.get_mut(py).is_busy = false;
+        result?;
+        let (is_closing, is_full) = {
+            let state = this.state.get(py);
+            (state.is_closing, !state.input.is_empty())
+        };
+        match (is_closing, is_full) {
+            (true, _) => Ok(()),
+            (false, true) => this.pause_reading(py),
+            (false, false) => this.resume_reading(py, &service),
+        }
+    }
+
+    /// Reads on: the application has taken all messages, or wants no more.
+    pub(in crate::http) fn read_on(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let is_stuck = {
+            let state = slf.get().state.get(slf.py());
+            let has_input = state.is_reading_paused || !state.input.is_empty();
+            has_input && !state.is_busy && !state.is_closing && state.is_websocket
+        };
+        if is_stuck {
+            Self::arrive_at_websocket(slf, None)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Has the rest of the input read in the next turn.
+    pub(in crate::http) fn read_on_later(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let has_input = {
+            let state = this.state.get(py);
+            state.is_reading_paused || !state.input.is_empty()
+        };
+        match this.service(py) {
+            Some(service) if has_input => Self::continue_later(slf, &service),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets the deadline that a WebSocket has.
+    pub(in crate::http) fn set_websocket_deadline(
+        slf: &Bound<'_, Self>,
+        kind: Kind,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let (slot, service) = {
+            let state = slf.get().state.get(py);
+            let slot = state.slot.filter(|_| !state.is_closing);
+            (slot, slf.get().service(py))
+        };
+        match (slot, service) {
+            (Some(slot), Some(service)) => HttpService::set_deadline(&service, slot, Some(kind)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a client that is silent may be waiting for us: it has not been listened to, or not been sent everything.
+    pub(in crate::http) fn has_work_left(&self, py: Python<'_>) -> PyResult<bool> {
+        if self.state.get(py).is_reading_paused {
+            return Ok(true);
+        }
+        Ok(self.sent(py)?.unsent > 0)
+    }
+
+    /// Closes a connection whose client breaks the rules. To close it while the client sends would reset it, and the
+    /// client might never read why: its data is dropped for a while first.
+    pub(in crate::http) fn close_slowly(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (Some(service), Some(transport)) = (this.service(py), this.transport(py)) else {
+            return Ok(());
+        };
+        // Under TLS there is no end of one direction.
+        if this.state.get(py).socket.is_none() || this.is_closing(py) {
+            return Self::close(slf);
+        }
+        let dropped = {
+            let mut state = this.state.get_mut(py);
+            state.is_overrun = true;
+            std::mem::take(&mut state.input)
+        };
+        drop(dropped);
+        Self::set_websocket_deadline(slf, Kind::Close)?;
+        transport.call_method0(intern!(py, "write_eof"))?;
+        this.resume_reading(py, &service)
+    }
+
+    /// As `shut_down`, for a connection with a WebSocket. Returns whether it is one.
+    pub(super) fn shut_down_websocket(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        let py = slf.py();
+        if !slf.get().state.get(py).is_websocket {
+            return Ok(false);
+        }
+        match slf.get().websocket_request(py) {
+            Some(request) => WebSocket::shut_down(&request, slf).map(|()| true),
+            None => Ok(true),
+        }
+    }
+
+    /// Closes a connection whose WebSocket waits for the client's part of the closing handshake.
+    pub(in crate::http) fn end_closing_websocket(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let request = slf.get().websocket_request(py);
+        let is_closing = request.is_some_and(|request| WebSocket::is_closing(&request));
+        if is_closing { Self::close(slf) } else { Ok(()) }
+    }
+
+    /// A deadline of a WebSocket has expired.
+    pub(super) fn on_websocket_deadline(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
+        match slf.get().websocket_request(slf.py()) {
+            Some(request) if kind != Kind::Close => WebSocket::on_deadline(&request, slf, kind),
+            _ => Self::close(slf),
+        }
+    }
+}
