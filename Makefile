@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance suites soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -116,6 +116,10 @@ fuzz: prerequisites ## fuzz the message layer of HTTP, each target for a minute 
 conformance: extension ## CPython's own asyncio tests, from the Python of VENV, on both backends; a part: ARGS="-k NAME"
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
+
+autobahn: extension ## Autobahn's test suite for WebSocket against ringloop serve; needs Python 2.7; a part: ARGS="--case '1.*'"
+	$(say) "Autobahn's test suite on $$($(python) -V)"
+	@$(python) tools/autobahn.py --folder $(CARGO_TARGET_DIR)/autobahn $(ARGS)
 
 suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and both backends; a part: ARGS="--suite anyio --loop epoll"
 	$(say) "test suites of other projects on $$($(python) -V)"

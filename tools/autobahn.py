@@ -111,6 +111,7 @@ def run_backend(
             with log.open("w") as output:
                 subprocess.run(
                     [python, "-c", program, "-m", "fuzzingclient", "-s", spec],
+                    cwd=folder,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

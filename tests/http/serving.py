@@ -47,9 +47,11 @@ class Server:
             "timeout_keep_alive": settings.pop("timeout_keep_alive", 5),
             "limit_concurrency": settings.pop("limit_concurrency", None),
         }
+        options["ws"] = "websockets-sansio" if settings.pop("ws", True) else "none"
+        options |= {name: settings.pop(name) for name in list(settings) if name.startswith("ws_")}
         assert not settings, "uvicorn has no such settings"
         config = uvicorn.Config(
-            self.application, http="httptools", ws="none", lifespan="off", log_config=None, loop="asyncio", **options
+            self.application, http="httptools", lifespan="off", log_config=None, loop="asyncio", **options
         )
         config.load()
         server_state = ServerState()

@@ -810,14 +810,17 @@ def test_too_many_connections(arm, loop, errors):
 
 def test_upgrades_are_declined(arm, loop, errors):
     async def test():
-        async with Server(arm, text(b"plain")) as server, server.client() as client:
-            for protocol in (b"websocket", b"other"):
+        async with Server(arm, text(b"plain"), ws=False) as server, server.client() as client:
+            for protocol in (b"websocket", b"other", b"websocket"):
                 upgrade = b"\r\nConnection: upgrade\r\nUpgrade: " + protocol
                 client.write(GET.replace(b"\r\n", upgrade + b"\r\n", 1))
                 assert (await client.response())[2] == b"plain"
 
     run(loop, test())
-    assert "Unsupported upgrade request." in errors()
+    warnings = errors()
+    assert "Unsupported upgrade request." in warnings
+    # A client can't fill the log.
+    assert arm == "asyncio" or len(warnings) == 1
 
 
 # -- Clients that leave -----------------------------------------------------------------------------------------------

@@ -88,12 +88,13 @@ def test_the_help_has_groups():
     assert result.exit_code == 0
     groups = re.findall(r"^(\w+):$", result.output, re.MULTILINE)
     assert groups == [
-        "Listening", "Application", "Processes", "Reloading", "Logging", "Requests", "Limits", "TLS", "Other",
+        "Listening", "Application", "Processes", "Reloading", "Logging", "Requests", "Limits", "WebSocket", "TLS",
+        "Other",
     ]  # fmt: skip
-    assert "--ws" not in result.output
+    assert "--http2" not in result.output
     assert "\n  MODULE:ATTRIBUTE" not in result.output, "it is no option"
     assert "[default: CERT_NONE]" not in result.output, "the option takes a number"
-    assert "Not there yet: WebSocket, HTTP/2" in result.output
+    assert "Not there yet: HTTP/2" in result.output
 
 
 def test_what_the_command_line_hands_over(monkeypatch):

@@ -508,6 +508,10 @@ impl WebSocket {
             }
             Phase::Denying if is(intern!(py, "websocket.http.response.body"))? => {
                 Request::send_body(request, &connection, message)?;
+                if request.get().is_complete(py) {
+                    this.set_disconnect(py, ABNORMAL, "");
+                    request.get().wake_receivers(py)?;
+                }
             }
             Phase::Denying | Phase::Closed => {
                 return Err(request::unexpected(&kind, |kind| {
