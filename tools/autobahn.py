@@ -106,7 +106,9 @@ def run_backend(
             spec = folder / f"{backend}.json"
             spec.write_text(json.dumps(specification))
             # The folder's .pth files make its namespace packages.
-            program = f"import site; site.addsitedir({str(packages)!r}); " + "from autobahntestsuite.wstest import run; run()"
+            program = (
+                f"import site; site.addsitedir({str(packages)!r}); " + "from autobahntestsuite.wstest import run; run()"
+            )
             log = folder / f"{backend}.log"
             with log.open("w") as output:
                 subprocess.run(

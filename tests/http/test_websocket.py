@@ -119,7 +119,8 @@ def test_accepting(arm, loop, logged):
 
     async def test():
         async with WebSocketServer(arm, instance) as server:
-            async with server.websocket(b"/path?query", b"Sec-WebSocket-Protocol: one, two\r\n") as client:
+            fields = b"Sec-WebSocket-Protocol: one, two\r\n"
+            async with server.websocket(b"/path?query", fields) as client:
                 assert client.answer == (
                     "HTTP/1.1 101 Switching Protocols",
                     {
@@ -523,17 +524,19 @@ def test_compressed_messages(arm, loop):
     text = "the same again and again " * 1000
 
     async def test():
-        async with WebSocketServer(arm, application(echo)) as server:
-            async with server.websocket(fields=Deflating.FIELDS) as client:
-                assert client.answer[1]["sec-websocket-extensions"].startswith("permessage-deflate")
-                client.write(masked(FIN | RSV1 | TEXT, Deflating.compressed(text.encode())))
-                first, second = await client.reader.readexactly(2)
-                assert first == FIN | RSV1 | TEXT
-                assert second <= 126
-                length = int.from_bytes(await client.reader.readexactly(2), "big") if second == 126 else second
-                data = await client.reader.readexactly(length)
-                assert len(data) < 1000
-                return zlib.decompressobj(wbits=-15).decompress(data + b"\0\0\xff\xff").decode()
+        async with (
+            WebSocketServer(arm, application(echo)) as server,
+            server.websocket(fields=Deflating.FIELDS) as client,
+        ):
+            assert client.answer[1]["sec-websocket-extensions"].startswith("permessage-deflate")
+            client.write(masked(FIN | RSV1 | TEXT, Deflating.compressed(text.encode())))
+            first, second = await client.reader.readexactly(2)
+            assert first == FIN | RSV1 | TEXT
+            assert second <= 126
+            length = int.from_bytes(await client.reader.readexactly(2), "big") if second == 126 else second
+            data = await client.reader.readexactly(length)
+            assert len(data) < 1000
+            return zlib.decompressobj(wbits=-15).decompress(data + b"\0\0\xff\xff").decode()
 
     assert run(loop, test()) == text
 
@@ -541,7 +544,8 @@ def test_compressed_messages(arm, loop):
 def test_messages_are_not_inflated_beyond_the_limit(arm, loop):
     async def test():
         async with WebSocketServer(arm, application(echo), ws_max_size=100_000) as server:
-            async with server.websocket(fields=Deflating.FIELDS) as client:
+            fields = Deflating.FIELDS
+            async with server.websocket(fields=fields) as client:
                 client.write(masked(FIN | RSV1 | BINARY, Deflating.compressed(bytes(10_000_000))))
                 return await client.closed()
 
@@ -551,7 +555,8 @@ def test_messages_are_not_inflated_beyond_the_limit(arm, loop):
 def test_compression_can_be_off(arm, loop):
     async def test():
         async with WebSocketServer(arm, application(echo), ws_per_message_deflate=False) as server:
-            async with server.websocket(fields=Deflating.FIELDS) as client:
+            fields = Deflating.FIELDS
+            async with server.websocket(fields=fields) as client:
                 return client.answer[1]
 
     assert "sec-websocket-extensions" not in run(loop, test())

@@ -1,0 +1,581 @@
+"""WebSockets of ringloop alone: flow control, the server's end, memory, and applications and clients that end at any point."""
+
+import asyncio
+import contextlib
+import gc
+import random
+import socket
+import sys
+import threading
+import weakref
+
+import pytest
+
+import support
+from serving import LOGGER, run
+from websocket_client import (
+    BINARY,
+    CONTINUATION,
+    FIN,
+    PING,
+    PONG,
+    TEXT,
+    WebSocketClient,
+    WebSocketServer,
+    application,
+    closing,
+    echo,
+    masked,
+)
+
+pytestmark = pytest.mark.ringloop_only
+
+# More than the buffers of two sockets hold.
+FAR_TOO_MUCH = 64 << 20
+
+
+async def settled(condition):
+    """Waits until something has become true."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+# -- Flow control -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 50_000])
+def test_reading_stops_if_nothing_is_received(arm, loop, size):
+    begin = asyncio.Event()
+    received = []
+
+    async def body(receive, send):
+        await begin.wait()
+        while (message := await receive())["type"] == "websocket.receive":
+            received.append(int(message["bytes"][:8] or b"0"))
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            sent = 0
+            # Until the sockets are full: nobody takes anything.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    while True:
+                        block = b"".join(masked(FIN | BINARY, b"%08d" % (sent + at) + bytes(size)) for at in range(100))
+                        client.write(block)
+                        sent += 100
+                        if sent * (size + 14) > FAR_TOO_MUCH:
+                            raise AssertionError("all of it was taken")
+                        await client.writer.drain()
+                        await asyncio.sleep(0)
+
+            assert not received
+            begin.set()
+            await client.writer.drain()
+            assert await client.goodbye() == 1000
+            await settled(lambda: not server.service.active)
+            assert received == list(range(sent))
+
+    run(loop, test())
+
+
+def test_sending_waits_for_the_client(arm, loop):
+    count = FAR_TOO_MUCH // 100_000
+    progress = []
+
+    async def body(receive, send):
+        for number in range(count):
+            await send({"type": "websocket.send", "bytes": b"%08d" % number + bytes(100_000)})
+            progress.append(number)
+        await send({"type": "websocket.close"})
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            await settled(lambda: progress)
+            # It gets no further by itself.
+            while (before := len(progress)) < count:
+                await asyncio.sleep(0.05)
+                if len(progress) == before:
+                    break
+            assert len(progress) < count
+            for number in range(count):
+                assert (await client.message())[:8] == b"%08d" % number
+            assert await client.closed() == (1000, "")
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("way", ["reset", "close", "timeout"])
+def test_a_client_that_leaves_while_it_is_sent_to(arm, loop, way):
+    caught = []
+
+    async def body(receive, send):
+        try:
+            while True:
+                await send({"type": "websocket.send", "bytes": bytes(1_000_000)})
+        except OSError as error:
+            caught.append(type(error).__name__)
+            caught.append((await receive())["code"])
+
+    async def test():
+        settings = {"timeout_write": 0.2} if way == "timeout" else {}
+        async with WebSocketServer(arm, application(body), **settings) as server, server.websocket() as client:
+            client.writer.transport.pause_reading()
+            if way == "reset":
+                await asyncio.sleep(0.05)
+                client.reset()
+            elif way == "close":
+                await asyncio.sleep(0.05)
+                client.writer.transport.abort()
+            await settled(lambda: len(caught) == 2)
+            client.writer.transport.abort()
+
+    run(loop, test())
+    assert caught == ["ClientDisconnected", 1006]
+
+
+def test_pings_of_a_client_that_does_not_read(arm, loop):
+    begin = asyncio.Event()
+
+    async def body(receive, send):
+        await begin.wait()
+        await echo(receive, send)
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            client.writer.transport.pause_reading()
+            ping = masked(FIN | PING, bytes(125))
+            for _ in range(FAR_TOO_MUCH // (100 * len(ping))):
+                client.write(ping * 100)
+                await client.writer.drain()
+            begin.set()
+            client.writer.transport.resume_reading()
+            client.write(masked(FIN | PING, b"the last"))
+            client.send("over")
+            count = 0
+            while (frame := await client.frame()) != (TEXT, b"over"):
+                count += 1
+                last = frame
+            assert last == (PONG, b"the last")
+            # What could not be written was not kept.
+            assert count < FAR_TOO_MUCH // len(ping)
+
+    run(loop, test())
+
+
+def test_a_busy_application_is_no_silent_client(arm, loop):
+    """The queue is full, so that the answer to a ping is not read."""
+    over = asyncio.Event()
+
+    async def body(receive, send):
+        await over.wait()
+        await echo(receive, send)
+
+    async def test():
+        settings = {"ws_max_queue": 2, "ws_ping_interval": 0.01, "ws_ping_timeout": 0.01}
+        async with WebSocketServer(arm, application(body), **settings) as server, server.websocket() as client:
+            for _ in range(10):
+                client.send("waiting")
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+            over.set()
+            for _ in range(10):
+                assert await client.message() == "waiting"
+
+    run(loop, test())
+
+
+# -- The end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_applications_that_end(arm, loop, raises, caplog):
+    async def body(receive, send):
+        await send({"type": "websocket.send", "text": "and out"})
+        if raises:
+            raise ValueError("as the test wants")
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            assert await client.message() == "and out"
+            found = await client.closed()
+            client.write(closing(found[0]))
+            assert await client.rest() == b""
+            return found
+
+    assert run(loop, test()) == ((1011, "") if raises else (1000, ""))
+    errors = [record for record in caplog.records if record.name == LOGGER and record.levelname == "ERROR"]
+    assert [record.getMessage() for record in errors] == (["Exception in ASGI application\n"] if raises else [])
+
+
+def test_the_server_shuts_down(arm, loop):
+    events = []
+
+    async def body(receive, send):
+        events.append(await receive())
+        with pytest.raises(OSError):
+            await send({"type": "websocket.send", "text": "too late"})
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            await asyncio.sleep(0)
+            server.service.shut_down()
+            assert await client.closed() == (1012, "")
+            client.write(closing(1012))
+            assert await client.rest() == b""
+            await server.service.wait_closed()
+
+    run(loop, test())
+    assert events == [{"type": "websocket.disconnect", "code": 1012, "reason": ""}]
+
+
+@pytest.mark.parametrize("moment", ["before accepting", "open", "closing"])
+def test_clients_that_do_not_answer_a_shutdown(arm, loop, moment):
+    go_on = asyncio.Event()
+
+    async def instance(scope, receive, send):
+        await receive()
+        if moment == "before accepting":
+            await go_on.wait()
+        await send({"type": "websocket.accept"})
+        if moment == "closing":
+            await send({"type": "websocket.close"})
+        await receive()
+
+    async def test():
+        async with WebSocketServer(arm, instance) as server, server.raw() as client:
+            accepted = asyncio.ensure_future(client.shake_hands())
+            await settled(lambda: server.service.active)
+            if moment != "before accepting":
+                await accepted
+            server.service.shut_down()
+            go_on.set()
+            await accepted
+            assert (await client.closed())[0] == (1000 if moment == "closing" else 1012)
+            # The second step of the server's shutdown.
+            server.service.disconnect()
+            assert await client.rest() == b""
+            await server.service.wait_closed()
+
+    run(loop, test())
+
+
+def test_aborting(arm, loop):
+    caught = []
+
+    async def body(receive, send):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            caught.append("cancelled")
+            raise
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            server.service.abort()
+            await server.service.wait_closed()
+            with contextlib.suppress(ConnectionError):
+                await client.rest()
+
+    run(loop, test())
+    assert caught == ["cancelled"]
+
+
+def test_a_client_that_ends_its_side(arm, loop):
+    events = []
+
+    async def body(receive, send):
+        events.append(await receive())
+        events.append(await receive())
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            client.send("last words")
+            client.writer.write_eof()
+            assert await client.rest() == b""
+            await settled(lambda: not server.service.active)
+
+    run(loop, test())
+    assert events == [
+        {"type": "websocket.receive", "text": "last words"},
+        {"type": "websocket.disconnect", "code": 1006, "reason": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"code": 999}, "invalid close code 999"),
+        ({"code": 1006}, "invalid close code 1006"),
+        ({"code": 1000, "reason": "x" * 124}, "too long"),
+    ],
+)
+def test_invalid_closes(arm, loop, message, text):
+    async def body(receive, send):
+        with pytest.raises(RuntimeError, match=text):
+            await send({"type": "websocket.close", **message})
+        with pytest.raises(TypeError):
+            await send({"type": "websocket.close", "reason": b"no string"})
+        # That stands for no code.
+        await send({"type": "websocket.close", "code": 1005})
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            assert await client.closed() == (None, "")
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"subprotocol": "unasked"}, "the client did not offer that subprotocol"),
+        ({"headers": [(b"Connection", b"close")]}, "header not allowed in a WebSocket handshake"),
+        ({"headers": [(b"a\n", b"b")]}, "header name"),
+        ({"headers": [(b"a", b"b\r\nc: d")]}, "header value"),
+    ],
+)
+def test_invalid_accepts(arm, loop, message, text):
+    async def instance(scope, receive, send):
+        with pytest.raises(RuntimeError, match=text):
+            await send({"type": "websocket.accept", **message})
+        await send({"type": "websocket.accept", "subprotocol": ""})
+        await send({"type": "websocket.close"})
+
+    async def test():
+        async with WebSocketServer(arm, instance) as server, server.websocket() as client:
+            assert await client.closed() == (1000, "")
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("content", [{"text": "\ud800"}, {"text": b"bytes"}, {"text": 1}, {"bytes": "text"}])
+def test_invalid_messages(arm, loop, content):
+    async def body(receive, send):
+        with pytest.raises((TypeError, UnicodeEncodeError)):
+            await send({"type": "websocket.send", **content})
+        await send({"type": "websocket.send"})
+        await send({"type": "websocket.send", "text": "valid"})
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            assert await client.message() == "valid"
+
+    run(loop, test())
+
+
+def test_the_service_has_default_headers(arm, loop):
+    async def test():
+        settings = {"headers": [(b"server", b"some"), (b"x-default", b"value")]}
+        async with WebSocketServer(arm, application(echo), **settings) as server, server.websocket() as client:
+            _, fields, _ = client.answer
+            assert (fields["server"], fields["x-default"]) == ("some", "value")
+
+    run(loop, test())
+
+
+# -- Other threads, other loops, TLS ----------------------------------------------------------------------------------
+
+
+def test_tls(arm, loop, contexts):
+    serving, trusting = contexts
+    seen = []
+
+    async def instance(scope, receive, send):
+        seen.append(scope["scheme"])
+        await application(echo)(scope, receive, send)
+
+    async def test():
+        async with WebSocketServer(arm, instance) as server:
+            server.listener.close()
+            loop = asyncio.get_running_loop()
+            server.listener = await loop.create_server(server.service.protocol, support.HOST, 0, ssl=serving)
+            port = server.listener.sockets[0].getsockname()[1]
+            streams = await asyncio.open_connection(support.HOST, port, ssl=trusting, server_hostname="localhost")
+            client = WebSocketClient(*streams)
+            try:
+                await client.shake_hands()
+                for message in ("text", bytes(500_000), "ä" * 100_000):
+                    client.send(message, parts=3)
+                    assert await client.message() == message
+                client.write(b"\x81\x00")
+                assert (await client.closed())[0] == 1002
+            finally:
+                await client.close()
+
+    run(loop, test())
+    assert seen == ["wss"]
+
+
+def test_answers_from_another_thread(arm, loop):
+    async def body(receive, send):
+        loop = asyncio.get_running_loop()
+
+        def work():
+            for number in range(20):
+                message = {"type": "websocket.send", "text": str(number)}
+                asyncio.run_coroutine_threadsafe(send(message), loop).result(support.PATIENCE_S)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        await loop.run_in_executor(None, thread.join)
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            return [await client.message() for _ in range(20)]
+
+    assert run(loop, test()) == [str(number) for number in range(20)]
+
+
+# -- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_cycles_are_collected(arm, loop):
+    class Holder:
+        pass
+
+    references = []
+
+    async def instance(scope, receive, send):
+        holder = Holder()
+        holder.all = (scope, receive, send, holder)
+        references.append(weakref.ref(holder))
+        await receive()
+        await send({"type": "websocket.accept"})
+        holder.waiting = asyncio.ensure_future(receive())
+        await echo(receive, send)
+
+    async def test():
+        async with WebSocketServer(arm, instance) as server:
+            for _ in range(5):
+                async with server.websocket() as client:
+                    client.send("for the one")
+                    client.send("for the other")
+                    client.write(closing())
+            await settled(lambda: not server.service.active)
+        await asyncio.sleep(0)
+
+    run(loop, test())
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 5
+
+
+def test_nothing_grows(arm, loop):
+    async def test():
+        async with WebSocketServer(arm, application(echo)) as server:
+
+            async def rounds(count):
+                for _ in range(count):
+                    async with server.websocket() as client:
+                        client.send("hello")
+                        await client.message()
+                        await client.goodbye()
+                await settled(lambda: not server.service.connections)
+                gc.collect()
+                return len(gc.get_objects()), sys.getallocatedblocks()
+
+            await rounds(20)
+            objects, blocks = await rounds(20)
+            more_objects, more_blocks = await rounds(100)
+            assert more_objects - objects < 50
+            assert more_blocks - blocks < 500
+
+    run(loop, test())
+
+
+# -- Anything, at any time --------------------------------------------------------------------------------------------
+
+
+def test_everything_at_random(arm, loop, caplog):
+    """Clients and applications that send, close, raise, cancel, reset, and break the rules."""
+    caplog.set_level("CRITICAL")
+    randomness = random.Random(7)
+
+    async def instance(scope, receive, send):
+        chance = randomness.random
+        with contextlib.suppress(OSError):
+            if chance() < 0.9:
+                await receive()
+            if chance() < 0.1:
+                await send({"type": "websocket.close"})
+                return
+            if chance() < 0.1:
+                await send({"type": "websocket.http.response.start", "status": 400})
+                await send({"type": "websocket.http.response.body", "body": b"no", "more_body": chance() < 0.5})
+                return
+            await send({"type": "websocket.accept"})
+            while True:
+                way = randomness.choice("rrrrsssscxkt")
+                if way == "r":
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.005):
+                            if (await receive())["type"] == "websocket.disconnect" and chance() < 0.5:
+                                return
+                elif way == "s":
+                    await send({"type": "websocket.send", "bytes": bytes(randomness.choice((0, 10, 200_000)))})
+                elif way == "c":
+                    await send({"type": "websocket.close", "code": 4000})
+                    if chance() < 0.5:
+                        return
+                elif way == "x":
+                    raise ValueError("at random")
+                elif way == "k":
+                    asyncio.current_task().cancel()
+                else:
+                    asyncio.ensure_future(receive()).add_done_callback(
+                        lambda task: task.cancelled() or task.exception()
+                    )
+
+    async def use(server):
+        async with server.raw() as client:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                client.write(
+                    b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+                )
+                for _ in range(randomness.randrange(30)):
+                    first = randomness.choice((TEXT, BINARY, CONTINUATION, PING, PONG)) | randomness.choice((FIN, 0))
+                    frame = masked(first, bytes(randomness.choice((0, 10, 125))))
+                    cut = randomness.randrange(len(frame))
+                    client.write(frame[:cut])
+                    if randomness.random() < 0.3:
+                        await asyncio.sleep(0)
+                    if randomness.random() < 0.03:
+                        client.reset()
+                        return
+                    client.write(frame[cut:])
+                    if randomness.random() < 0.05:
+                        client.write(closing(1000))
+                async with asyncio.timeout(0.05):
+                    await client.rest()
+
+    async def one(server):
+        with contextlib.suppress(TimeoutError):
+            await use(server)
+
+    async def test():
+        settings = {"ws_ping_interval": 0.003, "ws_ping_timeout": 0.003, "ws_max_queue": 3}
+        async with WebSocketServer(arm, instance, **settings) as server:
+            for _ in range(30):
+                await asyncio.gather(*(one(server) for _ in range(10)))
+            server.service.shut_down()
+            server.service.disconnect()
+
+    run(loop, test())
+
+
+def test_a_socket_pair(arm, loop):
+    """A transport whose peer has no address."""
+
+    async def test():
+        async with WebSocketServer(arm, application(echo)) as server:
+            ours, theirs = socket.socketpair()
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(server.service.protocol, ours)
+            client = WebSocketClient(*await asyncio.open_connection(sock=theirs))
+            await client.shake_hands()
+            client.send("hello")
+            assert await client.message() == "hello"
+            await client.goodbye()
+            await client.close()
+
+    run(loop, test())
