@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 BACKENDS = ("io_uring", "epoll")
 PACKAGE = "autobahntestsuite==25.10.1"
@@ -41,7 +41,7 @@ async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
         await send({**message, "type": "websocket.send"})
 
 
-async def serve(backend: str) -> None:
+async def serve(backend: Literal["io_uring", "epoll"]) -> None:
     """Serves the application, and prints the port, until the input ends."""
     from ringloop.http import Config, Server
 

@@ -459,7 +459,10 @@ def test_cycles_are_collected(arm, loop):
     assert [reference() for reference in references] == [None] * 5
 
 
-def test_nothing_grows(arm, loop):
+def test_nothing_grows(arm, loop, caplog):
+    # Records of the log are kept for the test.
+    caplog.set_level("CRITICAL", LOGGER)
+
     async def test():
         async with WebSocketServer(arm, application(echo)) as server:
 

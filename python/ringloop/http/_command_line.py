@@ -275,7 +275,7 @@ def command(program: str) -> click.Command:
         f"{program} serve",
         params=_options(),
         callback=_serve,
-        help="Serve an ASGI application over HTTP/1.1 and WebSocket. Not there yet: HTTP/2, pathsend, metrics.",
+        help="Serve an ASGI application over HTTP/1.1 and WebSocket. Not there yet: HTTP/2.",
         epilog="Each option has an environment variable: RINGLOOP_PORT, or UVICORN_PORT, is --port. "
         "More: docs/serve.md.",
     )

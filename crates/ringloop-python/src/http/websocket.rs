@@ -23,6 +23,9 @@ use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, GilCell};
 
+/// The status of an accepted handshake.
+const SWITCHING_PROTOCOLS: u16 = 101;
+
 /// Close codes (RFC 6455, section 7.4.1).
 const NORMAL: u16 = 1000;
 const NO_CODE: u16 = 1005;
@@ -569,6 +572,8 @@ impl WebSocket {
         let written = Connection::write(connection, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
         written?;
+        let begun = Some(request.get().begun(py));
+        service.get().count_response(py, begun, SWITCHING_PROTOCOLS);
         log(request, "[accepted]")?;
         if service.get().is_shutting_down(py) {
             return Self::shut_down(request, connection);

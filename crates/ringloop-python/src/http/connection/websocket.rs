@@ -58,6 +58,7 @@ impl Connection {
             head.finish(Some(text.len() as u64), lines, unix_s);
             buffer.extend_from_slice(text.as_bytes());
         });
+        service.get().count_response(py, None, refusal.status());
         let result = Self::write(slf, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
         result.and(Self::close(slf))
