@@ -329,6 +329,27 @@ fn a_head_that_is_equal_to_the_one_before_is_not_parsed_again() {
 }
 
 #[test]
+fn a_head_that_was_forgotten_is_parsed_again() {
+    let mut connection = Connection::new(Limits::default());
+    let mut head = Head::default();
+    let mut repetitions = Vec::new();
+    for is_forgotten in [false, false, true, false] {
+        if is_forgotten {
+            connection.forget_head();
+        }
+        let Ok(Event::Request { repeated, .. }) =
+            read(&mut connection, &request_of(100), &mut 0, &mut head)
+        else {
+            panic!();
+        };
+        assert_eq!(head.fields().is_empty(), repeated);
+        repetitions.push(repeated);
+        answer(&mut connection);
+    }
+    assert_eq!(repetitions, [false, true, false, true]);
+}
+
+#[test]
 fn a_long_head_is_not_remembered() {
     let limits = Limits::default();
     let mut head = Head::default();

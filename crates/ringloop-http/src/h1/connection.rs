@@ -235,6 +235,12 @@ impl Connection {
         }
     }
 
+    /// Release the memory of the remembered head, for a connection that is idle. The next head is parsed, even if it is
+    /// equal to the last one.
+    pub fn forget_head(&mut self) {
+        self.remembered = Vec::new();
+    }
+
     fn finish_request(&mut self) {
         self.reading = Reading::Done;
         self.finish_exchange();

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop_http::ResponseError;
@@ -43,7 +43,8 @@ struct State {
     transport: Option<Py<PyAny>>,
     /// The transport, if it is ours.
     socket: Option<Py<SocketTransport>>,
-    peer: Option<Peer>,
+    /// Both ends, if the transport is not ours. One of ours can be asked at any time.
+    known_peer: Option<Peer>,
     http: h1::Connection,
     /// Received, and not parsed yet.
     input: Vec<u8>,
@@ -126,7 +127,7 @@ impl Connection {
             slot: None,
             transport: None,
             socket: None,
-            peer: None,
+            known_peer: None,
             http: h1::Connection::new(service.get().limits()),
             input: Vec::new(),
             current: None,
@@ -158,6 +159,23 @@ impl Connection {
     fn current<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Request>> {
         let state = self.state.get(py);
         state.current.as_ref().map(|it| it.bind(py).clone())
+    }
+
+    /// Both ends of the connection. If the transport is ours, an idle connection doesn't keep the objects.
+    fn peer(&self, py: Python<'_>) -> PyResult<Option<Peer>> {
+        let (known, socket) = {
+            let state = self.state.get(py);
+            let known = state.known_peer.as_ref().map(|peer| peer.clone_ref(py));
+            (known, state.socket.clone_ref_opt(py))
+        };
+        let Some(socket) = socket.filter(|_| known.is_none()) else {
+            return Ok(known);
+        };
+        let peer = match socket.get().names(py)? {
+            Some((server, client)) => Peer::of_names(&server, &client),
+            None => Peer::of_transport(socket.bind(py).as_any()),
+        };
+        peer.map(Some)
     }
 
     pub(super) fn is_writing_paused(&self, py: Python<'_>) -> bool {
@@ -384,11 +402,8 @@ impl Connection {
         let template = if let Some(template) = template {
             template
         } else {
-            let (facts, peer) = {
-                let state = this.state.get(py);
-                let peer = state.peer.as_ref().map(|peer| peer.clone_ref(py));
-                (*state.http.request(), peer)
-            };
+            let facts = *this.state.get(py).http.request();
+            let peer = this.peer(py)?;
             upgrades = facts.upgrade != Upgrade::None && handshake.is_none();
             Template::new(
                 py,
@@ -834,12 +849,32 @@ impl Connection {
         }
     }
 
+    /// No request has come for a moment: the connection now keeps as little as it can.
+    fn on_idle(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let (slot, service, dropped) = {
+            let mut state = slf.get().state.get_mut(py);
+            state.http.forget_head();
+            state.input.shrink_to_fit();
+            let service = state.service.clone_ref_opt(py);
+            (state.slot, service, state.template.take())
+        };
+        drop(dropped);
+        match (slot, service) {
+            (Some(slot), Some(service)) => {
+                HttpService::set_deadline(service.bind(py), slot, Some(Kind::Idle))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A deadline has expired.
     pub(super) fn on_deadline(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         match kind {
-            Kind::KeepAlive => Self::close(slf),
+            Kind::KeepAlive => Self::on_idle(slf),
+            Kind::Idle => Self::close(slf),
             Kind::Ping | Kind::Pong | Kind::Close => Self::on_websocket_deadline(slf, kind),
             Kind::Head => {
                 let has_begun = !this.state.get(py).input.is_empty();
@@ -937,20 +972,18 @@ impl Connection {
         let Some(service) = this.service(py) else {
             return Ok(());
         };
-        let peer = support::http(py)?
-            .getattr(intern!(py, "addresses"))?
-            .call1((transport,))?;
-        let peer = Peer::new(peer.cast::<PyTuple>()?)?;
+        let socket = transport.cast::<SocketTransport>().ok();
+        let known_peer = match socket {
+            Some(_) => None,
+            None => Some(Peer::of_transport(transport)?),
+        };
         let slot = service.get().enter(slf);
         {
             let mut state = this.state.get_mut(py);
-            state.peer = Some(peer);
+            state.known_peer = known_peer;
             state.slot = Some(slot);
             state.transport = Some(transport.clone().unbind());
-            state.socket = transport
-                .cast::<SocketTransport>()
-                .ok()
-                .map(|socket| socket.clone().unbind());
+            state.socket = socket.map(|socket| socket.clone().unbind());
         }
         if service.get().is_shutting_down(py) {
             Self::shut_down(slf)?;
@@ -997,7 +1030,7 @@ impl Connection {
             let dropped = (
                 state.transport.take(),
                 state.socket.take(),
-                state.peer.take(),
+                state.known_peer.take(),
                 state.template.take(),
                 std::mem::take(&mut state.input),
             );
@@ -1072,7 +1105,7 @@ impl Connection {
         visit.call(&state.transport)?;
         visit.call(&state.socket)?;
         visit.call(&state.current)?;
-        if let Some(peer) = &state.peer {
+        if let Some(peer) = &state.known_peer {
             peer.traverse(&visit)?;
         }
         if let Some(template) = &state.template {
@@ -1090,7 +1123,7 @@ impl Connection {
                 state.transport.take(),
                 state.socket.take(),
                 state.current.take(),
-                state.peer.take(),
+                state.known_peer.take(),
                 state.template.take(),
             )
         };

@@ -7,8 +7,10 @@
 /// What a connection is given a limited time for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// For the next request to begin.
+    /// For the next request to begin, while what was made of the last one is kept.
     KeepAlive,
+    /// For the next request to begin after that.
+    Idle,
     /// For a request's head to be complete.
     Head,
     /// For more of a request's body.
@@ -24,8 +26,9 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::KeepAlive,
+        Self::Idle,
         Self::Head,
         Self::Body,
         Self::Write,

@@ -16,6 +16,7 @@ use super::service::HttpService;
 use super::websocket::WebSocket;
 use crate::names::intern;
 use crate::objects;
+use crate::support;
 
 /// What a connection knows of its ends.
 pub(super) struct Peer {
@@ -25,12 +26,34 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Of (server, client, scheme).
-    pub(super) fn new(addresses: &Bound<'_, PyTuple>) -> PyResult<Self> {
+    /// Of what any transport says.
+    pub(super) fn of_transport(transport: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = transport.py();
+        let addresses = support::http(py)?
+            .getattr(intern!(py, "addresses"))?
+            .call1((transport,))?;
+        let addresses = addresses.cast::<PyTuple>()?;
         Ok(Self {
             server: addresses.get_item(0)?.unbind(),
             client: addresses.get_item(1)?.unbind(),
             scheme: addresses.get_item(2)?.unbind(),
+        })
+    }
+
+    /// Of the names that a plain connection's socket has.
+    pub(super) fn of_names(server: &Bound<'_, PyAny>, client: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = server.py();
+        // A Unix socket has a path or nothing.
+        let server = if server.is_instance_of::<PyString>() {
+            let none = py.None().into_bound(py);
+            objects::tuple(py, [server.clone(), none])?.into_any()
+        } else {
+            host_and_port(server)?
+        };
+        Ok(Self {
+            server: server.unbind(),
+            client: host_and_port(client)?.unbind(),
+            scheme: intern!(py, "http").clone().into_any().unbind(),
         })
     }
 
@@ -152,6 +175,18 @@ impl Template {
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.scope)?;
         visit.call(&self.headers)
+    }
+}
+
+/// The first two parts of an internet address; None for any other.
+fn host_and_port<'py>(name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    match name.cast::<PyTuple>() {
+        Ok(name) if name.len() == 2 => Ok(name.clone().into_any()),
+        Ok(name) if name.len() > 2 => {
+            let parts = [name.get_item(0)?, name.get_item(1)?];
+            Ok(objects::tuple(name.py(), parts)?.into_any())
+        }
+        _ => Ok(name.py().None().into_bound(name.py())),
     }
 }
 

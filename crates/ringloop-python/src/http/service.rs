@@ -135,6 +135,10 @@ pub(crate) struct HttpService {
 /// How long the client of a WebSocket may take for its part of the closing handshake, in seconds.
 const CLOSE_S: f64 = 10.0;
 
+/// How long an idle connection keeps what was made of its last head, which takes more memory than all the rest.
+/// Clients that are idle longer ask so seldom that making it again costs little.
+const HEAD_KEPT_S: f64 = 0.25;
+
 /// A buffer that has grown beyond this is not kept.
 const BUFFER_KEPT: usize = 64 * 1024;
 
@@ -215,7 +219,8 @@ impl HttpService {
             root_path_bytes: root_path.as_bytes().to_vec(),
             default_fields,
             timeouts_ns: [
-                timeout_keep_alive,
+                Some(timeout_keep_alive.map_or(HEAD_KEPT_S, |it| it.min(HEAD_KEPT_S))),
+                timeout_keep_alive.map(|it| (it - HEAD_KEPT_S).max(0.0)),
                 timeout_head,
                 timeout_body,
                 timeout_write,

@@ -145,6 +145,24 @@ pub(super) fn item<'py>(
     dictionary(transport, py)?.bind(py).get_item(name)
 }
 
+impl SocketTransport {
+    /// The names of the socket and of its peer, without making the dictionary. None if that is there already.
+    pub(crate) fn names<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
+        let (socket_name, peer_name) = match &self.state.get(py).extra {
+            ExtraInfo::Made(_) => return Ok(None),
+            ExtraInfo::Addresses {
+                socket_name,
+                peer_name,
+                ..
+            } => (socket_name.take(py), peer_name.take(py)),
+        };
+        Ok(Some((socket_name.object(py)?, peer_name.object(py)?)))
+    }
+}
+
 /// The dictionary of a transport, which is made now if it isn't there.
 pub(super) fn dictionary(transport: &SocketTransport, py: Python<'_>) -> PyResult<Py<PyDict>> {
     let (socket_name, peer_name, sock) = {

@@ -83,7 +83,7 @@ impl Connection {
             })?;
             state.is_websocket = true;
             // They are for further requests.
-            (codec, (state.template.take(), state.peer.take()))
+            (codec, (state.template.take(), state.known_peer.take()))
         };
         drop(dropped);
         Ok(codec)

@@ -1,0 +1,89 @@
+"""Connections without a request: what they hold, and how they end."""
+
+import asyncio
+import gc
+
+import pytest
+
+from serving import Server, answer, run, text
+from test_http1 import GET
+
+pytestmark = pytest.mark.ringloop_only
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def lists_with(marker):
+    """The lists of header fields that have this value."""
+    return [each for each in gc.get_objects() if type(each) is list and (b"x-marker", marker) in each]
+
+
+def marked(marker):
+    return b"GET / HTTP/1.1\r\nHost: a\r\nX-Marker: " + marker + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("keep_alive", [30.0, None])
+def test_an_idle_connection_forgets_its_last_head_and_is_served_all_the_same(arm, loop, keep_alive):
+    async def test():
+        async with Server(arm, text(b"hello"), timeout_keep_alive=keep_alive) as server, server.client() as client:
+            for _ in range(2):
+                client.write(2 * marked(b"idle"))
+                assert [(await client.response())[2] for _ in range(2)] == [b"hello", b"hello"]
+                assert len(lists_with(b"idle")) == 1
+                await until(lambda: not lists_with(b"idle"))
+                assert server.service.connections == 1
+
+    run(loop, test())
+
+
+def test_a_connection_that_is_used_keeps_its_last_head(arm, loop):
+    """Also one that waits for the rest of a head, or for its application."""
+
+    async def application(scope, receive, send):
+        await asyncio.sleep(0.5)
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            for _ in range(2):
+                client.write(marked(b"used")[:-1])
+                await asyncio.sleep(0)
+                client.write(marked(b"used")[-1:])
+                await client.response()
+                assert len(lists_with(b"used")) == 1
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.1, 0.5])
+def test_an_idle_connection_ends_after_its_time(arm, loop, timeout):
+    async def test():
+        async with Server(arm, text(b"hello"), timeout_keep_alive=timeout) as server, server.client() as client:
+            client.write(GET)
+            await client.response()
+            begin = loop.time()
+            assert await client.rest() == b""
+            assert loop.time() - begin >= timeout - 0.01
+
+    run(loop, test())
+
+
+def test_addresses_are_known_on_each_request(arm, loop):
+    seen = []
+
+    async def application(scope, receive, send):
+        seen.append((scope["client"], scope["server"], scope["scheme"]))
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            for target in (b"/", b"/other", b"/"):
+                client.write(GET.replace(b" / ", b" %s " % target))
+                await client.response()
+            ours = client.writer.get_extra_info("sockname")
+            assert seen == 3 * [(ours, client.writer.get_extra_info("peername"), "http")]
+
+    run(loop, test())
