@@ -418,6 +418,25 @@ def test_default_fields_that_a_response_has(arm, loop):
     run(loop, test())
 
 
+def test_refusals_have_the_default_fields(arm, loop):
+    async def broken(scope, receive, send):
+        raise RuntimeError
+
+    async def test():
+        async with Server(arm, broken, headers=[(b"x-a", b"default"), (b"server", b"me")]) as server:
+            for request, status in (
+                (b"nonsense\r\n\r\n", 400),
+                (GET.replace(b"/", b"/" + 70_000 * b"x", 1), 431),
+                (GET, 500),
+            ):
+                answer = (await server.ask(request)).lower()
+                assert answer.startswith(b"http/1.1 %d" % status)
+                assert b"\r\nx-a: default\r\n" in answer
+                assert b"\r\nserver: me\r\n" in answer
+
+    run(loop, test())
+
+
 def test_a_long_request_line_and_many_fields(arm, loop):
     async def test():
         async with Server(arm, text(b"ok"), limit_head=100_000) as server:

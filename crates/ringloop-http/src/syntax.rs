@@ -92,18 +92,13 @@ pub(crate) fn is_field_value(bytes: &[u8]) -> bool {
 
 /// Whether `bytes` are valid in a request target.
 ///
-/// Browsers send more than RFC 3986 allows. This refuses what the URL standard makes browsers encode everywhere (the
-/// query percent-encode set): control characters, space, `"`, `#`, `<`, `>`, and everything outside of ASCII.
+/// Browsers, scripts and other servers' users send more than RFC 3986 allows, such as `"`, `<` and `|`: no server reads
+/// these in different ways. This refuses control characters, space, and everything outside of ASCII; and `#`, which some
+/// servers take for the begin of a fragment, and others for a part of the path.
 #[inline]
 pub(crate) fn is_target(bytes: &[u8]) -> bool {
     all_words(bytes, |word| {
-        below(word, b' ' + 1)
-            | equal(word, b'"')
-            | equal(word, b'#')
-            | equal(word, b'<')
-            | equal(word, b'>')
-            | equal(word, 0x7F)
-            | word & HIGH_BITS
+        below(word, b' ' + 1) | equal(word, b'#') | equal(word, 0x7F) | word & HIGH_BITS
     })
 }
 
@@ -317,9 +312,9 @@ mod tests {
     }
 
     #[test]
-    fn targets_have_no_byte_that_browsers_always_escape() {
+    fn targets_consist_of_visible_ascii_without_fragments() {
         for byte in 0..=u8::MAX {
-            let expected = byte.is_ascii_graphic() && !b"\"#<>".contains(&byte);
+            let expected = byte.is_ascii_graphic() && byte != b'#';
             assert_eq!(is_target(&[b'a', byte]), expected, "{:?}", char::from(byte));
         }
     }

@@ -306,7 +306,14 @@ fn a_response_is_begun_once_and_for_a_request() {
         Err(ResponseError::Begun)
     );
     assert_eq!(connection.switch_protocol(), Err(ResponseError::Begun));
-    assert!(!connection.refuse(500, "late", &mut Lines::new(None, false), 0, &mut out));
+    assert!(!connection.refuse(
+        500,
+        "late",
+        no_fields(),
+        &mut Lines::new(None, false),
+        0,
+        &mut out
+    ));
     connection.send(0, true).unwrap();
     assert_eq!(
         connection.respond(200, &mut out).map(drop),
@@ -469,11 +476,32 @@ fn a_server_that_ends_says_so_in_its_last_response() {
 }
 
 #[test]
+fn refusals_have_the_fields_that_are_given_and_no_others_twice() {
+    let fields: [(&[u8], &[u8]); 7] = [
+        (b"x-a", b"1"),
+        (b"Connection", b"keep-alive"),
+        (b"content-type", b"text/html"),
+        (b"content-LENGTH", b"5"),
+        (b"transfer-encoding", b"chunked"),
+        (b"x-b", b"a\r\nb"),
+        (b"x-c", b"2"),
+    ];
+    let mut out = Vec::new();
+    let mut lines = Lines::new(Some("me"), false);
+    assert!(asked(GET).refuse(400, "no", fields, &mut lines, 0, &mut out));
+    assert_eq!(
+        String::from_utf8(out).unwrap(),
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 2\r\n\
+         connection: close\r\nx-a: 1\r\nx-c: 2\r\nserver: me\r\n\r\nno"
+    );
+}
+
+#[test]
 fn refusals_are_whole_responses() {
     let refuse = |connection: &mut Connection| {
         let mut out = Vec::new();
         let mut lines = Lines::new(None, false);
-        assert!(connection.refuse(408, "too slow", &mut lines, 0, &mut out));
+        assert!(connection.refuse(408, "too slow", [], &mut lines, 0, &mut out));
         assert!(connection.is_over() && !connection.is_idle());
         String::from_utf8(out).unwrap()
     };

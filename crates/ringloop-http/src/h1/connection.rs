@@ -434,14 +434,15 @@ impl Connection {
 
     /// Append a complete response with `text` as its body to `out`, and end the connection. It is for requests that are
     /// refused, that take too long, or that cannot be served. Returns false and writes nothing if a response was
-    /// started.
+    /// started. Of `fields`, those are left out that are invalid, or that the response has anyway.
     ///
     /// # Panics
     /// If `status` is not from 400 to 599.
-    pub fn refuse(
+    pub fn refuse<'f>(
         &mut self,
         status: u16,
         text: &str,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
         lines: &mut Lines,
         unix_s: u64,
         out: &mut Vec<u8>,
@@ -456,6 +457,18 @@ impl Connection {
         out.extend_from_slice(b"content-type: text/plain; charset=utf-8\r\ncontent-length: ");
         crate::syntax::push_decimal(text.len() as u64, out);
         out.extend_from_slice(b"\r\nconnection: close\r\n");
+        for (name, value) in fields {
+            let framing = [
+                Known::CONNECTION,
+                Known::CONTENT_LENGTH,
+                Known::TRANSFER_ENCODING,
+            ];
+            let is_given = name.eq_ignore_ascii_case(b"content-type")
+                || Known::find(name).is_some_and(|name| framing.contains(&name));
+            if !is_given {
+                let _ = write_checked_field(name, value, out);
+            }
+        }
         lines.write(unix_s, false, false, out);
         out.extend_from_slice(b"\r\n");
         if !is_head {

@@ -106,6 +106,7 @@ pub(crate) fn converse<'a>(
                     let refused = connection.refuse(
                         fault.status(),
                         fault.as_str(),
+                        [],
                         &mut lines,
                         0,
                         &mut found.output,
@@ -223,7 +224,7 @@ pub(crate) fn why_stricter_than_hyper(fault: Fault) -> Option<&'static str> {
     Some(match fault {
         Fault::BareLineFeed => "hyper accepts bare line feeds, as RFC 9112, section 2.2 allows",
         Fault::RequestLine => "hyper ignores any number of empty lines before a request",
-        Fault::Target => "hyper accepts quotes, fragments, UTF-8, and URLs of any scheme",
+        Fault::Target => "hyper accepts fragments, UTF-8, and URLs of any scheme",
         Fault::TargetForm => "hyper leaves the form of the target to the application",
         Fault::MissingHost | Fault::RepeatedHost | Fault::Host | Fault::HostMismatch => {
             "hyper leaves Host to the application"
@@ -249,8 +250,8 @@ pub(crate) fn why_stricter_than_hyper(fault: Fault) -> Option<&'static str> {
 
 /// The reason why hyper refuses a request that this crate accepts.
 pub(crate) fn why_hyper_is_stricter(request: &Request) -> Option<&'static str> {
-    if request.target.contains('`') {
-        return Some("hyper's paths do not allow backticks, which browsers send");
+    if request.target.contains(['`', '"', '<', '>']) {
+        return Some("hyper's targets do not allow these, which browsers or scripts send");
     }
     if !request.target.starts_with('/') && request.target.contains('%') {
         return Some("hyper's hosts do not allow percent-encoding");

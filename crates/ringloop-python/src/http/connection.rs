@@ -757,7 +757,11 @@ impl Connection {
         let mut buffer = service.get().take_buffer(py);
         let is_refused = service.get().with_lines(py, |lines, unix_s| {
             let mut state = this.state.get_mut(py);
-            state.http.refuse(status, text, lines, unix_s, &mut buffer)
+            let fields = service.get().default_fields().iter();
+            let fields = fields.map(|(name, value)| (&name[..], &value[..]));
+            state
+                .http
+                .refuse(status, text, fields, lines, unix_s, &mut buffer)
         });
         if is_refused {
             let begun = this.current(py).map(|request| request.get().begun(py));
