@@ -8,6 +8,7 @@ import errno
 import inspect
 import logging
 import os
+import socket
 import stat
 import threading
 import urllib.parse
@@ -193,6 +194,16 @@ class _File:
         if self._is_closed and self._readers == 0 and self.number >= 0:
             os.close(self.number)
             self.number = -1
+
+
+def has_arrived(transport: asyncio.BaseTransport) -> bool:
+    """Whether the client has sent something that was not read yet."""
+    sock = transport.get_extra_info("socket")
+    sock = getattr(sock, "_sock", sock)
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except (AttributeError, OSError):
+        return False
 
 
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 
 import pytest
 
@@ -85,5 +86,79 @@ def test_addresses_are_known_on_each_request(arm, loop):
                 await client.response()
             ours = client.writer.get_extra_info("sockname")
             assert seen == 3 * [(ours, client.writer.get_extra_info("peername"), "http")]
+
+    run(loop, test())
+
+
+def test_a_request_that_has_arrived_when_its_time_is_over_is_served(arm, loop):
+    async def test():
+        async with Server(arm, text(b"hello"), timeout_keep_alive=0.0) as server, server.client() as client:
+            client.write(GET)
+            await client.response()
+            # From here to the loop's next look the request arrives, and the deadline expires.
+            sock = client.writer.get_extra_info("socket")._sock
+            sock.send(GET)
+            time.sleep(0.01)
+            assert (await client.response())[2] == b"hello"
+            assert await client.rest() == b""
+
+    run(loop, test())
+
+
+TOO_MUCH = 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nx: " + 70_000 * b"x", 431),
+        (b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (2 * TOO_MUCH), 500),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (2 * TOO_MUCH), 200),
+    ],
+)
+def test_a_client_that_sends_on_gets_its_response(arm, loop, head, status):
+    """A socket that is closed while data arrives resets the connection, and the response is lost."""
+
+    async def application(scope, receive, send):
+        if scope["path"] == "/late":
+            raise RuntimeError
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(head)
+            client.write(TOO_MUCH * b"x")
+            await client.writer.drain()
+            assert (await client.rest()).startswith(b"HTTP/1.1 %d " % status)
+
+    run(loop, test())
+
+
+def test_a_client_that_never_stops_is_ended(arm, loop):
+    async def test():
+        async with Server(arm, text(b"")) as server, server.client() as client:
+            client.write(b"nonsense\r\n\r\n")
+            assert (await client.rest()).startswith(b"HTTP/1.1 400 ")
+            with pytest.raises(ConnectionError):
+                while True:
+                    client.write(1000 * b"x")
+                    await client.writer.drain()
+                    await asyncio.sleep(0.01)
+            await until(lambda: server.service.connections == 0)
+
+    run(loop, test())
+
+
+def test_shutting_down_does_not_wait_for_clients_that_were_refused(arm, loop):
+    async def test():
+        async with Server(arm, text(b""), timeout_keep_alive=None) as server, server.client() as client:
+            client.write(b"nonsense\r\n\r\n")
+            await client.rest()
+            assert server.service.connections == 1
+            server.service.shut_down()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert server.service.connections == 0
 
     run(loop, test())

@@ -59,6 +59,8 @@ struct State {
     is_reading_paused: bool,
     is_writing_paused: bool,
     is_closing: bool,
+    /// Our side has ended, and what the client still sends is dropped for a while.
+    is_lingering: bool,
     /// The client has sent too much for too long: what still comes is dropped, and the connection ends with the response.
     is_overrun: bool,
     /// The current request has become a WebSocket.
@@ -137,6 +139,7 @@ impl Connection {
             is_reading_paused: false,
             is_writing_paused: false,
             is_closing: false,
+            is_lingering: false,
             is_overrun: false,
             is_websocket: false,
             written: 0,
@@ -706,12 +709,13 @@ impl Connection {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (is_over, is_busy, has_input, previous) = {
+        let (is_over, is_sending, is_busy, has_input, previous) = {
             let mut state = this.state.get_mut(py);
             let is_current = state.current.as_ref().is_some_and(|it| it.is(request));
             let previous = is_current.then(|| state.current.take()).flatten();
             (
                 state.http.is_over(),
+                state.http.is_reading_body(),
                 state.is_busy,
                 !state.input.is_empty(),
                 previous,
@@ -719,7 +723,11 @@ impl Connection {
         };
         drop(previous);
         if is_over {
-            return Self::close(slf);
+            return if is_sending {
+                Self::linger(slf)
+            } else {
+                Self::close(slf)
+            };
         }
         let Some(service) = this.service(py).filter(|_| !is_busy) else {
             return Ok(());
@@ -769,7 +777,11 @@ impl Connection {
         }
         let result = Self::write(slf, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
-        result.and(Self::close(slf))
+        if is_refused {
+            result.and(Self::linger(slf))
+        } else {
+            result.and(Self::close(slf))
+        }
     }
 
     /// Closes the connection once everything is sent.
@@ -779,10 +791,45 @@ impl Connection {
             return Ok(());
         }
         let result = Self::end(slf);
-        if let Some(transport) = slf.get().transport(py) {
-            transport.call_method0(intern!(py, "close"))?;
-        }
+        slf.get().close_transport(py)?;
         result
+    }
+
+    fn close_transport(&self, py: Python<'_>) -> PyResult<()> {
+        match self.transport(py) {
+            Some(transport) => transport.call_method0(intern!(py, "close")).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// As `close`, where the client may still be sending. If its data met a closed socket, the kernel would reset the
+    /// connection, and the client might lose the response. So only our side ends, and what still comes is dropped, until
+    /// the client has closed or its time is over. Under TLS the connection just closes.
+    fn linger(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (slot, service, socket) = {
+            let state = this.state.get(py);
+            let service = state.service.as_ref().map(|it| it.bind(py).clone());
+            (state.slot, service, state.socket.clone_ref_opt(py))
+        };
+        let (Some(slot), Some(service), Some(socket)) = (slot, service, socket) else {
+            return Self::close(slf);
+        };
+        if service.get().is_shutting_down(py) || this.is_closing(py) {
+            return Self::close(slf);
+        }
+        let ended = Self::end(slf);
+        let socket = socket.bind(py);
+        if socket.call_method0(intern!(py, "write_eof")).is_err() {
+            // The client has gone.
+            socket.call_method0(intern!(py, "close"))?;
+            return ended;
+        }
+        this.state.get_mut(py).is_lingering = true;
+        this.resume_reading(py, &service)?;
+        HttpService::set_deadline(&service, slot, Some(Kind::Linger))?;
+        ended
     }
 
     /// Nothing is read or answered any more. A peer that does not take what is left keeps the connection for a limited
@@ -828,6 +875,9 @@ impl Connection {
         if Self::shut_down_websocket(slf)? {
             return Ok(());
         }
+        if slf.get().state.get(py).is_lingering {
+            return slf.get().close_transport(py);
+        }
         let (is_idle, is_expected, service) = {
             let mut state = slf.get().state.get_mut(py);
             if state.is_closing {
@@ -851,6 +901,27 @@ impl Connection {
             _ if is_idle => Self::close(slf),
             _ => Ok(()),
         }
+    }
+
+    /// Closes an idle connection, unless a request has arrived that the loop has not read yet.
+    fn close_unless_asked(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let (slot, service, transport) = {
+            let state = slf.get().state.get(py);
+            let service = state.service.clone_ref_opt(py);
+            (state.slot, service, state.transport.clone_ref_opt(py))
+        };
+        let (Some(slot), Some(service), Some(transport)) = (slot, service, transport) else {
+            return Ok(());
+        };
+        let has_arrived = support::http(py)?
+            .getattr(intern!(py, "has_arrived"))?
+            .call1((transport,))?
+            .is_truthy()?;
+        if has_arrived {
+            return HttpService::set_deadline(service.bind(py), slot, Some(Kind::Idle));
+        }
+        Self::close(slf)
     }
 
     /// No request has come for a moment: the connection now keeps as little as it can.
@@ -878,7 +949,8 @@ impl Connection {
         let this = slf.get();
         match kind {
             Kind::KeepAlive => Self::on_idle(slf),
-            Kind::Idle => Self::close(slf),
+            Kind::Idle => Self::close_unless_asked(slf),
+            Kind::Linger => this.close_transport(py),
             Kind::Ping | Kind::Pong | Kind::Close => Self::on_websocket_deadline(slf, kind),
             Kind::Head => {
                 let has_begun = !this.state.get(py).input.is_empty();

@@ -23,10 +23,12 @@ pub(super) enum Kind {
     Pong,
     /// For a WebSocket's client to close the connection, after a close frame.
     Close,
+    /// For a client that was refused to stop sending.
+    Linger,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::KeepAlive,
         Self::Idle,
         Self::Head,
@@ -35,6 +37,7 @@ impl Kind {
         Self::Ping,
         Self::Pong,
         Self::Close,
+        Self::Linger,
     ];
 
     /// Writing has a deadline of its own; the others exclude one another.

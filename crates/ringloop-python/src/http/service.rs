@@ -139,6 +139,9 @@ const CLOSE_S: f64 = 10.0;
 /// Clients that are idle longer ask so seldom that making it again costs little.
 const HEAD_KEPT_S: f64 = 0.25;
 
+/// How long what a refused client still sends is read and dropped.
+const LINGER_S: f64 = 2.0;
+
 /// A buffer that has grown beyond this is not kept.
 const BUFFER_KEPT: usize = 64 * 1024;
 
@@ -227,6 +230,7 @@ impl HttpService {
                 ws_ping_interval.filter(|seconds| *seconds > 0.0),
                 ws_ping_timeout,
                 Some(CLOSE_S),
+                Some(LINGER_S),
             ]
             .map(|timeout| timeout.map(|seconds| (seconds * 1e9).round() as u64)),
             logs_access: access_log.is_some(),
