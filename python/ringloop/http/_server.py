@@ -21,7 +21,7 @@ from ._lifespan import Lifespan
 from .logging import access_log, flush_access_logs, logger, style
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from types import FrameType
 
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -237,7 +237,8 @@ class Server:
         config = self.config
         assert self._lifespan is not None and self._loop is not None
         proxies = config.trusted_proxies()
-        app, log = config.loaded_app, access_log() if config.access_log else None
+        app = config.loaded_app
+        log: Callable[[str, str, str, str, int], None] | None = access_log() if config.access_log else None
         if config.metrics is not None:
             path = config.root_path + config.metrics
             app = _metrics.MetricsApplication(app, path, self.collect_metrics)
