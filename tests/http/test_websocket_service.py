@@ -373,6 +373,21 @@ def test_the_service_has_default_headers(arm, loop):
     run(loop, test())
 
 
+def test_too_many_connections(arm, loop, caplog):
+    caplog.set_level("INFO", LOGGER)
+
+    async def test():
+        settings = {"limit_concurrency": 1, "log_access": True}
+        async with WebSocketServer(arm, application(echo), **settings) as server, server.raw() as client:
+            line, _, body = await client.shake_hands(b"/path")
+            assert not server.access
+            return line, body
+
+    assert run(loop, test()) == ("HTTP/1.1 503 Service Unavailable", b"Service Unavailable")
+    texts = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert texts[0].endswith('"WebSocket /path" 503')
+
+
 # -- Other threads, other loops, TLS ----------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ use super::deadlines::Kind;
 use super::request::{Fields, Request};
 use super::scope::{Peer, Template};
 use super::service::HttpService;
-use super::websocket::WebSocket;
+use super::websocket::{self as asgi_websocket, WebSocket};
 use crate::names::intern;
 use crate::objects;
 use crate::receiver::{Input, Receiver};
@@ -446,8 +446,13 @@ impl Connection {
         }
         if service.get().is_overloaded(py) {
             service.get().count_request(py);
-            let scope = request.get().take_logged_scope(py);
-            let refused = Self::refuse_request(slf, scope, 503, "Service Unavailable");
+            let text = "Service Unavailable";
+            let refused = if request.get().websocket().is_some() {
+                asgi_websocket::log(request, "503").and(Self::refuse(slf, 503, text))
+            } else {
+                let scope = request.get().take_logged_scope(py);
+                Self::refuse_request(slf, scope, 503, text)
+            };
             let warned = service.get().warn(py, "Exceeded concurrency limit.");
             return refused.and(warned);
         }

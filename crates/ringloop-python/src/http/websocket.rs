@@ -78,6 +78,13 @@ struct State {
     pong: Option<Box<ControlFrame>>,
 }
 
+impl State {
+    /// Whether the application has to receive before more is read.
+    fn is_full(&self, service: &HttpService) -> bool {
+        self.queue.len() >= service.websocket_queue() || self.queued_bytes > service.body_ahead()
+    }
+}
+
 /// What a request for a WebSocket has besides what every request has.
 pub(super) struct WebSocket {
     state: GilCell<State>,
@@ -148,6 +155,15 @@ impl WebSocket {
         request.get().websocket().is_some_and(|this| {
             let state = this.state.get(request.py());
             state.codec.as_ref().is_some_and(|codec| codec.is_closing())
+        })
+    }
+
+    /// Whether reading must wait for the application.
+    pub(super) fn is_full(request: &Bound<'_, Request>, service: &HttpService) -> bool {
+        request.get().websocket().is_some_and(|this| {
+            let state = this.state.get(request.py());
+            let is_closing = state.codec.as_ref().is_some_and(|codec| codec.is_closing());
+            state.is_full(service) && !is_closing
         })
     }
 
@@ -224,19 +240,17 @@ impl WebSocket {
         answers: &mut Vec<u8>,
     ) -> PyResult<Option<End>> {
         let py = service.py();
-        let limit = service.get().websocket_queue();
-        let limit_bytes = service.get().body_ahead();
         loop {
             let (event, own, is_dropped) = {
                 let mut state = self.state.get_mut(py);
                 let state = &mut *state;
+                let is_full = state.is_full(service.get());
                 let Some(codec) = &mut state.codec else {
                     *at = input.len();
                     return Ok(None);
                 };
                 // Once a close frame was sent, messages are dropped until the client's own arrives.
                 let is_dropped = codec.is_closing();
-                let is_full = state.queue.len() >= limit || state.queued_bytes > limit_bytes;
                 if is_full && !is_dropped {
                     return Ok(None);
                 }
@@ -842,7 +856,7 @@ fn accept_fields(message: &Bound<'_, PyAny>, service: &HttpService) -> PyResult<
 }
 
 /// Logs how a handshake was answered, once.
-fn log(request: &Bound<'_, Request>, outcome: &str) -> PyResult<()> {
+pub(super) fn log(request: &Bound<'_, Request>, outcome: &str) -> PyResult<()> {
     let py = request.py();
     let Some(scope) = request.get().take_logged_scope(py) else {
         return Ok(());

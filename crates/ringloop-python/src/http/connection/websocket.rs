@@ -120,14 +120,19 @@ impl Connection {
         };
         this.state.get_mut(py).is_busy = false;
         result?;
-        let (is_closing, is_full) = {
+        let (is_closing, has_input) = {
             let state = this.state.get(py);
             (state.is_closing, !state.input.is_empty())
         };
-        match (is_closing, is_full) {
-            (true, _) => Ok(()),
-            (false, true) => this.pause_reading(py),
-            (false, false) => this.resume_reading(py, &service),
+        if is_closing {
+            Ok(())
+        } else if !has_input {
+            this.resume_reading(py, &service)
+        } else if WebSocket::is_full(&request, service.get()) {
+            this.pause_reading(py)
+        } else {
+            // It came while the rest was being read.
+            Self::continue_later(slf, &service)
         }
     }
 
