@@ -360,7 +360,7 @@ class Race:
         }
         for kind in ("service", "corrected", "cold"):
             histogram = event["latency"].get(kind)
-            if histogram and histogram.get("hdr"):
+            if histogram and histogram["count"] and histogram.get("hdr"):
                 sample.histograms[kind] = histogram["hdr"]
         reasons = workloads.why_void(plan, event, plan.window_s(self.scale))
         if cell.primary.key not in sample.figures and not reasons:

@@ -59,8 +59,8 @@ LOOP_BENCHMARKS = {
 ASGI_FIELDS = 20
 IDLE_WINDOW_S = 0.2
 """Nothing happens in it, and the memory is looked up before."""
-IDLE_RAMP_S = 1e-3
-"""For each connection: also a slow server must be able to accept them as they come, and to make its part of TLS."""
+IDLE_RAMP_S = 5.0
+"""Also a slow server must be able to accept the connections as they come, and to do its part of TLS."""
 LOOP_QUICK = ("call_soon", "iteration", "timer_insert", "socket_ping_pong")
 
 SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
@@ -356,7 +356,7 @@ def asgi_cells() -> list[CellPlan]:
                 size_bytes=size_bytes,
                 feature=feature or name,
                 words=words if words[:1] == ("websocket",) else ("http", *words),
-                ramp_s=IDLE_RAMP_S * connections if idle else 0.0,
+                ramp_s=IDLE_RAMP_S if idle else 0.0,
                 windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S) if idle else {},
             )
         )
@@ -372,21 +372,21 @@ def asgi_cells() -> list[CellPlan]:
     add("hello", "an answer of 13 bytes", connections=500, scales=NORMAL)
     add("hello-log", "an answer of 13 bytes, with an access log to /dev/null")
     for size, size_bytes, scales in (("1KB", 1024, QUICK), ("1MB", 1 << 20, NORMAL)):
-        words = ("--send", str(size_bytes), "--body", str(size_bytes))
+        sent = ("--send", str(size_bytes), "--body", str(size_bytes))
         title = f"POST of {size}, answered with its length"
-        add(f"post/{size}", title, *words, size_bytes=size_bytes, feature="post", scales=scales)
+        add(f"post/{size}", title, *sent, size_bytes=size_bytes, feature="post", scales=scales)
     add("stream", "100 chunks of 100 bytes", "--body", "0123456789", "--times", "1000", size_bytes=10_000)
     fields = [*each("--header", "request"), *each("--expect-header", "answer")]
     add("headers", f"{ASGI_FIELDS} header fields each way", *fields, "--body", str(ASGI_FIELDS))
     add("starlette", "Starlette's hello world")
     add("fastapi", "FastAPI's hello world in JSON", "--body", '{"message":"Hello, World!"}')
-    words = ("websocket", "--size", "1024")
+    message = ("websocket", "--size", "1024")
     title = "WebSocket messages of 1 KB there and back"
-    add("websocket/1KB", title, *words, operation="message", size_bytes=1024, feature="websocket")
+    add("websocket/1KB", title, *message, operation="message", size_bytes=1024, feature="websocket")
     add("tls", "an answer of 13 bytes over TLS 1.3", "--tls")
     add("http2", "an answer of 13 bytes over HTTP/2 without TLS", "--http2")
-    words = ("--body", "0123456789abcdef", "--times", "65536")
-    add("file/1MB", "Starlette's FileResponse of 1 MB", *words, size_bytes=1 << 20, feature="file", scales=NORMAL)
+    content = ("--body", "0123456789abcdef", "--times", "65536")
+    add("file/1MB", "Starlette's FileResponse of 1 MB", *content, size_bytes=1 << 20, feature="file", scales=NORMAL)
     add("idle", "connections that rest after a request", "--idle", connections=10_000, scales=NORMAL)
     add("idle-tls", "the same with TLS 1.3", "--idle", "--tls", connections=2000, scales=NORMAL)
     return cells
@@ -399,8 +399,7 @@ BY_NAME = {cell.name: cell for cell in CELLS}
 def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
     """Return the cells that are asked for: workloads, names of cells or globs; all of the scale where nothing is.
 
-    A quick run has no time for asgi unless that is asked for.
-    A name or a glob reaches every cell, a workload those of the scale. What an open loop follows comes with it. Raises
+    A quick run has no time for asgi unless that is asked for. A name or a glob reaches every cell, a workload those of the scale. What an open loop follows comes with it. Raises
     UnknownCells.
     """
     chosen: set[str] = set()

@@ -140,7 +140,7 @@ def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "ftp"), "there is no workload or cell 'ftp'; workloads: bind, http, rtt, loop, echo"),
+        (("run", "ftp"), "there is no workload or cell 'ftp'; workloads: bind, http, rtt, loop, echo, asgi"),
         (("run", "--targets", "none"), "there is no target 'none'; `ringlab targets` lists them: one"),
         (("run", "--quick", "--publish"), "--quick and --publish can't be combined"),
         (("run", "--minutes", "5"), "--minutes needs --quick; otherwise use --rounds and --seconds"),

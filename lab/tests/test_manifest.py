@@ -124,7 +124,7 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants[1].workloads accepts bind, http, rtt, loop, echo, not 'ftp'",
+            "variants[1].workloads accepts bind, http, rtt, loop, echo, asgi, not 'ftp'",
         ),
         ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),

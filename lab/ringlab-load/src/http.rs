@@ -46,15 +46,17 @@ impl Expected {
         if right.len() != body.len() {
             return Err(wrong_length(place, body.len(), &came, right));
         }
-        let at = right
-            .iter()
-            .zip(body)
-            .position(|(right, came)| right != came);
-        let at = at.unwrap_or_default();
+        // What differs may be far behind what is shown of a long body.
+        let (mut at, mut words) = (0, String::new());
+        if body.len() > SHOWN_BYTES {
+            let differs = |(right, came): (&u8, &u8)| right != came;
+            at = right.iter().zip(body).position(differs).unwrap_or_default();
+            words = format!(" at byte {at}");
+        }
         Err(Failure::new(
             Kind::Mismatch,
             format!(
-                "wrong body: {place}: {} came at byte {at}, and {} was expected (--body sets the expected one, --any-body accepts any)",
+                "wrong body: {place}: {} came{words}, and {} was expected (--body sets the expected one, --any-body accepts any)",
                 shown(&body[at..]),
                 shown(&right[at..])
             ),
@@ -626,7 +628,7 @@ mod tests {
         assert_eq!(body.kind, Kind::Mismatch);
         assert!(
             body.message
-                .contains("'!!' came at byte 11, and 'd!' was expected"),
+                .contains("'Hello, Word!!' came, and 'Hello, World!' was expected"),
             "{body}"
         );
 

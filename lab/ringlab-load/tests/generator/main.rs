@@ -4,3 +4,4 @@ mod command;
 mod common;
 mod echo;
 mod http;
+mod protocols;

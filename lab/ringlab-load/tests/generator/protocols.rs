@@ -1,0 +1,452 @@
+//! Servers of other protocols than plain GET requests, right and lying, and what the generator says of them.
+
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::common::{
+    Answer, RIGHT_RESPONSE, assert_flawless, assert_only_failure, http_server, result, run, server,
+    text,
+};
+
+const BRIEFLY: [&str; 6] = ["--warm-up", "0.1", "--window", "0.3", "--connections", "3"];
+const ENDLESS: [&str; 6] = ["--warm-up", "3600", "--window", "1", "--connections", "1"];
+
+fn head_of(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    Ok(head)
+}
+
+/// The run is void because of a mismatch, also before the window opens.
+fn assert_void(workload: &str, address: SocketAddr, options: &[&str], words: &str) {
+    let result = result(workload, address, &[&ENDLESS[..], options].concat());
+    assert_only_failure(&result, "mismatch", 1, words);
+    assert_eq!(result["void"], result["errors"]["mismatch"]["first"]);
+    assert!(result["operations_per_s"].is_null(), "{result}");
+}
+
+// --- bodies and fields ---
+
+#[test]
+fn a_body_is_sent_whole_and_its_answer_checked() {
+    for size in [1usize, 1024, 1 << 20] {
+        let address = server(move |mut stream, _| {
+            loop {
+                let head = String::from_utf8(head_of(&mut stream)?).unwrap();
+                assert!(head.starts_with("POST / HTTP/1.1\r\n"), "{head}");
+                assert!(head.contains(&format!("Content-Length: {size}\r\n")));
+                let mut body = vec![0; size];
+                stream.read_exact(&mut body)?;
+                let right = b"0123456789abcdef".iter().cycle().zip(&body);
+                assert!(right.clone().all(|(right, came)| right == came));
+                let answer = size.to_string();
+                let length = answer.len();
+                let response =
+                    format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{answer}");
+                stream.write_all(response.as_bytes())?;
+            }
+        });
+        let size = size.to_string();
+        let options = ["--send", &size, "--body", &size];
+        assert_flawless(&result("http", address, &[&BRIEFLY[..], &options].concat()));
+    }
+}
+
+fn chunked_server(chunks: impl Fn(usize) -> Vec<String> + Send + Sync + 'static) -> SocketAddr {
+    let number = AtomicUsize::new(0);
+    server(move |mut stream, _| {
+        loop {
+            head_of(&mut stream)?;
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+            for chunk in chunks(number.fetch_add(1, Ordering::Relaxed)) {
+                write!(stream, "{:x}\r\n{chunk}\r\n", chunk.len())?;
+            }
+            stream.write_all(b"0\r\n\r\n")?;
+        }
+    })
+}
+
+const CHUNKED: [&str; 4] = ["--body", "0123456789", "--times", "100"];
+
+#[test]
+fn a_missing_chunk_and_a_wrong_byte_in_a_late_one_void_the_run() {
+    let right = || vec!["0123456789".repeat(10); 10];
+    let address = chunked_server(move |_| right());
+    assert_flawless(&result("http", address, &[&BRIEFLY[..], &CHUNKED].concat()));
+
+    // The right answers before make the response a familiar one, which is compared and not parsed.
+    let short = chunked_server(move |number| right().split_off(usize::from(number == 20)));
+    assert_void("http", short, &CHUNKED, "it has 900 bytes");
+
+    let wrong = chunked_server(move |number| {
+        let mut chunks = right();
+        if number == 20 {
+            chunks[9] = "0123456789".repeat(9) + "012345678x";
+        }
+        chunks
+    });
+    assert_void("http", wrong, &CHUNKED, "'x' came at byte 999");
+}
+
+#[test]
+fn a_field_that_is_missing_or_has_another_value_voids_the_run() {
+    let options = ["--expect-header", "X-Answer: right"];
+    for (field, is_right) in [
+        ("x-answer: right", true),
+        ("x-answer: wrong", false),
+        ("x-other: right", false),
+    ] {
+        let address = http_server(move |_, _| {
+            let head = format!("HTTP/1.1 200 OK\r\n{field}\r\nContent-Length: 13");
+            (format!("{head}\r\n\r\nHello, World!"), Answer::Sent)
+        });
+        if is_right {
+            assert_flawless(&result("http", address, &[&BRIEFLY[..], &options].concat()));
+        } else {
+            assert_void("http", address, &options, "it has no 'X-Answer: right'");
+        }
+    }
+}
+
+// --- idle connections ---
+
+#[test]
+fn idle_connections_make_one_request_and_rest() {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let address = http_server(move |_, _| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        (RIGHT_RESPONSE.to_owned(), Answer::Sent)
+    });
+    let result = result("http", address, &[&BRIEFLY[..], &["--idle"]].concat());
+    assert_eq!(requests.load(Ordering::Relaxed), 3);
+    assert!(result["void"].is_null(), "{result}");
+    assert_eq!(result["errors"], serde_json::json!({}));
+    assert_eq!(result["operations"], 0);
+    assert_eq!(result["connections"]["alive_at_end"], 3);
+}
+
+#[test]
+fn an_idle_connection_that_is_closed_or_was_answered_wrongly_is_told() {
+    let address = http_server(|connection, _| {
+        let what = if connection == 1 {
+            Answer::Close
+        } else {
+            Answer::Sent
+        };
+        (RIGHT_RESPONSE.to_owned(), what)
+    });
+    let closed = result("http", address, &[&BRIEFLY[..], &["--idle"]].concat());
+    assert_only_failure(&closed, "closed", 1, "with nothing to answer");
+    assert_eq!(closed["connections"]["alive_at_end"], 2);
+
+    let wrong = RIGHT_RESPONSE.replace("World", "Wurld");
+    let address = http_server(move |_, _| (wrong.clone(), Answer::Sent));
+    assert_void("http", address, &["--idle"], "wrong body");
+}
+
+// --- TLS ---
+
+fn tls_server(response: &'static str, protocol: &'static str) -> SocketAddr {
+    let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![key.cert.der().clone()],
+            key.signing_key.serialize_der().try_into().unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let config = Arc::new(config);
+    server(move |stream, _| {
+        let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+        let mut stream = rustls::StreamOwned::new(session, stream);
+        loop {
+            head_of(&mut stream)?;
+            stream.write_all(response.as_bytes())?;
+        }
+    })
+}
+
+#[test]
+fn tls_is_spoken_and_what_it_brings_is_checked() {
+    let options = [&BRIEFLY[..], &["--tls"]].concat();
+    assert_flawless(&result(
+        "http",
+        tls_server(RIGHT_RESPONSE, "http/1.1"),
+        &options,
+    ));
+    let idle = [&options[..], &["--idle"]].concat();
+    let rested = result("http", tls_server(RIGHT_RESPONSE, "http/1.1"), &idle);
+    assert_eq!(rested["connections"]["alive_at_end"], 3, "{rested}");
+    let wrong = "HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, Wurld!";
+    assert_void(
+        "http",
+        tls_server(wrong, "http/1.1"),
+        &["--tls"],
+        "wrong body",
+    );
+}
+
+#[test]
+fn a_large_body_comes_whole_through_tls() {
+    let response: &'static str = Box::leak(
+        format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{}",
+            "0123456789".repeat(100_000)
+        )
+        .into_boxed_str(),
+    );
+    let body = ["--tls", "--body", "0123456789", "--times", "100000"];
+    let address = tls_server(response, "http/1.1");
+    assert_flawless(&result("http", address, &[&BRIEFLY[..], &body].concat()));
+}
+
+#[test]
+fn servers_that_do_not_speak_a_protocol_are_told() {
+    let plain = http_server(|_, _| (RIGHT_RESPONSE.to_owned(), Answer::Sent));
+    for (workload, option, words) in [
+        (
+            "http",
+            &["--http2"][..],
+            "it doesn't speak HTTP/2: it answered in HTTP/1",
+        ),
+        (
+            "websocket",
+            &[][..],
+            "it doesn't speak WebSocket: the upgrade was answered with",
+        ),
+    ] {
+        let output = run(workload, plain, &[&BRIEFLY[..], option].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stderr);
+        assert!(said.contains(words), "{said}");
+    }
+    let echo = crate::common::echo_server();
+    let output = run("http", echo, &[&BRIEFLY[..], &["--tls"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("no TLS: "), "{said}");
+}
+
+// --- WebSocket ---
+
+const ACCEPTED: &[u8] =
+    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+    Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+
+/// Sends messages back, as changed by `change`, which gets the number of the message and a whole frame, without a mask.
+fn websocket_server(change: impl Fn(usize, &mut Vec<u8>) + Send + Sync + 'static) -> SocketAddr {
+    server(move |mut stream, _| {
+        head_of(&mut stream)?;
+        stream.write_all(ACCEPTED)?;
+        for number in 0.. {
+            let mut header = [0; 2];
+            stream.read_exact(&mut header)?;
+            assert_eq!(header[0], 0x82, "a binary message in one frame");
+            assert_eq!(header[1] & 0x80, 0x80, "a client masks");
+            let extended = match header[1] & 0x7f {
+                126 => 2,
+                127 => 8,
+                _ => 0,
+            };
+            let mut length = vec![0; extended];
+            stream.read_exact(&mut length)?;
+            let size = match extended {
+                0 => u64::from(header[1] & 0x7f),
+                _ => length
+                    .iter()
+                    .fold(0, |size, &byte| size << 8 | u64::from(byte)),
+            };
+            let mut mask = [0; 4];
+            stream.read_exact(&mut mask)?;
+            let mut payload = vec![0; size as usize];
+            stream.read_exact(&mut payload)?;
+            for (byte, mask) in payload.iter_mut().zip(mask.iter().cycle()) {
+                *byte ^= mask;
+            }
+            let mut frame = vec![header[0], header[1] & 0x7f];
+            frame.extend(length);
+            frame.extend(payload);
+            change(number, &mut frame);
+            stream.write_all(&frame)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn messages_of_all_lengths_come_back() {
+    for size in ["1", "125", "126", "1024", "65536", "100000"] {
+        let address = websocket_server(|_, _| {});
+        let options = [&BRIEFLY[..], &["--size", size]].concat();
+        assert_flawless(&result("websocket", address, &options));
+    }
+}
+
+#[test]
+fn pings_in_between_are_no_messages() {
+    let address = websocket_server(|number, frame| {
+        if number % 3 == 1 {
+            frame.splice(..0, [0x89, 4, 1, 2, 3, 4]);
+        }
+        frame.extend([0x89, 0]);
+    });
+    assert_flawless(&result("websocket", address, &BRIEFLY));
+}
+
+#[test]
+fn wrong_frames_void_the_run() {
+    let flipped = websocket_server(|number, frame| frame[500] ^= u8::from(number == 3));
+    assert_void("websocket", flipped, &[], "wrong echo");
+    let text_frame = websocket_server(|_, frame| frame[0] = 0x81);
+    assert_void("websocket", text_frame, &[], "it begins with [81]");
+    let short = websocket_server(|_, frame| {
+        frame[3] -= 1;
+        frame.pop();
+    });
+    assert_void("websocket", short, &[], "it begins with [82, 7e, 03]");
+    let masked = websocket_server(|_, frame| frame[1] |= 0x80);
+    assert_void("websocket", masked, &[], "it begins with [82, fe]");
+}
+
+#[test]
+fn an_accept_for_another_key_is_no_websocket() {
+    let address = server(|mut stream, _| {
+        head_of(&mut stream)?;
+        let wrong = text(ACCEPTED).replace("s3pP", "S3pP");
+        stream.write_all(wrong.as_bytes())?;
+        stream.read_exact(&mut [0])
+    });
+    let output = run("websocket", address, &BRIEFLY);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("Sec-WebSocket-Accept doesn't belong to the key"),
+        "{said}"
+    );
+}
+
+// --- HTTP/2 ---
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// Answers requests with what `answer` makes for the number of the request and its stream.
+fn http2_server(answer: impl Fn(usize, u32) -> Vec<Vec<u8>> + Send + Sync + 'static) -> SocketAddr {
+    server(move |mut stream, _| {
+        let mut preface = [0; 24];
+        stream.read_exact(&mut preface)?;
+        assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        stream.write_all(&frame(4, 0, 0, &[]))?;
+        let mut number = 0;
+        loop {
+            let mut header = [0; 9];
+            stream.read_exact(&mut header)?;
+            let length = usize::from(header[1]) << 8 | usize::from(header[2]);
+            stream.read_exact(&mut vec![0; length])?;
+            let id = u32::from_be_bytes([header[5], header[6], header[7], header[8]]);
+            match header[3] {
+                4 if header[4] & 1 == 0 => stream.write_all(&frame(4, 1, 0, &[]))?,
+                1 => {
+                    for frame in answer(number, id) {
+                        stream.write_all(&frame)?;
+                    }
+                    number += 1;
+                }
+                _ => {}
+            }
+        }
+    })
+}
+
+#[test]
+fn http2_is_spoken_with_right_answers_of_all_kinds() {
+    let address = http2_server(|number, stream| match number % 3 {
+        0 => vec![
+            frame(1, 4, stream, &[0x88]),
+            frame(0, 1, stream, b"Hello, World!"),
+        ],
+        // A changed table, padding, two pieces, control frames between them, and trailers.
+        1 => vec![
+            frame(6, 0, 0, &[0; 8]),
+            frame(1, 4 | 8, stream, &[2, 0x20, 0x88, 0, 0]),
+            frame(0, 0, stream, b"Hello, "),
+            frame(8, 0, 0, &[0, 0, 0, 1]),
+            frame(0, 8, stream, b"\x01World!\x00"),
+            frame(1, 4 | 1, stream, &[0x82]),
+        ],
+        _ => vec![
+            [
+                frame(1, 4, stream, &[0x88]),
+                frame(0, 0, stream, b"Hello, World!"),
+            ]
+            .concat(),
+            frame(0, 1, stream, b""),
+        ],
+    });
+    assert_flawless(&result(
+        "http",
+        address,
+        &[&BRIEFLY[..], &["--http2"]].concat(),
+    ));
+}
+
+#[test]
+fn wrong_answers_in_http2_are_told() {
+    let right = |stream| {
+        vec![
+            frame(1, 4, stream, &[0x88]),
+            frame(0, 1, stream, b"Hello, World!"),
+        ]
+    };
+    for body in [&b"Hello, Wurld!"[..], b"Hello", b"Hello, World!!"] {
+        let address = http2_server(move |number, stream| {
+            let mut frames = right(stream);
+            if number == 4 {
+                frames[1] = frame(0, 1, stream, body);
+            }
+            frames
+        });
+        assert_void("http", address, &["--http2"], "wrong body");
+    }
+    for (kind, wrong, words) in [
+        ("status", frame(1, 4, 0, &[0x8d]), "a status other than 200"),
+        ("malformed", frame(3, 0, 0, &[0; 4]), "the stream was reset"),
+        ("malformed", frame(7, 0, 0, &[0; 8]), "GOAWAY"),
+        ("malformed", vec![0xff; 9], "a frame of 16777215 bytes"),
+    ] {
+        let address = http2_server(move |number, stream| {
+            let mut frames = right(stream);
+            if number > 0 {
+                let mut wrong = wrong.clone();
+                if kind == "status" || wrong[3] == 3 {
+                    wrong[5..9].copy_from_slice(&stream.to_be_bytes());
+                }
+                frames[0] = wrong;
+            }
+            frames
+        });
+        let result = result(
+            "http",
+            address,
+            &[&BRIEFLY[..4], &["--connections", "1", "--http2"]].concat(),
+        );
+        let first = result["errors"][kind]["first"].as_str();
+        assert!(first.is_some_and(|first| first.contains(words)), "{result}");
+    }
+}
