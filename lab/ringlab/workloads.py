@@ -399,8 +399,8 @@ BY_NAME = {cell.name: cell for cell in CELLS}
 def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
     """Return the cells that are asked for: workloads, names of cells or globs; all of the scale where nothing is.
 
-    A quick run has no time for asgi unless that is asked for. A name or a glob reaches every cell, a workload those of the scale. What an open loop follows comes with it. Raises
-    UnknownCells.
+    A quick run has no time for asgi unless that is asked for. A name or a glob reaches every cell, a workload those of the
+    scale. What an open loop follows comes with it. Raises UnknownCells.
     """
     chosen: set[str] = set()
     patterns = list(asked) or [name for name in WORKLOADS if scale != "quick" or name != "asgi"]

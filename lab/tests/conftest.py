@@ -27,6 +27,7 @@ title = "a fake"
 echo = "{{python}} {server} echo --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
 http = "{{python}} {server} http --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
 bind = "{{python}} {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
+asgi = "{{python}} {server} asgi --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
 loop = "{{python}} {server} loop --benchmark {{benchmark}} --cost {cost} --fault '{fault}'"
 [ready]
 timeout_s = 60

@@ -588,3 +588,16 @@ def test_ctrl_c_before_it_has_begun_ends_it_quietly(tmp_path: Path) -> None:
     done = subprocess.run(command_of("targets"), capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == -signal.SIGINT
     assert done.stderr == ""
+
+
+def test_a_quick_run_has_no_asgi_cells_unless_they_are_asked_for() -> None:
+    def chosen(asked: list[str], scale: workloads.ScaleName) -> set[str]:
+        return {cell.workload for cell in workloads.choose(asked, scale)}
+
+    assert "asgi" not in chosen([], "quick")
+    assert "asgi" in chosen([], "normal")
+    assert chosen(["asgi"], "quick") == {"asgi"}
+    assert [cell.name for cell in workloads.choose(["asgi/idle*"], "quick")] == [
+        "asgi/idle/10000",
+        "asgi/idle-tls/2000",
+    ]

@@ -23,6 +23,7 @@ CELLS = (
     "loop/call_soon",
     "echo/framed/1KB/100",
     "echo/stream/1",
+    "asgi/hello/50",
 )
 SMALL = ("--quick", "--rounds", "1", "--no-system-calls")
 SECONDS, SECONDS_AGAIN = 0.1, 2.0
@@ -79,6 +80,8 @@ class Matrix:
     def problem(self, arm: str, cell: str) -> str:
         """Say what hindered an arm from being measured in a cell that it serves, if anything."""
         sample = self.samples.get((arm, cell))
+        if sample is None and "No module named " in self.cells[cell].unable.get(arm, ""):
+            return ""  # PyPI has nothing for this Python.
         if sample is None:
             return self.cells[cell].left_out or "it wasn't tried"
         return "" if sample.status == "measured" else f"{sample.status}: {'; '.join(sample.reasons)}"

@@ -531,3 +531,56 @@ def test_binding_is_held_against_what_was_asked_for_last(make_race: MakeRace) ->
     race.result.run.scale = replace(race.scale, window_s=2.0)
     race.run()
     assert the_sample(race).status == "measured", the_sample(race).reasons
+
+
+def test_an_arm_that_cannot_do_what_a_cell_is_about_is_left_out_of_it(make_race: MakeRace) -> None:
+    race = make_race(
+        ["asgi/hello-log/50", "asgi/hello/50"], rounds=2, one=1.0, two=1.2, faults={"one": "without-hello-log"}
+    )
+    race.run()
+    by_name = {cell.name: cell for cell in race.result.cells}
+    log = by_name["asgi/hello-log/50"]
+    # Also the A/A arm is one that can do it.
+    assert log.arms == ["two", "two (again)"]
+    assert list(log.unable) == ["one"]
+    assert log.unable["one"].endswith("its last line: it has no hello-log")
+    assert any(note.startswith("one took no part: ") for note in log.analysis.notes)
+    assert {sample.status for sample in log.samples} == {"measured"}
+    hello = by_name["asgi/hello/50"]
+    assert hello.arms == ["one", "two", "one (again)"]
+    assert not hello.unable
+    assert {arm.name for arm in race.result.arms} >= {"two (again)", "one (again)"}
+    assert results.Result.read(race.output) == race.result
+
+
+def test_a_cell_that_no_arm_can_do_is_left_out(make_race: MakeRace) -> None:
+    race = make_race(["asgi/tls/50"], rounds=2, one=1.0, faults={"one": "without-tls"})
+    race.run()
+    (cell,) = race.result.cells
+    assert cell.left_out == "no arm that can run here can do it"
+    assert cell.samples == []
+    assert race.result.run.complete
+
+
+def test_idle_connections_are_measured_by_their_memory(make_race: MakeRace) -> None:
+    race = make_race(["asgi/idle-tls/2000"], rounds=2, one=1.0)
+    race.run()
+    sample = the_sample(race)
+    assert sample.status == "measured"
+    assert sample.figures["rss_per_connection_bytes"] == 100
+    assert race.result.cells[0].primary.key == "rss_per_connection_bytes"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [("early-mismatch", "wrong body"), ("first-mismatch", "its first client: mismatch: wrong body")],
+)
+def test_a_wrong_byte_before_the_window_voids_the_sample(
+    trouble: str, reason: str, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LOAD_TROUBLE", trouble)
+    race = make_race(["asgi/hello/50"], rounds=2, one=1.0)
+    race.options.again = False
+    race.run()
+    assert [sample.status for sample in race.result.cells[0].samples] == ["void", "void"]
+    assert the_sample(race).reasons[0] == reason

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument(
         "--version", action="version", version=os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release)")
     )
-    parser.add_argument("workload", choices=["echo", "rtt", "http", "ceiling"])
+    parser.add_argument("workload", choices=["echo", "rtt", "http", "websocket", "ceiling"])
     parser.add_argument("of", nargs="?")
     parser.add_argument("--address")
     parser.add_argument("--connections", type=int, default=1)
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--responder-cpu")
     parser.add_argument("--hdr", action="store_true")
     parser.add_argument("--probe", action="store_true")
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()
     trouble = os.environ.get("FAKE_LOAD_TROUBLE", "")
     if trouble == "refuses":
         sys.exit("no descriptors: raise the limit with ulimit -n")
@@ -122,6 +122,20 @@ def main() -> None:
                    "voluntary_switches": 10, "involuntary_switches": 1, "threads": 1, "rss_rest_bytes": 1000,
                    "rss_connected_bytes": 1000 + 100 * asked, "rss_end_bytes": 5000},
     }  # fmt: skip
+    if trouble == "early-mismatch" and options.account:
+        # As the real one says it where the window was never opened.
+        result |= {
+            "void": "wrong body",
+            "errors": {"mismatch": {"count": 1, "first": "wrong body"}},
+            "ended_early": "void",
+            "window_s": 0.0,
+            "operations": 0,
+            "operations_per_s": None,
+            "littles_law": None,
+        }
+        result["client"] |= {"cpu_fraction": None, "busy_fraction": None}
+    if trouble == "first-mismatch" and not options.account:
+        result |= {"void": "wrong body", "errors": {"mismatch": {"count": 1, "first": "wrong body"}}}
     if trouble == "mismatch":
         result["void"] = "connection 3, frame 7: byte 12 is 0x00 and should be 0x41"
     elif trouble == "stall":

@@ -26,18 +26,19 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
             if options.fault == "forks" and number > 1:
                 # Another process does the work, and has used the CPU when the answer goes out.
                 subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
-            connection.sendall(ANSWER if options.what == "http" else data)
+            connection.sendall(ANSWER if options.what in ("http", "asgi") else data)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["echo", "http", "bind", "loop"])
+    parser.add_argument("what", choices=["echo", "http", "bind", "loop", "asgi"])
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cost", type=float, default=1.0)
     parser.add_argument("--fault", default="")
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--benchmark")
+    parser.add_argument("--feature", default="")
     options = parser.parse_args()
     if options.what == "bind":
         # So many at once as a round number of them takes as long as is asked for.
@@ -68,6 +69,8 @@ def main() -> None:
             )
         )
         return
+    if options.fault == f"without-{options.feature}":
+        sys.exit(f"it has no {options.feature}")
     if options.fault == "no-start":
         sys.exit("cannot load its library: libnone.so.1")
     if options.fault == "never-ready":
