@@ -292,6 +292,10 @@ pub(crate) struct Echo {
 }
 
 #[derive(Args, Clone, Debug, Serialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of the command line"
+)]
 pub(crate) struct Http {
     #[command(flatten)]
     #[serde(flatten)]

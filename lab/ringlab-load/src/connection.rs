@@ -9,7 +9,9 @@ pub(crate) enum State {
     /// Not opened yet.
     New,
     Connecting,
-    /// TCP is connected; TLS and the protocol's greeting are not done yet.
+    /// TCP is connected; TLS's handshake isn't done yet.
+    Securing,
+    /// The protocol's greeting is sent, and its answer hasn't come yet.
     Greeting,
     Open,
     /// It has failed and isn't opened again.
@@ -42,8 +44,7 @@ pub(crate) struct Connection<P> {
     /// The server has announced that it will close the connection.
     pub(crate) closing: bool,
     pub(crate) partial: P,
-    /// Whether the greeting is sent, and what came in answer to it.
-    pub(crate) greeted: bool,
+    /// What came in answer to the greeting.
     pub(crate) heard: Vec<u8>,
     /// When opening the connection began, when something last came (streams), or when the server announced the close.
     pub(crate) since_ns: u64,
@@ -69,7 +70,6 @@ impl<P: Default> Connection<P> {
             answered_before: 0,
             closing: false,
             partial: P::default(),
-            greeted: false,
             heard: Vec::new(),
             since_ns: 0,
             operations: 0,

@@ -62,10 +62,10 @@ impl Streams {
             others.push(0x84);
         } else {
             put_field(&mut first, 4, path);
-            others.push(0x80 | 63);
+            others.push(0x80 | 0x3f);
         }
         put_field(&mut first, 1, host);
-        others.push(0x80 | 62);
+        others.push(0x80 | 0x3e);
 
         let mut settings = Vec::new();
         for (name, value) in [

@@ -239,7 +239,6 @@ impl<'a, E: Exchange> Worker<'a, E> {
             Ok((link, connected)) => {
                 connection.link = Some(link);
                 connection.state = State::Connecting;
-                connection.greeted = false;
                 connection.heard.clear();
                 if connected {
                     self.greet(index, &mut [0; GREETING_READ_BYTES]);
@@ -253,7 +252,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
     #[cold]
     fn greet(&mut self, index: usize, buffer: &mut [u8]) {
         let connection = &mut self.connections[index];
-        connection.state = State::Greeting;
+        if connection.state == State::Connecting {
+            connection.state = State::Securing;
+        }
         let number = connection.number;
         match Self::greet_step(&mut self.exchange, connection, buffer) {
             Ok(true) => self.opened(index, now_ns()),
@@ -285,8 +286,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
             return Ok(true);
         }
         let broke = |error: &io::Error| refused(format!("the greeting failed: {error}"));
-        if !connection.greeted {
-            connection.greeted = true;
+        if connection.state == State::Securing {
+            connection.state = State::Greeting;
             link.write_all(greeting).map_err(|error| broke(&error))?;
         }
         loop {
@@ -564,7 +565,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 now = now_ns();
                 self.finish_connecting(index, events, buffer);
             }
-            State::Greeting => {
+            State::Securing | State::Greeting => {
                 now = now_ns();
                 self.greet(index, buffer);
             }
@@ -826,7 +827,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
                     self.not_connected(index, &error);
                 }
-                State::Greeting if now.saturating_sub(connection.since_ns) > timeout_ns => {
+                State::Securing | State::Greeting
+                    if now.saturating_sub(connection.since_ns) > timeout_ns =>
+                {
                     let failure = Failure::new(
                         Kind::Handshake,
                         format!(
