@@ -388,7 +388,14 @@ def asgi_cells() -> list[CellPlan]:
     content = ("--body", "0123456789abcdef", "--times", "65536")
     add("file/1MB", "Starlette's FileResponse of 1 MB", *content, size_bytes=1 << 20, feature="file", scales=NORMAL)
     add("idle", "connections that rest after a request", "--idle", connections=10_000, scales=NORMAL)
-    add("idle-tls", "the same with TLS 1.3", "--idle", "--tls", connections=2000, scales=NORMAL)
+    add(
+        "idle-tls",
+        "connections with TLS 1.3 that rest after a request",
+        "--idle",
+        "--tls",
+        connections=2000,
+        scales=NORMAL,
+    )
     return cells
 
 
