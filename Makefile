@@ -33,7 +33,7 @@ say = @printf '\n== %s\n'
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
-any_interpreter = tests/tools bench/tests $(addprefix tests/http/test_,$(addsuffix .py,metrics options proxies reload workers))
+any_interpreter = tests/tools bench/tests $(addprefix tests/http/test_,$(addsuffix .py,http_metrics options proxies reload workers))
 # Tests that measure. They run by themselves.
 measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py
 # pytest under an interpreter with options. The worker processes get them by --tx.
@@ -121,7 +121,7 @@ autobahn: extension ## Autobahn's test suite for WebSocket against ringloop serv
 	$(say) "Autobahn's test suite on $$($(python) -V)"
 	@$(python) tools/autobahn.py --folder $(CARGO_TARGET_DIR)/autobahn $(ARGS)
 
-suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and both backends; a part: ARGS="--suite anyio --loop epoll"
+suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and both backends, and uvicorn's on ringloop serve; a part: ARGS="--suite anyio --loop epoll"
 	$(say) "test suites of other projects on $$($(python) -V)"
 	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites $(ARGS)
 

@@ -1,5 +1,7 @@
 """Run the test suites of uvicorn, aiohttp, AnyIO and Tornado on asyncio and on ringloop, and print what only ringloop fails.
 
+The suite "serve" is uvicorn's, with `ringloop serve` in uvicorn's place.
+
 Each suite has an environment of its own below target/suites, with the versions that suites.toml names; packages come from
 PyPI. Its tests run on asyncio, on epoll and on io_uring, with ringloop's loop wherever asyncio would make its own. What
 fails on ringloop and not on asyncio is run again by itself, three times on both: it counts if it fails again on
@@ -50,8 +52,17 @@ class Suite:
     requirements: list[str]
     sources: list[str]
     command: list[str]
+    package: str = ""
+    plugins: list[str] = dataclasses.field(default_factory=list)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     explained: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.package = self.package or self.name
+
+    def explanation(self, test: str) -> str | None:
+        """Return why this test fails on ringloop, if that is explained, for it or for all of its parameters."""
+        return self.explained.get(test) or self.explained.get(test.partition("[")[0])
 
 
 @dataclasses.dataclass
@@ -86,13 +97,13 @@ class Runner:
     def install(self) -> None:
         """Create the environment and unpack the tests, unless that was already done with the same settings."""
         suite, stamp = self.suite, self.folder / "installed"
-        wanted = "\n".join([sys.version, f"{suite.name}=={suite.version}", *suite.requirements, *suite.sources])
+        wanted = "\n".join([sys.version, f"{suite.package}=={suite.version}", *suite.requirements, *suite.sources])
         if not stamp.exists() or stamp.read_text() != wanted:
             print(f"installing {suite.name} {suite.version} in {self.folder}", flush=True)
             shutil.rmtree(self.folder, ignore_errors=True)
             venv.create(self.folder / "venv", with_pip=True)
             pip = [str(self.python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-            pinned = f"{suite.name}=={suite.version}"
+            pinned = f"{suite.package}=={suite.version}"
             prepare([*pip, "install", pinned, *suite.requirements])
             (self.folder / "tests").mkdir()
             if suite.sources:
@@ -120,7 +131,7 @@ class Runner:
         if "pytest" in command:
             command += ["-p", "no:cacheprovider", f"--junitxml={report}", "-o", "junit_family=xunit1"]
         environment = os.environ | self.suite.environment
-        environment |= {"RINGLOOP_SUITES_LOOP": loop, "PYTEST_PLUGINS": "suite_loop"}
+        environment |= {"RINGLOOP_SUITES_LOOP": loop, "PYTEST_PLUGINS": ",".join(["suite_loop", *self.suite.plugins])}
         if loop != CONTROL:
             environment["RINGLOOP_BACKEND"] = loop
         started = time.monotonic()
@@ -204,9 +215,10 @@ def compare(runner: Runner, results: dict[str, Result]) -> int:
     for loop, result in results.items():
         if loop == CONTROL:
             continue
-        for test in sorted(result.failed & suite.explained.keys()):
-            print(f"explained   {suite.name} on {loop}: {test}: {suite.explained[test]}")
-        suspects = sorted(result.failed - control - suite.explained.keys())
+        explained = {test: text for test in sorted(result.failed) if (text := suite.explanation(test))}
+        for test, text in explained.items():
+            print(f"explained   {suite.name} on {loop}: {test}: {text}")
+        suspects = sorted(result.failed - control - explained.keys())
         again = runner.fails_again(loop, suspects)
         shared = runner.fails_again(CONTROL, sorted(again))
         for test in suspects:

@@ -120,7 +120,8 @@ def make_with_arguments(needed):
 
 def of_asgi2(scope):
     async def instance(receive, send):
-        await (lifespan(scope, receive, send) if scope["type"] == "lifespan" else answer(send, b"asgi2"))
+        version = scope["asgi"]["version"].encode()
+        await (lifespan(scope, receive, send) if scope["type"] == "lifespan" else answer(send, b"asgi " + version))
 
     return instance
 

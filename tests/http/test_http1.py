@@ -469,6 +469,8 @@ def test_default_fields(arm, loop):
             response = (await server.ask(LAST)).lower()
             assert (b"server: name\r\n" in response, b"x-one: 1\r\nx-one: 2\r\n" in response) == (True, True)
             assert response.count(b"\r\ndate: ") == 1
+        async with Server(arm, text(b""), headers=[(b"server", b"one"), (b"Server", b"two")]) as server:
+            assert b"server: one\r\nserver: two\r\n" in (await server.ask(LAST)).lower()
         async with Server(arm, text(b""), date_header=False) as server:
             response = (await server.ask(LAST)).lower()
             assert (b"date" in response, b"server" in response) == (False, False)

@@ -346,3 +346,16 @@ def test_an_exception_after_the_start_is_always_told(loop, records, mode):
 def test_off(loop, records):
     assert lifespan_of(loop, speaking(STARTED, ENDED), "off") == [False, False]
     assert records == []
+
+
+def test_handle_exit_has_uvicorns_parameters(arm, loop):
+    """Programs that run a server in a thread call it by keyword."""
+
+    async def main():
+        server = server_of()
+        task = await start(server)
+        server.handle_exit(sig=signal.SIGTERM, frame=None)
+        await task
+        assert server.should_exit
+
+    loop.run_until_complete(main())

@@ -130,9 +130,17 @@ def test_what_fails_on_asyncio_is_not_repeated(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_an_explanation_holds_for_all_parameters():
+    suite = suites.Suite("some", "1", [], [], [], explained={"test_a": "all", "test_b[1]": "one"})
+    assert [suite.explanation(name) for name in ("test_a", "test_a[1]", "test_b[1]", "test_b[2]", "test_ab")] == [
+        "all", "all", "one", None, None,
+    ]  # fmt: skip
+
+
 def test_each_suite_is_described():
     settings = suites.read_settings()
-    assert list(settings) == ["uvicorn", "aiohttp", "anyio", "tornado"]
+    assert list(settings) == ["uvicorn", "serve", "aiohttp", "anyio", "tornado"]
+    assert settings["serve"].package == settings["uvicorn"].package == "uvicorn"
     for suite in settings.values():
         assert all("==" in requirement for requirement in suite.requirements)
         assert all(suite.explained.values())

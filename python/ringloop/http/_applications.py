@@ -78,6 +78,7 @@ class _Asgi2:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["asgi"]["version"] = "2.0"
         await self._app(scope)(receive, send)
 
 

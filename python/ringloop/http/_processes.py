@@ -246,13 +246,13 @@ class _ChildServer(Server):
             return b""
         return pickle.dumps(_metrics.take(service, loop))
 
-    def handle_exit(self, number: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ends the server; it is not forced by an interrupt, which may come after the parent's SIGTERM.
 
         Ctrl-C in a terminal interrupts parent and children. After a second one the parent kills them.
         """
-        if not (self.should_exit and number == signal.SIGINT):
-            super().handle_exit(number, frame)
+        if not (self.should_exit and sig == signal.SIGINT):
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -193,10 +193,10 @@ class Server:
         for number in reversed(self._captured_signals):
             signal.raise_signal(number)
 
-    def handle_exit(self, number: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ends the server; a second SIGINT ends it at once."""
-        self._captured_signals.append(number)
-        if self._should_exit and number == signal.SIGINT:
+        self._captured_signals.append(sig)
+        if self._should_exit and sig == signal.SIGINT:
             self.force_exit = True
         else:
             self.should_exit = True

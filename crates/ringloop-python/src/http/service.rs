@@ -455,10 +455,10 @@ type DefaultFields = (Vec<(Vec<u8>, Vec<u8>)>, Option<String>, bool);
 
 fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResult<DefaultFields> {
     let mut fields = Vec::new();
-    let mut server = None;
+    let mut servers = Vec::new();
     let mut has_date = false;
     let Some(headers) = headers else {
-        return Ok((fields, server, has_date));
+        return Ok((fields, None, has_date));
     };
     for pair in headers.try_iter()? {
         let (name, value) = super::request::name_and_value(&pair?)?;
@@ -473,11 +473,22 @@ fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResul
         }
         has_date |= name == b"date";
         match String::from_utf8(value) {
-            Ok(value) if name == b"server" && server.is_none() => server = Some(value),
+            Ok(value) if name == b"server" => servers.push(value),
             Ok(value) => fields.push((name, value.into_bytes())),
             Err(error) => fields.push((name, error.into_bytes())),
         }
     }
+    // The usual one has a fast way, which several don't fit.
+    let server = if servers.len() == 1 {
+        servers.pop()
+    } else {
+        fields.extend(
+            servers
+                .into_iter()
+                .map(|value| (b"server".to_vec(), value.into_bytes())),
+        );
+        None
+    };
     Ok((fields, server, has_date))
 }
 
