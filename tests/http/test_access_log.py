@@ -337,6 +337,20 @@ def test_a_stream_that_fails(arm, loop, stream, capsys, error):
     assert "GET / HTTP/1.1" in complaint
 
 
+def test_a_line_that_cannot_be_encoded_does_not_take_others_along(arm, loop, stream, capsys):
+    written = io.BytesIO()
+    LOG.handlers[0].stream = io.TextIOWrapper(written, encoding="ascii")
+
+    async def application(scope, receive, send):
+        if scope["path"] == "/1":
+            scope["client"] = ("höst", 80)
+        await answer(send)
+
+    log_of(arm, loop, ask(*map(request, ("/0", "/1", "/2")), at_once=True), application)
+    assert re.findall(rb"GET (\S+)", written.getvalue()) == [b"/0", b"/2"]
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1
+
+
 def test_a_child_does_not_write_what_its_parent_holds_back(arm, loop, stream):
     async def application(scope, receive, send):
         await answer(send)

@@ -93,7 +93,8 @@ pub(super) struct Entry<'py> {
 }
 
 impl<'py> Entry<'py> {
-    /// What a scope says; None if the application has changed it to something out of the ordinary.
+    /// What a scope says; None if the application has changed it to something out of the ordinary, or if the line would
+    /// not be ASCII: a stream that can't encode it would lose the lines that are written with it.
     pub(super) fn of(scope: &Bound<'py, PyDict>) -> Option<Self> {
         let py = scope.py();
         let item = |name| scope.get_item(name).ok().flatten();
@@ -102,6 +103,7 @@ impl<'py> Entry<'py> {
             // From here on this can't fail: a string keeps its UTF-8.
             text.to_str().is_ok().then_some(text)
         };
+        let ascii = |value| text(value).filter(|text| text.to_str().is_ok_and(str::is_ascii));
         let query = item(intern!(py, "query_string"))?;
         let query = query.cast_into_exact::<PyBytes>().ok()?;
         if !query.as_bytes().is_ascii() {
@@ -113,14 +115,14 @@ impl<'py> Entry<'py> {
         } else {
             let client = client.cast_exact::<PyTuple>().ok()?;
             let port = client.get_item(1).ok()?.extract().ok()?;
-            Some((text(client.get_item(0).ok()?)?, port))
+            Some((ascii(client.get_item(0).ok()?)?, port))
         };
         Some(Self {
             client,
-            method: text(item(intern!(py, "method"))?)?,
+            method: ascii(item(intern!(py, "method"))?)?,
             path: text(item(intern!(py, "path"))?)?,
             query,
-            version: text(item(intern!(py, "http_version"))?)?,
+            version: ascii(item(intern!(py, "http_version"))?)?,
         })
     }
 
