@@ -301,6 +301,20 @@ def test_a_client_that_ends_its_side(arm, loop):
     ]
 
 
+def test_what_comes_after_a_broken_rule_is_dropped(arm, loop):
+    async def test():
+        async with WebSocketServer(arm, application(echo)) as server, server.websocket() as client:
+            client.write(masked(FIN | 3, b"unknown opcode"))
+            assert (await client.closed())[0] == 1002
+            # More than the buffers of two sockets hold.
+            client.write(bytes(16 << 20))
+            await client.writer.drain()
+            client.writer.write_eof()
+            assert await client.rest() == b""
+
+    run(loop, test())
+
+
 @pytest.mark.parametrize(
     ("message", "text"),
     [

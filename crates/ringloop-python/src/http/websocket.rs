@@ -283,7 +283,11 @@ impl WebSocket {
                     *at = input.len();
                     return Ok(None);
                 }
-                Err(failure) => return Ok(Some(End::Failed(failure))),
+                Err(failure) => {
+                    // The rest means nothing. Kept, it would stop reading.
+                    *at = input.len();
+                    return Ok(Some(End::Failed(failure)));
+                }
             }
         }
     }
