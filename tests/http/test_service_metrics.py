@@ -8,6 +8,7 @@ import pytest
 from ringloop import _core
 from serving import Server, answer, run
 from test_http1 import GET, SIZED
+from websocket_client import HANDSHAKE
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -166,3 +167,18 @@ def test_a_response_that_is_not_finished_counts_and_one_that_never_began_does_no
         return server.service.metrics()["requests"]
 
     assert metrics_of(arm, loop, application, talk) == {("GET", 201): 1}
+
+
+@pytest.mark.parametrize("begins_body", [False, True])
+def test_an_unfinished_response_instead_of_a_websocket_counts(arm, loop, begins_body):
+    async def application(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": 404})
+        if begins_body:
+            await send({"type": "websocket.http.response.body", "body": b"a part", "more_body": True})
+
+    async def talk(server):
+        await server.ask(HANDSHAKE % b"/" + b"\r\n")
+        return server.service.metrics()
+
+    assert metrics_of(arm, loop, application, talk)["requests"] == {("GET", 404): 1}

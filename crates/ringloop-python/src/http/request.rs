@@ -675,16 +675,10 @@ impl Request {
         let py = slf.py();
         let this = slf.get();
         let service = this.service(py)?;
-        if this.websocket.is_some() {
-            let slot = this.state.get_mut(py).slot.take();
-            let counted = service.get().on_request_over(py, slot);
-            return counted.and(WebSocket::finish(slf, outcome));
-        }
-        let (slot, scope, is_started, is_complete, is_disconnected, begun, status) = {
+        let (slot, is_started, is_complete, is_disconnected, begun, status) = {
             let mut state = this.state.get_mut(py);
             (
                 state.slot.take(),
-                state.logged_scope.take(),
                 state.is_started,
                 state.is_complete,
                 state.is_disconnected,
@@ -696,6 +690,10 @@ impl Request {
             service.get().count_response(py, Some(begun), status);
         }
         let counted = service.get().on_request_over(py, slot);
+        if this.websocket.is_some() {
+            return counted.and(WebSocket::finish(slf, outcome));
+        }
+        let scope = this.take_logged_scope(py);
         let connection = this.connection(py);
         // What to log, and whether the connection just ends.
         let (report, argument, is_closing) = match outcome {
