@@ -5,6 +5,7 @@ import contextlib
 import gc
 import random
 import socket
+import ssl
 import sys
 import threading
 import weakref
@@ -433,6 +434,41 @@ def test_tls(arm, loop, contexts):
 
     run(loop, test())
     assert seen == ["wss"]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_the_end_of_tls_comes_after_messages_that_wait(arm, loop, contexts, closes):
+    """TLS tells of the end even while reading is paused."""
+    serving, trusting = contexts
+    begin = asyncio.Event()
+    received = []
+
+    async def body(receive, send):
+        await begin.wait()
+        while (message := await receive())["type"] == "websocket.receive":
+            received.append(int(message["text"]))
+        received.append(message["code"])
+
+    async def test():
+        async with WebSocketServer(arm, application(body), ws_max_queue=2) as server:
+            server.listener.close()
+            loop = asyncio.get_running_loop()
+            server.listener = await loop.create_server(server.service.protocol, support.HOST, 0, ssl=serving)
+            port = server.listener.sockets[0].getsockname()[1]
+            streams = await asyncio.open_connection(support.HOST, port, ssl=trusting, server_hostname="localhost")
+            client = WebSocketClient(*streams)
+            await client.shake_hands()
+            frames = b"".join(masked(FIN | TEXT, b"%d" % number) for number in range(100))
+            client.write(frames + (closing(1000) if closes else b""))
+            # It has ended its side, and is answered all the same.
+            with contextlib.suppress(ssl.SSLError):
+                await client.close()
+            await settled(lambda: not server.service.connections)
+            begin.set()
+            await settled(lambda: not server.service.active)
+
+    run(loop, test())
+    assert received == [*range(100), 1000 if closes else 1006]
 
 
 def test_answers_from_another_thread(arm, loop):

@@ -1090,7 +1090,8 @@ impl Connection {
             request.is_some_and(|request| request.get().sends_file(py))
         };
         if !sends_file {
-            return Self::end(slf).map(|()| false);
+            let taken = Self::end_websocket_input(slf);
+            return taken.and(Self::end(slf)).map(|()| false);
         }
         this.state.get_mut(py).http.close_after_response();
         if let Some(request) = this.current(py) {

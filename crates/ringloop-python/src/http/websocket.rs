@@ -193,18 +193,26 @@ impl WebSocket {
 
     // -- What the client sends ---------------------------------------------------------------------------------------
 
-    /// Takes frames from `input`. Returns how many bytes were used: all, unless the queue is full.
+    /// Takes frames from `input`. Returns how many bytes were used: all, unless the queue is full. Of the last input, which
+    /// is in memory already, the queue takes all; only compressed messages are limited.
     pub(super) fn read(
         request: &Bound<'_, Request>,
         connection: &Bound<'_, Connection>,
         input: &mut [u8],
+        is_last: bool,
     ) -> PyResult<usize> {
         let py = request.py();
         let this = Self::of(request)?;
         let service = request.get().service(py)?;
         let mut answers = service.get().take_buffer(py);
         let mut at = 0;
-        let read = this.read_frames(&service, connection, input, &mut at, &mut answers);
+        let limits = if is_last {
+            let bytes = service.get().body_ahead() + input.len();
+            (usize::MAX, bytes + this.state.get(py).queued_bytes)
+        } else {
+            (service.get().websocket_queue(), service.get().body_ahead())
+        };
+        let read = this.read_frames(&service, connection, input, &mut at, &mut answers, limits);
         // Even if something has failed.
         let answered = if answers.is_empty() {
             Ok(())
@@ -238,6 +246,7 @@ impl WebSocket {
         input: &mut [u8],
         at: &mut usize,
         answers: &mut Vec<u8>,
+        (limit, limit_bytes): (usize, usize),
     ) -> PyResult<Option<End>> {
         let py = service.py();
         loop {

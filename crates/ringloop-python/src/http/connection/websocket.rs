@@ -103,7 +103,7 @@ impl Connection {
         this.state.get_mut(py).is_busy = true;
         let result = match input {
             Some(mut input) if kept.is_empty() => {
-                let result = WebSocket::read(&request, slf, &mut input);
+                let result = WebSocket::read(&request, slf, &mut input, false);
                 let used = *result.as_ref().unwrap_or(&input.len());
                 this.keep(py, Some(&input), kept, used);
                 result
@@ -112,7 +112,7 @@ impl Connection {
                 if let Some(input) = input {
                     kept.extend_from_slice(&input);
                 }
-                let result = WebSocket::read(&request, slf, &mut kept);
+                let result = WebSocket::read(&request, slf, &mut kept, false);
                 let used = *result.as_ref().unwrap_or(&kept.len());
                 this.keep(py, None, kept, used);
                 result
@@ -134,6 +134,26 @@ impl Connection {
             // It came while the rest was being read.
             Self::continue_later(slf, &service)
         }
+    }
+
+    /// Gives the WebSocket the input that is kept: there will be no more. Under TLS, the end is told even while reading is
+    /// paused.
+    pub(super) fn end_websocket_input(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let mut kept = {
+            let mut state = slf.get().state.get_mut(py);
+            if !state.is_websocket || state.is_busy || state.is_closing {
+                return Ok(());
+            }
+            std::mem::take(&mut state.input)
+        };
+        let Some(request) = slf.get().websocket_request(py).filter(|_| !kept.is_empty()) else {
+            return Ok(());
+        };
+        slf.get().state.get_mut(py).is_busy = true;
+        let result = WebSocket::read(&request, slf, &mut kept, true);
+        slf.get().state.get_mut(py).is_busy = false;
+        result.map(drop)
     }
 
     /// Reads on: the application has taken all messages, or wants no more.
