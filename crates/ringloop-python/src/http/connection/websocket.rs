@@ -55,6 +55,9 @@ impl Connection {
                 let _ = head.field(name, value);
             }
             let _ = head.field(b"content-type", b"text/plain; charset=utf-8");
+            for (name, value) in service.get().default_fields() {
+                let _ = head.field(name, value);
+            }
             head.finish(Some(text.len() as u64), lines, unix_s);
             buffer.extend_from_slice(text.as_bytes());
         });
