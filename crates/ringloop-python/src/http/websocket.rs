@@ -80,8 +80,24 @@ struct State {
 
 impl State {
     /// Whether the application has to receive before more is read.
-    fn is_full(&self, service: &HttpService) -> bool {
-        self.queue.len() >= service.websocket_queue() || self.queued_bytes > service.body_ahead()
+    fn is_full(&self, limits: Limits) -> bool {
+        self.queue.len() >= limits.messages || self.queued_bytes > limits.bytes
+    }
+}
+
+/// How much may be queued before reading stops.
+#[derive(Clone, Copy)]
+struct Limits {
+    messages: usize,
+    bytes: usize,
+}
+
+impl Limits {
+    fn of(service: &HttpService) -> Self {
+        Self {
+            messages: service.websocket_queue(),
+            bytes: service.body_ahead(),
+        }
     }
 }
 
@@ -163,7 +179,7 @@ impl WebSocket {
         request.get().websocket().is_some_and(|this| {
             let state = this.state.get(request.py());
             let is_closing = state.codec.as_ref().is_some_and(|codec| codec.is_closing());
-            state.is_full(service) && !is_closing
+            state.is_full(Limits::of(service)) && !is_closing
         })
     }
 
@@ -206,12 +222,12 @@ impl WebSocket {
         let service = request.get().service(py)?;
         let mut answers = service.get().take_buffer(py);
         let mut at = 0;
-        let limits = if is_last {
-            let bytes = service.get().body_ahead() + input.len();
-            (usize::MAX, bytes + this.state.get(py).queued_bytes)
-        } else {
-            (service.get().websocket_queue(), service.get().body_ahead())
-        };
+        let mut limits = Limits::of(service.get());
+        if is_last {
+            limits.messages = usize::MAX;
+            let in_memory = this.state.get(py).queued_bytes + input.len();
+            limits.bytes = limits.bytes.saturating_add(in_memory);
+        }
         let read = this.read_frames(&service, connection, input, &mut at, &mut answers, limits);
         // Even if something has failed.
         let answered = if answers.is_empty() {
@@ -246,14 +262,14 @@ impl WebSocket {
         input: &mut [u8],
         at: &mut usize,
         answers: &mut Vec<u8>,
-        (limit, limit_bytes): (usize, usize),
+        limits: Limits,
     ) -> PyResult<Option<End>> {
         let py = service.py();
         loop {
             let (event, own, is_dropped) = {
                 let mut state = self.state.get_mut(py);
                 let state = &mut *state;
-                let is_full = state.is_full(service.get());
+                let is_full = state.is_full(limits);
                 let Some(codec) = &mut state.codec else {
                     *at = input.len();
                     return Ok(None);
