@@ -50,6 +50,12 @@ def addresses(transport: asyncio.BaseTransport) -> tuple[Any, Any, str]:
     return _server(server), _client(client), scheme
 
 
+def has_chosen_http2(transport: asyncio.BaseTransport) -> bool:
+    """Whether a connection is under TLS, and has chosen HTTP/2."""
+    tls = transport.get_extra_info("ssl_object")
+    return tls is not None and tls.selected_alpn_protocol() == "h2"
+
+
 def _ask(name: Callable[[], Any]) -> Any:
     try:
         return name()

@@ -38,7 +38,7 @@ def test_uvicorns_command_line_is_taken():
             assert f"RINGLOOP_{theirs.name.upper()}" in mine.envvar
 
 
-def test_uvicorns_defaults_are_ours_but_for_one():
+def test_uvicorns_defaults_are_ours_but_for_two():
     main = pytest.importorskip("uvicorn.main", reason="uvicorn is not installed").main
     ours = options()
     different = {
@@ -46,7 +46,7 @@ def test_uvicorns_defaults_are_ours_but_for_one():
         for theirs in main.params
         if theirs.name != "version" and (ours[theirs.name].default or None) != (theirs.default or None)
     }
-    assert different == {"timeout_graceful_shutdown"}
+    assert different == {"http2", "timeout_graceful_shutdown"}
 
 
 def test_uvicorns_configurations_are_taken():
@@ -94,7 +94,7 @@ def test_the_help_has_groups():
     assert "--http2" not in result.output
     assert "\n  MODULE:ATTRIBUTE" not in result.output, "it is no option"
     assert "[default: CERT_NONE]" not in result.output, "the option takes a number"
-    assert "Not there yet: HTTP/2" in result.output
+    assert "over HTTP/1.1, HTTP/2 and WebSocket." in result.output
 
 
 def test_what_the_command_line_hands_over(monkeypatch):

@@ -1,10 +1,13 @@
 """`ringloop serve` with TLS: certificates, clients' certificates, and certificates that change."""
 
+import json
 import os
 import signal
 import socket
 import ssl
 
+import h2.connection
+import h2.events
 import pytest
 import trustme
 
@@ -60,6 +63,22 @@ def serial_number(program, context, name="localhost"):
         return sock.getpeercert()["serialNumber"]
 
 
+def ask_http2(sock, path):
+    """What the server answers on a connection of HTTP/2."""
+    connection = h2.connection.H2Connection()
+    connection.initiate_connection()
+    head = [(":method", "GET"), (":scheme", "https"), (":authority", "localhost"), (":path", path)]
+    connection.send_headers(1, head, end_stream=True)
+    sock.sendall(connection.data_to_send())
+    body = b""
+    while True:
+        for event in connection.receive_data(sock.recv(65536)):
+            if isinstance(event, h2.events.DataReceived):
+                body += event.data
+            elif isinstance(event, h2.events.StreamEnded):
+                return json.loads(body)
+
+
 @both_backends
 def test_https(arm, files):
     with serving(arm, "applications:app", *files.options()) as program:
@@ -109,6 +128,37 @@ def test_a_change_of_the_files_reloads_the_certificate(arm, files):
         nameless = files.client_context()
         nameless.check_hostname = False
         assert serial_number(program, nameless, None) in seen
+        assert program.stop() == -signal.SIGTERM
+
+
+@both_backends
+@pytest.mark.parametrize(
+    ("options", "offered", "chosen"),
+    [
+        ((), ["h2", "http/1.1"], "h2"),
+        ((), ["http/1.1", "h2"], "h2"),
+        ((), ["http/1.1"], "http/1.1"),
+        ((), None, None),
+        (("--no-http2",), ["h2", "http/1.1"], "http/1.1"),
+    ],
+)
+def test_alpn(arm, files, options, offered, chosen):
+    with serving(arm, "applications:app", *files.options(), *options) as program:
+        for reloads in range(2):
+            context = files.client_context()
+            if offered:
+                context.set_alpn_protocols(offered)
+            with context.wrap_socket(program.connect(), server_hostname="localhost") as sock:
+                assert sock.selected_alpn_protocol() == chosen
+                if chosen == "h2":
+                    assert ask_http2(sock, "/scope")["scheme"] == "https"
+                else:
+                    sock.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            if not reloads:
+                files.renew()
+                program.send(signal.SIGHUP)
+                program.wait_for("The TLS certificate was reloaded.")
         assert program.stop() == -signal.SIGTERM
 
 

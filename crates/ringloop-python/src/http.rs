@@ -9,6 +9,7 @@
 //! | `connection/websocket` | the same for a connection that speaks WebSocket |
 //! | `websocket` | a WebSocket's messages between application and client |
 //! | `scope` | what an application is told about a request |
+//! | `h2` | what a connection does that speaks HTTP/2 |
 //! | `deadlines` | deadlines of connections |
 //! | `counters` | what a service counts |
 //! | `access_log` | lines of the access log |
@@ -18,6 +19,7 @@ mod awaitable;
 mod connection;
 mod counters;
 mod deadlines;
+mod h2;
 mod request;
 mod scope;
 mod service;

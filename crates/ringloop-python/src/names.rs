@@ -12,8 +12,8 @@ macro_rules! names {
 }
 
 names! {
-    "1.0" "1.1" "2.3" "2.4" "3.0" "ASYNCIO_COROUTINE_MARK" "COROUTINE_MARK" "ClientDisconnected" "FED_PROTOCOL" "Handle"
-    "SSLProtocolState" "Task" "TimerHandle" "_ThreadSafeHandle" "__get__" "_app_protocol_buffer_updated"
+    "1.0" "1.1" "2" "2.3" "2.4" "3.0" "ASYNCIO_COROUTINE_MARK" "COROUTINE_MARK" "ClientDisconnected" "FED_PROTOCOL"
+    "Handle" "SSLProtocolState" "Task" "TimerHandle" "_ThreadSafeHandle" "__get__" "_app_protocol_buffer_updated"
     "_app_protocol_get_buffer" "_args" "_asyncio_future_blocking" "_buffer" "_call_connection_lost" "_call_eof_received"
     "_callback" "_cancelled" "_close_idle" "_context" "_continue" "_control_app_writing" "_control_ssl_reading"
     "_do_flush" "_do_handshake" "_do_read" "_do_shutdown" "_do_write" "_ensure_fd_no_transport" "_eof" "_fatal_error"
@@ -25,19 +25,18 @@ names! {
     "call_handling" "call_later" "call_soon" "cancel" "cancelled" "client" "close" "code" "connection_made" "context"
     "create_future" "create_task" "current_task" "data" "data_received" "datagram_received" "debug" "describe" "done"
     "eager_start" "eof_received" "error_received" "exception" "extend" "extensions" "feed_data" "fileno" "get"
-    "get_buffer" "get_write_buffer_size" "getpeername" "getsockname" "handle_repr" "has_arrived" "headers" "http"
-    "http.disconnect" "http.request" "http.response.body" "http.response.pathsend" "http.response.start"
-    "http_version" "is_closing"
-    "is_reading" "join" "layout" "log_access" "log_slow_transport" "logger" "loop" "make_handle" "message" "method"
-    "more_body" "path" "pause_reading" "peername" "pending" "protocol" "query_string" "raw_path" "read" "reason" "recv"
-    "recv_into" "recvfrom" "recvfrom_into" "refuse_datagram" "report_callback_error" "report_transport_error"
-    "resume_reading" "ringloop._http" "ringloop._metrics" "ringloop._support" "root_path" "run" "run_timed" "scheme"
-    "send" "send_path" "sendto" "server" "set_exception" "set_nodelay" "set_result" "socket" "sockname" "spec_version"
-    "state" "status" "subprotocol" "subprotocols" "text" "throw" "timer_handle_compare" "transport" "type" "unsent"
-    "value" "version" "wake_waiter" "warning" "water_marks" "websocket" "websocket.accept" "websocket.close"
-    "websocket.connect" "websocket.disconnect" "websocket.http.response" "websocket.http.response.body"
-    "websocket.http.response.start" "websocket.receive" "websocket.send" "write" "write_eof" "write_type_error" "ws"
-    "wss"
+    "get_buffer" "get_write_buffer_size" "getpeername" "getsockname" "handle_repr" "has_arrived" "has_chosen_http2"
+    "headers" "http" "http.disconnect" "http.request" "http.response.body" "http.response.pathsend"
+    "http.response.start" "http.response.trailers" "http_version" "is_closing" "is_reading" "join" "layout" "log_access"
+    "log_slow_transport" "logger" "loop" "make_handle" "message" "method" "more_body" "more_trailers" "path"
+    "pause_reading" "peername" "pending" "protocol" "query_string" "raw_path" "read" "reason" "recv" "recv_into"
+    "recvfrom" "recvfrom_into" "refuse_datagram" "report_callback_error" "report_transport_error" "resume_reading"
+    "ringloop._http" "ringloop._metrics" "ringloop._support" "root_path" "run" "run_timed" "scheme" "send" "send_path"
+    "sendto" "server" "set_exception" "set_nodelay" "set_result" "socket" "sockname" "spec_version" "state" "status"
+    "subprotocol" "subprotocols" "text" "throw" "timer_handle_compare" "trailers" "transport" "type" "unsent" "value"
+    "version" "wake_waiter" "warning" "water_marks" "websocket" "websocket.accept" "websocket.close" "websocket.connect"
+    "websocket.disconnect" "websocket.http.response" "websocket.http.response.body" "websocket.http.response.start"
+    "websocket.receive" "websocket.send" "write" "write_eof" "write_type_error" "ws" "wss"
 }
 
 static OBJECTS: PyOnceLock<Vec<Py<PyString>>> = PyOnceLock::new();

@@ -68,7 +68,7 @@ def _check_path(_: click.Context, __: click.Parameter, value: str | None) -> str
     return value
 
 
-def _none_if_zero(context: click.Context, parameter: click.Parameter, value: float) -> float | None:
+def _none_if_zero(context: click.Context, parameter: click.Parameter, value: float | int) -> float | int | None:
     return value or None
 
 
@@ -198,11 +198,20 @@ def _options() -> list[click.Parameter]:
         callback=_split_header,
         help="Header to add to each response, as Name:Value.",
     )
+    add(group, "--http2/--no-http2", help="Serve HTTP/2 to clients that choose it.")
     add(group, "--server-header/--no-server-header", help="Send the header Server.")
     add(group, "--date-header/--no-date-header", help="Send the header Date.")
 
     group = "Limits"
     add(group, "--limit-concurrency", type=_POSITIVE, help="Connections or requests above which the answer is 503.")
+    add(
+        group,
+        "--limit-http2-requests",
+        ours=True,
+        type=_COUNT,
+        callback=_none_if_zero,
+        help="Requests after which an HTTP/2 client is asked to connect anew; 0: no limit.",
+    )
     add(group, "--limit-head", ours=True, type=_POSITIVE, help="Largest size of a request's head, in bytes.")
     add(
         group,
@@ -256,7 +265,6 @@ def _options() -> list[click.Parameter]:
 _UVICORNS: dict[str, dict[str, Any]] = {
     "--loop": {},
     "--http": {},
-    "--http2": {"is_flag": True},
     "--h11-max-incomplete-event-size": {"type": _POSITIVE},
 }
 
@@ -275,7 +283,7 @@ def command(program: str) -> click.Command:
         f"{program} serve",
         params=_options(),
         callback=_serve,
-        help="Serve an ASGI application over HTTP/1.1 and WebSocket. Not there yet: HTTP/2.",
+        help="Serve an ASGI application over HTTP/1.1, HTTP/2 and WebSocket.",
         epilog="Each option has an environment variable: RINGLOOP_PORT, or UVICORN_PORT, is --port. "
         "More: docs/serve.md.",
     )

@@ -28,7 +28,6 @@ STARTUP_FAILURE = 3
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "loop": ("auto", "none"),
     "http": ("auto",),
-    "http2": (False,),
     # The names of uvicorn's implementations all mean the one that there is.
     "ws": ("auto", "none", "websockets", "websockets-sansio", "wsproto"),
 }
@@ -80,7 +79,9 @@ class Config:
     date_header: bool = True
     headers: Iterable[tuple[str, str]] | None = None
 
+    http2: bool = True
     limit_concurrency: int | None = None
+    limit_http2_requests: int | None = 1000
     limit_max_requests: int | None = None
     limit_max_requests_jitter: int = 0
     limit_head: int = 65536
@@ -112,7 +113,6 @@ class Config:
     # Options of uvicorn; other values than these have no effect.
     loop: str = "auto"
     http: Any = "auto"
-    http2: bool = False
     h11_max_incomplete_event_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -244,4 +244,5 @@ class Config:
             cert_reqs=self.ssl_cert_reqs,
             ca_certs=self.ssl_ca_certs,
             ciphers=self.ssl_ciphers,
+            protocols=["h2", "http/1.1"] if self.http2 else ["http/1.1"],
         )

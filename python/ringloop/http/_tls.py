@@ -23,6 +23,7 @@ def make_context(
     cert_reqs: int,
     ca_certs: Path | None,
     ciphers: str | None,
+    protocols: list[str],
 ) -> ssl.SSLContext:
     """A context for servers. Raises OSError (ssl.SSLError) where a file is missing or its content is wrong."""
     context = ssl.SSLContext(version)
@@ -33,6 +34,7 @@ def make_context(
         context.load_verify_locations(ca_certs)
     if ciphers:
         context.set_ciphers(ciphers)
+    context.set_alpn_protocols(protocols)
     return context
 
 

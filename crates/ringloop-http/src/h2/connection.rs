@@ -206,7 +206,12 @@ impl Connection {
             match Pin::new(handshake).poll(&mut context) {
                 Poll::Pending if self.is_flooded => return self.end(End::Flood),
                 Poll::Pending => return,
-                Poll::Ready(Ok(connection)) => self.state = State::Open(connection),
+                Poll::Ready(Ok(mut connection)) => {
+                    if self.is_going_away {
+                        connection.graceful_shutdown();
+                    }
+                    self.state = State::Open(connection);
+                }
                 Poll::Ready(Err(error)) => return self.end(End::Error(error.to_string())),
             }
         }
@@ -456,16 +461,15 @@ impl Connection {
         }
     }
 
-    /// Ask the client to send no more requests, by GOAWAY. The connection ends when all streams are finished.
+    /// Ask the client to send no more requests, by GOAWAY. The connection ends when the client has acknowledged that and
+    /// all streams are finished. A client that has not sent its preface yet is asked after that.
     pub fn go_away(&mut self) {
-        match &mut self.state {
-            State::Open(connection) if !self.is_going_away => {
-                connection.graceful_shutdown();
-                self.is_going_away = true;
-                self.wake();
-            }
-            State::Handshake(_) => self.end(End::Orderly),
-            State::Open(_) | State::Over => {}
+        if std::mem::replace(&mut self.is_going_away, true) {
+            return;
+        }
+        if let State::Open(connection) = &mut self.state {
+            connection.graceful_shutdown();
+            self.wake();
         }
     }
 

@@ -114,6 +114,11 @@ impl Request {
         self.method.as_str()
     }
 
+    /// The method, as one of those that HTTP/1 knows.
+    pub fn known_method(&self) -> h1::Method {
+        h1::Method::from_bytes(self.method().as_bytes())
+    }
+
     /// The scheme that the client claims, `http` or `https`.
     pub fn scheme(&self) -> &'static str {
         self.scheme

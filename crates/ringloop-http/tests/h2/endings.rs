@@ -96,12 +96,26 @@ fn an_idle_server_ends_at_once() {
         matches!(&events[..], [Event::End(End::Orderly)]),
         "{events:?}"
     );
+}
 
-    let mut connection = Connection::new(&Config::default());
-    connection.receive(&PREFACE[..10], 0);
-    connection.go_away();
-    let event = connection.next_event(0);
-    assert!(matches!(event, Some(Event::End(End::Orderly))));
+#[test]
+fn a_server_that_ends_before_the_preface_serves_what_comes_with_it() {
+    let mut server = Connection::new(&Config::default());
+    server.go_away();
+    assert!(server.next_event(0).is_none());
+    let mut client = Client::new();
+    let (response, _sending) = client.ask("GET", true);
+    let (stream, ..) = only_request(client.exchange(&mut server));
+    server
+        .respond(stream, 204, [], None, &mut Lines::new(None, false), 0)
+        .unwrap();
+    server.send(stream, Bytes::new(), true, 0).unwrap();
+    let events = client.exchange(&mut server);
+    assert!(
+        matches!(&events[..], [Event::End(End::Orderly)]),
+        "{events:?}"
+    );
+    assert_eq!(hear(response).status, 204);
 }
 
 #[test]

@@ -18,6 +18,7 @@ use ringloop_http::websocket::{Handshake, Refusal};
 
 use super::counters::Begun;
 use super::deadlines::Kind;
+use super::h2::Http2;
 use super::request::{Fields, Request};
 use super::scope::{Peer, Template};
 use super::service::HttpService;
@@ -29,36 +30,38 @@ use crate::support::{self, CloneRefOption, GilCell, in_context};
 use crate::transport::SocketTransport;
 
 /// Pipelined requests that are started before the loop goes on with other things.
-const REQUESTS_PER_TURN: usize = 16;
+pub(super) const REQUESTS_PER_TURN: usize = 16;
 
 /// How long a server that shuts down waits for a request on a connection that has just been opened.
-const FIRST_REQUEST_S: f64 = 1.0;
+pub(super) const FIRST_REQUEST_S: f64 = 1.0;
 
 /// Each flag has its own life.
 #[allow(clippy::struct_excessive_bools)]
-struct State {
+pub(super) struct State {
     service: Option<Py<HttpService>>,
     /// The number that the service knows the connection by.
-    slot: Option<usize>,
+    pub(super) slot: Option<usize>,
     transport: Option<Py<PyAny>>,
     /// The transport, if it is ours.
     socket: Option<Py<SocketTransport>>,
     /// Both ends, if the transport is not ours. One of ours can be asked at any time.
     known_peer: Option<Peer>,
     http: h1::Connection,
+    /// The client has chosen HTTP/2, in place of `http`.
+    pub(super) http2: Option<Box<Http2>>,
     /// Received, and not parsed yet.
-    input: Vec<u8>,
+    pub(super) input: Vec<u8>,
     /// The request whose response is not complete.
     current: Option<Py<Request>>,
     /// What was made of the last request's head.
     template: Option<Template>,
     /// Input is being parsed, or a request started.
-    is_busy: bool,
+    pub(super) is_busy: bool,
     /// The rest of the input is parsed in a later turn.
-    is_continuing: bool,
+    pub(super) is_continuing: bool,
     is_reading_paused: bool,
-    is_writing_paused: bool,
-    is_closing: bool,
+    pub(super) is_writing_paused: bool,
+    pub(super) is_closing: bool,
     /// Our side has ended, and what the client still sends is dropped for a while.
     is_lingering: bool,
     /// The client has sent too much for too long: what still comes is dropped, and the connection ends with the response.
@@ -83,14 +86,14 @@ impl State {
 
 /// How far a connection's output has got.
 #[derive(Clone, Copy)]
-struct Sent {
+pub(super) struct Sent {
     written: u64,
     unsent: usize,
 }
 
 impl Sent {
     /// Less than anything that is found later.
-    const UNKNOWN: Self = Self {
+    pub(super) const UNKNOWN: Self = Self {
         written: 0,
         unsent: usize::MAX / 2,
     };
@@ -103,7 +106,7 @@ impl Sent {
 
 #[pyclass(module = "ringloop._core", name = "HttpConnection", frozen, weakref)]
 pub(crate) struct Connection {
-    state: GilCell<State>,
+    pub(super) state: GilCell<State>,
 }
 
 /// What parsing came to.
@@ -118,6 +121,8 @@ enum Parsed {
     BadHandshake(Refusal),
     /// There is nothing to do until something happens.
     Nothing,
+    /// The client speaks HTTP/2.
+    Http2,
     /// Something was refused.
     Refused(u16, &'static str),
 }
@@ -131,6 +136,7 @@ impl Connection {
             socket: None,
             known_peer: None,
             http: h1::Connection::new(service.get().limits()),
+            http2: None,
             input: Vec::new(),
             current: None,
             template: None,
@@ -149,7 +155,7 @@ impl Connection {
         Bound::new(service.py(), Self { state })
     }
 
-    fn service<'py>(&self, py: Python<'py>) -> Option<Bound<'py, HttpService>> {
+    pub(super) fn service<'py>(&self, py: Python<'py>) -> Option<Bound<'py, HttpService>> {
         let state = self.state.get(py);
         state.service.as_ref().map(|it| it.bind(py).clone())
     }
@@ -165,7 +171,7 @@ impl Connection {
     }
 
     /// Both ends of the connection. If the transport is ours, an idle connection doesn't keep the objects.
-    fn peer(&self, py: Python<'_>) -> PyResult<Option<Peer>> {
+    pub(super) fn peer(&self, py: Python<'_>) -> PyResult<Option<Peer>> {
         let (known, socket) = {
             let state = self.state.get(py);
             let known = state.known_peer.as_ref().map(|peer| peer.clone_ref(py));
@@ -205,6 +211,10 @@ impl Connection {
             if state.is_websocket && !state.is_busy {
                 drop(state);
                 return Self::arrive_at_websocket(slf, Some(input));
+            }
+            if state.http2.is_some() {
+                drop(state);
+                return Self::arrive_http2(slf, input);
             }
             if state.is_busy || state.is_continuing || !state.input.is_empty() {
                 state.input.extend_from_slice(&input);
@@ -264,6 +274,10 @@ impl Connection {
                     let refused = Self::refuse_handshake(slf, &service, refusal);
                     let warned = service.get().warn(py, "Invalid HTTP request received.");
                     break refused.and(warned);
+                }
+                Ok(Parsed::Http2) => {
+                    this.state.get_mut(py).is_busy = false;
+                    return Self::begin_http2(slf, &service);
                 }
                 Ok(Parsed::Refused(status, text)) => {
                     let refused = Self::refuse(slf, status, text);
@@ -367,7 +381,8 @@ impl Connection {
                     }
                 }
                 Ok(Event::Paused | Event::NeedMore) => break,
-                Ok(Event::Over | Event::Http2) => {
+                Ok(Event::Http2) => return Ok(Parsed::Http2),
+                Ok(Event::Over) => {
                     *at = input.len();
                     break;
                 }
@@ -423,7 +438,7 @@ impl Connection {
             at_ns: clock::now_ns(),
         };
         let websocket = handshake.map(WebSocket::new);
-        let request = Request::new(service, slf, scope, begun, end, websocket)?;
+        let request = Request::new(service, slf, None, scope, begun, end, websocket)?;
         let previous = {
             let mut state = this.state.get_mut(py);
             let previous = state.template.replace(template);
@@ -460,7 +475,10 @@ impl Connection {
     }
 
     /// Parses the rest of the input in the next turn.
-    fn continue_later(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<()> {
+    pub(super) fn continue_later(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+    ) -> PyResult<()> {
         let py = slf.py();
         if std::mem::replace(&mut slf.get().state.get_mut(py).is_continuing, true) {
             return Ok(());
@@ -510,7 +528,7 @@ impl Connection {
         }
     }
 
-    fn pause_reading(&self, py: Python<'_>) -> PyResult<()> {
+    pub(super) fn pause_reading(&self, py: Python<'_>) -> PyResult<()> {
         if std::mem::replace(&mut self.state.get_mut(py).is_reading_paused, true) {
             return Ok(());
         }
@@ -522,7 +540,11 @@ impl Connection {
         }
     }
 
-    fn resume_reading(&self, py: Python<'_>, service: &Bound<'_, HttpService>) -> PyResult<()> {
+    pub(super) fn resume_reading(
+        &self,
+        py: Python<'_>,
+        service: &Bound<'_, HttpService>,
+    ) -> PyResult<()> {
         if !std::mem::replace(&mut self.state.get_mut(py).is_reading_paused, false) {
             return Ok(());
         }
@@ -842,14 +864,17 @@ impl Connection {
     fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (slot, service, current, dropped) = {
+        let (slot, service, current, streams, dropped) = {
             let mut state = this.state.get_mut(py);
             state.is_closing = true;
             state.http.abort();
+            let http2 = state.http2.as_deref();
+            let streams = http2.map_or(Vec::new(), |http2| http2.requests(py));
             (
                 state.slot,
                 state.service.clone_ref_opt(py),
                 state.current.clone_ref_opt(py),
+                streams,
                 std::mem::take(&mut state.input),
             )
         };
@@ -858,10 +883,11 @@ impl Connection {
             HttpService::set_deadline(service.bind(py), slot, None)?;
         }
         this.watch_unsent(py)?;
-        match current {
-            Some(request) => request.get().disconnect(py, false),
-            None => Ok(()),
+        let mut result = Ok(());
+        for request in current.iter().chain(&streams) {
+            result = result.and(request.get().disconnect(py, false));
         }
+        result
     }
 
     pub(super) fn abort(slf: &Bound<'_, Self>) -> PyResult<()> {
@@ -887,6 +913,10 @@ impl Connection {
             let mut state = slf.get().state.get_mut(py);
             if state.is_closing {
                 return Ok(());
+            }
+            if state.http2.is_some() {
+                drop(state);
+                return Self::retire(slf);
             }
             let has_request = state.current.is_some();
             let is_idle = !has_request && state.http.is_idle();
@@ -952,6 +982,13 @@ impl Connection {
     pub(super) fn on_deadline(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
+        let is_http2 = this.state.get(py).http2.is_some();
+        if let Some(service) = this.service(py).filter(|_| is_http2) {
+            if kind == Kind::Write {
+                Self::on_write_deadline(slf)?;
+            }
+            return Self::on_deadline_http2(slf, &service, kind);
+        }
         match kind {
             Kind::KeepAlive => Self::on_idle(slf),
             Kind::Idle => Self::close_unless_asked(slf),
@@ -978,15 +1015,20 @@ impl Connection {
                 }
                 _ => Self::refuse(slf, 408, "request timeout"),
             },
-            Kind::Write => {
-                let before = this.state.get_mut(py).write_deadline.take();
-                let now = this.sent(py)?;
-                match before {
-                    _ if now.unsent == 0 => Ok(()),
-                    Some(before) if !before.has_grown_to(now) => Self::abort(slf),
-                    _ => this.watch_unsent(py),
-                }
-            }
+            Kind::Write => Self::on_write_deadline(slf),
+        }
+    }
+
+    /// Aborts the connection if its peer has not read anything.
+    fn on_write_deadline(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let before = this.state.get_mut(py).write_deadline.take();
+        let now = this.sent(py)?;
+        match before {
+            _ if now.unsent == 0 => Ok(()),
+            Some(before) if !before.has_grown_to(now) => Self::abort(slf),
+            _ => this.watch_unsent(py),
         }
     }
 
@@ -1021,7 +1063,7 @@ impl Connection {
     }
 
     /// Sets a deadline for the peer to take something, unless there is one.
-    fn set_write_deadline(&self, py: Python<'_>, sent: Sent) -> PyResult<()> {
+    pub(super) fn set_write_deadline(&self, py: Python<'_>, sent: Sent) -> PyResult<()> {
         let (slot, service) = {
             let mut state = self.state.get_mut(py);
             if state.write_deadline.is_some() {
@@ -1054,9 +1096,16 @@ impl Connection {
             return Ok(());
         };
         let socket = transport.cast::<SocketTransport>().ok();
-        let known_peer = match socket {
-            Some(_) => None,
-            None => Some(Peer::of_transport(transport)?),
+        let (known_peer, is_http2) = match socket {
+            Some(_) => (None, false),
+            None => {
+                let has_chosen = support::http(py)?
+                    .getattr(intern!(py, "has_chosen_http2"))?
+                    .call1((transport,))?
+                    .is_truthy()?;
+                let is_http2 = has_chosen && service.get().limits().http2;
+                (Some(Peer::of_transport(transport)?), is_http2)
+            }
         };
         let slot = service.get().enter(slf);
         {
@@ -1066,10 +1115,14 @@ impl Connection {
             state.transport = Some(transport.clone().unbind());
             state.socket = socket.map(|socket| socket.clone().unbind());
         }
-        if service.get().is_shutting_down(py) {
-            Self::shut_down(slf)?;
+        HttpService::set_deadline(&service, slot, Some(Kind::Head))?;
+        if is_http2 {
+            Self::begin_http2(slf, &service)
+        } else if service.get().is_shutting_down(py) {
+            Self::shut_down(slf)
+        } else {
+            Ok(())
         }
-        HttpService::set_deadline(&service, slot, Some(Kind::Head))
     }
 
     /// For transports that are not ours.
@@ -1119,11 +1172,16 @@ impl Connection {
             (state.service.take(), state.slot.take(), dropped)
         };
         drop(dropped);
-        let current = this.state.get_mut(py).current.take();
-        let result = match &current {
-            Some(request) => request.get().disconnect(py, true),
-            None => Ok(()),
+        let (current, http2) = {
+            let mut state = this.state.get_mut(py);
+            (state.current.take(), state.http2.take())
         };
+        let streams = http2.as_deref().map_or(Vec::new(), |it| it.requests(py));
+        drop(http2);
+        let mut result = Ok(());
+        for request in current.iter().chain(&streams) {
+            result = result.and(request.get().disconnect(py, true));
+        }
         if let (Some(service), Some(slot)) = (service, slot) {
             service.get().leave(py, slot)?;
         }
@@ -1136,19 +1194,23 @@ impl Connection {
 
     fn resume_writing(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        let current = {
+        let (current, streams) = {
             let mut state = slf.get().state.get_mut(py);
             state.is_writing_paused = false;
-            state.current.clone_ref_opt(py)
+            let http2 = state.http2.as_deref();
+            let streams = http2.map(|http2| http2.requests(py));
+            (state.current.clone_ref_opt(py), streams)
         };
-        match current {
-            Some(request) => {
-                if let Some(websocket) = request.get().websocket() {
-                    websocket.resume_writing(slf)?;
-                }
-                request.get().wake_senders(py)
+        let mut result = Ok(());
+        for request in current.iter().chain(streams.iter().flatten()) {
+            if let Some(websocket) = request.get().websocket() {
+                result = result.and(websocket.resume_writing(slf));
             }
-            None => Ok(()),
+            result = result.and(request.get().wake_senders(py));
+        }
+        match streams {
+            Some(_) => Self::drive(slf).and(result),
+            None => result,
         }
     }
 
@@ -1156,6 +1218,10 @@ impl Connection {
     fn _close_idle(slf: &Bound<'_, Self>) -> PyResult<()> {
         let is_idle = {
             let state = slf.get().state.get(slf.py());
+            if state.http2.is_some() && !state.is_closing {
+                drop(state);
+                return Self::close_idle_http2(slf);
+            }
             state.current.is_none() && state.http.is_idle() && !state.is_closing
         };
         if is_idle { Self::close(slf) } else { Ok(()) }
@@ -1169,6 +1235,10 @@ impl Connection {
             state.is_continuing = false;
             if state.is_busy || state.is_closing {
                 return Ok(());
+            }
+            if state.http2.is_some() {
+                drop(state);
+                return Self::drive(slf);
             }
         }
         Self::work(slf, None)
@@ -1193,6 +1263,9 @@ impl Connection {
         if let Some(template) = &state.template {
             template.traverse(&visit)?;
         }
+        if let Some(http2) = &state.http2 {
+            http2.traverse(&visit)?;
+        }
         Ok(())
     }
 
@@ -1207,6 +1280,7 @@ impl Connection {
                 state.current.take(),
                 state.known_peer.take(),
                 state.template.take(),
+                state.http2.take(),
             )
         };
         drop(dropped);

@@ -18,6 +18,7 @@ use ringloop_http::h1::ParkedHead;
 use super::awaitable;
 use super::connection::Connection;
 use super::counters::Begun;
+use super::h2::Stream;
 use super::service::HttpService;
 use super::websocket::WebSocket;
 use crate::buffers;
@@ -53,9 +54,21 @@ enum Application {
 }
 
 /// A response head that waits for the body's first part, and the buffer that it was written to.
-struct Pending {
-    head: ParkedHead,
-    buffer: Vec<u8>,
+enum Pending {
+    Http1 {
+        head: ParkedHead,
+        buffer: Vec<u8>,
+    },
+    /// The stream keeps it.
+    Http2,
+}
+
+/// The trailers of a response.
+#[derive(Default)]
+struct Trailers {
+    /// The body is over.
+    is_due: bool,
+    fields: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Each flag has its own life.
@@ -87,6 +100,8 @@ struct State {
     begun: Begun,
     /// The response's, once it is started.
     status: u16,
+    /// The application has announced trailers, on HTTP/2.
+    trailers: Option<Box<Trailers>>,
     is_started: bool,
     /// A part of the body was given.
     has_body: bool,
@@ -98,6 +113,8 @@ struct State {
 
 #[pyclass(module = "ringloop._core", name = "HttpRequest", frozen, weakref)]
 pub(super) struct Request {
+    /// The stream of an HTTP/2 connection.
+    stream: Option<Stream>,
     state: GilCell<State>,
     /// What a request for a WebSocket has besides.
     websocket: Option<Box<WebSocket>>,
@@ -107,6 +124,7 @@ impl Request {
     pub(super) fn new<'py>(
         service: &Bound<'py, HttpService>,
         connection: &Bound<'py, Connection>,
+        stream: Option<Stream>,
         scope: Bound<'py, PyDict>,
         begun: Begun,
         body_ended: bool,
@@ -132,6 +150,7 @@ impl Request {
             pending: None,
             begun,
             status: 0,
+            trailers: None,
             is_started: false,
             has_body: false,
             file_tail: None,
@@ -139,7 +158,14 @@ impl Request {
             is_disconnected: false,
         };
         let state = GilCell::new(state);
-        Bound::new(service.py(), Self { state, websocket })
+        Bound::new(
+            service.py(),
+            Self {
+                stream,
+                state,
+                websocket,
+            },
+        )
     }
 
     /// Remembers the task of a request that waits.
@@ -147,6 +173,10 @@ impl Request {
         let mut state = self.state.get_mut(task.py());
         state.task = Some(task.clone().unbind());
         state.slot = Some(slot);
+    }
+
+    pub(super) fn stream(&self) -> Option<Stream> {
+        self.stream
     }
 
     pub(super) fn task(&self, py: Python<'_>) -> Option<Py<PyAny>> {
@@ -253,9 +283,19 @@ impl Request {
         };
         match connection {
             Some(connection) if !sends && forgotten.is_some() => {
-                Connection::on_waits_changed(connection.bind(py))
+                self.on_waits_changed(connection.bind(py))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn on_waits_changed(&self, connection: &Bound<'_, Connection>) -> PyResult<()> {
+        match self.stream {
+            None => Connection::on_waits_changed(connection),
+            Some(stream) => {
+                let wants_body = self.wants_body(connection.py());
+                Connection::on_waits_changed_on(connection, stream, wants_body)
+            }
         }
     }
 
@@ -288,7 +328,10 @@ impl Request {
             return WebSocket::receive(slf);
         }
         if let Some(connection) = this.connection(py) {
-            Connection::ask_for_body(&connection)?;
+            match this.stream {
+                None => Connection::ask_for_body(&connection)?,
+                Some(stream) => Connection::ask_for_body_on(&connection, stream)?,
+            }
         }
         enum Next {
             Body(Option<Py<PyBytes>>, Vec<u8>, bool),
@@ -315,13 +358,21 @@ impl Request {
         };
         match next {
             Next::Body(first, rest, more) => {
-                if more && let Some(connection) = this.connection(py) {
-                    Connection::on_body_taken(&connection)?;
-                }
                 let body = match first {
                     Some(first) => first.into_bound(py),
                     None => objects::bytes(py, &rest)?,
                 };
+                if (more || this.stream.is_some())
+                    && let Some(connection) = this.connection(py)
+                {
+                    match this.stream {
+                        None => Connection::on_body_taken(&connection)?,
+                        Some(stream) => {
+                            let length = body.as_bytes().len();
+                            Connection::on_body_taken_from(&connection, stream, length)?;
+                        }
+                    }
+                }
                 let message = objects::dict(py)?;
                 message.set_item(intern!(py, "type"), intern!(py, "http.request"))?;
                 message.set_item(intern!(py, "body"), body)?;
@@ -336,7 +387,7 @@ impl Request {
             Next::Wait => {
                 let future = this.wait_to_receive(py)?;
                 if let Some(connection) = this.connection(py) {
-                    Connection::on_waits_changed(&connection)?;
+                    this.on_waits_changed(&connection)?;
                 }
                 Ok(Step::Yield(future))
             }
@@ -378,12 +429,24 @@ impl Request {
         if connection.get().is_closing(py) {
             return Ok(Sending::Done);
         }
-        if connection.get().is_writing_paused(py) {
+        let is_full = match this.stream {
+            None => connection.get().is_writing_paused(py),
+            Some(stream) => connection.get().is_stream_full(py, stream),
+        };
+        if is_full {
             return this.wait_for_room(py).map(Sending::Wait);
         }
-        if is_started {
+        if let Some(stream) = this.stream.filter(|_| this.awaits_trailers(py)) {
+            if !is_text(&kind, intern!(py, "http.response.trailers"))? {
+                return Err(unexpected(&kind, |kind| {
+                    format!("Expected ASGI message 'http.response.trailers', but got '{kind}'.")
+                }));
+            }
+            Self::send_trailers(slf, &connection, stream, message)?;
+        } else if is_started {
             if !is_text(&kind, intern!(py, "http.response.body"))? {
-                if !has_body && is_text(&kind, intern!(py, "http.response.pathsend"))? {
+                let may_be_file = !has_body && this.stream.is_none();
+                if may_be_file && is_text(&kind, intern!(py, "http.response.pathsend"))? {
                     let path = item(message, intern!(py, "path"))?;
                     let function = support::http(py)?.getattr(intern!(py, "send_path"))?;
                     return function.call1((slf, path)).map(Sending::Coroutine);
@@ -453,23 +516,37 @@ impl Request {
             Some(headers) => Some(plain_fields(&headers)?),
             None => None,
         };
-        let mut buffer = service.get().take_buffer(py);
-        let begun =
+        let pending = if let Some(stream) = self.stream {
             connection
                 .get()
-                .begin_response(py, status, fields.as_ref(), &service, &mut buffer);
-        let head = match begun {
-            Ok(head) => head,
-            Err(error) => {
-                service.get().return_buffer(py, buffer);
-                return Err(response_error(py, error));
+                .begin_response_on(py, stream, status, fields.as_ref(), &service)
+                .map(|()| Pending::Http2)
+        } else {
+            let mut buffer = service.get().take_buffer(py);
+            let begun =
+                connection
+                    .get()
+                    .begin_response(py, status, fields.as_ref(), &service, &mut buffer);
+            match begun {
+                Ok(head) => Ok(Pending::Http1 { head, buffer }),
+                Err(error) => {
+                    service.get().return_buffer(py, buffer);
+                    Err(error)
+                }
             }
         };
+        let pending = pending.map_err(|error| response_error(py, error))?;
+        let has_trailers = match self.stream {
+            Some(_) => optional_item(message, intern!(py, "trailers"))?,
+            None => None,
+        };
+        let has_trailers = has_trailers.map_or(Ok(false), |it| it.is_truthy())?;
         {
             let mut state = self.state.get_mut(py);
             state.is_started = true;
             state.status = status;
-            state.pending = Some(Pending { head, buffer });
+            state.pending = Some(pending);
+            state.trailers = has_trailers.then(Box::default);
         }
         let scope = self.take_logged_scope(py);
         if let Some(scope) = scope {
@@ -494,6 +571,9 @@ impl Request {
             None => objects::bytes(py, b"")?,
         };
         let service = this.service(py)?;
+        if let Some(stream) = this.stream {
+            return Self::send_body_on(slf, connection, &service, stream, &body, !more);
+        }
         // From here to the write no Python code runs, so that nothing comes in between.
         let (mut buffer, parked) = this.take_head(py, service.get());
         let content = body.as_bytes();
@@ -543,15 +623,102 @@ impl Request {
         drop(previous);
         service.get().count_response(py, Some(begun), status);
         this.wake_receivers(py)?;
-        Connection::on_response_complete(connection, slf)
+        match this.stream {
+            None => Connection::on_response_complete(connection, slf),
+            Some(stream) => Connection::on_stream_complete(connection, stream),
+        }
     }
 
     /// The head that waits for a body, if it was not sent, and the buffer that it is in.
     fn take_head(&self, py: Python<'_>, service: &HttpService) -> (Vec<u8>, Option<ParkedHead>) {
-        match self.state.get_mut(py).pending.take() {
-            Some(pending) => (pending.buffer, Some(pending.head)),
-            None => (service.take_buffer(py), None),
+        let pending = self.state.get_mut(py).pending.take();
+        match pending {
+            Some(Pending::Http1 { head, buffer }) => (buffer, Some(head)),
+            _ => (service.take_buffer(py), None),
         }
+    }
+
+    fn send_body_on(
+        slf: &Bound<'_, Self>,
+        connection: &Bound<'_, Connection>,
+        service: &Bound<'_, HttpService>,
+        stream: Stream,
+        body: &Bound<'_, PyBytes>,
+        last: bool,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (has_head, last) = {
+            let mut state = this.state.get_mut(py);
+            if let Some(trailers) = &mut state.trailers {
+                trailers.is_due = last;
+            }
+            let last = last && state.trailers.is_none();
+            (state.pending.take().is_some(), last)
+        };
+        let sent = if has_head {
+            let complete = last.then_some(body.as_bytes().len() as u64);
+            connection.get().send_head_on(py, stream, complete, service)
+        } else {
+            Ok(())
+        };
+        let sent = sent.and_then(|()| connection.get().send_body_on(stream, body, last));
+        if let Err(error) = sent {
+            // The head goes out all the same, as it would have without waiting for the body.
+            Connection::drive(connection)?;
+            return Err(response_error(py, error));
+        }
+        if last {
+            Self::complete(slf, connection, service)
+        } else {
+            Connection::drive(connection)
+        }
+    }
+
+    /// Whether the body is over, and trailers are to follow.
+    fn awaits_trailers(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        state.trailers.as_ref().is_some_and(|it| it.is_due)
+    }
+
+    /// Collects trailers, and sends them when there are no more.
+    fn send_trailers<'py>(
+        slf: &Bound<'py, Self>,
+        connection: &Bound<'py, Connection>,
+        stream: Stream,
+        message: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let py = message.py();
+        let more = match optional_item(message, intern!(py, "more_trailers"))? {
+            Some(more) => more.is_truthy()?,
+            None => false,
+        };
+        let mut collected = Vec::new();
+        if let Some(headers) = optional_item(message, intern!(py, "headers"))? {
+            let collect = |name: &[u8], value: &[u8]| {
+                collected.push((name.to_vec(), value.to_vec()));
+                Ok::<(), PyErr>(())
+            };
+            plain_fields(&headers)?.each(collect)?;
+        }
+        let fields = {
+            let mut state = this.state.get_mut(py);
+            match &mut state.trailers {
+                Some(trailers) => {
+                    trailers.fields.append(&mut collected);
+                    if more {
+                        return Ok(());
+                    }
+                    std::mem::take(&mut trailers.fields)
+                }
+                None => collected,
+            }
+        };
+        let sent = connection.get().send_trailers_on(py, stream, &fields);
+        sent.map_err(|error| response_error(py, error))?;
+        let service = this.service(py)?;
+        Self::complete(slf, connection, &service)
     }
 
     /// Sends a head that waits for a body. The application may take its time.
@@ -564,15 +731,23 @@ impl Request {
         let (Some(connection), service) = (this.connection(py), this.service(py)?) else {
             return Ok(());
         };
-        let Some(mut pending) = this.state.get_mut(py).pending.take() else {
-            return Ok(());
-        };
-        connection
-            .get()
-            .finish_head(py, pending.head, None, &service, &mut pending.buffer);
-        let result = Connection::write(&connection, &pending.buffer, None, b"");
-        service.get().return_buffer(py, pending.buffer);
-        result
+        let pending = this.state.get_mut(py).pending.take();
+        match (pending, this.stream) {
+            (Some(Pending::Http1 { head, mut buffer }), _) => {
+                connection
+                    .get()
+                    .finish_head(py, head, None, &service, &mut buffer);
+                let result = Connection::write(&connection, &buffer, None, b"");
+                service.get().return_buffer(py, buffer);
+                result
+            }
+            (Some(Pending::Http2), Some(stream)) => {
+                let sent = connection.get().send_head_on(py, stream, None, &service);
+                sent.map_err(|error| response_error(py, error))?;
+                Connection::drive(&connection)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes a step of the application: calls it, resumes it, or throws into it.
@@ -713,10 +888,19 @@ impl Request {
             None => Ok(()),
             Some(connection) if is_closing => {
                 let flushed = Self::flush_head(slf);
-                flushed.and(Connection::close(&connection))
+                flushed.and(match this.stream {
+                    None => Connection::close(&connection),
+                    Some(stream) => Connection::reset_stream(&connection, stream),
+                })
             }
             Some(connection) => {
-                Connection::refuse_request(&connection, scope, 500, "Internal Server Error")
+                let text = "Internal Server Error";
+                match this.stream {
+                    None => Connection::refuse_request(&connection, scope, 500, text),
+                    Some(stream) => {
+                        Connection::refuse_stream(&connection, stream, scope, 500, text)
+                    }
+                }
             }
         };
         let reported = match report {

@@ -9,6 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_http::Known;
 use ringloop_http::h1::{Facts, Field, Version};
+use ringloop_http::h2;
 use ringloop_http::websocket::Handshake;
 
 use super::awaitable;
@@ -78,6 +79,42 @@ pub(super) struct Template {
     headers: Py<PyList>,
     /// The request has passed a proxy that says so.
     is_forwarded: bool,
+    is_http2: bool,
+}
+
+/// The parts of a request's first line.
+struct Target<'a> {
+    method: &'a [u8],
+    path: &'a [u8],
+    query: &'a [u8],
+}
+
+/// The header fields of a request, while they are collected.
+struct Headers<'py> {
+    list: Bound<'py, PyList>,
+    is_forwarded: bool,
+}
+
+impl<'py> Headers<'py> {
+    fn new(py: Python<'py>) -> PyResult<Self> {
+        Ok(Self {
+            list: objects::list(py, std::iter::empty::<Bound<'_, PyAny>>())?,
+            is_forwarded: false,
+        })
+    }
+
+    fn add(&mut self, known: Option<Known>, name: &[u8], value: &[u8]) -> PyResult<()> {
+        let py = self.list.py();
+        let name = match known {
+            Some(known) => known_name(py, known)?,
+            None => lower_case_name(py, name)?,
+        };
+        self.is_forwarded |= known
+            .is_some_and(|known| matches!(known.as_str(), "x-forwarded-for" | "x-forwarded-proto"));
+        let value = objects::bytes(py, value)?;
+        self.list
+            .append(objects::tuple(py, [name.into_any(), value.into_any()])?)
+    }
 }
 
 impl Template {
@@ -89,31 +126,59 @@ impl Template {
         head: &[u8],
         fields: &[Field],
     ) -> PyResult<Self> {
+        let version = match facts.version {
+            Version::Http11 => intern!(py, "1.1"),
+            Version::Http10 => intern!(py, "1.0"),
+        };
+        let mut headers = Headers::new(py)?;
+        for field in fields {
+            headers.add(field.known, field.name.of(head), field.value.of(head))?;
+        }
+        let target = Target {
+            method: facts.method_name.of(head),
+            path: facts.path(head),
+            query: facts.query(head),
+        };
+        Self::assemble(py, service, peer, version, &target, headers, false)
+    }
+
+    /// Of a request of HTTP/2.
+    pub(super) fn of_stream(
+        py: Python<'_>,
+        service: &HttpService,
+        peer: Option<&Peer>,
+        request: &h2::Request,
+    ) -> PyResult<Self> {
+        let mut headers = Headers::new(py)?;
+        for (name, value) in request.fields() {
+            let name = name.as_bytes();
+            headers.add(Known::find(name), name, value)?;
+        }
+        let target = Target {
+            method: request.method().as_bytes(),
+            path: request.path().as_bytes(),
+            query: request.query().as_bytes(),
+        };
+        let version = intern!(py, "2");
+        Self::assemble(py, service, peer, version, &target, headers, true)
+    }
+
+    fn assemble(
+        py: Python<'_>,
+        service: &HttpService,
+        peer: Option<&Peer>,
+        version: &Bound<'_, PyString>,
+        target: &Target<'_>,
+        headers: Headers<'_>,
+        is_http2: bool,
+    ) -> PyResult<Self> {
         let scope = objects::dict(py)?;
         let none = py.None();
         let (server, client, scheme) = match peer {
             Some(peer) => (&peer.server, &peer.client, &peer.scheme),
             None => (&none, &none, &none),
         };
-        let version = match facts.version {
-            Version::Http11 => intern!(py, "1.1"),
-            Version::Http10 => intern!(py, "1.0"),
-        };
-        let mut is_forwarded = false;
-        let headers = objects::list(py, std::iter::empty::<Bound<'_, PyAny>>())?;
-        for field in fields {
-            let name = field.name.of(head);
-            let name = match field.known {
-                Some(known) => known_name(py, known)?,
-                None => lower_case_name(py, name)?,
-            };
-            is_forwarded |= field.known.is_some_and(|known| {
-                matches!(known.as_str(), "x-forwarded-for" | "x-forwarded-proto")
-            });
-            let value = objects::bytes(py, field.value.of(head))?;
-            headers.append(objects::tuple(py, [name.into_any(), value.into_any()])?)?;
-        }
-        let raw_path = facts.path(head);
+        let raw_path = target.path;
         let root_path = service.root_path(py)?;
         scope.set_item(intern!(py, "type"), intern!(py, "http"))?;
         scope.set_item(intern!(py, "asgi"), &none)?;
@@ -126,7 +191,7 @@ impl Template {
         if service.has_state() {
             scope.set_item(intern!(py, "state"), &none)?;
         }
-        let method = ascii(py, facts.method_name.of(head))?;
+        let method = ascii(py, target.method)?;
         scope.set_item(intern!(py, "method"), method)?;
         let path = path(py, raw_path)?;
         let raw_path = objects::bytes(py, raw_path)?;
@@ -138,13 +203,14 @@ impl Template {
             let all = [service.root_path_bytes(), raw_path.as_bytes()].concat();
             scope.set_item(intern!(py, "raw_path"), objects::bytes(py, &all)?)?;
         }
-        let query = objects::bytes(py, facts.query(head))?;
+        let query = objects::bytes(py, target.query)?;
         scope.set_item(intern!(py, "query_string"), query)?;
         scope.set_item(intern!(py, "extensions"), &none)?;
         Ok(Self {
             scope: scope.unbind(),
-            headers: headers.unbind(),
-            is_forwarded,
+            headers: headers.list.unbind(),
+            is_forwarded: headers.is_forwarded,
+            is_http2,
         })
     }
 
@@ -159,7 +225,8 @@ impl Template {
         let headers = awaitable::copy_of_list(self.headers.bind(py))?;
         scope.set_item(intern!(py, "asgi"), service.asgi(py)?)?;
         scope.set_item(intern!(py, "headers"), headers)?;
-        scope.set_item(intern!(py, "extensions"), service.extensions(py)?)?;
+        let extensions = service.extensions(py, self.is_http2)?;
+        scope.set_item(intern!(py, "extensions"), extensions)?;
         if let Some(state) = service.state(py)? {
             scope.set_item(intern!(py, "state"), state)?;
         }

@@ -7,6 +7,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop_http::Lines;
 use ringloop_http::h1::{self, Limits};
+use ringloop_http::h2;
 use ringloop_http::websocket::{Config, Deflate, Pool};
 
 use super::access_log::{self, Entry};
@@ -24,6 +25,7 @@ use crate::support::{self, CloneRefOption, GilCell, python_is_at_least};
 /// What was given when the service was made, and does not change.
 struct Settings {
     limits: Limits,
+    http2: h2::Config,
     body_ahead: usize,
     concurrency: Option<usize>,
     root_path_bytes: Vec<u8>,
@@ -46,6 +48,7 @@ struct Objects {
     root_path: Py<PyString>,
     asgi: Py<PyDict>,
     extensions: Py<PyDict>,
+    http2_extensions: Py<PyDict>,
     state: Option<Py<PyDict>>,
     access_log: Option<Py<PyAny>>,
     forwarded: Option<Py<PyAny>>,
@@ -150,7 +153,8 @@ impl HttpService {
     #[new]
     #[pyo3(signature = (
         r#loop, app, *, root_path=None, headers=None, date_header=true, state=None,
-        limit_head=65536, limit_body_ahead=65536, limit_concurrency=None,
+        http2=true, limit_head=65536, limit_body_ahead=65536, limit_concurrency=None,
+        limit_http2_requests=Some(1000),
         timeout_keep_alive=Some(5.0), timeout_head=Some(10.0), timeout_body=Some(60.0),
         timeout_write=Some(60.0), access_log=None, forwarded=None, logger=None,
         ws=true, ws_max_size=16 << 20, ws_max_queue=32, ws_ping_interval=Some(20.0),
@@ -165,9 +169,11 @@ impl HttpService {
         headers: Option<&Bound<'_, PyAny>>,
         date_header: bool,
         state: Option<Py<PyDict>>,
+        http2: bool,
         limit_head: usize,
         limit_body_ahead: usize,
         limit_concurrency: Option<usize>,
+        limit_http2_requests: Option<u64>,
         timeout_keep_alive: Option<f64>,
         timeout_head: Option<f64>,
         timeout_body: Option<f64>,
@@ -187,7 +193,14 @@ impl HttpService {
         limits.head_bytes = limit_head;
         limits.request_line_bytes = limit_head;
         limits.fields = Limits::FIELDS_MAX;
-        limits.http2 = false;
+        limits.http2 = http2;
+        let mut http2 = h2::Config::default();
+        http2.header_list_bytes = u32::try_from(limit_head).unwrap_or(u32::MAX);
+        http2.requests = limit_http2_requests.unwrap_or(u64::MAX);
+        http2.fields = Limits::FIELDS_MAX;
+        http2.stream_window_bytes = u32::try_from(limit_body_ahead).unwrap_or(u32::MAX);
+        http2.connection_window_bytes =
+            http2.connection_window_bytes.max(http2.stream_window_bytes);
         let (default_fields, server, has_own_date) = default_fields(py, headers)?;
         let logger = match logger {
             Some(logger) => logger,
@@ -198,6 +211,8 @@ impl HttpService {
         asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.3"))?;
         let extensions = objects::dict(py)?;
         extensions.set_item(intern!(py, "http.response.pathsend"), objects::dict(py)?)?;
+        let http2_extensions = objects::dict(py)?;
+        http2_extensions.set_item(intern!(py, "http.response.trailers"), objects::dict(py)?)?;
         let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
         let names = [of_loop, of_context].map(|name| name.clone().into_any());
         let task_names = if python_is_at_least(12) {
@@ -217,6 +232,7 @@ impl HttpService {
         let own = |state: Py<PyDict>| state.bind(py).copy().map(Bound::unbind);
         let settings = Settings {
             limits,
+            http2,
             body_ahead: limit_body_ahead,
             concurrency: limit_concurrency,
             root_path_bytes: root_path.as_bytes().to_vec(),
@@ -245,6 +261,7 @@ impl HttpService {
             root_path: objects::string(py, root_path)?.unbind(),
             asgi: asgi.unbind(),
             extensions: extensions.unbind(),
+            http2_extensions: http2_extensions.unbind(),
             state: state.map(own).transpose()?,
             access_log,
             forwarded,
@@ -497,6 +514,15 @@ impl HttpService {
         self.settings.limits
     }
 
+    pub(super) fn http2(&self) -> &h2::Config {
+        &self.settings.http2
+    }
+
+    /// How long a deadline of this kind is, if there is one.
+    pub(super) fn timeout_ms(&self, kind: Kind) -> Option<u64> {
+        self.settings.timeouts_ns[kind as usize].map(|timeout_ns| timeout_ns / 1_000_000)
+    }
+
     pub(super) fn body_ahead(&self) -> usize {
         self.settings.body_ahead
     }
@@ -559,8 +585,17 @@ impl HttpService {
     }
 
     /// A new `scope["extensions"]`.
-    pub(super) fn extensions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.object(py, |it| &it.extensions)?.copy()
+    pub(super) fn extensions<'py>(
+        &self,
+        py: Python<'py>,
+        is_http2: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let extensions = if is_http2 {
+            self.object(py, |it| &it.http2_extensions)
+        } else {
+            self.object(py, |it| &it.extensions)
+        };
+        extensions?.copy()
     }
 
     /// A new `scope["state"]`, if there is one.
@@ -986,6 +1021,15 @@ impl HttpService {
             }
         }
         Self::set_timer(slf, kind)
+    }
+
+    /// Sets a deadline for reading, unless there is one of this kind.
+    pub(super) fn begin_deadline(slf: &Bound<'_, Self>, slot: usize, kind: Kind) -> PyResult<()> {
+        let current = slf.get().state.get(slf.py()).deadlines.reading(slot);
+        if current == Some(kind) || (current, kind) == (Some(Kind::Idle), Kind::KeepAlive) {
+            return Ok(());
+        }
+        Self::set_deadline(slf, slot, Some(kind))
     }
 
     /// Gives a peer time to read.
