@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites h2spec soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -124,6 +124,10 @@ autobahn: extension ## Autobahn's test suite for WebSocket against ringloop serv
 suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and both backends, and uvicorn's on ringloop serve; a part: ARGS="--suite anyio --loop epoll"
 	$(say) "test suites of other projects on $$($(python) -V)"
 	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites $(ARGS)
+
+h2spec: extension ## the conformance tests of HTTP/2, against `ringloop serve`; says so if Go, which they are built with, is missing
+	$(say) h2spec
+	@$(python) tools/h2spec.py --folder $(CARGO_TARGET_DIR)/h2spec $(ARGS) || [ $$? = 77 ]
 
 soak: extension ## random operations on connections for an hour, on ringloop and asyncio side by side; ARGS="--minutes 5"
 	$(say) "state machines on $$($(python) -V)"
