@@ -850,6 +850,29 @@ def test_http2_can_be_off(arm, loop, errors):
 
 
 @OWN
+def test_the_reason_of_an_end_reaches_its_client(arm, loop, errors):
+    """The client sends on after its mistake."""
+
+    async def test():
+        async with Server(arm, text(b"x")) as server:
+            for _ in range(50):
+                async with server.client() as client:
+                    client.write(PREFACE + frame(SETTINGS))
+                    await client.reader.readexactly(9)
+                    # DATA on stream 0.
+                    client.write(frame(0, 0, 0, b"x"))
+                    client.write(400 * frame(99))
+                    await asyncio.sleep(0)
+                    client.write(400 * frame(99))
+                    goaway = (await client.rest())[-17:]
+                    assert goaway[3:9] == b"\x07\0\0\0\0\0"
+                    assert goaway[-4:] == b"\0\0\0\1"
+            assert errors() == 50 * ["Invalid HTTP request received."]
+
+    run(loop, test())
+
+
+@OWN
 def test_the_preface_in_pieces(arm, loop):
     async def test():
         whole = PREFACE + frame(SETTINGS) + get(1)

@@ -43,7 +43,7 @@ pub(super) struct State {
     pub(super) slot: Option<usize>,
     transport: Option<Py<PyAny>>,
     /// The transport, if it is ours.
-    socket: Option<Py<SocketTransport>>,
+    pub(super) socket: Option<Py<SocketTransport>>,
     /// Both ends, if the transport is not ours. One of ours can be asked at any time.
     known_peer: Option<Peer>,
     http: h1::Connection,
@@ -160,7 +160,7 @@ impl Connection {
         state.service.as_ref().map(|it| it.bind(py).clone())
     }
 
-    fn transport<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+    pub(super) fn transport<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         let state = self.state.get(py);
         state.transport.as_ref().map(|it| it.bind(py).clone())
     }
@@ -861,7 +861,7 @@ impl Connection {
 
     /// Nothing is read or answered any more. A peer that does not take what is left keeps the connection for a limited
     /// time only.
-    fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
+    pub(super) fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let (slot, service, current, streams, dropped) = {
@@ -1218,7 +1218,7 @@ impl Connection {
     fn _close_idle(slf: &Bound<'_, Self>) -> PyResult<()> {
         let is_idle = {
             let state = slf.get().state.get(slf.py());
-            if state.http2.is_some() && !state.is_closing {
+            if state.http2.is_some() {
                 drop(state);
                 return Self::close_idle_http2(slf);
             }
