@@ -91,7 +91,7 @@ def test_the_help_has_groups():
         "Listening", "Application", "Processes", "Reloading", "Logging", "Requests", "Limits", "WebSocket", "TLS",
         "Other",
     ]  # fmt: skip
-    assert "--http2" not in result.output
+    assert "--loop" not in result.output
     assert "\n  MODULE:ATTRIBUTE" not in result.output, "it is no option"
     assert "[default: CERT_NONE]" not in result.output, "the option takes a number"
     assert "over HTTP/1.1, HTTP/2 and WebSocket." in result.output
