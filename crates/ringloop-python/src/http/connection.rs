@@ -1096,17 +1096,15 @@ impl Connection {
             return Ok(());
         };
         let socket = transport.cast::<SocketTransport>().ok();
-        let (known_peer, is_http2) = match socket {
-            Some(_) => (None, false),
-            None => {
-                let has_chosen = support::http(py)?
-                    .getattr(intern!(py, "has_chosen_http2"))?
-                    .call1((transport,))?
-                    .is_truthy()?;
-                let is_http2 = has_chosen && service.get().limits().http2;
-                (Some(Peer::of_transport(transport)?), is_http2)
-            }
-        };
+        let (mut known_peer, mut is_http2) = (None, false);
+        if socket.is_none() {
+            known_peer = Some(Peer::of_transport(transport)?);
+            let has_chosen = support::http(py)?
+                .getattr(intern!(py, "has_chosen_http2"))?
+                .call1((transport,))?
+                .is_truthy()?;
+            is_http2 = has_chosen && service.get().limits().http2;
+        }
         let slot = service.get().enter(slf);
         {
             let mut state = this.state.get_mut(py);

@@ -160,7 +160,11 @@ impl HttpService {
         ws=true, ws_max_size=16 << 20, ws_max_queue=32, ws_ping_interval=Some(20.0),
         ws_ping_timeout=Some(20.0), ws_per_message_deflate=true,
     ))]
-    #[allow(clippy::too_many_arguments, reason = "all but two are keywords")]
+    #[allow(
+        clippy::too_many_arguments,
+        clippy::fn_params_excessive_bools,
+        reason = "all but two are keywords"
+    )]
     fn new(
         py: Python<'_>,
         r#loop: &Bound<'_, Loop>,
@@ -194,13 +198,7 @@ impl HttpService {
         limits.request_line_bytes = limit_head;
         limits.fields = Limits::FIELDS_MAX;
         limits.http2 = http2;
-        let mut http2 = h2::Config::default();
-        http2.header_list_bytes = u32::try_from(limit_head).unwrap_or(u32::MAX);
-        http2.requests = limit_http2_requests.unwrap_or(u64::MAX);
-        http2.fields = Limits::FIELDS_MAX;
-        http2.stream_window_bytes = u32::try_from(limit_body_ahead).unwrap_or(u32::MAX);
-        http2.connection_window_bytes =
-            http2.connection_window_bytes.max(http2.stream_window_bytes);
+        let http2 = http2_config(limit_head, limit_body_ahead, limit_http2_requests);
         let (default_fields, server, has_own_date) = default_fields(py, headers)?;
         let logger = match logger {
             Some(logger) => logger,
@@ -465,6 +463,19 @@ impl HttpService {
         };
         drop(dropped);
     }
+}
+
+/// The settings of connections that speak HTTP/2.
+fn http2_config(head: usize, body_ahead: usize, requests: Option<u64>) -> h2::Config {
+    let mut config = h2::Config::default();
+    config.header_list_bytes = u32::try_from(head).unwrap_or(u32::MAX);
+    config.fields = Limits::FIELDS_MAX;
+    config.requests = requests.unwrap_or(u64::MAX);
+    config.stream_window_bytes = u32::try_from(body_ahead).unwrap_or(u32::MAX);
+    config.connection_window_bytes = config
+        .connection_window_bytes
+        .max(config.stream_window_bytes);
+    config
 }
 
 /// Fields that are added to every response, the value of Server, and whether Date is among the fields.
