@@ -43,7 +43,7 @@ pub(super) struct State {
     pub(super) slot: Option<usize>,
     transport: Option<Py<PyAny>>,
     /// The transport, if it is ours.
-    pub(super) socket: Option<Py<SocketTransport>>,
+    socket: Option<Py<SocketTransport>>,
     /// Both ends, if the transport is not ours. One of ours can be asked at any time.
     known_peer: Option<Peer>,
     http: h1::Connection,
@@ -822,7 +822,7 @@ impl Connection {
         result
     }
 
-    fn close_transport(&self, py: Python<'_>) -> PyResult<()> {
+    pub(super) fn close_transport(&self, py: Python<'_>) -> PyResult<()> {
         match self.transport(py) {
             Some(transport) => transport.call_method0(intern!(py, "close")).map(drop),
             None => Ok(()),
@@ -832,7 +832,7 @@ impl Connection {
     /// As `close`, where the client may still be sending. If its data met a closed socket, the kernel would reset the
     /// connection, and the client might lose the response. So only our side ends, and what still comes is dropped, until
     /// the client has closed or its time is over. Under TLS the connection just closes.
-    fn linger(slf: &Bound<'_, Self>) -> PyResult<()> {
+    pub(super) fn linger(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let (slot, service, socket) = {
@@ -861,7 +861,7 @@ impl Connection {
 
     /// Nothing is read or answered any more. A peer that does not take what is left keeps the connection for a limited
     /// time only.
-    pub(super) fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
+    fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let (slot, service, current, streams, dropped) = {

@@ -23,7 +23,6 @@ use super::scope::Template;
 use super::service::HttpService;
 use crate::names::intern;
 use crate::receiver::Input;
-use crate::support::CloneRefOption;
 
 /// Error codes (RFC 9113, section 7).
 const NO_ERROR: u32 = 0;
@@ -295,7 +294,7 @@ impl Connection {
                     }
                 };
                 let ended = match end {
-                    h2::End::Orderly | h2::End::Error(_) => Self::linger(slf, service),
+                    h2::End::Orderly | h2::End::Error(_) => Self::linger(slf),
                     h2::End::Flood => Self::close(slf),
                 };
                 ended.and(warned)
@@ -482,11 +481,7 @@ impl Connection {
     pub(super) fn close_idle_http2(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         if slf.get().is_closing(py) {
-            // The client has had its time.
-            return match slf.get().transport(py) {
-                Some(transport) => transport.call_method0(intern!(py, "close")).map(drop),
-                None => Ok(()),
-            };
+            return Ok(());
         }
         let is_idle = slf.get().with_http2(slf.py(), |http2| {
             http2.is_closing_soon = false;
@@ -505,26 +500,6 @@ impl Connection {
         this.with_http2(slf.py(), |http2| http2.messages.abort(NO_ERROR));
         Self::drive(slf)?;
         Self::close(slf)
-    }
-
-    /// Ends the connection so that its client can read what was sent: closing a socket that has unread input would take
-    /// that away. The rest of the input is dropped, until the client ends its side, for a limited time.
-    fn linger(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<()> {
-        let py = slf.py();
-        let this = slf.get();
-        // TLS reads to the client's end by itself.
-        let socket = this.state.get(py).socket.clone_ref_opt(py);
-        let Some(socket) = socket.filter(|_| !this.is_closing(py)) else {
-            return Self::close(slf);
-        };
-        this.resume_reading(py, service)?;
-        Self::end(slf)?;
-        let callback = slf.getattr(intern!(py, "_close_idle"))?;
-        service.get().call_later(py, FIRST_REQUEST_S, &callback)?;
-        socket
-            .bind(py)
-            .call_method0(intern!(py, "write_eof"))
-            .map(drop)
     }
 
     /// A deadline for reading has expired.
@@ -560,6 +535,7 @@ impl Connection {
                 this.with_http2(py, |http2| http2.messages.reset_stalled(since_ms));
                 Self::drive(slf)
             }
+            Kind::Linger => this.close_transport(py),
             // Of WebSockets, which are not on HTTP/2.
             Kind::Ping | Kind::Pong | Kind::Close => Ok(()),
         }
