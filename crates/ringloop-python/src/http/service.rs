@@ -163,6 +163,7 @@ impl HttpService {
     #[allow(
         clippy::too_many_arguments,
         clippy::fn_params_excessive_bools,
+        clippy::too_many_lines,
         reason = "all but two are keywords"
     )]
     fn new(
