@@ -57,7 +57,7 @@ PARTS = {
         "AppProtocolState",
         "add_flowcontrol_defaults",
     ),
-    "streams": ("FlowControlMixin", "StreamReader", "StreamReaderProtocol"),
+    "streams": ("FlowControlMixin", "StreamReader", "StreamReaderProtocol", "StreamWriter"),
     "transports": (
         "BaseTransport",
         "ReadTransport",

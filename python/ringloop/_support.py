@@ -15,6 +15,7 @@ from asyncio.log import logger
 from typing import TYPE_CHECKING, Any
 
 from . import _platform
+from ._streams import adopt as adopt_streams
 
 if TYPE_CHECKING:
     import traceback
@@ -41,7 +42,7 @@ else:
     _TimerHandle = asyncio.TimerHandle
     # Newer Pythons have a separate class for handles that other threads may cancel.
     _ThreadSafeHandle = getattr(events, "_ThreadSafeHandle", asyncio.Handle)
-__all__ = ["logger"]
+__all__ = ["adopt_streams", "logger"]
 
 # Transports feed the reader of this protocol without calling the protocol. They copy what the tested versions of asyncio do.
 FED_PROTOCOL = streams.StreamReaderProtocol if _platform.IS_TESTED else None

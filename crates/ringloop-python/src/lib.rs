@@ -26,6 +26,7 @@
 //! | `metrics` | what a loop counts about itself |
 //! | `socket_object` | the descriptor that a socket has now |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
+//! | `streams` | the methods of asyncio's streams that run per read and per write |
 //! | `run_lock` | the equivalent of the lock in asyncio's thread-safe handles |
 //! | `support` | state under the GIL, errors, contexts, the boundary between C and Rust |
 //! | `names` | the names of Python attributes, made at import |
@@ -58,6 +59,7 @@ mod socket_object;
 mod socket_operation;
 mod stopwatch;
 mod stream_reader;
+mod streams;
 mod support;
 mod thread_exit;
 mod tls;
@@ -80,5 +82,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<datagram::DatagramTransport>()?;
     tls::add_to(module)?;
     http::add_to(module)?;
+    streams::add_to(module)?;
     module.add_class::<transport::SocketTransport>()
 }

@@ -54,6 +54,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::buffers::Received;
 use crate::event_loop::Loop;
 use crate::stream_reader;
+use crate::streams;
 use crate::support::GilCell;
 
 /// A native class that is a protocol, or the base of one; see the module's documentation.
@@ -206,7 +207,10 @@ impl Sink {
         };
         let class = match native {
             Some(class) => class,
-            None if stream_reader::is_fed(protocol)? => &STREAM,
+            None if stream_reader::is_fed(protocol)? => {
+                streams::adopt(protocol)?;
+                &STREAM
+            }
             None => return Ok(None),
         };
         Ok(Some(Self {

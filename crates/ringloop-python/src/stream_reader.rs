@@ -7,15 +7,17 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 use pyo3::exceptions::PyAssertionError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyString, PyType};
+use pyo3::types::{PyBool, PyByteArray, PyType};
 
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support;
+use crate::support::{self, Fields};
 
 /// Whether this is a protocol whose reader can be fed.
 pub(crate) fn is_fed(protocol: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -29,12 +31,21 @@ pub(crate) fn is_fed(protocol: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(protocol.get_type().is(fed))
 }
 
+/// The class that `streams` gives to readers, derived from asyncio's.
+pub(crate) static NATIVE_READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// Whether readers of this class are fed directly.
+fn is_plain(py: Python<'_>, class: &Bound<'_, PyType>, asyncios: &Bound<'_, PyType>) -> bool {
+    class.is(asyncios) || NATIVE_READER.get(py).is_some_and(|native| class.is(native))
+}
+
 /// Delivers `bytes` (not empty) as `protocol.data_received` would.
 pub(crate) fn feed(protocol: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
     static READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = protocol.py();
     let class = support::class(py, &READER, "asyncio.streams", "StreamReader")?;
-    let reference = protocol.getattr(intern!(py, "_stream_reader_wr"))?;
+    let protocol_fields = Fields::of(protocol)?;
+    let reference = protocol_fields.get(intern!(py, "_stream_reader_wr"))?;
     if reference.is_none() {
         return Ok(());
     }
@@ -42,71 +53,103 @@ pub(crate) fn feed(protocol: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
     if reader.is_none() {
         return Ok(());
     }
-    let buffer = reader.getattr(intern!(py, "_buffer"))?;
-    let plain = reader.get_type().is(class)
-        && is_method(&reader, intern!(py, "feed_data"), &FEED_DATA, class)?
-        && is_method(
-            protocol,
-            intern!(py, "data_received"),
-            &DATA_RECEIVED,
-            &protocol.get_type(),
-        )?;
+    let fields = Fields::of(&reader)?;
+    let buffer = fields.get(intern!(py, "_buffer"))?;
+    let plain = is_plain(py, &reader.get_type(), class)
+        && READER_METHODS.are_in_place(class)?
+        && PROTOCOL_METHODS.are_in_place(&protocol.get_type())?
+        && fields.find(intern!(py, "feed_data"))?.is_none()
+        && protocol_fields
+            .find(intern!(py, "data_received"))?
+            .is_none();
     let (true, Ok(buffer)) = (plain, buffer.cast_exact::<PyByteArray>()) else {
         return protocol
             .call_method1(intern!(py, "data_received"), (New(bytes),))
             .map(drop);
     };
-    if reader.getattr(intern!(py, "_eof"))?.is_truthy()? {
+    if fields.is(intern!(py, "_eof"))? {
         return Err(objects::error::<PyAssertionError>(
             py,
             "feed_data after feed_eof",
         ));
     }
     append(buffer, bytes)?;
-    let waiter = reader.getattr(intern!(py, "_waiter"))?;
+    let waiter = fields.get(intern!(py, "_waiter"))?;
     if !waiter.is_none() {
-        reader.setattr(intern!(py, "_waiter"), py.None())?;
-        if !waiter.call_method0(intern!(py, "cancelled"))?.is_truthy()? {
-            waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
+        fields.set(intern!(py, "_waiter"), py.None().bind(py))?;
+        if !support::ask(&waiter, intern!(py, "cancelled"))? {
+            support::call_method1(&waiter, intern!(py, "set_result"), py.None().as_ptr())?;
         }
     }
-    let transport = reader.getattr(intern!(py, "_transport"))?;
-    if transport.is_none() || reader.getattr(intern!(py, "_paused"))?.is_truthy()? {
+    let limit: usize = fields.get(intern!(py, "_limit"))?.extract()?;
+    if buffer.len() <= limit.saturating_mul(2) {
         return Ok(());
     }
-    let limit: usize = reader.getattr(intern!(py, "_limit"))?.extract()?;
-    if buffer.len() > limit.saturating_mul(2) {
+    let transport = fields.get(intern!(py, "_transport"))?;
+    if !transport.is_none() && !fields.is(intern!(py, "_paused"))? {
         transport.call_method0(intern!(py, "pause_reading"))?;
-        reader.setattr(intern!(py, "_paused"), true)?;
+        fields.set(intern!(py, "_paused"), PyBool::new(py, true).as_any())?;
     }
     Ok(())
 }
 
-// Of CPython's C API (Include/cpython/classobject.h), in every version; PyO3 doesn't declare them.
-unsafe extern "C" {
-    static mut PyMethod_Type: ffi::PyTypeObject;
-    fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
+/// Methods of a class of asyncio's that native code stands for, as they were when it was first asked about them.
+pub(crate) struct Originals<const N: usize> {
+    names: [&'static str; N],
+    functions: PyOnceLock<[Py<PyAny>; N]>,
+    /// The version of the class (`tp_version_tag`) in which they were last found to be the same; 0 for none. Whoever
+    /// changes a class, or one of its bases, gives it another version.
+    checked: AtomicU32,
 }
 
-static FEED_DATA: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static DATA_RECEIVED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+impl<const N: usize> Originals<N> {
+    pub(crate) const fn new(names: [&'static str; N]) -> Self {
+        Self {
+            names,
+            functions: PyOnceLock::new(),
+            checked: AtomicU32::new(0),
+        }
+    }
 
-/// Whether `object.name` is what the class had when it was first looked at, and not something put in its place.
-fn is_method(
-    object: &Bound<'_, PyAny>,
-    name: &Bound<'_, PyString>,
-    original: &PyOnceLock<Py<PyAny>>,
-    class: &Bound<'_, PyType>,
-) -> PyResult<bool> {
-    let py = object.py();
-    let original = original.get_or_try_init(py, || class.getattr(name).map(Bound::unbind))?;
-    let method = object.getattr(name)?;
-    // SAFETY: the type check comes first, and the function is borrowed from the method.
-    unsafe {
-        Ok(ffi::Py_TYPE(method.as_ptr()) == &raw mut PyMethod_Type
-            && PyMethod_Function(method.as_ptr()) == original.as_ptr())
+    /// Whether the class still has all of them. The same `class` is to be given each time.
+    #[inline]
+    pub(crate) fn are_in_place(&self, class: &Bound<'_, PyType>) -> PyResult<bool> {
+        let version = version_of(class);
+        if version != 0 && version == self.checked.load(Relaxed) {
+            return Ok(true);
+        }
+        self.compare(class)
+    }
+
+    #[cold]
+    fn compare(&self, class: &Bound<'_, PyType>) -> PyResult<bool> {
+        let py = class.py();
+        let now = || -> PyResult<[Py<PyAny>; N]> {
+            let mut found = Vec::with_capacity(N);
+            for name in self.names {
+                found.push(class.getattr(New(name).into_pyobject(py)?)?.unbind());
+            }
+            found.try_into().map_err(|_| {
+                objects::error::<PyAssertionError>(py, "as many methods as there are names")
+            })
+        };
+        let originals = self.functions.get_or_try_init(py, now)?;
+        let same = originals.iter().zip(&now()?).all(|(it, now)| it.is(now));
+        self.checked
+            .store(if same { version_of(class) } else { 0 }, Relaxed);
+        Ok(same)
     }
 }
+
+/// The version of a class, which changes with it; 0 while it has none.
+#[inline]
+fn version_of(class: &Bound<'_, PyType>) -> u32 {
+    // SAFETY: the GIL is held and the class is alive.
+    unsafe { (*class.as_type_ptr()).tp_version_tag }
+}
+
+static READER_METHODS: Originals<1> = Originals::new(["feed_data"]);
+static PROTOCOL_METHODS: Originals<1> = Originals::new(["data_received"]);
 
 /// `buffer.extend(bytes)`.
 fn append(buffer: &Bound<'_, PyByteArray>, bytes: &[u8]) -> PyResult<()> {

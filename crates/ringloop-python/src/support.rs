@@ -16,13 +16,13 @@ use std::thread;
 use crate::names::intern;
 use crate::objects::{self, New};
 use pyo3::exceptions::{
-    PyBaseException, PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError,
-    PySystemExit, PyTypeError, PyValueError,
+    PyBaseException, PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError,
+    PyStopIteration, PySystemError, PySystemExit, PyTypeError, PyValueError,
 };
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyString, PyTuple, PyType};
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use ringloop_driver::Refused;
 
 /// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
@@ -257,6 +257,71 @@ pub(crate) fn ask(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> PyRe
     object.call_method0(name)?.is_truthy()
 }
 
+/// The attributes that an object has itself, without those of its class. Looking one up takes a fifth of `getattr`.
+pub(crate) struct Fields<'a, 'py> {
+    object: &'a Bound<'py, PyAny>,
+    dict: Bound<'py, PyDict>,
+}
+
+impl<'a, 'py> Fields<'a, 'py> {
+    /// Of an object whose class is an ordinary one of Python's, without data descriptors for the names that are asked for.
+    pub(crate) fn of(object: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        // SAFETY: the GIL is held and the object is alive; the result is a new reference, or null with an exception set.
+        let dict = unsafe {
+            let dict = ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut());
+            Bound::from_owned_ptr_or_err(py, dict)?
+        };
+        Ok(Self {
+            object,
+            dict: dict.cast_into()?,
+        })
+    }
+
+    /// An attribute, if the object has it itself.
+    #[inline]
+    pub(crate) fn find(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = name.py();
+        // SAFETY: the GIL is held; the item is borrowed from the dictionary, or null, perhaps with an exception set.
+        unsafe {
+            let item = ffi::PyDict_GetItemWithError(self.dict.as_ptr(), name.as_ptr());
+            match Bound::from_borrowed_ptr_or_opt(py, item) {
+                None if !ffi::PyErr_Occurred().is_null() => Err(PyErr::fetch(py)),
+                found => Ok(found),
+            }
+        }
+    }
+
+    /// An attribute; where the object hasn't it itself, its class decides.
+    #[inline]
+    pub(crate) fn get(&self, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
+        match self.find(name)? {
+            Some(found) => Ok(found),
+            None => self.object.getattr(name),
+        }
+    }
+
+    /// Whether an attribute is true.
+    #[inline]
+    pub(crate) fn is(&self, name: &Bound<'py, PyString>) -> PyResult<bool> {
+        self.get(name)?.is_truthy()
+    }
+
+    /// Sets an attribute.
+    #[inline]
+    pub(crate) fn set(
+        &self,
+        name: &Bound<'py, PyString>,
+        value: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        // SAFETY: the GIL is held and all objects are alive.
+        match unsafe { ffi::PyDict_SetItem(self.dict.as_ptr(), name.as_ptr(), value.as_ptr()) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(name.py())),
+        }
+    }
+}
+
 /// `Option<Py<T>>::clone_ref`.
 pub(crate) trait CloneRefOption {
     fn clone_ref_opt(&self, py: Python<'_>) -> Self;
@@ -336,6 +401,53 @@ pub(crate) unsafe fn thrown(py: Python<'_>, arguments: *mut ffi::PyObject) -> Py
         ),
         Err(error) => error,
     }
+}
+
+/// What a step of a coroutine comes to.
+pub(crate) enum Step<'py> {
+    Yield(Bound<'py, PyAny>),
+    Return(Bound<'py, PyAny>),
+}
+
+/// Resumes a coroutine, or another iterator that `await` takes, as `await` does: the step, or its exception.
+pub(crate) fn resume<'py>(inner: &Bound<'py, PyAny>) -> PyResult<Step<'py>> {
+    let py = inner.py();
+    let mut result = std::ptr::null_mut();
+    // SAFETY: the GIL is held, the object is alive, and the result is a new reference, or null with an exception set.
+    unsafe {
+        let status = ffi::PyIter_Send(inner.as_ptr(), ffi::Py_None(), &raw mut result);
+        match status {
+            ffi::PySendResult::PYGEN_RETURN => {
+                Ok(Step::Return(Bound::from_owned_ptr_or_err(py, result)?))
+            }
+            ffi::PySendResult::PYGEN_NEXT => {
+                Ok(Step::Yield(Bound::from_owned_ptr_or_err(py, result)?))
+            }
+            ffi::PySendResult::PYGEN_ERROR => {
+                returned_value(py, PyErr::fetch(py)).map(Step::Return)
+            }
+        }
+    }
+}
+
+/// Raises an exception where a coroutine waits: the step that it comes to.
+pub(crate) fn throw_into<'py>(
+    coroutine: &Bound<'py, PyAny>,
+    arguments: &Bound<'py, PyTuple>,
+) -> PyResult<Step<'py>> {
+    let py = coroutine.py();
+    match coroutine.call_method1(intern!(py, "throw"), arguments) {
+        Ok(future) => Ok(Step::Yield(future)),
+        Err(error) => returned_value(py, error).map(Step::Return),
+    }
+}
+
+/// The value of a `StopIteration`; other errors stay what they are.
+fn returned_value(py: Python<'_>, error: PyErr) -> PyResult<Bound<'_, PyAny>> {
+    if error.is_instance_of::<PyStopIteration>(py) {
+        return error.value(py).getattr(intern!(py, "value"));
+    }
+    Err(error)
 }
 
 /// `ringloop._http`: the same for the HTTP server.

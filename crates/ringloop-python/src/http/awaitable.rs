@@ -16,14 +16,14 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::request::{Request, Sending, Step};
+use super::request::{Request, Sending};
 use crate::names::intern;
 use crate::native_type::{
     self, EndOfLife, Head, NativeType, PendingException, attribute, coroutine_methods, itself,
     slot, visit_all, warn_never_awaited,
 };
 use crate::objects;
-use crate::support::{self, guard};
+use crate::support::{self, Step, guard};
 
 /// The `receive` or the `send` of a request.
 #[repr(C)]
@@ -208,7 +208,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         }
         (*this).phase = Phase::Running;
         if let Some(inner) = inner(py, object) {
-            return after_inner(object, resume(&inner));
+            return after_inner(object, support::resume(&inner));
         }
         let request = Bound::from_borrowed_ptr(py, (*this).request);
         let request = request.cast_unchecked::<Request>();
@@ -220,7 +220,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
                 Ok(Sending::Wait(future)) => Ok(Step::Yield(future)),
                 Ok(Sending::Coroutine(coroutine)) => {
                     (*this).inner = ffi::Py_NewRef(coroutine.as_ptr());
-                    return after_inner(object, resume(&coroutine));
+                    return after_inner(object, support::resume(&coroutine));
                 }
                 Err(error) => Err(error),
             },
@@ -389,7 +389,7 @@ unsafe extern "C" fn method_throw(
             };
             (*object.cast::<Exchange>()).phase = Phase::Running;
             let arguments = Bound::from_borrowed_ptr(py, arguments);
-            let result = throw_into(&inner, arguments.cast_unchecked::<PyTuple>());
+            let result = support::throw_into(&inner, arguments.cast_unchecked::<PyTuple>());
             match after_inner(object, result)? {
                 Step::Yield(future) => Ok(future),
                 Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
@@ -674,39 +674,6 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
 }
 
-/// Resumes a coroutine, or another iterator that `await` takes, as `await` does: the step, or its exception.
-pub(super) fn resume<'py>(inner: &Bound<'py, PyAny>) -> PyResult<Step<'py>> {
-    let py = inner.py();
-    let mut result = ptr::null_mut();
-    // SAFETY: the GIL is held, the object is alive, and the result is a new reference, or null with an exception set.
-    unsafe {
-        let status = ffi::PyIter_Send(inner.as_ptr(), ffi::Py_None(), &raw mut result);
-        match status {
-            ffi::PySendResult::PYGEN_RETURN => {
-                Ok(Step::Return(Bound::from_owned_ptr_or_err(py, result)?))
-            }
-            ffi::PySendResult::PYGEN_NEXT => {
-                Ok(Step::Yield(Bound::from_owned_ptr_or_err(py, result)?))
-            }
-            ffi::PySendResult::PYGEN_ERROR => {
-                returned_value(py, PyErr::fetch(py)).map(Step::Return)
-            }
-        }
-    }
-}
-
-/// Raises an exception where a coroutine waits: the step that it comes to.
-pub(super) fn throw_into<'py>(
-    coroutine: &Bound<'py, PyAny>,
-    arguments: &Bound<'py, PyTuple>,
-) -> PyResult<Step<'py>> {
-    let py = coroutine.py();
-    match coroutine.call_method1(intern!(py, "throw"), arguments) {
-        Ok(future) => Ok(Step::Yield(future)),
-        Err(error) => returned_value(py, error).map(Step::Return),
-    }
-}
-
 /// `callable(*arguments)` with one keyword argument for each of `names`, which come last in `arguments`.
 pub(super) fn call<'py>(
     callable: &Bound<'py, PyAny>,
@@ -748,14 +715,6 @@ pub(super) fn coroutine_of(given: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>
 pub(super) fn thrown(arguments: &Bound<'_, PyTuple>) -> PyErr {
     // SAFETY: the GIL is held, and it is a tuple.
     unsafe { support::thrown(arguments.py(), arguments.as_ptr()) }
-}
-
-/// The value of a `StopIteration`; other errors stay what they are.
-fn returned_value(py: Python<'_>, error: PyErr) -> PyResult<Bound<'_, PyAny>> {
-    if error.is_instance_of::<PyStopIteration>(py) {
-        return error.value(py).getattr(intern!(py, "value"));
-    }
-    Err(error)
 }
 
 /// A copy of a list.

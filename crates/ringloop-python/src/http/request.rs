@@ -24,14 +24,8 @@ use super::websocket::WebSocket;
 use crate::buffers;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, CloneRefOption, GilCell};
+use crate::support::{self, CloneRefOption, GilCell, Step};
 use crate::transport::SocketTransport;
-
-/// What a step of a coroutine comes to.
-pub(super) enum Step<'py> {
-    Yield(Bound<'py, PyAny>),
-    Return(Bound<'py, PyAny>),
-}
 
 /// What sending a message comes to.
 pub(super) enum Sending<'py> {
@@ -835,8 +829,8 @@ impl Request {
         };
         let coroutine = coroutine.bind(py);
         let result = match throw {
-            None => awaitable::resume(coroutine),
-            Some(arguments) => awaitable::throw_into(coroutine, arguments),
+            None => support::resume(coroutine),
+            Some(arguments) => support::throw_into(coroutine, arguments),
         };
         if let Ok(Step::Yield(_)) = &result {
             self.state.get_mut(py).application = Application::Suspended;

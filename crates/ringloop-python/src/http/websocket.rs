@@ -16,12 +16,12 @@ use ringloop_http::websocket::{
 
 use super::connection::Connection;
 use super::deadlines::Kind;
-use super::request::{self, Request, Sending, Step};
+use super::request::{self, Request, Sending};
 use super::service::HttpService;
 use crate::buffers;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, GilCell};
+use crate::support::{self, GilCell, Step};
 
 /// The status of an accepted handshake.
 const SWITCHING_PROTOCOLS: u16 = 101;
