@@ -351,6 +351,8 @@ def test_a_line_that_cannot_be_encoded_does_not_take_others_along(arm, loop, str
     assert capsys.readouterr().err.count("--- Logging error ---") == 1
 
 
+# Newer Pythons warn of a fork while threads run: those of other tests may.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_does_not_write_what_its_parent_holds_back(arm, loop, stream):
     async def application(scope, receive, send):
         await answer(send)
