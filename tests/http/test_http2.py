@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import gc
 import logging
+import socket
 import weakref
 
 import pytest
@@ -702,6 +703,41 @@ def test_a_client_that_gives_no_room(arm, loop):
             assert (len(found.body), found.code) == (65535, 8)
             await ended.wait()
             assert (await client.get("/other")).body == b"ok"
+
+    run(loop, test())
+
+
+@OWN
+@pytest.mark.parametrize("end", ["idle", "shutdown"])
+def test_a_client_that_reads_late_gets_all(arm, loop, end):
+    """Responses that were given, and not written yet, are not dropped with an idle connection."""
+
+    async def test():
+        size, count = 60_000, 16
+        timeout = {"timeout_keep_alive": 0.05} if end == "idle" else {}
+        async with Server(arm, text(bytes(size)), **timeout) as server:
+            server.listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            async with server.http2({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20}) as client:
+                await client.settled()
+                client.h2.increment_flow_control_window(1 << 30)
+                client.reader._transport.pause_reading()
+                # They come in one piece, so that they are all answered before anything is written.
+                pieces = []
+                client.write = pieces.append
+                streams = [client.ask() for _ in range(count)]
+                del client.write
+                client.write(b"".join(pieces))
+                while server.service.requests < count:
+                    await asyncio.sleep(0.01)
+                assert server.service.active == 0
+                if end == "shutdown":
+                    server.service.shut_down()
+                # More than a client is given for its first request while the server shuts down.
+                await asyncio.sleep(1.5)
+                client.reader._transport.resume_reading()
+                for stream in streams:
+                    found = await client.response(stream)
+                    assert (len(found.body), found.has_ended) == (size, True)
 
     run(loop, test())
 

@@ -80,8 +80,9 @@ impl Http2 {
         }
     }
 
-    fn is_idle(&self) -> bool {
-        self.exchanges.is_empty() && self.messages.is_idle()
+    /// Whether no response is left to give or to write. While writing is paused, `messages` keeps some.
+    fn is_idle(&self, is_writing_paused: bool) -> bool {
+        !is_writing_paused && self.exchanges.is_empty() && self.messages.is_idle()
     }
 
     pub(super) fn requests(&self, py: Python<'_>) -> Vec<Py<Request>> {
@@ -425,7 +426,7 @@ impl Connection {
             if state.is_closing {
                 return Ok(());
             }
-            let is_idle = http2.is_idle();
+            let is_idle = http2.is_idle(state.is_writing_paused);
             let waiting = if http2.waiting > 0 {
                 Some(Kind::Body)
             } else if http2.messages.is_receiving_head() || http2.messages.requests() == 0 {
@@ -483,9 +484,10 @@ impl Connection {
         if slf.get().is_closing(py) {
             return Ok(());
         }
-        let is_idle = slf.get().with_http2(slf.py(), |http2| {
+        let is_writing_paused = slf.get().is_writing_paused(py);
+        let is_idle = slf.get().with_http2(py, |http2| {
             http2.is_closing_soon = false;
-            http2.is_idle()
+            http2.is_idle(is_writing_paused)
         });
         if is_idle == Some(true) {
             Self::end_http2(slf)
