@@ -708,6 +708,24 @@ def test_a_client_that_gives_no_room(arm, loop):
 
 
 @OWN
+@pytest.mark.parametrize("reason", ["concurrency", "exception"])
+def test_an_error_that_a_client_gives_no_room_for(arm, loop, errors, reason):
+    async def application(scope, receive, send):
+        raise ValueError
+
+    async def test():
+        limit = {"limit_concurrency": 1} if reason == "concurrency" else {}
+        window = {SettingCodes.INITIAL_WINDOW_SIZE: 0}
+        async with Server(arm, application, timeout_write=0.05, **limit) as server, server.http2(window) as client:
+            await client.settled()
+            found = await client.get()
+            assert (found.status, found.code) == (503 if limit else 500, 8)
+            assert len(errors()) == 1
+
+    run(loop, test())
+
+
+@OWN
 @pytest.mark.parametrize("end", ["idle", "shutdown"])
 def test_a_client_that_reads_late_gets_all(arm, loop, end):
     """Responses that were given, and not written yet, are not dropped with an idle connection."""

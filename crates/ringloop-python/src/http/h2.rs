@@ -713,6 +713,7 @@ impl Connection {
                 http2.messages.reset(number, INTERNAL_ERROR);
                 return;
             }
+            http2.has_waited |= http2.messages.buffered(number) > 0;
             let exchange = http2.exchanges.get(&stream);
             let begun = exchange.map(|it| it.request.get().begun(py));
             service.get().count_response(py, begun, status);
