@@ -310,6 +310,25 @@ def test_applications_that_are_wrong(arm, loop, errors, sent, status, code, logg
     run(loop, test())
 
 
+@OWN
+def test_a_response_with_too_many_fields(arm, loop, errors):
+    """As many as the application may give, so that there is no room for those that the server adds."""
+    fields = [(b"x-%d" % number, b"") for number in range(24_576)]
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        with pytest.raises(RuntimeError):
+            await send({"type": "http.response.body", "body": b"x"})
+
+    async def test():
+        async with Server(arm, application) as server, server.http2() as client:
+            assert (await client.get()).code == 2
+            assert errors() == ["ASGI callable returned without completing response."]
+            assert not client.goaways, "the connection stays"
+
+    run(loop, test())
+
+
 def test_streams_do_not_wait_for_each_other(arm, loop):
     async def test():
         events = [asyncio.Event() for _ in range(5)]

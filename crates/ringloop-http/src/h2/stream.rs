@@ -246,15 +246,18 @@ impl Stream {
         let (framing, written) =
             Framing::choose(status, self.is_head, given, complete, Framing::Stream);
         let headers = head.headers_mut();
+        // A map that is full takes no more.
+        let full = |_| ResponseError::FieldName;
         if let Some(length) = written {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+            let value = HeaderValue::from(length);
+            headers.try_insert(CONTENT_LENGTH, value).map_err(full)?;
         }
         let (date, server) = lines.values(unix_s);
         for (name, value) in [(DATE, date), (SERVER, server)] {
             if !value.is_empty() && !headers.contains_key(&name) {
                 // Both are valid.
                 if let Ok(value) = HeaderValue::from_bytes(value) {
-                    headers.insert(name, value);
+                    headers.try_insert(name, value).map_err(full)?;
                 }
             }
         }
