@@ -97,12 +97,11 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 async def send_path(request: HttpRequest, path: str) -> None:
     """Sends a file as the body of a response.
 
-    What is wrong with the file is raised. Nothing is raised when the client leaves, as with other bodies.
+    What is wrong with the file is raised. Nothing is raised when the client leaves, as with other bodies. ASGI asks
+    applications for an absolute path, but Starlette passes on what it was given.
     """
     if not isinstance(path, str):
         raise TypeError(f"the path of a file must be a str, not {type(path).__name__}")
-    if not os.path.isabs(path):
-        raise ValueError(f"the path of a file must be absolute: {path!r}")
     file = _File(path)
     try:
         content = file.read(_READ_AT_ONCE, 0) if file.size <= _READ_AT_ONCE else None

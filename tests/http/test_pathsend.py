@@ -271,8 +271,8 @@ def test_paths_that_cannot_be_sent(arm, loop, folder):
         str(folder): IsADirectoryError,
         str(folder / "fifo"): OSError,
         "/dev/zero": OSError,
-        "relative": ValueError,
-        "": ValueError,
+        "relative": FileNotFoundError,
+        "": FileNotFoundError,
         "/a\0b": ValueError,
         b"/etc/passwd": TypeError,
         None: TypeError,
@@ -295,6 +295,19 @@ def test_paths_that_cannot_be_sent(arm, loop, folder):
     run(loop, test())
     for error, expected in zip(seen, [*paths.values(), KeyError], strict=True):
         assert isinstance(error, expected), (error, expected)
+
+
+def test_a_relative_path(arm, loop, folder, monkeypatch):
+    """Starlette sends the path that its FileResponse was given."""
+    _, content = make(folder, SMALL)
+    monkeypatch.chdir(folder)
+
+    async def test():
+        async with FileServer(arm, serving_file("file")) as server, server.client() as client:
+            client.write(GET)
+            assert (await client.response())[2] == content
+
+    run(loop, test())
 
 
 def test_an_exception_that_the_application_leaves(arm, loop, folder, caplog):
