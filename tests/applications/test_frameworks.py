@@ -510,7 +510,7 @@ def test_the_table_names_tested_versions():
     assert len(rows) > 12
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for _, versions, _, checked in rows[2:]:
-        for package, version in re.findall(r"`([a-z_-]+) ([\d.]+)`", versions):
+        for package, version in re.findall(r"`([a-z_-]+) ([\w.]+)`", versions):
             assert pins[package] == version
         for name in re.findall(r"`(test_\w+)`", checked):
             assert f"def {name}(" in tests or (Path(__file__).parent / f"{name}.py").exists(), name

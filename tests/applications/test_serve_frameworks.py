@@ -15,8 +15,8 @@ import support
 pytest.importorskip("click", reason="make test-applications installs it")
 pytest.importorskip("uvicorn", reason="make test-applications installs it")
 pytest.importorskip("websockets", reason="make test-applications installs it")
-from websockets.exceptions import ConnectionClosed  # noqa: E402
-from websockets.sync.client import connect  # noqa: E402
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 
 class Served:
