@@ -143,6 +143,94 @@ def test_a_worker_that_dies_under_load_costs_no_other_request(arm):
         assert program.stop() == 0
 
 
+class Load:
+    """Clients that ask without end and never repeat a request, and what failed of that.
+
+    A request may fail if a killed worker had its connection. That is the one that answered there before; a connection
+    without an answer may have been the killed worker's if it was open while one died.
+    """
+
+    def __init__(self, program):
+        self.program = program
+        self.killed = set()
+        # Odd while a worker dies.
+        self.generation = 0
+        self.answers = 0
+        self.failed = []
+        self.wrong = []
+        self.is_over = False
+
+    def run(self, keeps_alive):
+        while not self.is_over:
+            opened = self.generation
+            owner = None
+            try:
+                address = self.program.address
+                with socket.create_connection(address, support.PATIENCE_S) as sock, sock.makefile("rb") as stream:
+                    while not self.is_over:
+                        sock.sendall(b"GET /pid HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                        owner = self.answer(stream)
+                        self.answers += 1
+                        if not keeps_alive:
+                            break
+            except OSError as error:
+                generation = self.generation
+                self.failed.append(error)
+                is_excused = owner in self.killed if owner else opened % 2 or generation != opened
+                if not is_excused or isinstance(error, ConnectionRefusedError | TimeoutError):
+                    self.wrong.append((error, owner, opened, generation))
+
+    def answer(self, stream):
+        line = stream.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError("the connection ended")
+        assert line == b"HTTP/1.1 200 OK\r\n"
+        length = None
+        while (line := stream.readline()).strip():
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        body = stream.read(length)
+        if len(body) < length:
+            raise ConnectionResetError("the connection ended")
+        return int(body)
+
+    def kill(self, pid):
+        self.killed.add(pid)
+        self.generation += 1
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: gone(pid), self.program)
+        self.generation += 1
+
+    def more(self, count):
+        target = self.answers + count
+        wait_until(lambda: self.answers >= target, self.program)
+
+
+@both_backends
+@pytest.mark.parametrize("options", [(), ("--reuse-port",)])
+def test_killed_workers_under_load_fail_only_what_was_theirs(arm, options):
+    """With a listener for each worker, what waits in the killed one's queue is lost, too, and it was open meanwhile."""
+    clients, kills = 8, 5
+    patient = (*PATIENT, "--timeout-keep-alive", str(support.PATIENCE_S))
+    with serving(arm, "applications:app", "--workers", "2", *patient, *options) as program:
+        workers = serving_pids(program, 2)
+        load = Load(program)
+        threads = [support.BackgroundThread(lambda number=number: load.run(number % 2)) for number in range(clients)]
+        try:
+            for number in range(kills):
+                load.more(100)
+                load.kill(workers.pop())
+                load.more(100)
+                workers.add(started(program, 3 + number)[-1])
+        finally:
+            load.is_over = True
+            for thread in threads:
+                thread.result()
+        assert load.wrong == []
+        assert len(load.failed) <= kills * clients
+        assert program.stop() == 0
+
+
 def test_children_of_a_worker_do_not_hide_its_death(arm, tmp_path):
     (tmp_path / "forks.py").write_text(
         "import os, time\n"
