@@ -1,7 +1,7 @@
 """Attack `ringloop serve` with slowhttptest's slow clients, and demand that it serves others and ends their connections.
 
 Three attacks on each backend: heads that never end, bodies that never end, and responses that are read a few bytes at a
-time. Deadlines are short, so that a run takes a minute and a half. While an attack runs, another client asks without
+time. Deadlines are short, so that a run takes two minutes. While an attack runs, another client asks without
 end. Afterwards the server must have no connection left.
 
 Needs slowhttptest (Debian's package). Exits with 0 if all is well, with 1 if not, with 2 if it can't be run.
@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 CONNECTIONS = 300
 DEADLINE_S = 4
 # Of slowhttptest's run. Followup data comes more often than the deadline: only a limit on the whole helps, or on progress.
-LENGTH_S = 14
+LENGTH_S = 16
 ATTACKS = {
     "slow heads": ["-H", "-i", "1", "-x", "8"],
     # One piece of data in a longer time than the deadline: any progress moves a body's deadline.
@@ -63,9 +63,10 @@ def serving(backend: str, log: Path) -> Iterator[tuple[int, int]]:
     ]
     # fmt: on
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with log.open("wb") as output, subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-    ) as server:
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment) as server,
+    ):
         try:
             deadline = time.monotonic() + 60
             while b"running on" not in log.read_bytes():
@@ -95,10 +96,11 @@ def attack(name: str, backend: str, folder: Path) -> list[str]:
         target = f"{url}/large" if name == "slow reading" else f"{url}/"
         rate = ["-c", str(CONNECTIONS), "-r", "150", "-l", str(LENGTH_S), "-p", "5", "-u", target]
         command = ["slowhttptest", *ATTACKS[name], *rate, "-g", "-o", str(folder / "statistics"), "-v", "1"]
-        answers, most, slowest = 0, 0, 0.0
-        with (folder / "attack.log").open("wb") as output, subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        ) as attacker:
+        answers, most, last, slowest = 0, 0, 0, 0.0
+        with (
+            (folder / "attack.log").open("wb") as output,
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output) as attacker,
+        ):
             try:
                 while attacker.poll() is None:
                     begun = time.monotonic()
@@ -110,7 +112,8 @@ def attack(name: str, backend: str, folder: Path) -> list[str]:
                     except OSError as error:
                         wrong.append(f"the other client: {error}")
                     slowest = max(slowest, time.monotonic() - begun)
-                    most = max(most, connections(pid) - before)
+                    last = connections(pid) - before
+                    most = max(most, last)
                     if time.monotonic() - begun > 4 * LENGTH_S:
                         break
                     time.sleep(0.02)
@@ -120,6 +123,8 @@ def attack(name: str, backend: str, folder: Path) -> list[str]:
         report = re.sub(r"\x1b\[[0-9;]*m", "", (folder / "attack.log").read_text())
         if re.search(r"service available:\s*NO", report):
             wrong.append("slowhttptest says that the service was not available")
+        if last > 5:  # slowhttptest opens none after the first seconds; the other client's may be there.
+            wrong.append(f"{last} connections outlived the deadlines")
         if most < CONNECTIONS // 3:
             wrong.append(f"the attack had only {most} connections: it proves nothing")
         end = time.monotonic() + 4 * DEADLINE_S
@@ -130,10 +135,8 @@ def attack(name: str, backend: str, folder: Path) -> list[str]:
         log = (folder / "server.log").read_text()
         if "Traceback" in log:
             wrong.append(log)
-        found = re.findall(r"(closed|connected|error|pending):\s+(\d+)", report)[-4:]
-        held = ", ".join(f"{count} {state}" for state, count in found)
         print(
-            f"{backend}: {name}: {most} connections at most; at its end {held}; {answers} answers to the other client, "
+            f"{backend}: {name}: {most} connections at most, {last} before its end; {answers} answers to the other client, "
             f"the slowest in {slowest * 1000:.0f} ms; {'; '.join(wrong) or 'ok'}",
             flush=True,
         )
