@@ -191,6 +191,26 @@ def test_responses(arm, loop, method, status, given, body, expected_fields, expe
     run(loop, test())
 
 
+@OWN
+@pytest.mark.parametrize(("method", "status"), [("GET", 204), ("GET", 304), ("HEAD", 200)])
+def test_a_failure_after_a_response_without_a_body(arm, loop, method, status, caplog):
+    """The head was the whole response, as with HTTP/1.1."""
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": status})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        raise RuntimeError("as the test asks for")
+
+    async def test():
+        async with Server(arm, application) as server, server.http2() as client:
+            for _ in range(2):
+                found = await client.get(method=method)
+                assert (found.status, found.body, found.has_ended) == (status, b"", True)
+
+    run(loop, test())
+    assert "as the test asks for" in caplog.text
+
+
 def test_a_body_in_parts(arm, loop):
     async def application(scope, receive, send):
         await send({"type": "http.response.start", "status": 200})

@@ -461,6 +461,15 @@ impl Connection {
         }
     }
 
+    /// Give up a response that can't be completed: reset its stream. A response that has no body is complete with its
+    /// head, so it is finished.
+    pub fn give_up(&mut self, stream: u32, now_ms: u64) {
+        let is_sent = self.streams.get(&stream).is_some_and(Stream::is_head_only);
+        if !is_sent || self.send(stream, Bytes::new(), true, now_ms).is_err() {
+            self.reset(stream, u32::from(Reason::INTERNAL_ERROR));
+        }
+    }
+
     /// Ask the client to send no more requests, by GOAWAY. The connection ends when the client has acknowledged that and
     /// all streams are finished. A client that has not sent its preface yet is asked after that.
     pub fn go_away(&mut self) {

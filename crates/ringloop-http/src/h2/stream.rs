@@ -331,6 +331,11 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether the head was sent as the whole response.
+    pub(super) fn is_head_only(&self) -> bool {
+        self.is_head_only
+    }
+
     /// Finish the body with trailers, for [`flush`](Stream::flush).
     pub(super) fn add_trailers<'f>(
         &mut self,

@@ -679,7 +679,7 @@ impl Connection {
     /// Ends a stream whose response can't be completed.
     pub(super) fn reset_stream(slf: &Bound<'_, Self>, stream: Stream) -> PyResult<()> {
         slf.get().with_http2(slf.py(), |http2| {
-            http2.messages.reset(stream.get(), INTERNAL_ERROR);
+            http2.messages.give_up(stream.get(), now_ms());
         });
         Self::leave_stream(slf, stream)
     }
