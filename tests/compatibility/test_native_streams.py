@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import math
 import pickle
+import subprocess
+import sys
 import warnings
 import weakref
 from collections.abc import Coroutine
@@ -457,5 +460,99 @@ def test_a_plain_callback_gets_a_native_writer(loop):
             assert type(writer) is _streams.StreamWriter
             assert writer._protocol._client_connected_cb is callback
             writer.close()
+
+    loop.run_until_complete(main())
+
+
+PATCHED_BEFORE = """
+import asyncio, asyncio.streams
+
+seen = []
+
+def patch(owner, name, is_async=True):
+    original = getattr(owner, name)
+    async def asynchronous(*arguments):
+        seen.append(name)
+        return await original(*arguments)
+    def plain(*arguments):
+        seen.append(name)
+        return original(*arguments)
+    setattr(owner, name, asynchronous if is_async else plain)
+
+def patch_all():
+    patch(asyncio.StreamReader, "read")
+    patch(asyncio.StreamReader, "feed_data", is_async=False)
+    patch(asyncio.streams.FlowControlMixin, "_drain_helper")
+
+if {before_import}:
+    patch_all()
+import ringloop
+if not {before_import}:
+    patch_all()
+
+async def main():
+    async def serve(reader, writer):
+        writer.write(await reader.read(10))
+        await writer.drain()
+        writer.close()
+        done.set()
+    done = asyncio.Event()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        _, client = await asyncio.open_connection(*server.sockets[0].getsockname())
+        client.write(b"data")
+        await done.wait()
+        client.close()
+
+loop = ringloop.new_event_loop()
+loop.run_until_complete(main())
+loop.close()
+assert set(seen) == {{"read", "feed_data", "_drain_helper"}}, seen
+"""
+
+
+@pytest.mark.parametrize("before_import", [True, False])
+def test_methods_may_be_replaced_before_the_first_connection(before_import):
+    program = PATCHED_BEFORE.format(before_import=before_import)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("limit", [math.inf, 2.5, 2**70])
+def test_a_limit_may_be_any_number(loop, limit):
+    async def main():
+        async with connected(limit=limit) as ((reader, _), (_, client)):
+            client.write(b"a\nb\n")
+            assert [await reader.readline(), await reader.readuntil()] == [b"a\n", b"b\n"]
+
+    loop.run_until_complete(main())
+
+
+def test_a_reader_may_be_anything_that_is_fed(loop):
+    class Reader:
+        __slots__ = ("__weakref__", "fed")
+        _source_traceback = None
+
+        def __init__(self):
+            self.fed = []
+
+        def set_transport(self, transport):
+            pass
+
+        def feed_data(self, data):
+            self.fed.append(bytes(data))
+
+        def feed_eof(self):
+            self.fed.append(None)
+
+    async def main():
+        reader = Reader()
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        async with await asyncio.start_server(
+            lambda _, writer: (writer.write(b"x"), writer.close()), HOST, 0
+        ) as server:
+            transport, _ = await loop.create_connection(lambda: protocol, *server.sockets[0].getsockname()[:2])
+            await until(lambda: None in reader.fed)
+            transport.close()
+        assert reader.fed[:2] == [b"x", None]
 
     loop.run_until_complete(main())

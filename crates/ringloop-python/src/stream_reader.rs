@@ -7,13 +7,13 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::PyAssertionError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyByteArray, PyType};
+use pyo3::types::{PyBool, PyByteArray, PyDict, PyType};
 
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -53,19 +53,27 @@ pub(crate) fn feed(protocol: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
     if reader.is_none() {
         return Ok(());
     }
+    let receive = || {
+        protocol
+            .call_method1(intern!(py, "data_received"), (New(bytes),))
+            .map(drop)
+    };
+    // Another reader may have no dictionary, or other attributes.
+    if !is_plain(py, &reader.get_type(), class) {
+        return receive();
+    }
     let fields = Fields::of(&reader)?;
     let buffer = fields.get(intern!(py, "_buffer"))?;
-    let plain = is_plain(py, &reader.get_type(), class)
-        && READER_METHODS.are_in_place(class)?
+    // asyncio takes any number for a limit, for example infinity.
+    let limit = fields.get(intern!(py, "_limit"))?.extract::<usize>();
+    let plain = READER_METHODS.are_in_place(class)?
         && PROTOCOL_METHODS.are_in_place(&protocol.get_type())?
         && fields.find(intern!(py, "feed_data"))?.is_none()
         && protocol_fields
             .find(intern!(py, "data_received"))?
             .is_none();
-    let (true, Ok(buffer)) = (plain, buffer.cast_exact::<PyByteArray>()) else {
-        return protocol
-            .call_method1(intern!(py, "data_received"), (New(bytes),))
-            .map(drop);
+    let (true, Ok(buffer), Ok(limit)) = (plain, buffer.cast_exact::<PyByteArray>(), limit) else {
+        return receive();
     };
     if fields.is(intern!(py, "_eof"))? {
         return Err(objects::error::<PyAssertionError>(
@@ -81,7 +89,6 @@ pub(crate) fn feed(protocol: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
             support::call_method1(&waiter, intern!(py, "set_result"), py.None().as_ptr())?;
         }
     }
-    let limit: usize = fields.get(intern!(py, "_limit"))?.extract()?;
     if buffer.len() <= limit.saturating_mul(2) {
         return Ok(());
     }
@@ -93,13 +100,14 @@ pub(crate) fn feed(protocol: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
     Ok(())
 }
 
-/// Methods of a class of asyncio's that native code stands for, as they were when it was first asked about them.
+/// Methods of a class of asyncio's that native code stands for.
 pub(crate) struct Originals<const N: usize> {
     names: [&'static str; N],
+    /// asyncio's own, from the first time that all of them were in place.
     functions: PyOnceLock<[Py<PyAny>; N]>,
-    /// The version of the class (`tp_version_tag`) in which they were last found to be the same; 0 for none. Whoever
-    /// changes a class, or one of its bases, gives it another version.
-    checked: AtomicU32,
+    /// The version of the class (`tp_version_tag`) that was looked at last, and in the lowest bit whether all were in
+    /// place; 0 for none. Whoever changes a class, or one of its bases, gives it another version.
+    checked: AtomicU64,
 }
 
 impl<const N: usize> Originals<N> {
@@ -107,16 +115,17 @@ impl<const N: usize> Originals<N> {
         Self {
             names,
             functions: PyOnceLock::new(),
-            checked: AtomicU32::new(0),
+            checked: AtomicU64::new(0),
         }
     }
 
     /// Whether the class still has all of them. The same `class` is to be given each time.
     #[inline]
     pub(crate) fn are_in_place(&self, class: &Bound<'_, PyType>) -> PyResult<bool> {
-        let version = version_of(class);
-        if version != 0 && version == self.checked.load(Relaxed) {
-            return Ok(true);
+        let version = u64::from(version_of(class));
+        let checked = self.checked.load(Relaxed);
+        if version != 0 && version == checked >> 1 {
+            return Ok(checked & 1 == 1);
         }
         self.compare(class)
     }
@@ -124,20 +133,33 @@ impl<const N: usize> Originals<N> {
     #[cold]
     fn compare(&self, class: &Bound<'_, PyType>) -> PyResult<bool> {
         let py = class.py();
-        let now = || -> PyResult<[Py<PyAny>; N]> {
-            let mut found = Vec::with_capacity(N);
-            for name in self.names {
-                found.push(class.getattr(New(name).into_pyobject(py)?)?.unbind());
-            }
-            found.try_into().map_err(|_| {
-                objects::error::<PyAssertionError>(py, "as many methods as there are names")
-            })
+        let mut found = Vec::with_capacity(N);
+        for name in self.names {
+            found.push(class.getattr(New(name).into_pyobject(py)?)?.unbind());
+        }
+        let found: [Py<PyAny>; N] = found.try_into().map_err(|_| {
+            objects::error::<PyAssertionError>(py, "as many methods as there are names")
+        })?;
+        let same = if let Some(originals) = self.functions.get(py) {
+            originals.iter().zip(&found).all(|(it, now)| it.is(now))
+        } else {
+            let streams = py.import(New("asyncio.streams"))?.dict();
+            let are_own = found.iter().all(|it| is_defined_in(it.bind(py), &streams));
+            are_own && self.functions.set(py, found).is_ok()
         };
-        let originals = self.functions.get_or_try_init(py, now)?;
-        let same = originals.iter().zip(&now()?).all(|(it, now)| it.is(now));
-        self.checked
-            .store(if same { version_of(class) } else { 0 }, Relaxed);
+        let version = u64::from(version_of(class));
+        self.checked.store(version << 1 | u64::from(same), Relaxed);
         Ok(same)
+    }
+}
+
+/// Whether this is a function of a module. One that the user has put in the place of asyncio's is not, even if it was
+/// there before we were imported.
+fn is_defined_in(method: &Bound<'_, PyAny>, module: &Bound<'_, PyDict>) -> bool {
+    // SAFETY: the GIL is held, and the globals are asked for after the check of the type.
+    unsafe {
+        ffi::PyFunction_Check(method.as_ptr()) != 0
+            && ffi::PyFunction_GetGlobals(method.as_ptr()) == module.as_ptr()
     }
 }
 
