@@ -517,6 +517,37 @@ def test_methods_may_be_replaced_before_the_first_connection(before_import):
     assert done.returncode == 0, done.stderr
 
 
+def test_what_methods_call_may_be_replaced_in_the_instance(loop):
+    async def readuntil(separator):
+        return separator
+
+    called = []
+
+    async def main():
+        async with connected() as ((reader, writer), (_, client)):
+            with mock.patch.object(reader, "readuntil", readuntil):
+                assert await reader.readline() == b"\n"
+            wait, helper = reader._wait_for_data, writer._protocol._drain_helper
+
+            async def wait_for_data(name):
+                called.append(name)
+                await wait(name)
+
+            async def drain_helper():
+                called.append("drain")
+                await helper()
+
+            reader._wait_for_data, writer._protocol._drain_helper = wait_for_data, drain_helper
+            task = loop.create_task(reader.readexactly(4))
+            await turns(2)
+            client.write(b"data")
+            assert await task == b"data"
+            await writer.drain()
+        assert called == ["readexactly", "drain"]
+
+    loop.run_until_complete(main())
+
+
 @pytest.mark.parametrize("limit", [math.inf, 2.5, 2**70])
 def test_a_limit_may_be_any_number(loop, limit):
     async def main():
@@ -556,3 +587,61 @@ def test_a_reader_may_be_anything_that_is_fed(loop):
         assert reader.fed[:2] == [b"x", None]
 
     loop.run_until_complete(main())
+
+
+def test_errors_have_the_context_in_which_they_are_raised(loop):
+    async def main():
+        for limit, call, contexts in (
+            (2**16, lambda reader: reader.readexactly(9), [KeyError]),
+            (2**16, lambda reader: reader.readuntil(b"x"), [KeyError]),
+            (1, lambda reader: reader.readuntil(b"x"), [KeyError]),
+            (1, lambda reader: reader.readline(), [asyncio.LimitOverrunError, KeyError]),
+        ):
+            for class_ in (asyncio.StreamReader, _streams.StreamReader):
+                reader = asyncio.StreamReader(limit=limit, loop=loop)
+                reader.__class__ = class_
+                reader.feed_data(b"data")
+                reader.feed_eof()
+                with pytest.raises(Exception, match=".") as caught:
+                    try:
+                        raise KeyError
+                    except KeyError:
+                        await call(reader)
+                error, found = caught.value, []
+                while (error := error.__context__) is not None:
+                    found.append(type(error))
+                assert found == contexts, class_
+
+    loop.run_until_complete(main())
+
+
+def test_a_call_in_a_cycle_ends_its_wait(loop):
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    for starts in (True, False):
+        call = reader.read(4)
+        if starts:
+            call.send(None)
+            assert reader._waiter is not None
+        cycle = [call]
+        cycle.append(cycle)
+        del call, cycle
+        expected = (
+            contextlib.nullcontext()
+            if starts
+            else pytest.warns(RuntimeWarning, match=r"'StreamReader.read' was never awaited$")
+        )
+        with expected:
+            gc.collect()
+        assert reader._waiter is None
+
+
+def test_who_resumes_without_the_exception_gets_it(loop):
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    call = reader.read(4)
+    call.send(None)
+    reader.set_exception(ValueError("set"))
+    with pytest.raises(ValueError, match="^set$"):
+        call.send(None)
+    assert reader._waiter is None

@@ -37,8 +37,8 @@ names! {
     "version" "wake_waiter" "warning" "water_marks" "websocket" "websocket.accept" "websocket.close" "websocket.connect"
     "websocket.disconnect" "websocket.http.response" "websocket.http.response.body" "websocket.http.response.start"
     "websocket.receive" "websocket.send" "write" "write_eof" "write_type_error" "ws" "wss"
-    "_connection_lost" "_exception" "_maybe_resume_transport" "_protocol" "_reader" "_wait_for_data" "adopt_streams"
-    "drain" "readexactly" "readline" "readuntil"
+    "_connection_lost" "_drain_helper" "_exception" "_maybe_resume_transport" "_protocol" "_reader" "_wait_for_data"
+    "adopt_streams" "drain" "readexactly" "readline" "readuntil" "result"
 }
 
 static OBJECTS: PyOnceLock<Vec<Py<PyString>>> = PyOnceLock::new();

@@ -380,7 +380,7 @@ fn incomplete(
     static ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let class = support::class(py, &ERROR, "asyncio.exceptions", "IncompleteReadError")?;
     let partial = take(buffer, buffer.len())?;
-    Ok(PyErr::from_value(class.call1((partial, expected))?))
+    Ok(support::raised(&class.call1((partial, expected))?))
 }
 
 /// What `readuntil` and `readline` raise for a line beyond the limit. `readuntil` leaves it in the buffer; `readline`
@@ -396,7 +396,7 @@ fn too_long(
     static ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = reader.py();
     let class = support::class(py, &ERROR, "asyncio.exceptions", "LimitOverrunError")?;
-    let overrun = PyErr::from_value(class.call1((New(text), New(consumed)))?);
+    let overrun = support::raised(&class.call1((New(text), New(consumed)))?);
     if kind != Kind::ReadLine {
         return Ok(overrun);
     }
@@ -458,7 +458,10 @@ fn wait_for_data<'py>(
     name: &str,
 ) -> PyResult<Progress<'py>> {
     let py = reader.py();
-    if !fields.get(intern!(py, "_waiter"))?.is_none() || fields.is(intern!(py, "_paused"))? {
+    if !fields.get(intern!(py, "_waiter"))?.is_none()
+        || fields.is(intern!(py, "_paused"))?
+        || fields.find(intern!(py, "_wait_for_data"))?.is_some()
+    {
         let wait = reader.call_method1(intern!(py, "_wait_for_data"), (New(name),))?;
         return Ok(Progress::Hand(wait, Inner::Waits));
     }
@@ -486,7 +489,10 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
         return unsafe { take_over(py, this) };
     }
     let fields = Fields::of(&stream)?;
-    if !has_waited && !fields.get(intern!(py, "_exception"))?.is_none() {
+    let is_replaced = || {
+        Ok::<_, PyErr>(kind == Kind::ReadLine && fields.find(intern!(py, "readuntil"))?.is_some())
+    };
+    if !has_waited && (!fields.get(intern!(py, "_exception"))?.is_none() || is_replaced()?) {
         // SAFETY: as above.
         return unsafe { take_over(py, this) };
     }
@@ -602,7 +608,9 @@ fn can_drain(writer: &Bound<'_, PyAny>) -> PyResult<bool> {
         return Ok(false);
     }
     let fields = Fields::of(&protocol)?;
-    Ok(!fields.is(intern!(py, "_connection_lost"))? && !fields.is(intern!(py, "_paused"))?)
+    Ok(!fields.is(intern!(py, "_connection_lost"))?
+        && !fields.is(intern!(py, "_paused"))?
+        && fields.find(intern!(py, "_drain_helper"))?.is_none())
 }
 
 /// Whether `reader.exception()` gives one.
@@ -653,13 +661,20 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             Phase::Running => return Err(executing(py)),
             Phase::Finished => return Err(over(py)),
         }
-        if let Some(future) = Bound::from_borrowed_ptr_or_opt(py, (*this).future)
-            && !support::ask(&future, intern!(py, "done"))?
-        {
-            return Err(awaited_already(py));
-        }
+        let waited = match Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
+            // A task throws the future's exception; others only resume.
+            Some(future) => match future.call_method0(intern!(py, "result")) {
+                Err(_) if !support::ask(&future, intern!(py, "done"))? => {
+                    return Err(awaited_already(py));
+                }
+                result => result.map(drop),
+            },
+            None => Ok(()),
+        };
         (*this).phase = Phase::Running;
-        let result = end_wait(py, this).and_then(|()| run(py, this, &support::resume));
+        let result = end_wait(py, this)
+            .and(waited)
+            .and_then(|()| run(py, this, &support::resume));
         settle(py, object, result)
     }
 }
@@ -987,12 +1002,13 @@ unsafe extern "C" fn cr_await(object: *mut ffi::PyObject, _: *mut c_void) -> *mu
     }
 }
 
-unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
+/// What happens to a call that nobody refers to any longer, before its fields are dropped.
+///
+/// # Safety
+/// Called with the GIL for an object of our type that does not run.
+unsafe fn abandon(object: *mut ffi::PyObject) {
+    // SAFETY: as the function asks.
     unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
-        };
         let this = object.cast::<StreamCall>();
         match (*this).phase {
             Phase::Created => {
@@ -1012,6 +1028,16 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
             }
             _ => {}
         }
+    }
+}
+
+unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
+    unsafe {
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
+        abandon(object);
         drop_fields(object);
         let class = ffi::Py_TYPE(object);
         native_type::free(object);
@@ -1041,7 +1067,10 @@ unsafe extern "C" fn traverse(
 
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     // SAFETY: called by the collector, with the GIL, for an unreachable object, which therefore doesn't run.
-    unsafe { finish(object) };
+    unsafe {
+        abandon(object);
+        finish(object);
+    }
     0
 }
 

@@ -403,6 +403,14 @@ pub(crate) unsafe fn thrown(py: Python<'_>, arguments: *mut ffi::PyObject) -> Py
     }
 }
 
+/// An exception as `raise` raises it: its context is the one that is being handled.
+#[cold]
+pub(crate) fn raised(exception: &Bound<'_, PyAny>) -> PyErr {
+    // SAFETY: the GIL is held and the object is alive.
+    unsafe { ffi::PyErr_SetObject(ffi::Py_TYPE(exception.as_ptr()).cast(), exception.as_ptr()) };
+    PyErr::fetch(exception.py())
+}
+
 /// What a step of a coroutine comes to.
 pub(crate) enum Step<'py> {
     Yield(Bound<'py, PyAny>),
