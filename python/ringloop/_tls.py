@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # typeshed leaves out what is private, and some of the rest is out of date.
 _AsyncioSSLProtocol: Any = sslproto.SSLProtocol
+# The buffers of all connections whose transports don't need one. It is empty, so nobody can write to it.
+_NO_BUFFER = bytearray()
+_NO_BUFFER_VIEW = memoryview(_NO_BUFFER)
 _WRAPPED = sslproto.SSLProtocolState.WRAPPED
 
 
@@ -50,6 +53,7 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
         self.max_size = 0
         super().__init__(*args, **options)
         del self.max_size
+        self._ssl_buffer, self._ssl_buffer_view = _NO_BUFFER, _NO_BUFFER_VIEW
 
     def _get_app_transport(self) -> SSLProtocolTransport:
         if self._app_transport is None:

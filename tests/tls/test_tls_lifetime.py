@@ -1,6 +1,7 @@
 """The life of TLS connections: contexts of callbacks, debug mode, cancelled handshakes, garbage, threads."""
 
 import asyncio
+import collections
 import contextvars
 import gc
 import logging
@@ -244,3 +245,30 @@ def test_two_loops_in_two_threads(loop_factory):
 
     for thread in [BackgroundThread(run) for _ in range(2)]:
         thread.result()
+
+
+@pytest.mark.ringloop_only
+def test_an_idle_connection_has_neither_a_buffer_nor_a_queue_of_its_own(loop):
+    """Each connection would pay for them, and few need them."""
+
+    async def main():
+        protocols, peers = [Recorder(), Recorder()], []
+        for protocol in protocols:
+            transport, peer = await attached(loop, protocol)
+            await peer.send(b"x")
+            await until(lambda protocol=protocol: protocol.data)
+            transport.write(b"y")
+            peers.append((transport, peer))
+        first, second = (transport._ssl_protocol for transport, _ in peers)
+        assert not [each for each in gc.get_referents(first) if isinstance(each, collections.deque)]
+        assert first._ssl_buffer_view is second._ssl_buffer_view
+        # Once asyncio's code has asked for a queue, it is always the same.
+        first._write_backlog.append(b"z")
+        assert list(first._write_backlog) == [b"z"]
+        assert first._write_backlog is not second._write_backlog
+        first._write_backlog.clear()
+        for protocol, (transport, peer) in zip(protocols, peers, strict=True):
+            await ended(protocol, transport)
+            peer.sock.close()
+
+    loop.run_until_complete(main())

@@ -137,6 +137,12 @@ impl Engine {
     }
 }
 
+/// The class of `_write_backlog`.
+fn deque(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static DEQUE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    support::class(py, &DEQUE, "collections", "deque")
+}
+
 /// `bio.pending`.
 fn pending(bio: &Bound<'_, PyAny>) -> PyResult<u64> {
     bio.getattr(intern!(bio.py(), "pending"))?.extract()
@@ -158,6 +164,8 @@ struct State {
     /// `app_protocol`, where it takes bytes natively.
     sink: Option<Sink>,
     app_protocol_is_buffer: bool,
+    /// asyncio's queue of data to encrypt. None while nobody has asked for it: most connections never need it, and an
+    /// empty one takes 760 bytes.
     write_backlog: Option<Py<PyAny>>,
     app_reading_paused: bool,
     app_writing_paused: bool,
@@ -280,14 +288,24 @@ impl SSLProtocol {
     }
 
     #[getter(_write_backlog)]
-    fn get_write_backlog(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.state.get(py).write_backlog.clone_ref_opt(py)
+    fn get_write_backlog<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(backlog) = self.state.get(py).write_backlog.clone_ref_opt(py) {
+            return Ok(backlog.into_bound(py));
+        }
+        let backlog = deque(py)?.call0()?;
+        let previous = (self.state.get_mut(py).write_backlog).replace(backlog.clone().unbind());
+        drop(previous);
+        Ok(backlog)
     }
 
     #[setter(_write_backlog)]
-    fn set_write_backlog(&self, py: Python<'_>, value: Option<Py<PyAny>>) {
+    fn set_write_backlog(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = value.py();
+        let is_new = value.get_type().is(deque(py)?) && value.is_empty()?;
+        let value = (!is_new).then(|| value.clone().unbind());
         let previous = std::mem::replace(&mut self.state.get_mut(py).write_backlog, value);
         drop(previous);
+        Ok(())
     }
 
     #[getter(_app_reading_paused)]
