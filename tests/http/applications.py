@@ -7,6 +7,9 @@ import signal
 import sys
 
 
+# More than the kernel's buffers take.
+LARGE = 20 << 20
+
 def say(text):
     """Print a line in one piece, also where several processes print."""
     os.write(1, f"{text}\n".encode())
@@ -49,6 +52,14 @@ async def app(scope, receive, send):
             say("cancelled")
             raise
     elif path == "/grow":
+    elif path == "/deaf":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        background.append(asyncio.create_task(ignore_cancellation(), name="in the background"))
+        await ignore_cancellation()
+    elif path == "/large":
+        say("sending")
+        await answer(send, LARGE * b"x")
         sys.modules[__name__].ballast = bytearray(os.urandom(1 << 20) * 300)
         await answer(send)
     else:

@@ -1,10 +1,12 @@
 """`ringloop serve` with TLS: certificates, clients' certificates, and certificates that change."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import ssl
+import time
 
 import h2.connection
 import h2.events
@@ -12,6 +14,7 @@ import pytest
 import trustme
 
 import support
+from applications import LARGE
 from ringloop.http import Config
 from ringloop.http._errors import StartupError
 from serve_process import fails, serving
@@ -305,3 +308,50 @@ def test_a_plain_client_of_a_unix_socket_with_tls(arm, files, tmp_path):
             sock.connect(str(path))
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert not sock.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@both_backends
+@pytest.mark.parametrize("sent", [None, b"", b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+def test_clients_that_do_not_close_do_not_delay_the_end(arm, files, sent):
+    """Neither before nor after the handshake, nor after a request."""
+    options = ("--timeout-graceful-shutdown", "1000", "--timeout-keep-alive", "1000", "--ssl-shutdown-timeout", "1000")
+    with serving(arm, "applications:app", *files.options(), *options) as program, contextlib.ExitStack() as stack:
+        sock = stack.enter_context(program.connect())
+        if sent is not None:
+            sock = files.client_context().wrap_socket(sock, server_hostname="localhost")
+            stack.enter_context(sock)
+            sock.sendall(sent)
+            if sent:
+                assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        assert program.stop() == -signal.SIGTERM
+        assert "shutdown" in program.output.splitlines()
+
+
+@both_backends
+def test_a_response_that_is_read_late_arrives_though_the_server_ends(arm, files):
+    """The server waits as long as its client has not taken all."""
+    options = ("--timeout-graceful-shutdown", "1000")
+    with serving(arm, "applications:app", *files.options(), *options) as program:
+        context = files.client_context()
+        with context.wrap_socket(program.connect(), server_hostname="localhost") as sock:
+            sock.sendall(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            program.wait_for("sending")
+            program.send(signal.SIGTERM)
+            program.wait_for("Waiting for connections to close")
+            # Longer than the time that an idle connection has.
+            time.sleep(3)
+            received = b""
+            while data := sock.recv(1 << 20):
+                received += data
+        head, _, body = received.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert body == LARGE * b"x"
+        assert program.wait() == -signal.SIGTERM
+
+
+@both_backends
+def test_a_handshake_has_a_time_limit(arm, files):
+    with serving(arm, "applications:app", *files.options(), "--ssl-handshake-timeout", "0.2") as program:
+        with program.connect() as sock:
+            assert sock.recv(1) == b""
+        assert program.get("/", context=files.client_context())[0] == 200

@@ -7,6 +7,7 @@ import functools
 import os
 import random
 import ssl
+from asyncio import constants
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import EventLoop, new_event_loop
@@ -107,6 +108,8 @@ class Config:
     ssl_ca_certs: str | os.PathLike[str] | None = None
     ssl_ciphers: str | None = None
     ssl_context_factory: Callable[[Config, Callable[[], ssl.SSLContext]], ssl.SSLContext] | None = None
+    ssl_handshake_timeout: float = constants.SSL_HANDSHAKE_TIMEOUT
+    ssl_shutdown_timeout: float = constants.SSL_SHUTDOWN_TIMEOUT
 
     install_signal_handlers: bool = True
 

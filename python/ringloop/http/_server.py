@@ -217,11 +217,16 @@ class Server:
         config, loop = self.config, asyncio.get_running_loop()
         self.service = service = self._make_service()
         if sockets is None:
+        options: dict[str, Any] = {"backlog": config.backlog}
+        if config.ssl is not None:
+            options["ssl"] = config.ssl
+            options["ssl_handshake_timeout"] = config.ssl_handshake_timeout
+            options["ssl_shutdown_timeout"] = config.ssl_shutdown_timeout
             self._listeners = config.bind()
             sockets = self._listeners.sockets
         try:
             for sock in sockets:
-                server = await loop.create_server(service.protocol, sock=sock, ssl=config.ssl, backlog=config.backlog)
+                server = await loop.create_server(service.protocol, sock=sock, **options)
                 self.servers.append(server)
         except BaseException as error:
             self._stop_listening(sockets)

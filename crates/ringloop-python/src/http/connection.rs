@@ -819,7 +819,44 @@ impl Connection {
         }
         let result = Self::end(slf);
         slf.get().close_transport(py)?;
+        let is_shutting_down =
+            (slf.get().service(py)).is_some_and(|it| it.get().is_shutting_down(py));
+        if is_shutting_down {
+            slf.get().limit_closing(py)?;
+        }
         result
+    }
+
+    /// While the server shuts down, a connection that closes ends after a moment. Under TLS it would wait until the
+    /// client has closed, too, which many don't do.
+    fn limit_closing(&self, py: Python<'_>) -> PyResult<()> {
+        let (slot, service, is_native) = {
+            let state = self.state.get(py);
+            (
+                state.slot,
+                state.service.clone_ref_opt(py),
+                state.socket.is_some(),
+            )
+        };
+        match (slot, service) {
+            (Some(slot), Some(service)) if !is_native => {
+                HttpService::set_deadline(service.bind(py), slot, Some(Kind::Linger))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The time to linger, or to close, is over.
+    pub(super) fn on_lingered(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        if this.state.get(py).is_lingering {
+            this.close_transport(py)
+        } else if this.sent(py)?.unsent > 0 {
+            this.limit_closing(py)
+        } else {
+            Self::abort(slf)
+        }
     }
 
     pub(super) fn close_transport(&self, py: Python<'_>) -> PyResult<()> {
@@ -909,11 +946,11 @@ impl Connection {
         if slf.get().state.get(py).is_lingering {
             return slf.get().close_transport(py);
         }
+        if slf.get().is_closing(py) {
+            return slf.get().limit_closing(py);
+        }
         let (is_idle, is_expected, service) = {
             let mut state = slf.get().state.get_mut(py);
-            if state.is_closing {
-                return Ok(());
-            }
             if state.http2.is_some() {
                 drop(state);
                 return Self::retire(slf);
@@ -992,7 +1029,7 @@ impl Connection {
         match kind {
             Kind::KeepAlive => Self::on_idle(slf),
             Kind::Idle => Self::close_unless_asked(slf),
-            Kind::Linger => this.close_transport(py),
+            Kind::Linger => Self::on_lingered(slf),
             Kind::Ping | Kind::Pong | Kind::Close => Self::on_websocket_deadline(slf, kind),
             Kind::Head => {
                 let has_begun = !this.state.get(py).input.is_empty();

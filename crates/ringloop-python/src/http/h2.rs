@@ -537,7 +537,7 @@ impl Connection {
                 this.with_http2(py, |http2| http2.messages.reset_stalled(since_ms));
                 Self::drive(slf)
             }
-            Kind::Linger => this.close_transport(py),
+            Kind::Linger => Self::on_lingered(slf),
             // Of WebSockets, which are not on HTTP/2.
             Kind::Ping | Kind::Pong | Kind::Close => Ok(()),
         }
