@@ -168,6 +168,7 @@ class HttpService:
         state: dict[str, Any] | None = None,
         http2: bool = True,
         limit_head: int = 65536,
+        limit_fields: int = 256,
         limit_body_ahead: int = 65536,
         limit_concurrency: int | None = None,
         limit_http2_requests: int | None = ...,

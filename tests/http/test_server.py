@@ -244,7 +244,7 @@ def test_settings_reach_the_service(loop, monkeypatch):
 
     monkeypatch.setattr(_core, "HttpService", note)
     values = {
-        "root_path": "/r", "date_header": False, "limit_head": 1000, "limit_body_ahead": 2000, "limit_concurrency": 7,
+        "root_path": "/r", "date_header": False, "limit_head": 1000, "limit_fields": 30, "limit_body_ahead": 2000, "limit_concurrency": 7,
         "timeout_keep_alive": 1.5, "timeout_head": 2.5, "timeout_body": 3.5, "timeout_write": None,
     }  # fmt: skip
 

@@ -213,6 +213,7 @@ def _options() -> list[click.Parameter]:
         help="Requests after which an HTTP/2 client is asked to connect anew; 0: no limit.",
     )
     add(group, "--limit-head", ours=True, type=_POSITIVE, help="Largest size of a request's head, in bytes.")
+    add(group, "--limit-fields", ours=True, type=_POSITIVE, help="Largest number of a request's header fields.")
     add(
         group,
         "--limit-body-ahead",

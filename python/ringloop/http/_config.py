@@ -86,6 +86,7 @@ class Config:
     limit_max_requests: int | None = None
     limit_max_requests_jitter: int = 0
     limit_head: int = 65536
+    limit_fields: int = 256
     limit_body_ahead: int = 65536
     timeout_keep_alive: float | None = 5
     timeout_head: float | None = 10

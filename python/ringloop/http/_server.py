@@ -259,6 +259,7 @@ class Server:
             state=None if config.lifespan == "off" else self._lifespan.state,
             http2=config.http2,
             limit_head=config.limit_head,
+            limit_fields=config.limit_fields,
             limit_body_ahead=config.limit_body_ahead,
             limit_concurrency=config.limit_concurrency,
             limit_http2_requests=config.limit_http2_requests,

@@ -183,12 +183,13 @@ impl Trailers {
     }
 
     fn parse(&mut self, limits: &Limits) -> Result<(), Fault> {
-        let mut headers = [const { MaybeUninit::uninit() }; Limits::FIELDS_MAX];
-        let room = &mut headers[..limits.fields.min(Limits::FIELDS_MAX)];
         // Only httparse's functions for whole messages accept uninitialized memory for the fields.
         let mut section = b"GET / HTTP/1.1\r\n".to_vec();
         let skipped = section.len();
         section.extend_from_slice(&self.bytes);
+        let mut on_stack = [const { MaybeUninit::uninit() }; Limits::FIELDS_ON_STACK];
+        let mut on_heap = Vec::new();
+        let room = limits.room_for_fields(section.len(), &mut on_stack, &mut on_heap);
         let mut request = httparse::Request::new(&mut []);
         match request.parse_with_uninit_headers(&section, room) {
             Ok(httparse::Status::Complete(length)) if length == section.len() => {}

@@ -151,8 +151,9 @@ impl Head {
 
     /// Parse `bytes`, a complete head as found by [`Scan::end`].
     pub(super) fn parse(&mut self, bytes: &[u8], limits: &Limits) -> Result<Facts, Fault> {
-        let mut headers = [const { MaybeUninit::uninit() }; Limits::FIELDS_MAX];
-        let room = &mut headers[..limits.fields.min(Limits::FIELDS_MAX)];
+        let mut on_stack = [const { MaybeUninit::uninit() }; Limits::FIELDS_ON_STACK];
+        let mut on_heap = Vec::new();
+        let room = limits.room_for_fields(bytes.len(), &mut on_stack, &mut on_heap);
         let mut request = httparse::Request::new(&mut []);
         match request.parse_with_uninit_headers(bytes, room) {
             Ok(httparse::Status::Complete(length)) if length == bytes.len() => {}

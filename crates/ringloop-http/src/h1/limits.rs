@@ -1,5 +1,7 @@
 //! What a request may be at most.
 
+use std::mem::MaybeUninit;
+
 /// The limits of a request. One that exceeds them is refused.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -9,7 +11,8 @@ pub struct Limits {
     pub head_bytes: usize,
     /// Length of the request line in bytes, including its line end. Longer ones get a 414. Default: 16 KiB.
     pub request_line_bytes: usize,
-    /// Number of header fields. More get a 431. Default: 128; values above [`Limits::FIELDS_MAX`] count as that.
+    /// Number of header fields. More get a 431. Default: 128. Above 256, parsing a head allocates memory for so many
+    /// fields.
     pub fields: usize,
     /// Total size of a body's chunk extensions in bytes. Nothing uses them, but reading them costs time. Default: 4
     /// KiB.
@@ -24,10 +27,26 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The largest possible value of [`Limits::fields`].
-    pub const FIELDS_MAX: usize = 256;
+    /// The number of header fields for which there is room on the stack.
+    pub(super) const FIELDS_ON_STACK: usize = 256;
     /// The largest possible value of [`Limits::head_bytes`].
     pub(super) const HEAD_BYTES_MAX: usize = 16 << 20;
+
+    /// Memory for as many fields as there may be in `length` bytes. `on_heap` is used only if `on_stack` is too small.
+    pub(super) fn room_for_fields<'a, T>(
+        &self,
+        length: usize,
+        on_stack: &'a mut [MaybeUninit<T>; Self::FIELDS_ON_STACK],
+        on_heap: &'a mut Vec<T>,
+    ) -> &'a mut [MaybeUninit<T>] {
+        // A field has at least a name, a colon and a line feed.
+        let fields = self.fields.min(Self::FIELDS_ON_STACK.max(length / 3));
+        if fields <= Self::FIELDS_ON_STACK {
+            return &mut on_stack[..fields];
+        }
+        on_heap.reserve_exact(fields);
+        &mut on_heap.spare_capacity_mut()[..fields]
+    }
 }
 
 impl Default for Limits {

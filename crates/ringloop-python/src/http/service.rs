@@ -153,8 +153,8 @@ impl HttpService {
     #[new]
     #[pyo3(signature = (
         r#loop, app, *, root_path=None, headers=None, date_header=true, state=None,
-        http2=true, limit_head=65536, limit_body_ahead=65536, limit_concurrency=None,
-        limit_http2_requests=Some(1000),
+        http2=true, limit_head=65536, limit_fields=256, limit_body_ahead=65536,
+        limit_concurrency=None, limit_http2_requests=Some(1000),
         timeout_keep_alive=Some(5.0), timeout_head=Some(10.0), timeout_body=Some(60.0),
         timeout_write=Some(60.0), access_log=None, forwarded=None, logger=None,
         ws=true, ws_max_size=16 << 20, ws_max_queue=32, ws_ping_interval=Some(20.0),
@@ -182,6 +182,7 @@ impl HttpService {
         timeout_keep_alive: Option<f64>,
         timeout_head: Option<f64>,
         timeout_body: Option<f64>,
+        limit_fields: usize,
         timeout_write: Option<f64>,
         access_log: Option<Py<PyAny>>,
         forwarded: Option<Py<PyAny>>,
@@ -197,9 +198,10 @@ impl HttpService {
         let mut limits = Limits::default();
         limits.head_bytes = limit_head;
         limits.request_line_bytes = limit_head;
-        limits.fields = Limits::FIELDS_MAX;
+        limits.fields = limit_fields;
         limits.http2 = http2;
-        let http2 = http2_config(limit_head, limit_body_ahead, limit_http2_requests);
+        let mut http2 = http2_config(limit_head, limit_body_ahead, limit_http2_requests);
+        http2.fields = limit_fields;
         let (default_fields, server, has_own_date) = default_fields(py, headers)?;
         let logger = match logger {
             Some(logger) => logger,
@@ -470,7 +472,6 @@ impl HttpService {
 fn http2_config(head: usize, body_ahead: usize, requests: Option<u64>) -> h2::Config {
     let mut config = h2::Config::default();
     config.header_list_bytes = u32::try_from(head).unwrap_or(u32::MAX);
-    config.fields = Limits::FIELDS_MAX;
     config.requests = requests.unwrap_or(u64::MAX);
     config.stream_window_bytes = u32::try_from(body_ahead).unwrap_or(u32::MAX);
     config.connection_window_bytes = config
