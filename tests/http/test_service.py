@@ -483,6 +483,29 @@ def test_clients_that_are_too_slow(arm, loop, settings, request_bytes, status):
 
 
 def test_a_deadline_is_that_of_the_last_request(arm, loop):
+    """However late this process runs, the connection ends only when the last request is older than the deadline."""
+    timeout = 0.3
+    answered = []
+
+    async def application(scope, receive, send):
+        answered.append(loop.time())
+        await answer(send, b"ok")
+
+    async def requests_in_time(server):
+        """Whether ten requests were in time; this process may have stood still."""
+        async with server.client() as client:
+            try:
+                for _ in range(10):
+                    client.write(GET)
+                    assert (await client.response())[2] == b"ok"
+                    await asyncio.sleep(timeout / 5)
+                assert await client.rest() == b""
+                return True
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return False
+            finally:
+                assert loop.time() - answered[-1] >= timeout - 0.01
+
     async def test():
         async with (
             Server(arm, text(b"ok"), timeout_keep_alive=0.3, timeout_head=0.3) as server,

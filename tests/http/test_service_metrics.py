@@ -86,16 +86,18 @@ def test_durations_are_those_of_responses(arm, loop):
     async def application(scope, receive, send):
         await asyncio.sleep(0.003)
         await answer(send)
+        await may_end.wait()
         await asyncio.sleep(0.003)
         ended.set()
 
-    ended = asyncio.Event()
+    may_end, ended = asyncio.Event(), asyncio.Event()
 
     async def talk(server):
         async with server.client() as client:
             client.write(GET)
             await client.response()
             before = server.service.metrics()
+            may_end.set()
             await ended.wait()
             return before, server.service.metrics()
 
