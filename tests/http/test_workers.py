@@ -231,6 +231,24 @@ def test_killed_workers_under_load_fail_only_what_was_theirs(arm, options):
         assert program.stop() == 0
 
 
+@both_backends
+def test_a_worker_that_is_killed_loses_no_connection_that_waits(arm):
+    """Workers share a listener, so what one has not accepted is left to the other."""
+    with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program, contextlib.ExitStack() as stack:
+        first, second = serving_pids(program, 2)
+        for pid in (first, second):
+            os.kill(pid, signal.SIGSTOP)
+        socks = [stack.enter_context(program.connect()) for _ in range(20)]
+        for sock in socks:
+            sock.sendall(b"GET /pid HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: gone(first), program)
+        os.kill(second, signal.SIGCONT)
+        for sock in socks:
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        assert program.stop() == 0
+
+
 def test_children_of_a_worker_do_not_hide_its_death(arm, tmp_path):
     (tmp_path / "forks.py").write_text(
         "import os, time\n"
