@@ -172,11 +172,14 @@ class HttpService:
         limit_body_ahead: int = 65536,
         limit_concurrency: int | None = None,
         limit_http2_requests: int | None = ...,
+        limit_max_requests: int | None = None,
+        on_max_requests: Callable[[], object] | None = None,
         timeout_keep_alive: float | None = ...,
         timeout_head: float | None = ...,
         timeout_body: float | None = ...,
         timeout_write: float | None = ...,
         access_log: Callable[[str, str, str, str, int], object] | None = None,
+        unlogged_path: str | None = None,
         forwarded: Callable[[dict[str, Any]], object] | None = None,
         logger: logging.Logger | None = None,
         ws: bool = True,
@@ -192,6 +195,7 @@ class HttpService:
     def requests(self) -> int: ...
     @property
     def active(self) -> int: ...
+    def tasks(self) -> list[asyncio.Task[None]]: ...
     def metrics(self) -> HttpMetrics: ...
     def protocol(self) -> HttpConnection: ...
     def shut_down(self) -> None: ...

@@ -1,14 +1,15 @@
 """The ASGI applications that the tests serve."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 
-
 # More than the kernel's buffers take.
 LARGE = 20 << 20
+
 
 def say(text):
     """Print a line in one piece, also where several processes print."""
@@ -51,7 +52,6 @@ async def app(scope, receive, send):
         except asyncio.CancelledError:
             say("cancelled")
             raise
-    elif path == "/grow":
     elif path == "/deaf":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
@@ -60,10 +60,20 @@ async def app(scope, receive, send):
     elif path == "/large":
         say("sending")
         await answer(send, LARGE * b"x")
+    elif path == "/grow":
         sys.modules[__name__].ballast = bytearray(os.urandom(1 << 20) * 300)
         await answer(send)
     else:
         await answer(send, b"hello")
+
+
+background = []
+
+
+async def ignore_cancellation():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
 
 async def lifespan(scope, receive, send):

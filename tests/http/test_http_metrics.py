@@ -1,11 +1,14 @@
 """`ringloop serve --metrics`: the page, read by Prometheus' own parser, and the totals over all workers."""
 
+import logging
 import os
 import signal
 
 import pytest
 
-from ringloop.http import Config
+from ringloop import _core
+from ringloop.http import Config, Server
+from ringloop.http.logging import AccessLog
 from serve_process import begin, fails, serving
 from test_workers import PATIENT, children, wait_until
 
@@ -80,6 +83,32 @@ def test_what_is_not_logged(arm):
         program.wait_for(r'"GET /metrics/ HTTP/1.1" 200')
         assert "GET /metrics " not in program.output
         assert "/metrics?" not in program.output
+
+
+def test_the_access_log_stays_native(loop, monkeypatch, caplog):
+    """`Server` gives the service uvicorn's logger as it does without metrics: lines are formatted natively."""
+    given = []
+    make = _core.HttpService
+
+    def note(*arguments, **options):
+        given.append(options)
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(_core, "HttpService", note)
+
+    async def test():
+        config = Config(
+            "applications:app", port=0, log_config=None, lifespan="off", root_path="/api", metrics="/metrics"
+        )
+        config.loaded_app, config.loaded = "unused", True
+        server = Server(config)
+        server.should_exit = True
+        await server.serve()
+
+    caplog.set_level(logging.INFO, "uvicorn.access")
+    loop.run_until_complete(test())
+    assert type(given[0]["access_log"]) is AccessLog
+    assert given[0]["unlogged_path"] == "/api/metrics"
 
 
 def test_a_server_without_an_access_log(arm):

@@ -280,6 +280,21 @@ def test_a_second_interrupt_ends_at_once(arm):
         assert "shutdown" not in program.output.splitlines()
 
 
+@both_backends
+@pytest.mark.parametrize("options", [(), ("--workers", "2")])
+def test_tasks_that_ignore_cancellation_do_not_block_the_end(arm, options):
+    """One interrupt is enough, and the log says which they are."""
+    with serving(arm, "applications:app", "--timeout-graceful-shutdown", "0.2", *options) as program:
+        with begin(program, "/deaf"):
+            assert program.stop(signal.SIGINT) == 0
+        assert "shutdown" in program.output.splitlines()
+        said = "ERROR:    A task did not end when it was cancelled: <Task .*"
+        assert re.search(said + r"application\(\) running at .*applications\.py", program.output)
+        # SIGTERM, which workers get, ends the process before it comes to other tasks than those of requests.
+        assert bool(options) != bool(re.search(said + "in the background", program.output))
+        assert "Task was destroyed" not in program.output
+
+
 def test_a_second_interrupt_ends_an_application_that_does_not_end(arm):
     with serving(arm, "applications:hanging_shutdown") as program:
         program.get("/")

@@ -507,15 +507,9 @@ def test_a_deadline_is_that_of_the_last_request(arm, loop):
                 assert loop.time() - answered[-1] >= timeout - 0.01
 
     async def test():
-        async with (
-            Server(arm, text(b"ok"), timeout_keep_alive=0.3, timeout_head=0.3) as server,
-            server.client() as client,
-        ):
-            for _ in range(10):
-                client.write(GET)
-                assert (await client.response())[2] == b"ok"
-                await asyncio.sleep(0.06)
-            assert await client.rest() == b""
+        async with Server(arm, application, timeout_keep_alive=timeout, timeout_head=timeout) as server:
+            while not await requests_in_time(server):
+                pass
 
     run(loop, test())
 
@@ -1103,5 +1097,73 @@ def test_transports_that_are_not_ours(arm, loop):
         protocol.connection_lost(None)
         protocol.data_received(GET)
         assert (service.connections, service.active) == (0, 0)
+
+    run(loop, test())
+
+
+def test_it_tells_when_it_has_served_enough(arm, loop):
+    """Once, when the request begins; refused ones count, too."""
+    told = []
+
+    async def test():
+        enough = asyncio.Event()
+
+        def tell():
+            told.append(server.service.requests)
+            enough.set()
+
+        settings = {"limit_max_requests": 2, "on_max_requests": tell}
+        async with Server(arm, text(b"ok"), **settings) as server, server.client() as client:
+            for _ in range(3):
+                assert (await ask_again(client))[2] == b"ok"
+            await enough.wait()
+        enough.clear()
+        async with Server(arm, text(b"ok"), **settings, limit_concurrency=1) as server:
+            for _ in range(2):
+                assert (await server.ask(GET)).startswith(b"HTTP/1.1 503")
+            await enough.wait()
+
+    async def ask_again(client):
+        client.write(GET)
+        return await client.response()
+
+    run(loop, test())
+    assert len(told) == 2
+
+
+def test_what_the_callback_after_enough_requests_raises_is_reported(arm, loop):
+    seen = []
+    loop.set_exception_handler(lambda _, context: seen.append(context["exception"]))
+
+    def fail():
+        raise ZeroDivisionError
+
+    async def test():
+        async with Server(arm, text(b"ok"), limit_max_requests=1, on_max_requests=fail) as server:
+            assert (await server.ask(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(b"ok")
+
+    run(loop, test())
+    assert [type(error) for error in seen] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize(("limit", "status"), [(256, 431), (300, 200), (299, 431), (1 << 40, 200)])
+def test_the_number_of_fields_is_limited(arm, loop, limit, status):
+    async def test():
+        request = GET[:-2] + b"Connection: close\r\n" + 298 * b"x: y\r\n" + b"\r\n"
+        assert request.count(b"\r\n") == 302
+        async with Server(arm, text(b"ok"), limit_fields=limit) as server:
+            assert (await server.ask(request)).startswith(b"HTTP/1.1 %d " % status)
+
+    run(loop, test())
+
+
+def test_a_path_that_is_not_logged(arm, loop):
+    async def test():
+        settings = {"log_access": True, "unlogged_path": "/no t"}
+        async with Server(arm, text(b"ok"), **settings) as server, server.client() as client:
+            for target in (b"/no%20t", b"/", b"/no%20t?x=1", b"/no%20t/"):
+                client.write(GET.replace(b" / ", b" %s " % target))
+                assert (await client.response())[2] == b"ok"
+            assert [path for _, _, path, _, _ in server.access] == ["/", "/no%20t/"]
 
     run(loop, test())

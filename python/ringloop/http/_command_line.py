@@ -245,10 +245,10 @@ def _options() -> list[click.Parameter]:
     add(group, "--ssl-cert-reqs", type=int, help="Clients' certificates: 0 none, 1 optional, 2 required.")
     add(group, "--ssl-ciphers", help="Ciphers of TLS 1.2, as OpenSSL writes them.")
     add(group, "--ssl-version", type=int, help="Number of a protocol in Python's module ssl.")
-
     positive: dict[str, Any] = {"ours": True, "type": click.FloatRange(min=0, min_open=True)}
     add(group, "--ssl-handshake-timeout", help="Seconds that a client has for the handshake.", **positive)
     add(group, "--ssl-shutdown-timeout", help="Seconds that a client has to end TLS.", **positive)
+
     group = "Other"
     for name, attributes in _UVICORNS.items():
         add(group, name, hidden=True, **attributes)

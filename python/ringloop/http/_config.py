@@ -108,9 +108,9 @@ class Config:
     ssl_cert_reqs: int = ssl.CERT_NONE
     ssl_ca_certs: str | os.PathLike[str] | None = None
     ssl_ciphers: str | None = None
-    ssl_context_factory: Callable[[Config, Callable[[], ssl.SSLContext]], ssl.SSLContext] | None = None
     ssl_handshake_timeout: float = constants.SSL_HANDSHAKE_TIMEOUT
     ssl_shutdown_timeout: float = constants.SSL_SHUTDOWN_TIMEOUT
+    ssl_context_factory: Callable[[Config, Callable[[], ssl.SSLContext]], ssl.SSLContext] | None = None
 
     install_signal_handlers: bool = True
 

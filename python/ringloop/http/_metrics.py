@@ -140,16 +140,6 @@ class MetricsApplication:
         await send({"type": "http.response.body", "body": body})
 
 
-def without(path: str, log: Callable[[str, str, str, str, int], None]) -> Callable[[str, str, str, str, int], None]:
-    """The access log without requests for the metrics."""
-
-    def write(client: str, method: str, target: str, version: str, status: int) -> None:
-        if target.partition("?")[0] != path:
-            log(client, method, target, version, status)
-
-    return write
-
-
 class _Collector:
     """What `prometheus_client` asks for metrics."""
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from .. import EventLoop, _core
@@ -21,13 +20,12 @@ from ._lifespan import Lifespan
 from .logging import access_log, flush_access_logs, logger, style
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# How often to check whether enough requests were served, and whether the TLS files have changed.
-_REQUESTS_INTERVAL_S = 0.1
+# How often to check whether the TLS files have changed.
 _FILES_INTERVAL_S = 1.0
 
 # How long cancelled tasks have to end.
@@ -54,7 +52,11 @@ class Server:
         self._loop: EventLoop | None = None
         self._exit_asked = asyncio.Event()
         self._force_asked = asyncio.Event()
+        self._max_requests: int | None = None
+        self._max_requests_served = asyncio.Event()
         self._captured_signals: list[int] = []
+        # Cancelled tasks that have not ended.
+        self._stubborn: set[asyncio.Task[Any]] = set()
         self._lifespan: Lifespan | None = None
         self._tls_watch: asyncio.Task[None] | None = None
         self._listeners: _listening.Listeners | None = None
@@ -84,7 +86,10 @@ class Server:
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves on a new event loop until told to end; see `serve`."""
         with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
-            runner.run(self.serve(sockets))
+            try:
+                runner.run(self.serve(sockets))
+            finally:
+                runner.run(self._end_tasks())
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves on the running loop until told to end, on these sockets or those that the configuration names.
@@ -131,7 +136,7 @@ class Server:
         if not config.loaded:
             config.load()
         self._lifespan = lifespan = Lifespan(config.loaded_app, config.lifespan, config.asgi_version)
-        if not await self._unless_forced(lifespan.startup()):
+        if not await self._unless(self._force_asked, lifespan.startup()):
             lifespan.abandon()
             return
         if lifespan.failed:
@@ -145,17 +150,10 @@ class Server:
 
     async def main_loop(self) -> None:
         """Waits until the server is told to end, or has served as many requests as it may."""
-        limit = self.config.draw_max_requests()
-        if limit is None:
+        if self._max_requests is None:
             await self.wait_for_exit()
-            return
-        assert self.service is not None
-        while self.service.requests < limit:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REQUESTS_INTERVAL_S):
-                    await self.wait_for_exit()
-                    return
-        logger.info("Maximum request limit of %d exceeded. Terminating process.", limit)
+        elif await self._unless(self._exit_asked, self._max_requests_served.wait()):
+            logger.info("Maximum request limit of %d exceeded. Terminating process.", self._max_requests)
 
     async def wait_for_exit(self) -> None:
         """Waits until `should_exit` is set."""
@@ -171,7 +169,7 @@ class Server:
         try:
             await self._finish_requests()
         finally:
-            if self._force_exit or not await self._unless_forced(self._lifespan.shutdown()):
+            if self._force_exit or not await self._unless(self._force_asked, self._lifespan.shutdown()):
                 self._lifespan.abandon()
 
     @contextlib.contextmanager
@@ -217,13 +215,13 @@ class Server:
         config, loop = self.config, asyncio.get_running_loop()
         self.service = service = self._make_service()
         if sockets is None:
+            self._listeners = config.bind()
+            sockets = self._listeners.sockets
         options: dict[str, Any] = {"backlog": config.backlog}
         if config.ssl is not None:
             options["ssl"] = config.ssl
             options["ssl_handshake_timeout"] = config.ssl_handshake_timeout
             options["ssl_shutdown_timeout"] = config.ssl_shutdown_timeout
-            self._listeners = config.bind()
-            sockets = self._listeners.sockets
         try:
             for sock in sockets:
                 server = await loop.create_server(service.protocol, sock=sock, **options)
@@ -241,13 +239,14 @@ class Server:
     def _make_service(self) -> _core.HttpService:
         config = self.config
         assert self._lifespan is not None and self._loop is not None
+        self._max_requests = config.draw_max_requests()
         proxies = config.trusted_proxies()
-        app = config.loaded_app
+        app: Any = config.loaded_app
+        path: str | None = None
         log: Callable[[str, str, str, str, int], None] | None = access_log() if config.access_log else None
         if config.metrics is not None:
             path = config.root_path + config.metrics
             app = _metrics.MetricsApplication(app, path, self.collect_metrics)
-            log = log and _metrics.without(urllib.parse.quote(path), log)
         context = contextvars.Context() if config.reset_contextvars else contextvars.copy_context()
         return context.run(
             _core.HttpService,
@@ -263,11 +262,14 @@ class Server:
             limit_body_ahead=config.limit_body_ahead,
             limit_concurrency=config.limit_concurrency,
             limit_http2_requests=config.limit_http2_requests,
+            limit_max_requests=self._max_requests,
+            on_max_requests=self._max_requests_served.set,
             timeout_keep_alive=config.timeout_keep_alive,
             timeout_head=config.timeout_head,
             timeout_body=config.timeout_body,
             timeout_write=config.timeout_write,
             access_log=log,
+            unlogged_path=path,
             forwarded=None if proxies is None else proxies.apply,
             logger=logger,
             ws=config.ws != "none",
@@ -309,29 +311,49 @@ class Server:
         service.abort()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.wait_closed(), _CANCELLED_S)
-        if service.active:
-            logger.error("%s task(s) did not end when they were cancelled", service.active)
+        self._report_stubborn(service.tasks())
+
+    async def _end_tasks(self) -> None:
+        """Cancels the tasks that are left, and gives up those that don't end: the runner would wait for them for ever."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()} - self._stubborn
+        try:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                _, pending = await asyncio.wait(tasks, timeout=_CANCELLED_S)
+                self._report_stubborn(pending)
+        finally:
+            for task in self._stubborn.union(tasks):
+                if not task.done():
+                    asyncio._unregister_task(task)
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def _report_stubborn(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
+        """Logs which tasks did not end in time after they were cancelled."""
+        for task in tasks:
+            logger.error("A task did not end when it was cancelled: %r", task)
+            self._stubborn.add(task)
 
     async def _closed_within(self, timeout: float | None) -> bool:
         """Whether all requests and connections end in this time; False at once if the server is forced to end."""
         assert self.service is not None
         try:
             async with asyncio.timeout(timeout):
-                return await self._unless_forced(self.service.wait_closed())
+                return await self._unless(self._force_asked, self.service.wait_closed())
         except TimeoutError:
             return False
 
-    async def _unless_forced(self, awaitable: Awaitable[Any]) -> bool:
-        """Waits until it is done; False, and it is cancelled, if the server has to end at once."""
-        waiting, forced = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._force_asked.wait())
+    async def _unless(self, event: asyncio.Event, awaitable: Awaitable[Any]) -> bool:
+        """Waits until it is done; False, and it is cancelled, if the event comes first."""
+        waiting, first = asyncio.ensure_future(awaitable), asyncio.ensure_future(event.wait())
         try:
-            await asyncio.wait((waiting, forced), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiting, first), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 return False
             waiting.result()
             return True
         finally:
-            forced.cancel()
+            first.cancel()
             waiting.cancel()
 
     def _stop_listening(self, sockets: list[socket.socket]) -> None:

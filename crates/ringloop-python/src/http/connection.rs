@@ -460,7 +460,7 @@ impl Connection {
             service.get().warn_of_upgrade(py)?;
         }
         if service.get().is_overloaded(py) {
-            service.get().count_request(py);
+            service.get().count_request(py)?;
             let text = "Service Unavailable";
             let refused = if request.get().websocket().is_some() {
                 asgi_websocket::log(request, "503").and(Self::refuse(slf, 503, text))

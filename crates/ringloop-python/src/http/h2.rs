@@ -375,7 +375,7 @@ impl Connection {
             return Ok(());
         };
         if service.get().is_overloaded(py) {
-            service.get().count_request(py);
+            service.get().count_request(py)?;
             let scope = request.get().take_logged_scope(py);
             let refused = Self::refuse_stream(slf, stream, scope, 503, "Service Unavailable");
             let warned = service.get().warn(py, "Exceeded concurrency limit.");

@@ -33,6 +33,8 @@ struct Settings {
     /// In nanoseconds, by `Kind`. None: none.
     timeouts_ns: [Option<u64>; Kind::ALL.len()],
     logs_access: bool,
+    /// Requests for this path are not logged.
+    unlogged_path: Option<String>,
     /// The access log may take lines that are formatted here.
     logs_lines: bool,
     has_state: bool,
@@ -52,6 +54,8 @@ struct Objects {
     state: Option<Py<PyDict>>,
     access_log: Option<Py<PyAny>>,
     forwarded: Option<Py<PyAny>>,
+    /// Called when as many requests have begun as `State::requests_max` says.
+    on_max_requests: Option<Py<PyAny>>,
     logger: Py<PyAny>,
     /// The context that those of the requests are copies of.
     context: Py<PyAny>,
@@ -108,6 +112,7 @@ struct State {
     /// Requests whose tasks are not over.
     active: usize,
     requests: u64,
+    requests_max: Option<u64>,
     is_shutting_down: bool,
     has_warned_of_upgrade: bool,
     deadlines: Deadlines,
@@ -155,8 +160,9 @@ impl HttpService {
         r#loop, app, *, root_path=None, headers=None, date_header=true, state=None,
         http2=true, limit_head=65536, limit_fields=256, limit_body_ahead=65536,
         limit_concurrency=None, limit_http2_requests=Some(1000),
+        limit_max_requests=None, on_max_requests=None,
         timeout_keep_alive=Some(5.0), timeout_head=Some(10.0), timeout_body=Some(60.0),
-        timeout_write=Some(60.0), access_log=None, forwarded=None, logger=None,
+        timeout_write=Some(60.0), access_log=None, unlogged_path=None, forwarded=None, logger=None,
         ws=true, ws_max_size=16 << 20, ws_max_queue=32, ws_ping_interval=Some(20.0),
         ws_ping_timeout=Some(20.0), ws_per_message_deflate=true,
     ))]
@@ -176,15 +182,18 @@ impl HttpService {
         state: Option<Py<PyDict>>,
         http2: bool,
         limit_head: usize,
+        limit_fields: usize,
         limit_body_ahead: usize,
         limit_concurrency: Option<usize>,
         limit_http2_requests: Option<u64>,
+        limit_max_requests: Option<u64>,
+        on_max_requests: Option<Py<PyAny>>,
         timeout_keep_alive: Option<f64>,
         timeout_head: Option<f64>,
         timeout_body: Option<f64>,
-        limit_fields: usize,
         timeout_write: Option<f64>,
         access_log: Option<Py<PyAny>>,
+        unlogged_path: Option<String>,
         forwarded: Option<Py<PyAny>>,
         logger: Option<Py<PyAny>>,
         ws: bool,
@@ -251,6 +260,7 @@ impl HttpService {
             ]
             .map(|timeout| timeout.map(|seconds| (seconds * 1e9).round() as u64)),
             logs_access: access_log.is_some(),
+            unlogged_path,
             logs_lines,
             has_state: state.is_some(),
             websocket: ws.then_some(websocket),
@@ -266,6 +276,7 @@ impl HttpService {
             state: state.map(own).transpose()?,
             access_log,
             forwarded,
+            on_max_requests,
             logger,
             context: support::copy_context(py)?,
             task_class: support::http(py)?.getattr(intern!(py, "Task"))?.unbind(),
@@ -277,6 +288,7 @@ impl HttpService {
             waiting: Table::new(),
             active: 0,
             requests: 0,
+            requests_max: limit_max_requests,
             is_shutting_down: false,
             has_warned_of_upgrade: false,
             deadlines: Deadlines::new(),
@@ -319,6 +331,14 @@ impl HttpService {
     #[getter]
     fn active(&self, py: Python<'_>) -> New<usize> {
         New(self.state.get(py).active)
+    }
+
+    /// The tasks of requests in flight.
+    fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let requests = self.all_waiting(py);
+        let tasks = requests.iter().filter_map(|request| request.get().task(py));
+        let tasks = tasks.map(|task| task.into_bound(py).into_any());
+        Ok(objects::list(py, tasks)?.into_any())
     }
 
     /// A snapshot of what was counted so far; `_core.pyi` describes it.
@@ -435,6 +455,7 @@ impl HttpService {
             visit.call(&objects.state)?;
             visit.call(&objects.access_log)?;
             visit.call(&objects.forwarded)?;
+            visit.call(&objects.on_max_requests)?;
             visit.call(&objects.logger)?;
             visit.call(&objects.context)?;
         }
@@ -724,6 +745,14 @@ impl HttpService {
         let Some(log) = this.access_log(py) else {
             return Ok(());
         };
+        if let Some(unlogged) = &this.settings.unlogged_path
+            && let Ok(Some(path)) = scope.get_item(intern!(py, "path"))
+            && path
+                .cast::<PyString>()
+                .is_ok_and(|path| path == unlogged.as_str())
+        {
+            return Ok(());
+        }
         if this.settings.logs_lines {
             if let Some(entry) = Entry::of(scope)
                 && Self::log_line(slf, &log, &entry, status)?
@@ -840,9 +869,27 @@ impl HttpService {
         })
     }
 
-    /// Counts a request that is refused.
-    pub(super) fn count_request(&self, py: Python<'_>) {
-        self.state.get_mut(py).requests += 1;
+    /// Counts a request.
+    pub(super) fn count_request(&self, py: Python<'_>) -> PyResult<()> {
+        let is_last = {
+            let mut state = self.state.get_mut(py);
+            state.requests += 1;
+            state.requests_max == Some(state.requests)
+        };
+        if is_last {
+            self.tell_of_max_requests(py)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn tell_of_max_requests(&self, py: Python<'_>) -> PyResult<()> {
+        let callback = {
+            let state = self.state.get(py);
+            let objects = state.objects.as_ref();
+            objects.and_then(|objects| objects.on_max_requests.clone_ref_opt(py))
+        };
+        callback.map_or(Ok(()), |callback| self.call_soon(py, callback.bind(py)))
     }
 
     /// Counts what has arrived on a connection.
@@ -918,11 +965,8 @@ impl HttpService {
     pub(super) fn start(slf: &Bound<'_, Self>, request: &Bound<'_, Request>) -> PyResult<()> {
         let this = slf.get();
         let py = slf.py();
-        {
-            let mut state = this.state.get_mut(py);
-            state.requests += 1;
-            state.active += 1;
-        }
+        this.count_request(py)?;
+        this.state.get_mut(py).active += 1;
         let task = match this.make_task(py, request) {
             Ok(task) => task,
             Err(error) => {
