@@ -672,6 +672,60 @@ def test_the_deadline_for_a_head(arm, loop, piece):
 
 
 @OWN
+def test_each_head_has_a_deadline_of_its_own(arm, loop):
+    """A stream is open, and each read ends inside the next head."""
+    timeout, heads = 0.5, [get(stream) for stream in range(3, 43, 2)]
+
+    async def application(scope, receive, send):
+        if scope["path"] == "/waits":
+            await receive()
+            await receive()
+        await answer(send, b"x")
+
+    async def attempt():
+        """Whether all heads were sent in time."""
+        async with Server(arm, application, timeout_head=timeout) as server, server.client() as client:
+            client.write(PREFACE + frame(SETTINGS) + get(1, path=b"/waits") + heads[0][:12])
+            rest = asyncio.ensure_future(client.rest())
+            slowest = 0
+            for head, following in zip(heads, [*heads[1:], b""], strict=True):
+                begun = loop.time()
+                await asyncio.sleep(timeout / 10)
+                before = server.service.requests
+                client.write(head[12:] + following[:12])
+                while server.service.requests == before and not rest.done():
+                    await asyncio.sleep(0.01)
+                slowest = max(slowest, loop.time() - begun)
+                if rest.done():
+                    break
+            assert slowest > timeout / 2 or server.service.requests == 1 + len(heads)
+            client.reset()
+            await asyncio.gather(rest, return_exceptions=True)
+            return slowest <= timeout / 2
+
+    async def test():
+        # A machine that stands still makes the client late.
+        while not await attempt():
+            pass
+
+    run(loop, test())
+
+
+@OWN
+def test_a_slow_head_after_others_is_ended(arm, loop):
+    async def application(scope, receive, send):
+        await receive()
+        await receive()
+
+    async def test():
+        async with Server(arm, application, timeout_head=0.05) as server:
+            await server.ask(PREFACE + frame(SETTINGS) + get(1) + get(3)[:12])
+            assert server.service.requests == 1
+
+    run(loop, test())
+
+
+@OWN
 def test_the_deadline_for_the_next_request(arm, loop):
     async def test():
         async with Server(arm, text(b"x"), timeout_keep_alive=0.05) as server, server.http2() as client:

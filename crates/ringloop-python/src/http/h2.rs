@@ -46,7 +46,7 @@ pub(super) struct Http2 {
     last: Option<(Box<h2::Request>, Template)>,
     /// The number of requests that wait for more of their bodies.
     waiting: usize,
-    /// Requests have come since the connection was idle.
+    /// Requests have come since the connection began to wait for a request, or for the rest of a head.
     was_used: bool,
     /// A response has not found room.
     has_waited: bool,
@@ -434,7 +434,9 @@ impl Connection {
             } else {
                 is_idle.then_some(Kind::KeepAlive)
             };
-            let starts_anew = is_idle && std::mem::take(&mut http2.was_used);
+            // After a request, the head that is incomplete is another one.
+            let is_new = is_idle || waiting == Some(Kind::Head);
+            let starts_anew = is_new && std::mem::take(&mut http2.was_used);
             let is_stalled = http2.has_waited && http2.messages.stalled_since_ms().is_some();
             http2.has_waited = is_stalled;
             let is_at_end = is_idle
@@ -450,6 +452,10 @@ impl Connection {
                 is_at_end,
             )
         };
+        if starts_anew {
+            // Otherwise the deadline for the previous head would go on.
+            HttpService::set_deadline(service, slot, None)?;
+        }
         if waiting.is_none() || starts_anew {
             HttpService::set_deadline(service, slot, waiting)?;
         } else if let Some(kind) = waiting {
