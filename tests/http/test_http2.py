@@ -726,6 +726,28 @@ def test_a_slow_head_after_others_is_ended(arm, loop):
 
 
 @OWN
+def test_bodies_that_nobody_reads_leave_room_for_others(arm, loop):
+    async def application(scope, receive, send):
+        if scope["path"] == "/ignores":
+            await asyncio.get_running_loop().create_future()
+        await answer(send, str(len((await body_of(receive))[0])).encode())
+
+    async def test():
+        async with Server(arm, application, limit_body_ahead=65535) as server, server.http2() as client:
+            await client.settled()
+            for _ in range(100):
+                stream = client.ask("/ignores", method="POST", ends=False)
+                while room := client.h2.local_flow_control_window(stream):
+                    client.data(stream, bytes(min(room, 16384)))
+                await client.writer.drain()
+            assert client.h2.outbound_flow_control_window > 1000
+            assert (await client.get(method="POST", body=bytes(1000))).body == b"1000"
+            client.reset()
+
+    run(loop, test())
+
+
+@OWN
 def test_the_deadline_for_the_next_request(arm, loop):
     async def test():
         async with Server(arm, text(b"x"), timeout_keep_alive=0.05) as server, server.http2() as client:

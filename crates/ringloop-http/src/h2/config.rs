@@ -7,7 +7,9 @@ pub struct Config {
     /// The flow-control window of a stream in bytes: how much of a request's body can wait for the application.
     /// Default: 65,535, as in RFC 9113, section 6.9.2.
     pub stream_window_bytes: u32,
-    /// The flow-control window of the connection in bytes, for all streams together. Default: 1 MiB.
+    /// The flow-control window of the connection in bytes, for all streams together. If it is less than
+    /// `concurrent_streams` windows of streams, bodies that nobody takes can keep the others from arriving. Default:
+    /// 128 windows of streams, 8 MiB.
     pub connection_window_bytes: u32,
     /// The size of a request's fields in bytes, with 32 bytes added for each (RFC 9113, section 6.5.2). Default: 64
     /// KiB.
@@ -47,7 +49,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             stream_window_bytes: (64 << 10) - 1,
-            connection_window_bytes: 1 << 20,
+            connection_window_bytes: 128 * ((64 << 10) - 1),
             header_list_bytes: 64 << 10,
             fields: 128,
             concurrent_streams: 128,

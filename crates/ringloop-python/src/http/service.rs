@@ -495,9 +495,10 @@ fn http2_config(head: usize, body_ahead: usize, requests: Option<u64>) -> h2::Co
     config.header_list_bytes = u32::try_from(head).unwrap_or(u32::MAX);
     config.requests = requests.unwrap_or(u64::MAX);
     config.stream_window_bytes = u32::try_from(body_ahead).unwrap_or(u32::MAX);
+    // Requests whose bodies nobody reads leave room for the others.
     config.connection_window_bytes = config
-        .connection_window_bytes
-        .max(config.stream_window_bytes);
+        .stream_window_bytes
+        .saturating_mul(config.concurrent_streams);
     config
 }
 
