@@ -617,6 +617,8 @@ impl Request {
         drop(previous);
         service.get().count_response(py, Some(begun), status);
         this.wake_receivers(py)?;
+        // The connection forgets the request, so nothing else would wake them.
+        this.wake_senders(py)?;
         match this.stream {
             None => Connection::on_response_complete(connection, slf),
             Some(stream) => Connection::on_stream_complete(connection, stream),
