@@ -1101,6 +1101,73 @@ def test_transports_that_are_not_ours(arm, loop):
     run(loop, test())
 
 
+class FailingTransport(asyncio.Transport):
+    """Raises whatever is done to it."""
+
+    def __init__(self, calls):
+        super().__init__({"peername": ("a", 1), "sockname": ("b", 2)})
+        self.calls = calls
+
+    def write(self, data):
+        pass
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def close(self):
+        self.calls.append("close")
+        raise ZeroDivisionError
+
+    def abort(self):
+        self.calls.append("abort")
+        raise ZeroDivisionError
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("way", ["shut_down", "abort"])
+def test_a_connection_that_fails_to_end_holds_up_no_other(arm, loop, way):
+    calls = []
+
+    async def test():
+        service = _core.HttpService(loop, text(b"ok"))
+        protocols = [service.protocol() for _ in range(3)]
+        for protocol in protocols:
+            protocol.connection_made(FailingTransport(calls))
+            protocol.data_received(GET)
+        await asyncio.sleep(0)
+        with pytest.raises(ZeroDivisionError):
+            getattr(service, way)()
+        assert len(calls) == 3
+        for protocol in protocols:
+            protocol.connection_lost(None)
+        assert service.connections == 0
+
+    run(loop, test())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_deadline_that_fails_holds_up_no_other(arm, loop):
+    calls, reported = [], []
+
+    async def test():
+        loop.set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+        service = _core.HttpService(loop, text(b"ok"), timeout_head=0.01)
+        protocols = [service.protocol() for _ in range(3)]
+        for protocol in protocols:
+            protocol.connection_made(FailingTransport(calls))
+        while len(calls) < 3:
+            await asyncio.sleep(0.01)
+        later = service.protocol()
+        later.connection_made(FailingTransport(calls))
+        while len(calls) < 4:
+            await asyncio.sleep(0.01)
+        for protocol in (*protocols, later):
+            protocol.connection_lost(None)
+
+    run(loop, test())
+    assert {type(error) for error in reported} == {ZeroDivisionError}
+
+
 def test_it_tells_when_it_has_served_enough(arm, loop):
     """Once, when the request begins; refused ones count, too."""
     told = []

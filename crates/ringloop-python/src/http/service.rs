@@ -153,6 +153,27 @@ const LINGER_S: f64 = 2.0;
 /// A buffer that has grown beyond this is not kept.
 const BUFFER_KEPT: usize = 64 * 1024;
 
+/// The first of two errors. If both failed, the second one is reported as unraisable.
+fn first_error(py: Python<'_>, first: PyResult<()>, second: PyResult<()>) -> PyResult<()> {
+    match (first, second) {
+        (Err(first), Err(second)) => {
+            second.write_unraisable(py, None);
+            Err(first)
+        }
+        (first, second) => first.and(second),
+    }
+}
+
+/// Runs `action` for all of them, even if it fails for some. Returns the first error.
+fn for_each<T>(
+    py: Python<'_>,
+    all: impl IntoIterator<Item = T>,
+    mut action: impl FnMut(T) -> PyResult<()>,
+) -> PyResult<()> {
+    all.into_iter()
+        .fold(Ok(()), |result, one| first_error(py, result, action(one)))
+}
+
 #[pymethods]
 impl HttpService {
     #[new]
@@ -376,34 +397,34 @@ impl HttpService {
     /// Closes idle connections now, and the others after their responses.
     fn shut_down(&self, py: Python<'_>) -> PyResult<()> {
         self.state.get_mut(py).is_shutting_down = true;
-        for connection in self.all_connections(py) {
-            Connection::shut_down(connection.bind(py))?;
-        }
-        Ok(())
+        for_each(py, self.all_connections(py), |connection| {
+            Connection::shut_down(connection.bind(py))
+        })
     }
 
     /// Tells the applications of requests in flight that their clients are gone.
     fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
-        for request in self.all_waiting(py) {
-            request.get().disconnect(py, false)?;
-        }
-        for connection in self.all_connections(py) {
-            Connection::end_closing_websocket(connection.bind(py))?;
-        }
-        Ok(())
+        let told = for_each(py, self.all_waiting(py), |request| {
+            request.get().disconnect(py, false)
+        });
+        let ended = for_each(py, self.all_connections(py), |connection| {
+            Connection::end_closing_websocket(connection.bind(py))
+        });
+        first_error(py, told, ended)
     }
 
     /// Cancels the tasks of requests in flight, and drops all connections.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        for request in self.all_waiting(py) {
-            if let Some(task) = request.get().task(py) {
-                task.bind(py).call_method0(intern!(py, "cancel"))?;
+        let cancelled = for_each(py, self.all_waiting(py), |request| {
+            match request.get().task(py) {
+                Some(task) => task.call_method0(py, intern!(py, "cancel")).map(drop),
+                None => Ok(()),
             }
-        }
-        for connection in self.all_connections(py) {
-            Connection::abort(connection.bind(py))?;
-        }
-        Ok(())
+        });
+        let aborted = for_each(py, self.all_connections(py), |connection| {
+            Connection::abort(connection.bind(py))
+        });
+        first_error(py, cancelled, aborted)
     }
 
     /// A future that is done when no connection is open and no request in flight.
@@ -429,6 +450,7 @@ impl HttpService {
         let previous = slf.get().state.get_mut(py).timers[number].take();
         drop(previous);
         let now_ns = clock::now_ns();
+        let mut result = Ok(());
         loop {
             let expired = {
                 let mut state = slf.get().state.get_mut(py);
@@ -439,10 +461,11 @@ impl HttpService {
                 connection.and_then(|it| it.as_ref().map(|it| it.clone_ref(py)))
             };
             if let Some(connection) = expired {
-                Connection::on_deadline(connection.bind(py), kind)?;
+                let ended = Connection::on_deadline(connection.bind(py), kind);
+                result = first_error(py, result, ended);
             }
         }
-        Self::set_timer(slf, kind)
+        first_error(py, result, Self::set_timer(slf, kind))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
