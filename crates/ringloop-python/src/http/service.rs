@@ -170,8 +170,11 @@ fn for_each<T>(
     all: impl IntoIterator<Item = T>,
     mut action: impl FnMut(T) -> PyResult<()>,
 ) -> PyResult<()> {
-    all.into_iter()
-        .fold(Ok(()), |result, one| first_error(py, result, action(one)))
+    let mut result = Ok(());
+    for one in all {
+        result = first_error(py, result, action(one));
+    }
+    result
 }
 
 #[pymethods]
