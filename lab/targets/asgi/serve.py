@@ -41,7 +41,9 @@ def uvicorn(arguments: argparse.Namespace) -> list[str]:
 
 def ringloop(arguments: argparse.Namespace) -> list[str]:
     """Return ringloop's command."""
-    return ["ringloop", "serve", *uvicorn_words(arguments), "--backend", arguments.backend]
+    # The load keeps its connections.
+    words = ["--limit-http2-requests", "0"] if arguments.feature == "http2" else []
+    return ["ringloop", "serve", *uvicorn_words(arguments), "--backend", arguments.backend, *words]
 
 
 def granian(arguments: argparse.Namespace) -> list[str]:
