@@ -26,7 +26,7 @@ COMMON = {
     "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 }
 
-pytestmark = pytest.mark.ringloop_only
+pytestmark = [pytest.mark.ringloop_only, pytest.mark.without_debug_mode]
 
 
 # Random programs

@@ -16,7 +16,7 @@ from test_logging import app, loggers_as_before, record
 
 __all__ = ["loggers_as_before"]
 
-pytestmark = pytest.mark.ringloop_only
+pytestmark = [pytest.mark.ringloop_only, pytest.mark.without_debug_mode]
 
 LOG = logging.getLogger("uvicorn.access")
 ERRORS = logging.getLogger("uvicorn.error")

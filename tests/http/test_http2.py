@@ -860,9 +860,8 @@ def test_a_client_that_reads_late_gets_all(arm, loop, end):
                 streams = [client.ask() for _ in range(count)]
                 del client.write
                 client.write(b"".join(pieces))
-                while server.service.requests < count:
+                while server.service.requests < count or server.service.active:
                     await asyncio.sleep(0.01)
-                assert server.service.active == 0
                 if end == "shutdown":
                     server.service.shut_down()
                 # More than a client is given for its first request while the server shuts down.
