@@ -231,7 +231,10 @@ impl Connection {
         };
         drop(dropped);
         Self::set_websocket_deadline(slf, Kind::Close)?;
-        transport.call_method0(intern!(py, "write_eof"))?;
+        if transport.call_method0(intern!(py, "write_eof")).is_err() {
+            // The client has gone.
+            return transport.call_method0(intern!(py, "close")).map(drop);
+        }
         this.resume_reading(py, &service)
     }
 
