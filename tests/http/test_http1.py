@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import logging
 
 import pytest
 
@@ -11,20 +10,6 @@ from serving import LOGGER, Server, answer, body_of, run, text
 
 GET = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n"
-
-
-@pytest.fixture
-def errors(caplog):
-    """What the server logs as an error."""
-    caplog.set_level(logging.INFO, LOGGER)
-
-    def messages():
-        found = [record.getMessage() for record in caplog.records if record.name == LOGGER]
-        caplog.clear()
-        return found
-
-    yield messages
-    assert not messages()
 
 
 # -- What an application is told --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import gc
-import logging
 import socket
 import weakref
 
@@ -12,23 +11,9 @@ from h2.settings import SettingCodes
 
 import support
 from http2 import PREFACE, SETTINGS, Server, frame, get
-from serving import LOGGER, answer, body_of, run, text
+from serving import answer, body_of, run, text
 
 OWN = pytest.mark.ringloop_only
-
-
-@pytest.fixture
-def errors(caplog):
-    """What the server logs."""
-    caplog.set_level(logging.INFO, LOGGER)
-
-    def messages():
-        found = [record.getMessage() for record in caplog.records if record.name == LOGGER]
-        caplog.clear()
-        return found
-
-    yield messages
-    assert not messages()
 
 
 class Recorder:
