@@ -22,11 +22,12 @@
 //! | `queue` | what waits for its turn |
 //! | `posting` | callbacks from other threads |
 //! | `addresses` | socket addresses between the kernel and Python |
+//! | `streams` | the methods of asyncio's streams that run per read and per write |
 //! | `handle` | `Handle` and `TimerHandle` |
 //! | `metrics` | what a loop counts about itself |
 //! | `socket_object` | the descriptor that a socket has now |
 //! | `stream_reader` | asyncio's `StreamReader`, fed directly |
-//! | `streams` | the methods of asyncio's streams that run per read and per write |
+//! | `coroutine` | native objects that act like coroutines |
 //! | `run_lock` | the equivalent of the lock in asyncio's thread-safe handles |
 //! | `support` | state under the GIL, errors, contexts, the boundary between C and Rust |
 //! | `names` | the names of Python attributes, made at import |
@@ -40,6 +41,7 @@
 
 mod addresses;
 mod buffers;
+mod coroutine;
 mod datagram;
 mod endpoint;
 mod event_loop;

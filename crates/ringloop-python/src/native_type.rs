@@ -145,25 +145,6 @@ pub(crate) const fn method(
     }
 }
 
-/// The methods of an awaitable that acts like a coroutine: `send(value)`, `throw(type[, value[, traceback]])` and `close()`.
-pub(crate) fn coroutine_methods(
-    send: ffi::PyCFunction,
-    throw: ffi::PyCFunction,
-    close: ffi::PyCFunction,
-) -> Vec<ffi::PyMethodDef> {
-    let mut send = method(c"send", send, c"Start or resume.");
-    send.ml_flags = ffi::METH_O;
-    let mut throw = method(c"throw", throw, c"Raise an exception at the await.");
-    throw.ml_flags = ffi::METH_VARARGS;
-    vec![send, throw, method(c"close", close, c"End it.")]
-}
-
-/// A slot that answers with the object itself, as `__iter__` of an iterator does.
-pub(crate) unsafe extern "C" fn itself(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live object.
-    unsafe { ffi::Py_NewRef(object) }
-}
-
 /// A read-only attribute.
 pub(crate) const fn attribute(name: &'static CStr, getter: ffi::getter) -> ffi::PyGetSetDef {
     ffi::PyGetSetDef {
@@ -172,20 +153,6 @@ pub(crate) const fn attribute(name: &'static CStr, getter: ffi::getter) -> ffi::
         set: None,
         doc: ptr::null(),
         closure: ptr::null_mut(),
-    }
-}
-
-/// Warns of a coroutine that nobody has awaited.
-///
-/// # Safety
-/// The GIL is held and no exception is set.
-#[cold]
-pub(crate) unsafe fn warn_never_awaited(text: &CStr) {
-    // SAFETY: as the function asks. Where warnings are errors, there is nobody to raise it to.
-    unsafe {
-        if ffi::PyErr_WarnEx(ffi::PyExc_RuntimeWarning, text.as_ptr(), 1) != 0 {
-            ffi::PyErr_WriteUnraisable(ptr::null_mut());
-        }
     }
 }
 

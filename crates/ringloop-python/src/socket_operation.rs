@@ -14,7 +14,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::ptr;
 
-use pyo3::exceptions::{PyBaseException, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyBaseException, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -22,6 +22,7 @@ use pyo3::types::{PyMemoryView, PyType};
 use ringloop_driver::Mode;
 
 use self::attempt::attempt;
+use crate::coroutine::{self, Phase, Step};
 use crate::event_loop::Loop;
 use crate::handle::{Call, HandleRef};
 use crate::names::intern;
@@ -50,14 +51,14 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn name(self) -> &'static str {
+    fn qualified_name(self) -> &'static str {
         match self {
-            Self::Receive { .. } => "sock_recv",
-            Self::ReceiveInto => "sock_recv_into",
-            Self::SendAll => "sock_sendall",
-            Self::ReceiveFrom { .. } => "sock_recvfrom",
-            Self::ReceiveFromInto { .. } => "sock_recvfrom_into",
-            Self::SendTo => "sock_sendto",
+            Self::Receive { .. } => "EventLoop.sock_recv",
+            Self::ReceiveInto => "EventLoop.sock_recv_into",
+            Self::SendAll => "EventLoop.sock_sendall",
+            Self::ReceiveFrom { .. } => "EventLoop.sock_recvfrom",
+            Self::ReceiveFromInto { .. } => "EventLoop.sock_recvfrom_into",
+            Self::SendTo => "EventLoop.sock_sendto",
         }
     }
 
@@ -65,18 +66,6 @@ impl Kind {
     fn is_sending(self) -> bool {
         matches!(self, Self::SendAll | Self::SendTo)
     }
-}
-
-#[derive(Copy, Clone, PartialEq, Eq)]
-enum Phase {
-    /// Not awaited yet.
-    Created,
-    /// In its first step. The user's code, if it runs meanwhile, must not step it again.
-    Running,
-    /// The future was handed to the task.
-    Waiting,
-    /// Returned, raised or closed.
-    Finished,
 }
 
 struct Operation {
@@ -159,12 +148,6 @@ unsafe fn operation<'a>(object: *mut ffi::PyObject) -> &'a mut Operation {
     unsafe { &mut (*object.cast::<OperationObject>()).operation }
 }
 
-/// What a step of an operation leads to.
-enum Step<'py> {
-    Yield(Bound<'py, PyAny>),
-    Return(Py<PyAny>),
-}
-
 /// Starts the operation, or ends it after its future is done.
 fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     // SAFETY: called from slots with the GIL and a live object; no Python code runs while the reference is used.
@@ -176,23 +159,20 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             match attempt(py, object) {
                 Some(outcome) => {
                     finish(py, object);
-                    outcome.map(Step::Return)
+                    outcome.map(|value| Step::Return(value.into_bound(py)))
                 }
                 None => begin_waiting(py, object)
                     .map(Step::Yield)
                     .inspect_err(|_| finish(py, object)),
             }
         }
-        Phase::Running => Err(objects::error::<PyValueError>(
-            py,
-            "coroutine already executing",
-        )),
+        Phase::Running => Err(coroutine::executing(py)),
         Phase::Waiting => {
             // SAFETY: as above.
             let outcome = unsafe { operation(object).outcome.take() };
             finish(py, object);
             match outcome {
-                Some(Ok(value)) => Ok(Step::Return(value)),
+                Some(Ok(value)) => Ok(Step::Return(value.into_bound(py))),
                 Some(Err(exception)) => Err(PyErr::from_value(exception.into_bound(py).into_any())),
                 None => Err(objects::error::<PyRuntimeError>(
                     py,
@@ -200,10 +180,7 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
                 )),
             }
         }
-        Phase::Finished => Err(objects::error::<PyRuntimeError>(
-            py,
-            "cannot reuse already awaited coroutine",
-        )),
+        Phase::Finished => Err(coroutine::over(py)),
     }
 }
 

@@ -14,20 +14,20 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyTuple, PyType};
 
+use crate::coroutine::{self, Coroutine, Phase, Step};
 use crate::names::intern;
 use crate::native_type::{
-    self, EndOfLife, Head, NativeType, PendingException, attribute, coroutine_methods, itself,
-    slot, visit_all, warn_never_awaited,
+    self, EndOfLife, Head, NativeType, PendingException, attribute, slot, visit_all,
 };
 use crate::objects::{self, New};
 use crate::stream_reader::{self, Originals};
-use crate::support::{self, Fields, Step, guard};
+use crate::support::{self, Fields, guard};
 
 /// The method that was called.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,16 +40,6 @@ enum Kind {
 }
 
 impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::ReadExactly => "readexactly",
-            Self::ReadUntil => "readuntil",
-            Self::ReadLine => "readline",
-            Self::Drain => "drain",
-        }
-    }
-
     fn qualified_name(self) -> &'static str {
         match self {
             Self::Read => "StreamReader.read",
@@ -59,24 +49,6 @@ impl Kind {
             Self::Drain => "StreamWriter.drain",
         }
     }
-
-    fn never_awaited(self) -> &'static CStr {
-        match self {
-            Self::Read => c"coroutine 'StreamReader.read' was never awaited",
-            Self::ReadExactly => c"coroutine 'StreamReader.readexactly' was never awaited",
-            Self::ReadUntil => c"coroutine 'StreamReader.readuntil' was never awaited",
-            Self::ReadLine => c"coroutine 'StreamReader.readline' was never awaited",
-            Self::Drain => c"coroutine 'StreamWriter.drain' was never awaited",
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Created,
-    Running,
-    Waiting,
-    Finished,
 }
 
 /// What a coroutine of asyncio's does for us.
@@ -357,7 +329,8 @@ unsafe fn take_over(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<
     unsafe {
         let kind = (*this).kind;
         let class = asyncios(py, kind != Kind::Drain)?;
-        let method = class.getattr(New(kind.name()).into_pyobject(py)?)?;
+        let method =
+            class.getattr(New(coroutine::unqualified(kind.qualified_name())).into_pyobject(py)?)?;
         let arguments = [(*this).argument];
         let count = (!(*this).argument.is_null()).into();
         let coroutine = call_asyncio(
@@ -633,21 +606,6 @@ fn is_native(reader: &Bound<'_, PyAny>) -> bool {
     class.is_some_and(|class| reader.get_type().is(class))
 }
 
-#[cold]
-fn awaited_already(py: Python<'_>) -> PyErr {
-    objects::error::<PyRuntimeError>(py, "coroutine is being awaited already")
-}
-
-#[cold]
-fn executing(py: Python<'_>) -> PyErr {
-    objects::error::<PyValueError>(py, "coroutine already executing")
-}
-
-#[cold]
-fn over(py: Python<'_>) -> PyErr {
-    objects::error::<PyRuntimeError>(py, "cannot reuse already awaited coroutine")
-}
-
 /// What a step asks of the coroutine that is inside.
 type Resume<'a, 'py> = &'a dyn Fn(&Bound<'py, PyAny>) -> PyResult<Step<'py>>;
 
@@ -656,16 +614,12 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     let this = object.cast::<StreamCall>();
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
-        match (*this).phase {
-            Phase::Created | Phase::Waiting => {}
-            Phase::Running => return Err(executing(py)),
-            Phase::Finished => return Err(over(py)),
-        }
+        (*this).phase.check(py)?;
         let waited = match Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
             // A task throws the future's exception; others only resume.
             Some(future) => match future.call_method0(intern!(py, "result")) {
                 Err(_) if !support::ask(&future, intern!(py, "done"))? => {
-                    return Err(awaited_already(py));
+                    return Err(coroutine::awaited_already(py));
                 }
                 result => result.map(drop),
             },
@@ -674,7 +628,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         (*this).phase = Phase::Running;
         let result = end_wait(py, this)
             .and(waited)
-            .and_then(|()| run(py, this, &support::resume));
+            .and_then(|()| run(py, this, &coroutine::resume));
         settle(py, object, result)
     }
 }
@@ -719,7 +673,7 @@ unsafe fn run<'py>(
                     waits @ Step::Yield(_) => return Ok(waits),
                 }
             }
-            resume = &support::resume;
+            resume = &coroutine::resume;
             match go_on(py, this)? {
                 Progress::Return(value) => return Ok(Step::Return(value)),
                 Progress::Wait(future) => {
@@ -784,102 +738,6 @@ unsafe fn drop_fields(object: *mut ffi::PyObject) {
     }
 }
 
-unsafe extern "C" fn am_send(
-    object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
-    result: *mut *mut ffi::PyObject,
-) -> ffi::PySendResult {
-    let mut returned = false;
-    let value = guard(|py| match step(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) => {
-            returned = true;
-            Ok(value)
-        }
-    });
-    // SAFETY: the interpreter gives a place for the result.
-    unsafe { *result = value };
-    if value.is_null() {
-        ffi::PySendResult::PYGEN_ERROR
-    } else if returned {
-        ffi::PySendResult::PYGEN_RETURN
-    } else {
-        ffi::PySendResult::PYGEN_NEXT
-    }
-}
-
-/// What `await` calls from Python 3.12 on. Null without an exception is a return of None, which takes no `StopIteration`.
-unsafe extern "C" fn next(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    let mut returned_none = false;
-    let value = guard(|py| match step(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) if value.is_none() => {
-            returned_none = true;
-            Ok(value)
-        }
-        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
-    });
-    if returned_none && !value.is_null() {
-        // SAFETY: the reference to None is ours.
-        unsafe { ffi::Py_DECREF(value) };
-        return ptr::null_mut();
-    }
-    value
-}
-
-/// A step as `send` and `throw` give it.
-fn as_generator<'py>(py: Python<'py>, step: Step<'py>) -> PyResult<Bound<'py, PyAny>> {
-    match step {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
-    }
-}
-
-unsafe extern "C" fn method_send(
-    object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
-        let step = step(py, object)?;
-        as_generator(py, step)
-    })
-}
-
-unsafe extern "C" fn method_throw(
-    object: *mut ffi::PyObject,
-    arguments: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
-        let this = object.cast::<StreamCall>();
-        // SAFETY: called with the GIL for a live object of our type; METH_VARARGS gives a tuple.
-        unsafe {
-            if ffi::PyTuple_GET_SIZE(arguments) == 0 {
-                return Err(objects::error::<PyTypeError>(
-                    py,
-                    "throw expected at least 1 argument, got 0",
-                ));
-            }
-            match (*this).phase {
-                Phase::Created | Phase::Waiting => {}
-                Phase::Running => return Err(executing(py)),
-                Phase::Finished => return Err(over(py)),
-            }
-            (*this).phase = Phase::Running;
-            let result = if (*this).inner.is_null() {
-                match end_wait(py, this) {
-                    Ok(()) => Err(support::thrown(py, arguments)),
-                    Err(error) => Err(error),
-                }
-            } else {
-                let given =
-                    Bound::from_borrowed_ptr(py, arguments).cast_into_unchecked::<PyTuple>();
-                run(py, this, &|inner| support::throw_into(inner, &given))
-            };
-            as_generator(py, settle(py, object, result)?)
-        }
-    })
-}
-
 /// Ends a call whose caller does not wait any longer.
 fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let this = object.cast::<StreamCall>();
@@ -902,92 +760,47 @@ fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     }
 }
 
-unsafe extern "C" fn method_close(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
+impl Coroutine for StreamCall {
+    fn phase(object: *mut ffi::PyObject) -> Phase {
         // SAFETY: called with the GIL for a live object of our type.
-        if unsafe { (*object.cast::<StreamCall>()).phase } == Phase::Running {
-            return Err(executing(py));
-        }
-        close(py, object)?;
-        Ok(py.None().into_bound(py))
-    })
-}
-
-unsafe extern "C" fn am_await(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called by the interpreter with the GIL and a live object of our type.
-        unsafe {
-            if (*object.cast::<StreamCall>()).phase == Phase::Waiting {
-                return Err(awaited_already(py));
-            }
-            Ok(Bound::from_borrowed_ptr(py, object))
-        }
-    })
-}
-
-fn kind_of(object: *mut ffi::PyObject) -> Kind {
-    // SAFETY: called with the GIL for a live object of our type.
-    unsafe { (*object.cast::<StreamCall>()).kind }
-}
-
-unsafe extern "C" fn get_name(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    guard(|py| Ok(objects::string(py, kind_of(object).name())?.into_any()))
-}
-
-unsafe extern "C" fn get_qualname(
-    object: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    guard(|py| Ok(objects::string(py, kind_of(object).qualified_name())?.into_any()))
-}
-
-unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| {
-        let name = kind_of(object).qualified_name();
-        let text = format!("<coroutine object {name} at {object:p}>");
-        Ok(objects::string(py, &text)?.into_any())
-    })
-}
-
-fn is_in(object: *mut ffi::PyObject, phase: Phase) -> *mut ffi::PyObject {
-    // SAFETY: called with the GIL for a live object of our type.
-    unsafe {
-        ffi::PyBool_FromLong(c_int::from((*object.cast::<StreamCall>()).phase == phase).into())
+        unsafe { (*object.cast::<Self>()).phase }
     }
-}
 
-unsafe extern "C" fn cr_running(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    is_in(object, Phase::Running)
-}
+    fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
+        // SAFETY: as above.
+        unsafe { (*object.cast::<Self>()).kind }.qualified_name()
+    }
 
-unsafe extern "C" fn cr_suspended(
-    object: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    is_in(object, Phase::Waiting)
-}
+    fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+        step(py, object)
+    }
 
-/// What `inspect.getcoroutinestate` asks for from Python 3.15 on.
-unsafe extern "C" fn cr_state(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called with the GIL for a live object of our type.
-        let state = match unsafe { (*object.cast::<StreamCall>()).phase } {
-            Phase::Created => "CORO_CREATED",
-            Phase::Running => "CORO_RUNNING",
-            Phase::Waiting => "CORO_SUSPENDED",
-            Phase::Finished => "CORO_CLOSED",
-        };
-        Ok(objects::string(py, state)?.into_any())
-    })
-}
+    fn throw<'py>(
+        py: Python<'py>,
+        object: *mut ffi::PyObject,
+        arguments: &Bound<'py, PyTuple>,
+    ) -> PyResult<Step<'py>> {
+        Self::phase(object).check(py)?;
+        let this = object.cast::<Self>();
+        // SAFETY: as above.
+        unsafe {
+            (*this).phase = Phase::Running;
+            let result = if (*this).inner.is_null() {
+                match end_wait(py, this) {
+                    Ok(()) => Err(support::thrown(py, arguments.as_ptr())),
+                    Err(error) => Err(error),
+                }
+            } else {
+                run(py, this, &|inner| coroutine::throw_into(inner, arguments))
+            };
+            settle(py, object, result)
+        }
+    }
 
-/// Also for `cr_code`: there is none.
-unsafe extern "C" fn cr_frame(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called with the GIL.
-    unsafe { ffi::Py_NewRef(ffi::Py_None()) }
+    fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+        Self::phase(object).check_not_running(py)?;
+        close(py, object)
+    }
 }
 
 /// What is awaited, for those who follow a chain of coroutines.
@@ -1011,11 +824,7 @@ unsafe fn abandon(object: *mut ffi::PyObject) {
     unsafe {
         let this = object.cast::<StreamCall>();
         match (*this).phase {
-            Phase::Created => {
-                let pending = PendingException::take();
-                warn_never_awaited((*this).kind.never_awaited());
-                pending.restore();
-            }
+            Phase::Created => coroutine::warn_if_never_awaited::<StreamCall>(object),
             // As the end of a coroutine that waits in a `finally`.
             Phase::Waiting if !(*this).future.is_null() => {
                 let pending = PendingException::take();
@@ -1174,31 +983,26 @@ fn _add_stream_methods(reader: &Bound<'_, PyType>, writer: &Bound<'_, PyType>) -
 /// Makes the type.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
+    let mut attributes = coroutine::attributes::<StreamCall>();
+    attributes.push(attribute(c"cr_await", cr_await));
     let class = NativeType {
         name: c"ringloop._core.StreamCall",
         doc: c"What the methods of streams return: an awaitable that acts like a coroutine.",
         size: size_of::<StreamCall>(),
-        slots: vec![
+        slots: [
             slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
             slot(ffi::Py_tp_traverse, traverse as *mut c_void),
             slot(ffi::Py_tp_clear, clear as *mut c_void),
-            slot(ffi::Py_tp_repr, repr as *mut c_void),
-            slot(ffi::Py_tp_iter, itself as *mut c_void),
-            slot(ffi::Py_tp_iternext, next as *mut c_void),
-            slot(ffi::Py_am_await, am_await as *mut c_void),
-            slot(ffi::Py_am_send, am_send as *mut c_void),
-        ],
-        methods: coroutine_methods(method_send, method_throw, method_close),
-        attributes: vec![
-            attribute(c"__name__", get_name),
-            attribute(c"__qualname__", get_qualname),
-            attribute(c"cr_running", cr_running),
-            attribute(c"cr_suspended", cr_suspended),
-            attribute(c"cr_state", cr_state),
-            attribute(c"cr_await", cr_await),
-            attribute(c"cr_frame", cr_frame),
-            attribute(c"cr_code", cr_frame),
-        ],
+            slot(
+                ffi::Py_am_await,
+                coroutine::am_await::<StreamCall> as *mut c_void,
+            ),
+        ]
+        .into_iter()
+        .chain(coroutine::slots::<StreamCall>())
+        .collect(),
+        methods: coroutine::methods::<StreamCall>(),
+        attributes,
         vectorcall_offset: None,
     }
     .make(py)?;

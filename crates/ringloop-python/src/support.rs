@@ -16,8 +16,8 @@ use std::thread;
 use crate::names::intern;
 use crate::objects::{self, New};
 use pyo3::exceptions::{
-    PyBaseException, PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError,
-    PyStopIteration, PySystemError, PySystemExit, PyTypeError, PyValueError,
+    PyBaseException, PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError,
+    PySystemExit, PyTypeError, PyValueError,
 };
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -409,53 +409,6 @@ pub(crate) fn raised(exception: &Bound<'_, PyAny>) -> PyErr {
     // SAFETY: the GIL is held and the object is alive.
     unsafe { ffi::PyErr_SetObject(ffi::Py_TYPE(exception.as_ptr()).cast(), exception.as_ptr()) };
     PyErr::fetch(exception.py())
-}
-
-/// What a step of a coroutine comes to.
-pub(crate) enum Step<'py> {
-    Yield(Bound<'py, PyAny>),
-    Return(Bound<'py, PyAny>),
-}
-
-/// Resumes a coroutine, or another iterator that `await` takes, as `await` does: the step, or its exception.
-pub(crate) fn resume<'py>(inner: &Bound<'py, PyAny>) -> PyResult<Step<'py>> {
-    let py = inner.py();
-    let mut result = std::ptr::null_mut();
-    // SAFETY: the GIL is held, the object is alive, and the result is a new reference, or null with an exception set.
-    unsafe {
-        let status = ffi::PyIter_Send(inner.as_ptr(), ffi::Py_None(), &raw mut result);
-        match status {
-            ffi::PySendResult::PYGEN_RETURN => {
-                Ok(Step::Return(Bound::from_owned_ptr_or_err(py, result)?))
-            }
-            ffi::PySendResult::PYGEN_NEXT => {
-                Ok(Step::Yield(Bound::from_owned_ptr_or_err(py, result)?))
-            }
-            ffi::PySendResult::PYGEN_ERROR => {
-                returned_value(py, PyErr::fetch(py)).map(Step::Return)
-            }
-        }
-    }
-}
-
-/// Raises an exception where a coroutine waits: the step that it comes to.
-pub(crate) fn throw_into<'py>(
-    coroutine: &Bound<'py, PyAny>,
-    arguments: &Bound<'py, PyTuple>,
-) -> PyResult<Step<'py>> {
-    let py = coroutine.py();
-    match coroutine.call_method1(intern!(py, "throw"), arguments) {
-        Ok(future) => Ok(Step::Yield(future)),
-        Err(error) => returned_value(py, error).map(Step::Return),
-    }
-}
-
-/// The value of a `StopIteration`; other errors stay what they are.
-fn returned_value(py: Python<'_>, error: PyErr) -> PyResult<Bound<'_, PyAny>> {
-    if error.is_instance_of::<PyStopIteration>(py) {
-        return error.value(py).getattr(intern!(py, "value"));
-    }
-    Err(error)
 }
 
 /// `ringloop._http`: the same for the HTTP server.

@@ -2,8 +2,7 @@
 //!
 //! Nothing happens before the first step, as with a coroutine: a task that is cancelled before it has started takes no
 //! message. An awaitable that has to wait yields a future of asyncio's, so that everything that works with coroutines works
-//! with these: `create_task`, `gather`, `wait_for`, task groups. They have a coroutine's methods, which is what
-//! `asyncio.iscoroutine` asks for, and of its attributes those that AnyIO and asyncio look at.
+//! with these: `create_task`, `gather`, `wait_for`, task groups (see `coroutine`).
 
 #![allow(unsafe_code)]
 
@@ -11,19 +10,16 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr;
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::request::{Request, Sending};
+use crate::coroutine::{self, Coroutine, Phase, Step};
 use crate::names::intern;
-use crate::native_type::{
-    self, EndOfLife, Head, NativeType, PendingException, attribute, coroutine_methods, itself,
-    slot, visit_all, warn_never_awaited,
-};
+use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, slot, visit_all};
 use crate::objects;
-use crate::support::{self, Step, guard};
+use crate::support::{self, guard};
 
 /// The `receive` or the `send` of a request.
 #[repr(C)]
@@ -31,16 +27,6 @@ struct Channel {
     head: Head,
     vectorcall: ffi::vectorcallfunc,
     request: *mut ffi::PyObject,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Phase {
-    /// What zeroed memory says.
-    Created = 0,
-    Running,
-    Waiting,
-    Finished,
 }
 
 /// One call of a channel.
@@ -174,41 +160,20 @@ unsafe extern "C" fn call_send(
     }
 }
 
-#[cold]
-fn awaited_already(py: Python<'_>) -> PyErr {
-    objects::error::<PyRuntimeError>(py, "coroutine is being awaited already")
-}
-
-#[cold]
-fn over(py: Python<'_>) -> PyErr {
-    objects::error::<PyRuntimeError>(py, "cannot reuse already awaited coroutine")
-}
-
 /// Takes the next step.
 fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     let this = object.cast::<Exchange>();
     // SAFETY: called with the GIL for a live object of our type. What a field held is dropped when all is consistent.
     unsafe {
-        match (*this).phase {
-            Phase::Created | Phase::Waiting => {}
-            Phase::Running => {
-                return Err(objects::error::<PyValueError>(
-                    py,
-                    "coroutine already executing",
-                ));
-            }
-            Phase::Finished => {
-                return Err(over(py));
-            }
-        }
+        (*this).phase.check(py)?;
         if let Some(future) = Bound::from_borrowed_ptr_or_opt(py, (*this).future)
             && !support::ask(&future, intern!(py, "done"))?
         {
-            return Err(awaited_already(py));
+            return Err(coroutine::awaited_already(py));
         }
         (*this).phase = Phase::Running;
         if let Some(inner) = inner(py, object) {
-            return after_inner(object, support::resume(&inner));
+            return after_inner(object, coroutine::resume(&inner));
         }
         let request = Bound::from_borrowed_ptr(py, (*this).request);
         let request = request.cast_unchecked::<Request>();
@@ -220,7 +185,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
                 Ok(Sending::Wait(future)) => Ok(Step::Yield(future)),
                 Ok(Sending::Coroutine(coroutine)) => {
                     (*this).inner = ffi::Py_NewRef(coroutine.as_ptr());
-                    return after_inner(object, support::resume(&coroutine));
+                    return after_inner(object, coroutine::resume(&coroutine));
                 }
                 Err(error) => Err(error),
             },
@@ -301,187 +266,48 @@ unsafe fn drop_fields(object: *mut ffi::PyObject) {
     }
 }
 
-unsafe extern "C" fn am_send(
-    object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
-    result: *mut *mut ffi::PyObject,
-) -> ffi::PySendResult {
-    let mut returned = false;
-    let value = guard(|py| match step(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) => {
-            returned = true;
-            Ok(value)
-        }
-    });
-    // SAFETY: the interpreter gives a place for the result.
-    unsafe { *result = value };
-    if value.is_null() {
-        ffi::PySendResult::PYGEN_ERROR
-    } else if returned {
-        ffi::PySendResult::PYGEN_RETURN
-    } else {
-        ffi::PySendResult::PYGEN_NEXT
+impl Coroutine for Exchange {
+    fn phase(object: *mut ffi::PyObject) -> Phase {
+        // SAFETY: called with the GIL for a live object of our type.
+        unsafe { (*object.cast::<Self>()).phase }
     }
-}
 
-/// What `await` calls up to Python 3.13. Null without an exception is a return of None, which takes no `StopIteration`.
-unsafe extern "C" fn next(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    let mut returned_none = false;
-    let value = guard(|py| match step(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) if value.is_none() => {
-            returned_none = true;
-            Ok(value)
+    /// The name of the channel.
+    fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
+        // SAFETY: called with the GIL for a live object of our type.
+        if unsafe { (*object.cast::<Self>()).sends } {
+            "send"
+        } else {
+            "receive"
         }
-        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
-    });
-    if returned_none && !value.is_null() {
-        // SAFETY: the reference to None is ours.
-        unsafe { ffi::Py_DECREF(value) };
-        return ptr::null_mut();
     }
-    value
-}
 
-unsafe extern "C" fn method_send(
-    object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| match step(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
-    })
-}
-
-/// Refuses to touch an awaitable in the middle of its own step.
-fn check_not_running(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: called with the GIL for a live object of our type.
-    if unsafe { (*object.cast::<Exchange>()).phase } == Phase::Running {
-        return Err(objects::error::<PyValueError>(
-            py,
-            "coroutine already executing",
-        ));
+    fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+        step(py, object)
     }
-    Ok(())
-}
 
-unsafe extern "C" fn method_throw(
-    object: *mut ffi::PyObject,
-    arguments: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
-        check_not_running(py, object)?;
-        // SAFETY: called with the GIL for a live object; METH_VARARGS gives a tuple.
-        unsafe {
-            if ffi::PyTuple_GET_SIZE(arguments) == 0 {
-                return Err(objects::error::<PyTypeError>(
-                    py,
-                    "throw expected at least 1 argument, got 0",
-                ));
-            }
-            if (*object.cast::<Exchange>()).phase == Phase::Finished {
-                return Err(over(py));
-            }
-            let Some(inner) = inner(py, object) else {
-                give_up(py, object)?;
-                return Err(support::thrown(py, arguments));
-            };
-            (*object.cast::<Exchange>()).phase = Phase::Running;
-            let arguments = Bound::from_borrowed_ptr(py, arguments);
-            let result = support::throw_into(&inner, arguments.cast_unchecked::<PyTuple>());
-            match after_inner(object, result)? {
-                Step::Yield(future) => Ok(future),
-                Step::Return(value) => Err(objects::error_with::<PyStopIteration>(py, value)),
-            }
-        }
-    })
-}
+    fn throw<'py>(
+        py: Python<'py>,
+        object: *mut ffi::PyObject,
+        arguments: &Bound<'py, PyTuple>,
+    ) -> PyResult<Step<'py>> {
+        Self::phase(object).check(py)?;
+        let Some(inner) = inner(py, object) else {
+            give_up(py, object)?;
+            return Err(thrown(arguments));
+        };
+        // SAFETY: called with the GIL for a live object of our type.
+        unsafe { (*object.cast::<Self>()).phase = Phase::Running };
+        after_inner(object, coroutine::throw_into(&inner, arguments))
+    }
 
-unsafe extern "C" fn method_close(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
-        check_not_running(py, object)?;
+    fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+        Self::phase(object).check_not_running(py)?;
         if let Some(inner) = inner(py, object) {
             inner.call_method0(intern!(py, "close"))?;
         }
-        give_up(py, object)?;
-        Ok(py.None().into_bound(py))
-    })
-}
-
-unsafe extern "C" fn am_await(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called by the interpreter with the GIL and a live object of our type.
-        unsafe {
-            if (*object.cast::<Exchange>()).phase == Phase::Waiting {
-                return Err(awaited_already(py));
-            }
-            Ok(Bound::from_borrowed_ptr(py, object))
-        }
-    })
-}
-
-/// The name of the channel that an awaitable comes from.
-fn name_of(object: *mut ffi::PyObject) -> &'static str {
-    // SAFETY: called with the GIL for a live object of our type.
-    if unsafe { (*object.cast::<Exchange>()).sends } {
-        "send"
-    } else {
-        "receive"
+        give_up(py, object)
     }
-}
-
-unsafe extern "C" fn exchange_name(
-    object: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    guard(|py| Ok(objects::string(py, name_of(object))?.into_any()))
-}
-
-unsafe extern "C" fn exchange_repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| {
-        let text = format!("<coroutine object {} at {object:p}>", name_of(object));
-        Ok(objects::string(py, &text)?.into_any())
-    })
-}
-
-fn is_in(object: *mut ffi::PyObject, phase: Phase) -> *mut ffi::PyObject {
-    // SAFETY: called with the GIL for a live object of our type; the constants are immortal or get a reference.
-    unsafe { ffi::PyBool_FromLong(c_int::from((*object.cast::<Exchange>()).phase == phase).into()) }
-}
-
-unsafe extern "C" fn cr_running(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    is_in(object, Phase::Running)
-}
-
-unsafe extern "C" fn cr_suspended(
-    object: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> *mut ffi::PyObject {
-    is_in(object, Phase::Waiting)
-}
-
-/// What `inspect.getcoroutinestate` asks for from Python 3.15 on.
-unsafe extern "C" fn cr_state(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: called with the GIL for a live object of our type.
-        let state = match unsafe { (*object.cast::<Exchange>()).phase } {
-            Phase::Created => "CORO_CREATED",
-            Phase::Running => "CORO_RUNNING",
-            Phase::Waiting => "CORO_SUSPENDED",
-            Phase::Finished => "CORO_CLOSED",
-        };
-        Ok(objects::string(py, state)?.into_any())
-    })
-}
-
-/// Also for `cr_code`: there is none.
-unsafe extern "C" fn cr_frame(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called with the GIL.
-    unsafe { ffi::Py_NewRef(ffi::Py_None()) }
 }
 
 unsafe extern "C" fn receive_name(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
@@ -508,16 +334,7 @@ unsafe extern "C" fn exchange_dealloc(object: *mut ffi::PyObject) {
         let Some(end) = EndOfLife::begin(object) else {
             return;
         };
-        if (*object.cast::<Exchange>()).phase == Phase::Created {
-            let pending = PendingException::take();
-            let text: &CStr = if (*object.cast::<Exchange>()).sends {
-                c"coroutine 'send' was never awaited"
-            } else {
-                c"coroutine 'receive' was never awaited"
-            };
-            warn_never_awaited(text);
-            pending.restore();
-        }
+        coroutine::warn_if_never_awaited::<Exchange>(object);
         drop_fields(object);
         ffi::Py_XDECREF((*object.cast::<Exchange>()).request);
         let class = ffi::Py_TYPE(object);
@@ -625,26 +442,20 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         name: c"ringloop._core.HttpExchange",
         doc: c"What a request's receive and send return: an awaitable that acts like a coroutine.",
         size: size_of::<Exchange>(),
-        slots: vec![
+        slots: [
             slot(ffi::Py_tp_dealloc, exchange_dealloc as *mut c_void),
             slot(ffi::Py_tp_traverse, exchange_traverse as *mut c_void),
             slot(ffi::Py_tp_clear, exchange_clear as *mut c_void),
-            slot(ffi::Py_tp_repr, exchange_repr as *mut c_void),
-            slot(ffi::Py_tp_iter, itself as *mut c_void),
-            slot(ffi::Py_tp_iternext, next as *mut c_void),
-            slot(ffi::Py_am_await, am_await as *mut c_void),
-            slot(ffi::Py_am_send, am_send as *mut c_void),
-        ],
-        methods: coroutine_methods(method_send, method_throw, method_close),
-        attributes: vec![
-            attribute(c"__name__", exchange_name),
-            attribute(c"__qualname__", exchange_name),
-            attribute(c"cr_running", cr_running),
-            attribute(c"cr_suspended", cr_suspended),
-            attribute(c"cr_state", cr_state),
-            attribute(c"cr_frame", cr_frame),
-            attribute(c"cr_code", cr_frame),
-        ],
+            slot(
+                ffi::Py_am_await,
+                coroutine::am_await::<Exchange> as *mut c_void,
+            ),
+        ]
+        .into_iter()
+        .chain(coroutine::slots::<Exchange>())
+        .collect(),
+        methods: coroutine::methods::<Exchange>(),
+        attributes: coroutine::attributes::<Exchange>(),
         vectorcall_offset: None,
     }
     .make(py)?;

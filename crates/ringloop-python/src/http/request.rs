@@ -22,9 +22,10 @@ use super::h2::Stream;
 use super::service::HttpService;
 use super::websocket::WebSocket;
 use crate::buffers;
+use crate::coroutine::{self, Step};
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, CloneRefOption, GilCell, Step};
+use crate::support::{self, CloneRefOption, GilCell};
 use crate::transport::SocketTransport;
 
 /// What sending a message comes to.
@@ -765,17 +766,11 @@ impl Request {
             },
             Application::Suspended => this.resume(py, throw),
             Application::Running => {
-                return Err(objects::error::<PyValueError>(
-                    py,
-                    "coroutine already executing",
-                ));
+                return Err(coroutine::executing(py));
             }
             Application::Over => {
                 this.state.get_mut(py).application = Application::Over;
-                return Err(objects::error::<PyRuntimeError>(
-                    py,
-                    "cannot reuse already awaited coroutine",
-                ));
+                return Err(coroutine::over(py));
             }
         };
         let outcome = match result {
@@ -831,8 +826,8 @@ impl Request {
         };
         let coroutine = coroutine.bind(py);
         let result = match throw {
-            None => support::resume(coroutine),
-            Some(arguments) => support::throw_into(coroutine, arguments),
+            None => coroutine::resume(coroutine),
+            Some(arguments) => coroutine::throw_into(coroutine, arguments),
         };
         if let Ok(Step::Yield(_)) = &result {
             self.state.get_mut(py).application = Application::Suspended;
@@ -952,10 +947,7 @@ impl Request {
         let application = {
             let mut state = this.state.get_mut(py);
             if let Application::Running = state.application {
-                return Err(objects::error::<PyValueError>(
-                    py,
-                    "coroutine already executing",
-                ));
+                return Err(coroutine::executing(py));
             }
             std::mem::replace(&mut state.application, Application::Over)
         };

@@ -19,9 +19,10 @@ use super::deadlines::Kind;
 use super::request::{self, Request, Sending};
 use super::service::HttpService;
 use crate::buffers;
+use crate::coroutine::Step;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, GilCell, Step};
+use crate::support::{self, GilCell};
 
 /// The status of an accepted handshake.
 const SWITCHING_PROTOCOLS: u16 = 101;

@@ -2,87 +2,48 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 
-use pyo3::exceptions::PyStopIteration;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
-use super::{CLASS, Kind, OperationObject, Phase, Step, finish, on_ready, operation, resume};
-use crate::native_type::{
-    EndOfLife, NativeType, PendingException, coroutine_methods, itself, slot, visit_all,
-    warn_never_awaited,
-};
-use crate::objects;
+use super::{CLASS, OperationObject, finish, on_ready, operation, resume};
+use crate::coroutine::{self, Coroutine, Phase, Step};
+use crate::native_type::{EndOfLife, NativeType, PendingException, slot, visit_all};
 use crate::support::{self, attached, guard};
 
-unsafe extern "C" fn send(
-    object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
-    result: *mut *mut ffi::PyObject,
-) -> ffi::PySendResult {
-    let mut is_return = false;
-    let value = guard(|py| match resume(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) => {
-            is_return = true;
-            Ok(value.into_bound(py))
-        }
-    });
-    // SAFETY: the interpreter gives a place for the result.
-    unsafe { *result = value };
-    if value.is_null() {
-        ffi::PySendResult::PYGEN_ERROR
-    } else if is_return {
-        ffi::PySendResult::PYGEN_RETURN
-    } else {
-        ffi::PySendResult::PYGEN_NEXT
+impl Coroutine for OperationObject {
+    fn phase(object: *mut ffi::PyObject) -> Phase {
+        // SAFETY: as in `resume`.
+        unsafe { operation(object).phase }
     }
-}
 
-/// The result of a step for callers without `am_send`: a return is `StopIteration`.
-fn step_or_stop(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'_, PyAny>> {
-    match resume(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) => Err(objects::error_with::<PyStopIteration>(
-            py,
-            value.into_bound(py),
-        )),
+    fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
+        // SAFETY: as in `resume`.
+        unsafe { operation(object).kind.qualified_name() }
     }
-}
 
-unsafe extern "C" fn next(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| step_or_stop(py, object))
-}
+    fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+        resume(py, object)
+    }
 
-unsafe extern "C" fn method_send(
-    object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| step_or_stop(py, object))
-}
-
-unsafe extern "C" fn method_throw(
-    object: *mut ffi::PyObject,
-    arguments: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
+    fn throw<'py>(
+        py: Python<'py>,
+        object: *mut ffi::PyObject,
+        arguments: &Bound<'py, PyTuple>,
+    ) -> PyResult<Step<'py>> {
         finish(py, object);
-        // SAFETY: METH_VARARGS gives a tuple.
-        Err(unsafe { support::thrown(py, arguments) })
-    })
-}
+        // SAFETY: the GIL is held, and it is a tuple.
+        Err(unsafe { support::thrown(py, arguments.as_ptr()) })
+    }
 
-unsafe extern "C" fn method_close(
-    object: *mut ffi::PyObject,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    guard(|py| {
+    fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         finish(py, object);
-        Ok(py.None().into_bound(py))
-    })
+        Ok(())
+    }
 }
 
 unsafe extern "C" fn call(
@@ -96,15 +57,6 @@ unsafe extern "C" fn call(
     })
 }
 
-unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| {
-        // SAFETY: as in `resume`.
-        let name = unsafe { operation(object).kind.name() };
-        let text = format!("<coroutine object EventLoop.{name} at {object:p}>");
-        Ok(objects::string(py, &text)?.into_any())
-    })
-}
-
 unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     // SAFETY: called by the interpreter, with the GIL, for an object whose count fell to zero. The pending exception,
     // if any, is set aside: warning and dropping may run Python code.
@@ -113,29 +65,13 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
             return;
         };
         let pending = PendingException::take();
-        if operation(object).phase == Phase::Created {
-            warn_never_awaited(never_awaited(operation(object).kind));
-        }
+        coroutine::warn_if_never_awaited::<OperationObject>(object);
         attached(|_| ManuallyDrop::drop(&mut (*object.cast::<OperationObject>()).operation));
         pending.restore();
         let class = ffi::Py_TYPE(object);
         ffi::PyObject_GC_Del(object.cast());
         ffi::Py_DECREF(class.cast());
         end.finish();
-    }
-}
-
-/// What Python says of such a coroutine that was never awaited.
-fn never_awaited(kind: Kind) -> &'static CStr {
-    match kind {
-        Kind::Receive { .. } => c"coroutine 'EventLoop.sock_recv' was never awaited",
-        Kind::ReceiveInto => c"coroutine 'EventLoop.sock_recv_into' was never awaited",
-        Kind::SendAll => c"coroutine 'EventLoop.sock_sendall' was never awaited",
-        Kind::ReceiveFrom { .. } => c"coroutine 'EventLoop.sock_recvfrom' was never awaited",
-        Kind::ReceiveFromInto { .. } => {
-            c"coroutine 'EventLoop.sock_recvfrom_into' was never awaited"
-        }
-        Kind::SendTo => c"coroutine 'EventLoop.sock_sendto' was never awaited",
     }
 }
 
@@ -189,18 +125,17 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         name: c"ringloop._core.SocketOperation",
         doc: c"What sock_recv, sock_sendall and their like return: an awaitable that acts like a coroutine.",
         size: size_of::<OperationObject>(),
-        slots: vec![
+        slots: [
             slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
             slot(ffi::Py_tp_traverse, traverse as *mut c_void),
             slot(ffi::Py_tp_clear, clear as *mut c_void),
-            slot(ffi::Py_tp_repr, repr as *mut c_void),
             slot(ffi::Py_tp_call, call as *mut c_void),
-            slot(ffi::Py_tp_iter, itself as *mut c_void),
-            slot(ffi::Py_tp_iternext, next as *mut c_void),
-            slot(ffi::Py_am_await, itself as *mut c_void),
-            slot(ffi::Py_am_send, send as *mut c_void),
-        ],
-        methods: coroutine_methods(method_send, method_throw, method_close),
+            slot(ffi::Py_am_await, coroutine::itself as *mut c_void),
+        ]
+        .into_iter()
+        .chain(coroutine::slots::<OperationObject>())
+        .collect(),
+        methods: coroutine::methods::<OperationObject>(),
         attributes: vec![],
         vectorcall_offset: None,
     }
