@@ -830,20 +830,11 @@ impl Connection {
     /// While the server shuts down, a connection that closes ends after a moment. Under TLS it would wait until the
     /// client has closed, too, which many don't do.
     fn limit_closing(&self, py: Python<'_>) -> PyResult<()> {
-        let (slot, service, is_native) = {
-            let state = self.state.get(py);
-            (
-                state.slot,
-                state.service.clone_ref_opt(py),
-                state.socket.is_some(),
-            )
-        };
-        match (slot, service) {
-            (Some(slot), Some(service)) if !is_native => {
-                HttpService::set_deadline(service.bind(py), slot, Some(Kind::Linger))
-            }
-            _ => Ok(()),
+        let is_native = self.state.get(py).socket.is_some();
+        if is_native {
+            return Ok(());
         }
+        self.set_deadline(py, Some(Kind::Linger))
     }
 
     /// The time to linger, or to close, is over.
@@ -872,28 +863,34 @@ impl Connection {
     pub(super) fn linger(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (slot, service, socket) = {
-            let state = this.state.get(py);
-            let service = state.service.as_ref().map(|it| it.bind(py).clone());
-            (state.slot, service, state.socket.clone_ref_opt(py))
-        };
-        let (Some(slot), Some(service), Some(socket)) = (slot, service, socket) else {
+        let service = this.service(py).filter(|_| this.can_half_close(py));
+        let Some(service) = service.filter(|it| !it.get().is_shutting_down(py)) else {
             return Self::close(slf);
         };
-        if service.get().is_shutting_down(py) || this.is_closing(py) {
-            return Self::close(slf);
-        }
         let ended = Self::end(slf);
-        let socket = socket.bind(py);
-        if socket.call_method0(intern!(py, "write_eof")).is_err() {
-            // The client has gone.
-            socket.call_method0(intern!(py, "close"))?;
-            return ended;
+        if this.end_writing(py)? {
+            this.state.get_mut(py).is_lingering = true;
+            this.resume_reading(py, &service)?;
+            this.set_deadline(py, Some(Kind::Linger))?;
         }
-        this.state.get_mut(py).is_lingering = true;
-        this.resume_reading(py, &service)?;
-        HttpService::set_deadline(&service, slot, Some(Kind::Linger))?;
         ended
+    }
+
+    /// Whether our side can end by itself. TLS has no end of one direction.
+    pub(super) fn can_half_close(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        state.socket.is_some() && !state.is_closing
+    }
+
+    /// Ends our side of the connection. If the client has gone, this closes it and returns false.
+    pub(super) fn end_writing(&self, py: Python<'_>) -> PyResult<bool> {
+        let Some(transport) = self.transport(py) else {
+            return Ok(false);
+        };
+        if transport.call_method0(intern!(py, "write_eof")).is_ok() {
+            return Ok(true);
+        }
+        self.close_transport(py).map(|()| false)
     }
 
     /// Nothing is read or answered any more. A peer that does not take what is left keeps the connection for a limited
@@ -901,24 +898,17 @@ impl Connection {
     fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (slot, service, current, streams, dropped) = {
+        let (current, streams, dropped) = {
             let mut state = this.state.get_mut(py);
             state.is_closing = true;
             state.http.abort();
             let http2 = state.http2.as_deref();
             let streams = http2.map_or(Vec::new(), |http2| http2.requests(py));
-            (
-                state.slot,
-                state.service.clone_ref_opt(py),
-                state.current.clone_ref_opt(py),
-                streams,
-                std::mem::take(&mut state.input),
-            )
+            let dropped = std::mem::take(&mut state.input);
+            (state.current.clone_ref_opt(py), streams, dropped)
         };
         drop(dropped);
-        if let (Some(slot), Some(service)) = (slot, service) {
-            HttpService::set_deadline(service.bind(py), slot, None)?;
-        }
+        this.set_deadline(py, None)?;
         this.watch_unsent(py)?;
         let mut result = Ok(());
         for request in current.iter().chain(&streams) {
@@ -978,12 +968,7 @@ impl Connection {
     /// Closes an idle connection, unless a request has arrived that the loop has not read yet.
     fn close_unless_asked(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        let (slot, service, transport) = {
-            let state = slf.get().state.get(py);
-            let service = state.service.clone_ref_opt(py);
-            (state.slot, service, state.transport.clone_ref_opt(py))
-        };
-        let (Some(slot), Some(service), Some(transport)) = (slot, service, transport) else {
+        let Some(transport) = slf.get().transport(py) else {
             return Ok(());
         };
         let has_arrived = support::http(py)?
@@ -991,7 +976,7 @@ impl Connection {
             .call1((transport,))?
             .is_truthy()?;
         if has_arrived {
-            return HttpService::set_deadline(service.bind(py), slot, Some(Kind::Idle));
+            return slf.get().set_deadline(py, Some(Kind::Idle));
         }
         Self::close(slf)
     }
@@ -999,20 +984,14 @@ impl Connection {
     /// No request has come for a moment: the connection now keeps as little as it can.
     fn on_idle(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        let (slot, service, dropped) = {
+        let dropped = {
             let mut state = slf.get().state.get_mut(py);
             state.http.forget_head();
             state.input.shrink_to_fit();
-            let service = state.service.clone_ref_opt(py);
-            (state.slot, service, state.template.take())
+            state.template.take()
         };
         drop(dropped);
-        match (slot, service) {
-            (Some(slot), Some(service)) => {
-                HttpService::set_deadline(service.bind(py), slot, Some(Kind::Idle))
-            }
-            _ => Ok(()),
-        }
+        slf.get().set_deadline(py, Some(Kind::Idle))
     }
 
     /// A deadline has expired.
@@ -1066,6 +1045,15 @@ impl Connection {
             _ if now.unsent == 0 => Ok(()),
             Some(before) if !before.has_grown_to(now) => Self::abort(slf),
             _ => this.watch_unsent(py),
+        }
+    }
+
+    /// Sets the connection's deadline for anything but writing, in place of the one it had.
+    pub(super) fn set_deadline(&self, py: Python<'_>, kind: Option<Kind>) -> PyResult<()> {
+        let slot = self.state.get(py).slot;
+        match (slot, self.service(py)) {
+            (Some(slot), Some(service)) => HttpService::set_deadline(&service, slot, kind),
+            _ => Ok(()),
         }
     }
 

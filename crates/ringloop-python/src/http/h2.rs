@@ -522,13 +522,9 @@ impl Connection {
         let since_ms = now_ms().saturating_sub(timeout_ms);
         match kind {
             Kind::KeepAlive => {
-                let slot = this.state.get(py).slot;
                 let dropped = this.with_http2(py, |http2| http2.last.take());
                 drop(dropped);
-                match slot {
-                    Some(slot) => HttpService::set_deadline(service, slot, Some(Kind::Idle)),
-                    None => Ok(()),
-                }
+                this.set_deadline(py, Some(Kind::Idle))
             }
             Kind::Idle => Self::retire(slf),
             Kind::Head => Self::end_http2(slf),

@@ -9,7 +9,6 @@ use crate::http::deadlines::Kind;
 use crate::http::request::Request;
 use crate::http::service::HttpService;
 use crate::http::websocket::{OwnField, WebSocket};
-use crate::names::intern;
 use crate::receiver::Input;
 
 impl Connection {
@@ -193,15 +192,10 @@ impl Connection {
         kind: Kind,
     ) -> PyResult<()> {
         let py = slf.py();
-        let (slot, service) = {
-            let state = slf.get().state.get(py);
-            let slot = state.slot.filter(|_| !state.is_closing);
-            (slot, slf.get().service(py))
-        };
-        match (slot, service) {
-            (Some(slot), Some(service)) => HttpService::set_deadline(&service, slot, Some(kind)),
-            _ => Ok(()),
+        if slf.get().is_closing(py) {
+            return Ok(());
         }
+        slf.get().set_deadline(py, Some(kind))
     }
 
     /// Whether a client that is silent may be waiting for us: it has not been listened to, or not been sent everything.
@@ -217,25 +211,20 @@ impl Connection {
     pub(in crate::http) fn close_slowly(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (Some(service), Some(transport)) = (this.service(py), this.transport(py)) else {
-            return Ok(());
-        };
-        // Under TLS there is no end of one direction.
-        if this.state.get(py).socket.is_none() || this.is_closing(py) {
+        let Some(service) = this.service(py).filter(|_| this.can_half_close(py)) else {
             return Self::close(slf);
-        }
+        };
         let dropped = {
             let mut state = this.state.get_mut(py);
             state.is_overrun = true;
             std::mem::take(&mut state.input)
         };
         drop(dropped);
-        Self::set_websocket_deadline(slf, Kind::Close)?;
-        if transport.call_method0(intern!(py, "write_eof")).is_err() {
-            // The client has gone.
-            return transport.call_method0(intern!(py, "close")).map(drop);
+        this.set_deadline(py, Some(Kind::Close))?;
+        if this.end_writing(py)? {
+            this.resume_reading(py, &service)?;
         }
-        this.resume_reading(py, &service)
+        Ok(())
     }
 
     /// As `shut_down`, for a connection with a WebSocket. Returns whether it is one.
