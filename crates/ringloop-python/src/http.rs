@@ -3,11 +3,13 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `service` | `HttpService`: what the connections of a server have in common |
-//! | `connection` | the protocol of a connection: parsing, order, deadlines |
+//! | `connection` | the protocol of a connection: parsing, order |
+//! | `connection/ending` | how a connection ends: refusals, lingering, deadlines |
+//! | `connection/websocket` | a connection that speaks WebSocket |
 //! | `request` | a request's coroutine, and the messages between application and connection |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
-//! | `connection/websocket` | the same for a connection that speaks WebSocket |
 //! | `websocket` | a WebSocket's messages between application and client |
+//! | `message` | reading what applications send |
 //! | `scope` | what an application is told about a request |
 //! | `h2` | what a connection does that speaks HTTP/2 |
 //! | `deadlines` | deadlines of connections |
@@ -20,6 +22,7 @@ mod connection;
 mod counters;
 mod deadlines;
 mod h2;
+mod message;
 mod request;
 mod scope;
 mod service;

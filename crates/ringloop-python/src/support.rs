@@ -257,6 +257,34 @@ pub(crate) fn ask(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> PyRe
     object.call_method0(name)?.is_truthy()
 }
 
+/// The first of two errors. If both failed, the second one is reported as unraisable.
+pub(crate) fn first_error(
+    py: Python<'_>,
+    first: PyResult<()>,
+    second: PyResult<()>,
+) -> PyResult<()> {
+    match (first, second) {
+        (Err(first), Err(second)) => {
+            second.write_unraisable(py, None);
+            Err(first)
+        }
+        (first, second) => first.and(second),
+    }
+}
+
+/// Runs `action` for all of them, even if it fails for some. Returns the first error.
+pub(crate) fn for_each<T>(
+    py: Python<'_>,
+    all: impl IntoIterator<Item = T>,
+    mut action: impl FnMut(T) -> PyResult<()>,
+) -> PyResult<()> {
+    let mut result = Ok(());
+    for one in all {
+        result = first_error(py, result, action(one));
+    }
+    result
+}
+
 /// The attributes that an object has itself, without those of its class. Looking one up takes a fifth of `getattr`.
 pub(crate) struct Fields<'a, 'py> {
     object: &'a Bound<'py, PyAny>,

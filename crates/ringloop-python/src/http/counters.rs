@@ -1,6 +1,10 @@
 //! What a service counts about its connections, requests and responses.
 
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use ringloop_http::h1::Method;
+
+use crate::objects::{self, New};
 
 /// When a request began, and what is known of it.
 #[derive(Clone, Copy)]
@@ -60,13 +64,38 @@ impl Counters {
         }
     }
 
+    /// A snapshot for Python, as `_core.pyi` describes it.
+    pub(super) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let requests = objects::dict(py)?;
+        for (method, status, count) in self.responses() {
+            let status = New(status).into_pyobject(py)?;
+            let method = objects::interned(py, method)?;
+            let key = objects::tuple(py, [method.into_any(), status.into_any()])?;
+            requests.set_item(key, New(count))?;
+        }
+        let durations = objects::list(py, std::iter::empty::<Bound<'py, PyAny>>())?;
+        for (bound_s, count) in self.durations() {
+            let bound = objects::float(py, bound_s)?.into_any();
+            let count = New(count).into_pyobject(py)?.into_any();
+            durations.append(objects::tuple(py, [bound, count])?)?;
+        }
+        let metrics = objects::dict(py)?;
+        metrics.set_item(New("requests"), requests)?;
+        metrics.set_item(New("durations"), durations)?;
+        metrics.set_item(New("duration_sum"), New(self.duration_sum_s()))?;
+        metrics.set_item(New("bytes_received"), New(self.bytes_received))?;
+        metrics.set_item(New("bytes_sent"), New(self.bytes_sent))?;
+        metrics.set_item(New("connections_total"), New(self.connections))?;
+        Ok(metrics)
+    }
+
     /// How many responses there were of each method and status.
-    pub(super) fn responses(&self) -> impl Iterator<Item = (&'static str, u16, u64)> {
+    fn responses(&self) -> impl Iterator<Item = (&'static str, u16, u64)> {
         self.responses.iter().copied()
     }
 
     /// The bounds in seconds, each with the number of durations up to it; the last bound is infinite.
-    pub(super) fn durations(&self) -> impl Iterator<Item = (f64, u64)> {
+    fn durations(&self) -> impl Iterator<Item = (f64, u64)> {
         let bounds = BOUNDS.iter().map(|&(_, bound_s)| bound_s);
         let bounds = bounds.chain([f64::INFINITY]);
         let cumulative = self.durations.iter().scan(0, |total, &count| {
@@ -76,7 +105,7 @@ impl Counters {
         bounds.zip(cumulative)
     }
 
-    pub(super) fn duration_sum_s(&self) -> f64 {
+    fn duration_sum_s(&self) -> f64 {
         self.duration_sum_ns as f64 * 1e-9
     }
 }

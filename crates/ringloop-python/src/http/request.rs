@@ -6,11 +6,10 @@
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::{
-    PyAttributeError, PyConnectionError, PyKeyError, PyRuntimeError, PyStopIteration, PyTypeError,
-    PyValueError,
+    PyAttributeError, PyConnectionError, PyRuntimeError, PyStopIteration, PyTypeError,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_http::ResponseError;
 use ringloop_http::h1::ParkedHead;
@@ -19,9 +18,9 @@ use super::awaitable;
 use super::connection::Connection;
 use super::counters::Begun;
 use super::h2::Stream;
+use super::message;
 use super::service::HttpService;
 use super::websocket::WebSocket;
-use crate::buffers;
 use crate::coroutine::{self, Step};
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -412,9 +411,9 @@ impl Request {
             let is_complete = state.is_complete || state.file_tail.is_some();
             (state.is_started, state.has_body, is_complete)
         };
-        let kind = item(message, intern!(py, "type"))?;
+        let kind = message::item(message, intern!(py, "type"))?;
         if is_complete {
-            return Err(unexpected(&kind, |kind| {
+            return Err(message::unexpected(&kind, |kind| {
                 format!("Unexpected ASGI message '{kind}' sent, after response already completed.")
             }));
         }
@@ -432,28 +431,28 @@ impl Request {
             return this.wait_for_room(py).map(Sending::Wait);
         }
         if let Some(stream) = this.stream.filter(|_| this.awaits_trailers(py)) {
-            if !is_text(&kind, intern!(py, "http.response.trailers"))? {
-                return Err(unexpected(&kind, |kind| {
+            if !message::is_text(&kind, intern!(py, "http.response.trailers"))? {
+                return Err(message::unexpected(&kind, |kind| {
                     format!("Expected ASGI message 'http.response.trailers', but got '{kind}'.")
                 }));
             }
             Self::send_trailers(slf, &connection, stream, message)?;
         } else if is_started {
-            if !is_text(&kind, intern!(py, "http.response.body"))? {
+            if !message::is_text(&kind, intern!(py, "http.response.body"))? {
                 let may_be_file = !has_body && this.stream.is_none();
-                if may_be_file && is_text(&kind, intern!(py, "http.response.pathsend"))? {
-                    let path = item(message, intern!(py, "path"))?;
+                if may_be_file && message::is_text(&kind, intern!(py, "http.response.pathsend"))? {
+                    let path = message::item(message, intern!(py, "path"))?;
                     let function = support::http(py)?.getattr(intern!(py, "send_path"))?;
                     return function.call1((slf, path)).map(Sending::Coroutine);
                 }
-                return Err(unexpected(&kind, |kind| {
+                return Err(message::unexpected(&kind, |kind| {
                     format!("Expected ASGI message 'http.response.body', but got '{kind}'.")
                 }));
             }
             Self::send_body(slf, &connection, message)?;
         } else {
-            if !is_text(&kind, intern!(py, "http.response.start"))? {
-                return Err(unexpected(&kind, |kind| {
+            if !message::is_text(&kind, intern!(py, "http.response.start"))? {
+                return Err(message::unexpected(&kind, |kind| {
                     format!("Expected ASGI message 'http.response.start', but got '{kind}'.")
                 }));
             }
@@ -506,9 +505,9 @@ impl Request {
     ) -> PyResult<()> {
         let py = message.py();
         let service = self.service(py)?;
-        let status: u16 = item(message, intern!(py, "status"))?.extract()?;
-        let fields = match optional_item(message, intern!(py, "headers"))? {
-            Some(headers) => Some(plain_fields(&headers)?),
+        let status: u16 = message::item(message, intern!(py, "status"))?.extract()?;
+        let fields = match message::optional_item(message, intern!(py, "headers"))? {
+            Some(headers) => Some(message::plain_fields(&headers)?),
             None => None,
         };
         let pending = if let Some(stream) = self.stream {
@@ -532,7 +531,7 @@ impl Request {
         };
         let pending = pending.map_err(|error| response_error(py, error))?;
         let has_trailers = match self.stream {
-            Some(_) => optional_item(message, intern!(py, "trailers"))?,
+            Some(_) => message::optional_item(message, intern!(py, "trailers"))?,
             None => None,
         };
         let has_trailers = has_trailers.map_or(Ok(false), |it| it.is_truthy())?;
@@ -557,12 +556,12 @@ impl Request {
     ) -> PyResult<()> {
         let this = slf.get();
         let py = message.py();
-        let more = match optional_item(message, intern!(py, "more_body"))? {
+        let more = match message::optional_item(message, intern!(py, "more_body"))? {
             Some(more) => more.is_truthy()?,
             None => false,
         };
-        let body = match optional_item(message, intern!(py, "body"))? {
-            Some(body) => body_bytes(body)?,
+        let body = match message::optional_item(message, intern!(py, "body"))? {
+            Some(body) => message::body_bytes(body)?,
             None => objects::bytes(py, b"")?,
         };
         let service = this.service(py)?;
@@ -687,17 +686,17 @@ impl Request {
     ) -> PyResult<()> {
         let this = slf.get();
         let py = message.py();
-        let more = match optional_item(message, intern!(py, "more_trailers"))? {
+        let more = match message::optional_item(message, intern!(py, "more_trailers"))? {
             Some(more) => more.is_truthy()?,
             None => false,
         };
         let mut collected = Vec::new();
-        if let Some(headers) = optional_item(message, intern!(py, "headers"))? {
+        if let Some(headers) = message::optional_item(message, intern!(py, "headers"))? {
             let collect = |name: &[u8], value: &[u8]| {
                 collected.push((name.to_vec(), value.to_vec()));
                 Ok::<(), PyErr>(())
             };
-            plain_fields(&headers)?.each(collect)?;
+            message::plain_fields(&headers)?.each(collect)?;
         }
         let fields = {
             let mut state = this.state.get_mut(py);
@@ -1187,55 +1186,7 @@ pub(super) fn wake(py: Python<'_>, waiting: Vec<Py<PyAny>>) -> PyResult<()> {
         let set_result = intern!(py, "set_result");
         future.call_method1(set_result, (py.None(),)).map(drop)
     };
-    let mut result = Ok(());
-    for future in waiting {
-        result = result.and(wake_one(future.bind(py)));
-    }
-    result
-}
-
-/// `message[name]`.
-pub(super) fn item<'py>(
-    message: &Bound<'py, PyAny>,
-    name: &Bound<'py, PyString>,
-) -> PyResult<Bound<'py, PyAny>> {
-    match message.cast_exact::<PyDict>() {
-        Ok(message) => match message.get_item(name)? {
-            Some(value) => Ok(value),
-            None => Err(objects::error_with::<PyKeyError>(message.py(), name)),
-        },
-        Err(_) => message.get_item(name),
-    }
-}
-
-/// `message.get(name)`.
-pub(super) fn optional_item<'py>(
-    message: &Bound<'py, PyAny>,
-    name: &Bound<'py, PyString>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    if let Ok(message) = message.cast_exact::<PyDict>() {
-        return message.get_item(name);
-    }
-    let found = message.call_method1(intern!(message.py(), "get"), (name,))?;
-    Ok((!found.is_none()).then_some(found))
-}
-
-/// Whether a string is the one that is expected.
-pub(super) fn is_text(value: &Bound<'_, PyAny>, expected: &Bound<'_, PyString>) -> PyResult<bool> {
-    if value.is(expected) {
-        return Ok(true);
-    }
-    value.eq(expected)
-}
-
-#[cold]
-pub(super) fn unexpected(kind: &Bound<'_, PyAny>, message: impl FnOnce(&str) -> String) -> PyErr {
-    let py = kind.py();
-    let text = kind.str().and_then(|text| Ok(message(text.to_str()?)));
-    match text {
-        Ok(text) => objects::error::<PyRuntimeError>(py, &text),
-        Err(error) => error,
-    }
+    support::for_each(py, waiting, |future| wake_one(future.bind(py)))
 }
 
 /// What uvicorn says, where it refuses the same.
@@ -1249,114 +1200,4 @@ fn response_error(py: Python<'_>, error: ResponseError) -> PyErr {
         other => return objects::error::<PyRuntimeError>(py, &other.to_string()),
     };
     objects::error::<PyRuntimeError>(py, text)
-}
-
-/// A body as `bytes`, copied if it is another object with bytes.
-fn body_bytes(body: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyBytes>> {
-    let body = match body.cast_into_exact::<PyBytes>() {
-        Ok(bytes) => return Ok(bytes),
-        Err(error) => error.into_inner(),
-    };
-    let py = body.py();
-    if body.is_none() {
-        return objects::bytes(py, b"");
-    }
-    buffers::with_bytes(&body, |content| objects::bytes(py, content))
-}
-
-/// The fields of a response: a list or a tuple of pairs of `bytes`.
-pub(super) struct Fields<'py>(Bound<'py, PyAny>);
-
-/// Makes sure that fields can be read without running Python code.
-fn plain_fields<'py>(headers: &Bound<'py, PyAny>) -> PyResult<Fields<'py>> {
-    if is_plain(headers) {
-        return Ok(Fields(headers.clone()));
-    }
-    let py = headers.py();
-    let plain = objects::list(py, std::iter::empty::<Bound<'py, PyAny>>())?;
-    for pair in headers.try_iter()? {
-        let pair = pair?;
-        let (name, value) = name_and_value(&pair)?;
-        let bytes = |part: Bound<'py, PyAny>| {
-            buffers::with_bytes(&part, |content| Ok(objects::bytes(py, content)?.into_any()))
-        };
-        plain.append(objects::tuple(py, [bytes(name)?, bytes(value)?])?)?;
-    }
-    Ok(Fields(plain.into_any()))
-}
-
-/// The two parts of a field, which may be any sequence of two.
-pub(super) fn name_and_value<'py>(
-    pair: &Bound<'py, PyAny>,
-) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-    if pair.len()? != 2 {
-        let text = "a header must be a pair of a name and a value";
-        return Err(objects::error::<PyValueError>(pair.py(), text));
-    }
-    Ok((pair.get_item(New(0))?, pair.get_item(New(1))?))
-}
-
-/// Whether fields consist of exact lists, tuples and `bytes` only.
-fn is_plain(headers: &Bound<'_, PyAny>) -> bool {
-    let is_bytes = |part: &Bound<'_, PyAny>| part.is_exact_instance_of::<PyBytes>();
-    let is_pair = |pair: &Bound<'_, PyAny>| {
-        if let Ok(pair) = pair.cast_exact::<PyTuple>() {
-            pair.len() == 2 && pair.iter_borrowed().all(|part| is_bytes(&part))
-        } else if let Ok(pair) = pair.cast_exact::<PyList>() {
-            pair.len() == 2 && pair.iter().all(|part| is_bytes(&part))
-        } else {
-            false
-        }
-    };
-    if let Ok(list) = headers.cast_exact::<PyList>() {
-        list.iter().all(|pair| is_pair(&pair))
-    } else if let Ok(tuple) = headers.cast_exact::<PyTuple>() {
-        tuple.iter_borrowed().all(|pair| is_pair(&pair))
-    } else {
-        false
-    }
-}
-
-impl Fields<'_> {
-    /// Whether there is a field of this name.
-    pub(super) fn has(&self, name: &[u8]) -> bool {
-        let differs = |given: &[u8], _: &[u8]| {
-            if given.eq_ignore_ascii_case(name) {
-                Err(())
-            } else {
-                Ok(())
-            }
-        };
-        self.each(differs).is_err()
-    }
-
-    /// Passes each field on, until one fails.
-    pub(super) fn each<E>(
-        &self,
-        mut take: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut pair = |pair: &Bound<'_, PyAny>| {
-            let (name, value) = if let Ok(pair) = pair.cast_exact::<PyTuple>() {
-                (pair.get_item(0), pair.get_item(1))
-            } else if let Ok(pair) = pair.cast_exact::<PyList>() {
-                (pair.get_item(0), pair.get_item(1))
-            } else {
-                return Ok(());
-            };
-            let (Ok(name), Ok(value)) = (name, value) else {
-                return Ok(());
-            };
-            match (name.cast_exact::<PyBytes>(), value.cast_exact::<PyBytes>()) {
-                (Ok(name), Ok(value)) => take(name.as_bytes(), value.as_bytes()),
-                _ => Ok(()),
-            }
-        };
-        if let Ok(list) = self.0.cast_exact::<PyList>() {
-            list.iter().try_for_each(|item| pair(&item))
-        } else if let Ok(tuple) = self.0.cast_exact::<PyTuple>() {
-            tuple.iter_borrowed().try_for_each(|item| pair(&item))
-        } else {
-            Ok(())
-        }
-    }
 }

@@ -153,30 +153,6 @@ const LINGER_S: f64 = 2.0;
 /// A buffer that has grown beyond this is not kept.
 const BUFFER_KEPT: usize = 64 * 1024;
 
-/// The first of two errors. If both failed, the second one is reported as unraisable.
-fn first_error(py: Python<'_>, first: PyResult<()>, second: PyResult<()>) -> PyResult<()> {
-    match (first, second) {
-        (Err(first), Err(second)) => {
-            second.write_unraisable(py, None);
-            Err(first)
-        }
-        (first, second) => first.and(second),
-    }
-}
-
-/// Runs `action` for all of them, even if it fails for some. Returns the first error.
-fn for_each<T>(
-    py: Python<'_>,
-    all: impl IntoIterator<Item = T>,
-    mut action: impl FnMut(T) -> PyResult<()>,
-) -> PyResult<()> {
-    let mut result = Ok(());
-    for one in all {
-        result = first_error(py, result, action(one));
-    }
-    result
-}
-
 #[pymethods]
 impl HttpService {
     #[new]
@@ -372,27 +348,8 @@ impl HttpService {
             let state = self.state.get(py);
             (state.connections.len(), state.active)
         };
-        let requests = objects::dict(py)?;
-        for (method, status, count) in counters.responses() {
-            let status = New(status).into_pyobject(py)?;
-            let method = objects::interned(py, method)?;
-            let key = objects::tuple(py, [method.into_any(), status.into_any()])?;
-            requests.set_item(key, New(count))?;
-        }
-        let durations = objects::list(py, std::iter::empty::<Bound<'py, PyAny>>())?;
-        for (bound_s, count) in counters.durations() {
-            let bound = objects::float(py, bound_s)?.into_any();
-            let count = New(count).into_pyobject(py)?.into_any();
-            durations.append(objects::tuple(py, [bound, count])?)?;
-        }
-        let metrics = objects::dict(py)?;
-        metrics.set_item(New("requests"), requests)?;
-        metrics.set_item(New("durations"), durations)?;
-        metrics.set_item(New("duration_sum"), New(counters.duration_sum_s()))?;
-        metrics.set_item(New("bytes_received"), New(counters.bytes_received))?;
-        metrics.set_item(New("bytes_sent"), New(counters.bytes_sent))?;
+        let metrics = counters.to_dict(py)?;
         metrics.set_item(New("connections_open"), New(open))?;
-        metrics.set_item(New("connections_total"), New(counters.connections))?;
         metrics.set_item(New("requests_active"), New(active))?;
         Ok(metrics)
     }
@@ -400,34 +357,34 @@ impl HttpService {
     /// Closes idle connections now, and the others after their responses.
     fn shut_down(&self, py: Python<'_>) -> PyResult<()> {
         self.state.get_mut(py).is_shutting_down = true;
-        for_each(py, self.all_connections(py), |connection| {
+        support::for_each(py, self.all_connections(py), |connection| {
             Connection::shut_down(connection.bind(py))
         })
     }
 
     /// Tells the applications of requests in flight that their clients are gone.
     fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
-        let told = for_each(py, self.all_waiting(py), |request| {
+        let told = support::for_each(py, self.all_waiting(py), |request| {
             request.get().disconnect(py, false)
         });
-        let ended = for_each(py, self.all_connections(py), |connection| {
+        let ended = support::for_each(py, self.all_connections(py), |connection| {
             Connection::end_closing_websocket(connection.bind(py))
         });
-        first_error(py, told, ended)
+        support::first_error(py, told, ended)
     }
 
     /// Cancels the tasks of requests in flight, and drops all connections.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let cancelled = for_each(py, self.all_waiting(py), |request| {
+        let cancelled = support::for_each(py, self.all_waiting(py), |request| {
             match request.get().task(py) {
                 Some(task) => task.call_method0(py, intern!(py, "cancel")).map(drop),
                 None => Ok(()),
             }
         });
-        let aborted = for_each(py, self.all_connections(py), |connection| {
+        let aborted = support::for_each(py, self.all_connections(py), |connection| {
             Connection::abort(connection.bind(py))
         });
-        first_error(py, cancelled, aborted)
+        support::first_error(py, cancelled, aborted)
     }
 
     /// A future that is done when no connection is open and no request in flight.
@@ -465,10 +422,10 @@ impl HttpService {
             };
             if let Some(connection) = expired {
                 let ended = Connection::on_deadline(connection.bind(py), kind);
-                result = first_error(py, result, ended);
+                result = support::first_error(py, result, ended);
             }
         }
-        first_error(py, result, Self::set_timer(slf, kind))
+        support::first_error(py, result, Self::set_timer(slf, kind))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -539,7 +496,7 @@ fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResul
         return Ok((fields, None, has_date));
     };
     for pair in headers.try_iter()? {
-        let (name, value) = super::request::name_and_value(&pair?)?;
+        let (name, value) = super::message::name_and_value(&pair?)?;
         let name = crate::buffers::with_bytes(&name, |name| Ok(name.to_ascii_lowercase()))?;
         let value = crate::buffers::with_bytes(&value, |value| Ok(value.to_vec()))?;
         if !ringloop_http::is_field(&name, &value) {

@@ -16,7 +16,8 @@ use ringloop_http::websocket::{
 
 use super::connection::Connection;
 use super::deadlines::Kind;
-use super::request::{self, Request, Sending};
+use super::message;
+use super::request::{Request, Sending};
 use super::service::HttpService;
 use crate::buffers;
 use crate::coroutine::Step;
@@ -142,7 +143,7 @@ impl WebSocket {
             asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.4"))?;
         }
         if let Some(scheme) = scope.get_item(intern!(py, "scheme"))? {
-            let is_http = request::is_text(&scheme, intern!(py, "http"))?;
+            let is_http = message::is_text(&scheme, intern!(py, "http"))?;
             let scheme = if is_http {
                 intern!(py, "ws")
             } else {
@@ -481,7 +482,7 @@ impl WebSocket {
         let this = Self::of(request)?;
         let phase = this.phase(py);
         let is_disconnected = this.state.get(py).disconnect.is_some();
-        let kind = request::item(message, intern!(py, "type"))?;
+        let kind = message::item(message, intern!(py, "type"))?;
         let connection = match request.get().connection(py) {
             _ if phase == Phase::Closed => None,
             Some(connection) if is_disconnected || connection.get().is_closing(py) => None,
@@ -490,7 +491,7 @@ impl WebSocket {
         let Some(connection) = connection else {
             if phase == Phase::Closed || (phase == Phase::Denying && request.get().is_complete(py))
             {
-                return Err(request::unexpected(&kind, |kind| {
+                return Err(message::unexpected(&kind, |kind| {
                     format!("Unexpected ASGI message '{kind}', after sending 'websocket.close'.")
                 }));
             }
@@ -499,17 +500,17 @@ impl WebSocket {
         if connection.get().is_writing_paused(py) {
             return request.get().wait_for_room(py).map(Sending::Wait);
         }
-        let is = |name: &Bound<'py, PyString>| request::is_text(&kind, name);
+        let is = |name: &Bound<'py, PyString>| message::is_text(&kind, name);
         match phase {
             Phase::Open if is(intern!(py, "websocket.send"))? => {
                 this.send_message(request, &connection, message)?;
             }
             Phase::Open if is(intern!(py, "websocket.close"))? => {
-                let code = match request::optional_item(message, intern!(py, "code"))? {
+                let code = match message::optional_item(message, intern!(py, "code"))? {
                     Some(code) if !code.is_none() => code.extract()?,
                     _ => NORMAL,
                 };
-                let reason = match request::optional_item(message, intern!(py, "reason"))? {
+                let reason = match message::optional_item(message, intern!(py, "reason"))? {
                     Some(reason) if !reason.is_none() => Some(reason.cast_into::<PyString>()?),
                     _ => None,
                 };
@@ -519,7 +520,7 @@ impl WebSocket {
                 this.state.get_mut(py).phase = Phase::Closed;
             }
             Phase::Open => {
-                return Err(request::unexpected(&kind, |kind| {
+                return Err(message::unexpected(&kind, |kind| {
                     format!(
                         "Expected ASGI message 'websocket.send' or 'websocket.close', but got '{kind}'."
                     )
@@ -534,7 +535,7 @@ impl WebSocket {
                 Connection::refuse(&connection, 403, "").and(logged)?;
             }
             Phase::Connecting if is(intern!(py, "websocket.http.response.start"))? => {
-                let status: u16 = request::item(message, intern!(py, "status"))?.extract()?;
+                let status: u16 = message::item(message, intern!(py, "status"))?.extract()?;
                 let scope = request.get().take_logged_scope(py);
                 connection.get().close_after_response(py);
                 if let Err(error) = Request::begin_response(request, &connection, message) {
@@ -546,7 +547,7 @@ impl WebSocket {
                 log(request, &status.to_string())?;
             }
             Phase::Connecting => {
-                return Err(request::unexpected(&kind, |kind| {
+                return Err(message::unexpected(&kind, |kind| {
                     format!(
                         "Expected ASGI message 'websocket.accept', 'websocket.close' or \
                          'websocket.http.response.start' but got '{kind}'."
@@ -561,7 +562,7 @@ impl WebSocket {
                 }
             }
             Phase::Denying | Phase::Closed => {
-                return Err(request::unexpected(&kind, |kind| {
+                return Err(message::unexpected(&kind, |kind| {
                     format!(
                         "Expected ASGI message 'websocket.http.response.body' but got '{kind}'."
                     )
@@ -579,7 +580,7 @@ impl WebSocket {
     ) -> PyResult<()> {
         let py = request.py();
         let service = request.get().service(py)?;
-        let subprotocol = match request::optional_item(message, intern!(py, "subprotocol"))? {
+        let subprotocol = match message::optional_item(message, intern!(py, "subprotocol"))? {
             Some(name) if !name.is_none() => Some(name.cast_into::<PyString>()?),
             _ => None,
         };
@@ -635,7 +636,7 @@ impl WebSocket {
         let py = request.py();
         let service = request.get().service(py)?;
         let given = |name| {
-            let found = request::optional_item(message, name)?;
+            let found = message::optional_item(message, name)?;
             Ok::<_, PyErr>(found.filter(|value| !value.is_none()))
         };
         if let Some(content) = given(intern!(py, "bytes"))? {
@@ -864,11 +865,11 @@ impl WebSocket {
 fn accept_fields(message: &Bound<'_, PyAny>, service: &HttpService) -> PyResult<Vec<OwnField>> {
     let py = message.py();
     let mut fields: Vec<OwnField> = Vec::new();
-    if let Some(headers) = request::optional_item(message, intern!(py, "headers"))?
+    if let Some(headers) = message::optional_item(message, intern!(py, "headers"))?
         && !headers.is_none()
     {
         for pair in headers.try_iter()? {
-            let (name, value) = request::name_and_value(&pair?)?;
+            let (name, value) = message::name_and_value(&pair?)?;
             let name = buffers::with_bytes(&name, |name| Ok(name.to_vec()))?;
             let value = buffers::with_bytes(&value, |value| Ok(value.to_vec()))?;
             fields.push((name, value));
