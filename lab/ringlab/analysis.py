@@ -1,13 +1,16 @@
 """The evaluation of a cell's samples: summaries, ratios, verdicts in words, latency curves."""
 
+import itertools
 import math
 import statistics as averages
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 from hdrh.histogram import HdrHistogram
 
-from ringlab import figures, results, statistics
-from ringlab.results import Cell, Comparison, Curve, Group, Metric, Summary, Verdict
+from ringlab import figures, results, statistics, sweep
+from ringlab.results import Bound, Cell, Comparison, Control, Curve, Group, Metric, Rank, Summary, Sweep, Verdict
 
 CURVE_PERCENTILES = (
     *(float(each) for each in range(0, 90, 5)), 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.9, 99.95, 99.99, 99.999, 100.0,
@@ -16,6 +19,12 @@ CURVE_COUNT_LEAST = 10
 """At least this many operations of a curve were as slow as its last percentile (except for the maximum)."""
 NAMES_MOST = 5
 """In a sentence."""
+INSIDE_NOISE = "inside the noise: a quieter machine may tell, more rounds won't"
+ONLY_BOUNDS = "one of the two, or both, are only known to be at least or at most what they are"
+GROWN_BYTES, GROWN_TIMES = 100e6, 2.0
+"""Memory that grows by more than both within a sample is told."""
+TOLD_MOST = 11.0
+"""A ratio further off is told as nothing known."""
 RATE_KEPT = 0.97
 """The share of the offered rate that counts as kept up with."""
 HISTOGRAM_MOST_NS = 3_600_000_000_000
@@ -26,6 +35,8 @@ CONTROLS = ("asyncio-protocol", "asyncio", "asyncio-uvicorn")
 """The same, where no floor takes part."""
 ASGI_CONTROLS = ("uvicorn-uvloop", "granian")
 """The same among ASGI servers."""
+FILE_CONTROLS = ("files-blocking",)
+"""The same among libraries for files."""
 
 
 def summarize(cell: Cell, arms: Sequence[str]) -> list[Summary]:
@@ -48,34 +59,85 @@ def summarize(cell: Cell, arms: Sequence[str]) -> list[Summary]:
     return found
 
 
-def compare(cell: Cell, metric: Metric, arms: Sequence[str], baseline: str, floor: float) -> list[Comparison]:
-    """Compare arms with a baseline in one metric, with Holm's correction for their number."""
-    reference = cell.series(baseline, metric.key)
-    estimates = {}
-    for arm in arms:
-        found = statistics.estimate(statistics.log_ratios(cell.series(arm, metric.key), reference))
-        if found is not None:
-            estimates[arm] = found
-    adjusted = dict(zip(estimates, statistics.holm([each.p for each in estimates.values()]), strict=True))
+def series_of(cell: Cell, arm: str, metric: Metric, copies: Mapping[str, str]) -> list[float | None]:
+    """Return one figure of an arm by round: of an arm with a second copy the geometric mean of both, which scatters less."""
+    own = cell.series(arm, metric.key)
+    if arm not in copies:
+        return own
+    pairs = zip(own, cell.series(copies[arm], metric.key), strict=True)
     return [
-        describe(cell, metric, arm, baseline, found, adjusted[arm], floor, len(estimates))
-        for arm, found in estimates.items()
+        math.sqrt(one * other) if statistics.is_positive(one) and statistics.is_positive(other) else one
+        for one, other in pairs
     ]
 
 
-def describe(
+def compare(
     cell: Cell,
+    metric: Metric,
+    arms: Sequence[str],
+    baseline: str,
+    floor: float,
+    copies: Mapping[str, str],
+    share: float,
+) -> list[Comparison]:
+    """Compare arms with a baseline in one metric, as one family; `copies` are second copies, by what they are copies of.
+
+    `share` is what these comparisons have of the 5% for mistakes.
+    """
+    reference = series_of(cell, baseline, metric, copies)
+    estimates = {}
+    for arm in arms:
+        found = statistics.estimate(statistics.log_ratios(series_of(cell, arm, metric, copies), reference))
+        if found is not None:
+            estimates[arm] = found
+    members = zip(estimates, statistics.family(list(estimates.values()), len(estimates) + 1, share), strict=True)
+    comparisons = []
+    for arm, member in members:
+        bounds = bounds_of(cell, arm, metric), bounds_of(cell, baseline, metric)
+        comparison = describe(metric, arm, baseline, member, floor, len(estimates), bounds, share)
+        comparison.ratios = statistics.ratios_by_round(series_of(cell, arm, metric, copies), reference)
+        comparisons.append(comparison)
+    return comparisons
+
+
+def bounds_of(cell: Cell, arm: str, metric: Metric) -> frozenset[Bound]:
+    """Return in which directions an arm's figure is only a bound: 'at least', 'at most', or neither."""
+    bounds = {sample.bound for sample in cell.measured(arm)} if metric.primary else set()
+    return frozenset(bounds - {""})
+
+
+def within_bounds(
+    standing: statistics.Standing, numerator: frozenset[Bound], denominator: frozenset[Bound]
+) -> statistics.Standing:
+    """Return what a ratio still says where its two figures are only bounds: it may be larger or smaller than it is found to be."""
+    larger = "at least" in numerator or "at most" in denominator
+    smaller = "at most" in numerator or "at least" in denominator
+    holds = {"above": not smaller, "below": not larger, "tie": not (larger or smaller), "cannot tell": True}
+    return standing if holds[standing] else "cannot tell"
+
+
+def describe(
     metric: Metric,
     arm: str,
     baseline: str,
-    found: statistics.Estimate,
-    p_adjusted: float,
+    member: statistics.Member,
     floor: float,
     comparisons: int,
+    bounds: tuple[frozenset[Bound], frozenset[Bound]] = (frozenset(), frozenset()),
+    share: float = 1.0,
 ) -> Comparison:
-    """Return the verdict of an estimate; `comparisons` is the number of comparisons that `p_adjusted` accounts for."""
-    standing = statistics.judge(found, p_adjusted, floor)
-    low, high = found.interval
+    """Return the verdict of an estimate, one of so many comparisons of its family, with the interval that it rests on.
+
+    `bounds` are those of the arm and of the baseline.
+    """
+    found = member.estimate
+    standing = within_bounds(statistics.judge(found, member.p_adjusted, floor, share), *bounds)
+    # A tie rests on two one-sided tests.
+    (low, high), outside = (
+        (found.inner(share), 2 * share * (1 - statistics.CONFIDENCE))
+        if standing == "tie"
+        else (member.interval, member.outside)
+    )
     comparison = Comparison(
         metric=metric.key,
         arm=arm,
@@ -83,15 +145,17 @@ def describe(
         ratio=found.ratio,
         low=low,
         high=high,
-        confidence=statistics.CONFIDENCE,
+        confidence=1 - outside,
         p=found.p,
-        p_adjusted=p_adjusted,
+        p_adjusted=member.p_adjusted,
         rounds=found.rounds,
-        ratios=statistics.ratios_by_round(cell.series(arm, metric.key), cell.series(baseline, metric.key)),
+        ratios=[],
         verdict=side(standing, metric),
-        rounds_needed=statistics.rounds_needed(found, floor, comparisons) if standing == "cannot tell" else None,
+        rounds_needed=statistics.rounds_needed(found, floor, comparisons)
+        if standing == "cannot tell" and not any(bounds)
+        else None,
     )
-    comparison.sentence = sentence_of(comparison, metric, found, floor, comparisons)
+    comparison.sentence = sentence_of(comparison, metric, bounded=any(bounds))
     return comparison
 
 
@@ -109,14 +173,13 @@ def how_much(ratio: float) -> str:
     return f"{figures.difference(ratio)} {'more' if ratio > 1 else 'less'}"
 
 
-def sentence_of(
-    comparison: Comparison, metric: Metric, found: statistics.Estimate, floor: float, comparisons: int
-) -> str:
+def sentence_of(comparison: Comparison, metric: Metric, *, bounded: bool = False) -> str:
     """Say in words what a comparison found."""
-    arm, baseline, ratio = comparison.arm, comparison.baseline, comparison.ratio
-    within = figures.ratio_within(ratio, comparison.low, comparison.high)
+    arm, baseline, ratio, low, high = (
+        getattr(comparison, name) for name in ("arm", "baseline", "ratio", "low", "high")
+    )
+    within = figures.ratio_within(ratio, low, high)
     if comparison.verdict == "tie":
-        low, high = found.interval_inner
         return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {figures.difference(max(high, 1 / low, 1.001))}"
     if comparison.verdict == "cannot tell":
         if comparison.rounds < statistics.ROUNDS_LEAST:
@@ -124,12 +187,10 @@ def sentence_of(
         else:
             why = f"the ratio is {within}"
             # An interval without 1 asks for the reason why it is no verdict.
-            if not comparison.low <= 1 <= comparison.high:
-                if abs(found.log_ratio) <= math.log1p(floor):
-                    why += ", which is within the noise"
-                elif comparison.p_adjusted >= 1 - statistics.CONFIDENCE:
-                    why += f", but by chance alone one of {comparisons} arms may be this far off"
-        return f"{arm} against {baseline} in {metric.title}: cannot tell, {why}; {would_take(comparison.rounds_needed)}"
+            if not low <= 1 <= high:
+                why += ", which is within the noise"
+        more = ONLY_BOUNDS if bounded else would_take(comparison.rounds_needed)
+        return f"{arm} against {baseline} in {metric.title}: cannot tell, {why}; {more}"
     return f"{arm} is {comparison.verdict} than {baseline} in {metric.title}: {how_much(ratio)}, a ratio of {within}"
 
 
@@ -143,20 +204,22 @@ def some_of(names: Sequence[str]) -> str:
 def would_take(rounds: int | None) -> str:
     """Say how many rounds a verdict would take."""
     if rounds is None:
-        return f"{statistics.ROUNDS_MOST:,} rounds wouldn't tell either"
+        return INSIDE_NOISE
     return f"about {rounds:,} rounds would tell"
 
 
 def choose_baseline(arms: Sequence[str], asked: str, workload: str) -> str:
     """Return the arm that the others are compared with: the one asked for, a floor, a control, or the first."""
-    controls = {"loop": CONTROLS, "asgi": ASGI_CONTROLS}.get(workload, (*FLOORS, *CONTROLS))
+    controls = {"loop": CONTROLS, "loops": CONTROLS, "asgi": ASGI_CONTROLS, "files": FILE_CONTROLS}.get(
+        workload, (*FLOORS, *CONTROLS)
+    )
     preferred = (asked, *controls)
     return next((arm for arm in preferred if arm in arms), arms[0])
 
 
 def group_arms(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, list[str]]:
     """Return the arms that are ranked together: HTTP servers that parse apart from those whose answer is fixed."""
-    if cell.workload != "http":
+    if not cell.of_http:
         return {"all": [arm.name for arm in arms]}
     probed = {probe.arm: probe.parser for probe in cell.probes}
     groups: dict[str, list[str]] = {}
@@ -171,18 +234,52 @@ def group_arms(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, list[str]]:
 
 def analyse(cell: Cell, arms: Sequence[results.Arm], baseline: str = "") -> results.Analysis:
     """Evaluate the samples of a cell; `baseline` is the arm that the user wants to compare with, if any."""
+    names = [arm.name for arm in arms if cell.measured(arm.name)]
+    share = 1 - cell.look.share if cell.look is not None else 1.0
+    return results.Analysis(
+        summaries=summarize(cell, names),
+        groups=groups_of(cell, arms, baseline, share),
+        curves=curves(cell, names),
+        sweeps=sweeps(cell, names),
+        notes=notes(cell, arms),
+    )
+
+
+def groups_of(cell: Cell, arms: Sequence[results.Arm], baseline: str, share: float) -> list[Group]:
+    """Compare the arms of each group, with a share of the 5% for mistakes."""
     present = [arm for arm in arms if cell.measured(arm.name)]
     names = [arm.name for arm in present]
-    analysis = results.Analysis(summaries=summarize(cell, names))
     # The noise is a property of the machine, even if only other arms are shown.
     copies = {arm.repeats: arm.name for arm in present if arm.repeats and cell.measured(arm.repeats)}
     # But a copy of an arm that isn't shown competes with no other arm.
     ranked = [arm for arm in present if not arm.repeats or arm.repeats in names]
-    for name, members in group_arms(cell, ranked).items() if ranked else ():
-        analysis.groups.append(analyse_group(cell, name, members, baseline, copies))
-    analysis.curves = curves(cell, names)
-    analysis.notes = notes(cell, arms)
-    return analysis
+    return [
+        analyse_group(cell, name, members, baseline, copies, share)
+        for name, members in (group_arms(cell, ranked).items() if ranked else ())
+    ]
+
+
+def look(cell: Cell, arms: Sequence[results.Arm], baseline: str) -> results.Look:
+    """Look at a cell before its last round: arms that are decided need no further one, if any others do.
+
+    Decided is what a tenth of the 5% decides: a comparison with the baseline, and who is best in the group.
+    """
+    share = statistics.LOOK_SHARE
+    decided: set[str] = set()
+    open_arms: set[str] = set()
+    # Both copies of the baseline are part of every comparison.
+    needed = {name for arm in arms if arm.repeats for name in (arm.name, arm.repeats)}
+    for group in groups_of(cell, arms, baseline, share):
+        verdicts = {each.arm: each.verdict for each in group.comparisons if each.metric == cell.primary.key}
+        undecided = {arm for arm, verdict in verdicts.items() if verdict == "cannot tell"}
+        if group.verdict.kind in ("groups", "cannot tell"):
+            undecided |= set(group.verdict.arms)
+        open_arms |= undecided
+        if undecided or not verdicts:
+            needed |= {group.baseline, *undecided}
+        decided |= {group.baseline, *verdicts}
+    stopped = decided - needed if open_arms else set()
+    return results.Look(after=len(cell.orders), stopped=[arm for arm in cell.arms if arm in stopped], share=share)
 
 
 def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.Estimate | None:
@@ -199,39 +296,49 @@ def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.E
     )
 
 
-def analyse_group(cell: Cell, name: str, members: list[str], baseline: str, copies: Mapping[str, str]) -> Group:
+def analyse_group(
+    cell: Cell, name: str, members: list[str], baseline: str, copies: Mapping[str, str], share: float
+) -> Group:
     """Compare the arms of a group, and say who is best; `copies` are the A/A arms by what they are copies of."""
     originals = [member for member in members if member not in copies.values()]
     # If most samples of the baseline are void, few rounds of the other arms have a ratio.
     enough = [arm for arm in originals if rounds_of(cell, arm) >= statistics.ROUNDS_LEAST]
     reference = choose_baseline(originals if baseline in originals else enough or originals, baseline, cell.workload)
-    comparisons: list[Comparison] = []
-    for metric in cell.metrics:
-        floor = statistics.noise_floor(again(cell, metric, copies))
-        comparisons += compare(cell, metric, [arm for arm in originals if arm != reference], reference, floor)
-        # A copy does not count for Holm's correction, and its verdict must not depend on a noise floor that it has set
-        # itself.
-        comparisons += compare(
-            cell, metric, [arm for arm in members if arm not in originals], reference, statistics.MARGIN
-        )
     noise = again(cell, cell.primary, copies)
     floor = statistics.noise_floor(noise)
+    # An arm against itself: whether the lab reports a difference where there is none. Otherwise the copy is a control, not an arm.
+    itself = len(originals) == 1
+    ranked, merged = (members, {}) if itself else (originals, copies)
+    comparisons: list[Comparison] = []
+    for metric in cell.metrics:
+        own_floor = statistics.MARGIN if itself else statistics.noise_floor(again(cell, metric, copies))
+        others = [arm for arm in ranked if arm != reference]
+        comparisons += compare(cell, metric, others, reference, own_floor, merged, share)
     group = Group(
         name=name,
-        arms=members,
+        arms=list(ranked),
         baseline=reference,
         noise_floor=floor,
         noise_text=describe_noise(noise, floor),
         comparisons=comparisons,
         verdict=Verdict(kind="nothing to compare", arms=[], sentence=""),
+        control=None if itself else control_of(cell, copies, noise),
     )
-    ranking = group.ranking(cell.primary)
-    if len(originals) == 1:
-        # An arm against itself: whether the lab reports a difference where there is none.
-        group.verdict = who_is_best(cell, ranking, statistics.MARGIN)
-    else:
-        group.verdict = who_is_best(cell, [arm for arm in ranking if arm in originals], floor)
+    headline = Headline(cell, group.ranking(cell.primary), statistics.MARGIN if itself else floor, merged, share)
+    group.verdict, group.ranks = headline.verdict(), headline.ranks()
     return group
+
+
+def control_of(cell: Cell, copies: Mapping[str, str], noise: statistics.Estimate | None) -> Control | None:
+    """Return whether two copies of one arm were found to be equal: the A/A arm takes part to show that, and not to be ranked."""
+    if noise is None or noise.rounds < statistics.ROUNDS_LEAST:
+        return None
+    original, copy = next(iter(copies.items()))
+    failed = statistics.judge(noise, noise.p, statistics.MARGIN) in ("below", "above")
+    low, high = noise.interval
+    return Control(
+        arm=copy, of=original, status="failed" if failed else "passed", ratio=noise.ratio, low=low, high=high
+    )
 
 
 def describe_noise(noise: statistics.Estimate | None, floor: float) -> str:
@@ -249,48 +356,131 @@ def rounds_of(cell: Cell, arm: str) -> int:
     return sum(value is not None for value in cell.series(arm, cell.primary.key))
 
 
-def who_is_best(cell: Cell, ranking: Sequence[str], floor: float) -> Verdict:
-    """Say which of some arms is best by the primary metric: it must be better than each other one, with Holm's correction.
+@dataclass
+class Headline:
+    """Which arms are certainly better than which others by the primary metric: every pair is compared, all as one family."""
 
-    The first one of the ranking is a guess that the others are compared with; the verdict rests on these comparisons alone.
-    """
-    metric = cell.primary
-    enough = [arm for arm in ranking if rounds_of(cell, arm) >= statistics.ROUNDS_LEAST]
-    ranked = enough if len(enough) >= 2 else list(ranking)
-    if len(ranked) < 2:
-        only = f"only {ranked[0]} was measured" if ranked else "nothing was measured"
-        return Verdict(kind="nothing to compare", arms=ranked, sentence=f"nothing to compare: {only}")
-    best, others = ranked[0], ranked[1:]
-    found = {comparison.arm: comparison for comparison in compare(cell, metric, others, best, floor)}
-    tied = [arm for arm in others if arm in found and found[arm].verdict == "tie"]
-    # If an arm is better than this guess, because it was measured in other rounds than the rest, there is no winner.
-    unknown = [arm for arm in others if arm not in found or found[arm].verdict in ("cannot tell", "better")]
-    worse = len(others) - len(tied) - len(unknown)
-    rest = f"; {'the other one is' if worse == 1 else f'the other {worse} are'} worse" if worse else ""
-    needed = None
-    if unknown:
-        kind: results.CellVerdict = "cannot tell"
-        counts = [found[arm].rounds_needed if arm in found else None for arm in unknown]
+    cell: Cell
+    ranking: Sequence[str]
+    floor: float
+    copies: Mapping[str, str]
+    share: float = 1.0
+    """What these comparisons have of the 5% for mistakes."""
+
+    def __post_init__(self) -> None:
+        """Compare."""
+        enough = [arm for arm in self.ranking if rounds_of(self.cell, arm) >= statistics.ROUNDS_LEAST]
+        self.arms = enough if len(enough) >= 2 else list(self.ranking)
+        series = {arm: series_of(self.cell, arm, self.cell.primary, self.copies) for arm in self.arms}
+        pairs = {}
+        for first, second in itertools.combinations(self.arms, 2):
+            found = statistics.estimate(statistics.log_ratios(series[second], series[first]))
+            if found is not None:
+                pairs[first, second] = found
+        members = statistics.family(list(pairs.values()), len(self.arms), self.share)
+        self.pairs = dict(zip(pairs, members, strict=True))
+
+    def bounds(self, arm: str) -> frozenset[Bound]:
+        """Return in which directions an arm's figure is only a bound."""
+        return bounds_of(self.cell, arm, self.cell.primary)
+
+    def standing(self, arm: str, other: str) -> results.ComparisonVerdict:
+        """Return how an arm compares with another one."""
+        pair = (other, arm) if (other, arm) in self.pairs else (arm, other)
+        if pair not in self.pairs:
+            return "cannot tell"
+        member = self.pairs[pair]
+        standing = statistics.judge(member.estimate, member.p_adjusted, self.floor, self.share)
+        found = side(within_bounds(standing, *(self.bounds(each) for each in reversed(pair))), self.cell.primary)
+        turned: dict[results.ComparisonVerdict, results.ComparisonVerdict] = {"better": "worse", "worse": "better"}
+        return found if pair == (other, arm) else turned.get(found, found)
+
+    def ratio(self, arm: str, other: str) -> tuple[float, float, float] | None:
+        """Return the ratio of an arm to another one, and the interval that its verdict rests on."""
+        if (other, arm) in self.pairs:
+            member = self.pairs[other, arm]
+            return member.estimate.ratio, *member.interval
+        if (arm, other) in self.pairs:
+            member = self.pairs[arm, other]
+            low, high = member.interval
+            return 1 / member.estimate.ratio, 1 / high, 1 / low
+        return None
+
+    def ranks(self) -> list[Rank]:
+        """Return the best and the worst rank that each arm may have."""
+        found = []
+        for arm in self.arms:
+            standings = [self.standing(arm, other) for other in self.arms if other != arm]
+            best, worst = 1 + standings.count("worse"), len(self.arms) - standings.count("better")
+            found.append(Rank(arm=arm, best=best, worst=worst))
+        return found
+
+    def verdict(self) -> Verdict:
+        """Return the groups: those that nothing is certainly better than, then who follows, and who is last."""
+        metric = self.cell.primary
+        if len(self.arms) < 2:
+            only = f"only {self.arms[0]} was measured" if self.arms else "nothing was measured"
+            return Verdict(kind="nothing to compare", arms=self.arms, sentence=f"nothing to compare: {only}")
+        unbeaten = {rank.arm for rank in self.ranks() if rank.best == 1}
+        front = [arm for arm in self.arms if arm in unbeaten] or self.arms[:1]
+        best, near = front[0], front[1:]
+        rest = [arm for arm in self.arms if arm not in front]
+        praise = {"us": "fastest", "ns": "fastest", "bytes": "smallest"}.get(metric.unit, "best")
+        needed, ending = None, ""
+        kind: results.CellVerdict
+        if not near:
+            kind, sentence = "winner", f"{praise}: {best}"
+        elif all(self.standing(arm, best) == "tie" for arm in near):
+            kind = "tie"
+            sentence = f"{praise}, equal within {100 * statistics.TIE_MARGIN:g}%: {some_of(front)}"
+        else:
+            kind = "groups" if rest else "cannot tell"
+            sentence = f"{praise}, inseparable{self.apart(near, best)}: {some_of(front)}"
+            if not rest:
+                sentence = f"cannot tell {some_of(front)} apart: inseparable{self.apart(near, best)}"
+            needed, ending = self.more(near, best)
+        if rest:
+            sentence += f"; then {rest[0]}{self.behind(rest[0], best, whole=True)}"
+        if len(rest) > 1:
+            sentence += f"; last {rest[-1]}{self.behind(rest[-1], best, whole=False)}"
+        missing = [arm for arm in self.ranking if arm not in self.arms]
+        if missing:
+            ending += f"; not ranked: {some_of(missing)}, measured in fewer than {statistics.ROUNDS_LEAST} rounds"
+        return Verdict(kind=kind, arms=front, sentence=sentence + ending, rounds_needed=needed)
+
+    def apart(self, near: Sequence[str], best: str) -> str:
+        """Say how far the arms near the best one may be from it."""
+        found = [self.ratio(arm, best) for arm in near]
+        far = max((max(each[2], 1 / each[1]) for each in found if each is not None), default=math.inf)
+        return f" within {figures.percent(far - 1)}" if far < TOLD_MOST and None not in found else ""
+
+    def behind(self, arm: str, best: str, *, whole: bool) -> str:
+        """Say how far an arm is from the best one, on request with the interval."""
+        found = self.ratio(arm, best)
+        if found is None:
+            return ""
+        if found[0] >= 2:
+            return f", {figures.ratio_within(*found)} times as much" if whole else f", {figures.ratio(found[0])} times"
+        decimals = 0 if found[2] - found[1] >= 0.02 else 1
+        value, low, high = (f"{100 * (each - 1):.{decimals}f}" for each in found)
+        sign = "+" if found[0] >= 1 else ""
+        return f", {sign}{value}% ({low} to {high})" if whole else f", {sign}{value}%"
+
+    def more(self, near: Sequence[str], best: str) -> tuple[int | None, str]:
+        """Return how many rounds would tell the best arm from those near it, and say so."""
+        open_ones = [arm for arm in near if self.standing(arm, best) != "tie"]
+        members = [self.pairs[best, arm] for arm in open_ones if (best, arm) in self.pairs]
+        if len(members) < len(open_ones):
+            return None, "; not all have a round in common"
+        bounded = [arm for arm in (best, *open_ones) if self.bounds(arm)]
+        if bounded:
+            return None, f"; only bounds are known of {some_of(bounded)}"
+        counts = [statistics.rounds_needed(each.estimate, self.floor, len(self.pairs)) for each in members]
         finite = [each for each in counts if each is not None]
-        needed = None if None in counts else max(finite)
-        would = would_take(needed)
-        if not all(arm in found for arm in unknown):
-            would = "not all have a round in common"
-        elif finite and needed is None:
-            would = f"about {max(finite):,} rounds would tell {len(finite)} of these {len(unknown)}"
-        sentence = f"cannot tell {best} from {some_of([*unknown, *tied])} in {metric.title}{rest}; {would}"
-    elif tied:
-        kind = "tie"
-        names = some_of([best, *tied])
-        sentence = f"tie: {names} are equal in {metric.title} within {figures.percent(statistics.TIE_MARGIN)}{rest}"
-    else:
-        kind = "winner"
-        second = min(others, key=lambda arm: abs(math.log(found[arm].ratio)))
-        sentence = f"{best} wins: the next, {second}, has {how_much(found[second].ratio)} {metric.title}"
-    missing = [arm for arm in ranking if arm not in ranked]
-    if missing:
-        sentence += f"; not ranked: {some_of(missing)}, measured in fewer than {statistics.ROUNDS_LEAST} rounds"
-    return Verdict(kind=kind, arms=[best, *tied, *unknown], sentence=sentence, rounds_needed=needed)
+        if finite and None in counts:
+            return None, f"; about {max(finite):,} rounds would tell {len(finite)} of these {len(counts)}"
+        needed = max(finite, default=None)
+        return needed, f"; {would_take(needed)}"
 
 
 def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
@@ -318,17 +508,92 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
     return found
 
 
+def sweeps(cell: Cell, arms: Sequence[str]) -> list[Sweep]:
+    """Return the knee of each arm and its curve, where rates were tried."""
+    found = []
+    for arm in arms:
+        samples = [sample for sample in cell.measured(arm) if sample.points]
+        if not samples:
+            continue
+        knee = statistics.estimate(np.log([sample.figures[cell.primary.key] for sample in samples]))
+        assert knee is not None
+        low, high = knee.interval if knee.rounds > 1 else (None, None)
+        bounds = {sample.bound for sample in samples}
+        # One round without an upper end leaves the mean without one.
+        bound: Bound = "at least" if "at least" in bounds else "at most" if "at most" in bounds else ""
+        found.append(
+            Sweep(
+                arm=arm,
+                knee_per_s=knee.ratio,
+                low=low,
+                high=high,
+                bound=bound,
+                rounds=knee.rounds,
+                floor_ns=averages.median(sample.figures["floor_ns_p99"] for sample in samples),
+                points=sweep.merge(point for sample in samples for point in sample.points),
+            )
+        )
+    return found
+
+
+def swept(cell: Cell) -> list[str]:
+    """Return what limited the search for knees."""
+    found = []
+    for each in sweeps(cell, cell.arms):
+        reasons = [reason for point in each.points if point.outcome == "limited" for reason in point.reasons]
+        rate = f"{each.arm}: its knee is {each.bound} {each.knee_per_s:,.0f}/s"
+        if each.bound == "at least":
+            found.append(f"{rate}: {reasons[0] if reasons else 'no rate that was tried reaches it'}")
+        elif each.bound == "at most":
+            found.append(f"{rate}, the low rate, which it didn't keep up with")
+        failures = [point for point in each.points if point.outcome == "failed" and point.reasons]
+        if failures:
+            found.append(f"{each.arm} failed at {failures[0].offered_per_s:,.0f}/s: {failures[0].reasons[0]}")
+    return found
+
+
+def grown(cell: Cell) -> list[str]:
+    """Return which servers' memory grew while nothing but their load went on."""
+    found = []
+    for arm in cell.arms:
+        for sample in cell.measured(arm):
+            end, rest = sample.figures.get("rss_end_bytes"), sample.figures.get("rss_rest_bytes")
+            if end is None or rest is None:
+                continue
+            connections = cell.parameters.get("connections", 1)
+            before = rest + sample.figures.get("rss_per_connection_bytes", 0.0) * connections
+            operations = sample.figures.get("operations", 0)
+            if end - before > GROWN_BYTES and end > GROWN_TIMES * before:
+                each = (
+                    f", {figures.significant((end - before) / operations)} bytes for each {cell.operation}"
+                    if operations
+                    else ""
+                )
+                found.append(
+                    f"{arm} may leak: in round {sample.round} its memory grew from {figures.significant(before / 1e6)} to"
+                    f" {figures.significant(end / 1e6)} MB while it was measured{each}"
+                )
+                break
+    return found
+
+
 def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
     """Return what else a reader must know: limits of the load, void and failed samples, arms without figures."""
     found = []
     limited = [arm for arm in cell.arms if any(sample.client_limited for sample in cell.measured(arm))]
-    if limited:
+    if cell.workload == "sweep":
+        found += swept(cell)
+    elif limited:
         everyone = len(limited) > NAMES_MOST and all(arm in limited for arm in cell.arms if cell.measured(arm))
         found.append(
             f"client-limited: {'all arms' if everyone else ', '.join(limited)}: the load generator was near its own limit, so rates"
             " are lower bounds and latencies include its own; CPU per operation remains valid"
         )
     found += [f"{arm} took no part: {why}" for arm, why in cell.unable.items()]
+    if cell.look is not None and cell.look.stopped:
+        found.append(
+            f"decided after {cell.look.after} rounds, so that the others had more: {', '.join(cell.look.stopped)}"
+        )
     for arm in cell.arms:
         for status in ("void", "failed"):
             samples = [sample for sample in cell.samples if sample.arm == arm and sample.status == status]
@@ -355,6 +620,7 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
                 f"{arm} lagged {figures.significant(behind)} MB behind on a connection: sending was held back until half of that had"
                 " come back"
             )
+    found += grown(cell)
     offered = cell.parameters.get("offered_rate_per_s")
     for arm in cell.arms:
         rates = [value for value in cell.series(arm, "operations_per_s") if value is not None]

@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,23 +20,30 @@ from rich.table import Table
 from ringlab import (
     Refused,
     __version__,
+    exports,
     generator,
     guard,
     manifest,
     preflight,
+    presets,
     process,
+    publishing,
+    replication,
     results,
     selection,
     session,
     storage,
+    tuning,
     workloads,
 )
+from ringlab.audit.command import audit_command
+from ringlab.cluster.command import elsewhere_of, elsewhere_options, encryption_of, worker_command
 from ringlab.report import html, markdown, terminal
 
 EXIT_UNREAD = 128 + signal.SIGPIPE
 """The status of a process that SIGPIPE has ended, which the kernel sends when nobody reads the output any more."""
 SEED_MOST = (1 << 64) - 1
-FORMATS = ("terminal", "markdown", "json", "html")
+FORMATS = ("terminal", "markdown", "json", "html", "csv", "summary", "tcpkali")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -113,6 +120,17 @@ def targets_folder_option() -> Decorator:
     )
 
 
+def if_busy_option() -> Decorator:
+    """Return the option that says what to do where another lab measures on this machine."""
+    return click.option(
+        "--if-busy",
+        type=click.Choice(["refuse", "wait", "beside"]),
+        default="refuse",
+        show_default=True,
+        help="Where another lab measures on this machine: refuse, wait until it ends, or measure on other CPUs beside it.",
+    )
+
+
 def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `run` and `compare` have in common."""
     options: list[Decorator] = [
@@ -137,7 +155,9 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(0, SEED_MOST),
             help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
         ),
-        click.option("--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of each server."),
+        click.option(
+            "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Workers of each server."
+        ),
         click.option(
             "--placement",
             type=click.Choice(["apart", "free"]),
@@ -145,10 +165,22 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="apart: servers and load on separate CPUs; free: the kernel decides.",
         ),
+        if_busy_option(),
+        click.option(
+            "--memory",
+            type=click.IntRange(16, 1 << 24),
+            metavar="MB",
+            help="End a server that takes more memory than this (half of what is available).",
+        ),
         click.option(
             "--system-calls/--no-system-calls",
             default=None,
             help="Count system calls, in separate runs (not with --quick).",
+        ),
+        click.option(
+            "--profile",
+            is_flag=True,
+            help="Draw a flame graph of each server with perf, in separate runs at the end.",
         ),
         click.option(
             "--again/--no-again", default=True, help="Run a second copy of the baseline, which shows the noise (yes)."
@@ -172,7 +204,8 @@ def main() -> None:
     Every arm (a variant of a target) runs in rounds, in random order, in fresh processes; only ratios within a round are
     compared, first of all the server's CPU per operation. Start with `ringlab doctor`, then `ringlab run --quick`.
 
-    Exit status: 0 done, 1 nothing was measured or guard found a regression, 2 the request can't be carried out, 130 interrupted.
+    Exit status: 0 done, 1 nothing was measured, a goal is missed or guard found a regression, 2 the request can't be carried out,
+    3 a goal or guard cannot tell, 130 interrupted.
     """
 
 
@@ -196,16 +229,41 @@ def main() -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Resume an interrupted run from its result.json, with its cells, arms, rounds and seed.",
 )
+@click.option(
+    "--preset",
+    metavar="NAME",
+    help=f"A named choice of cells, arms, length and goals: {', '.join(presets.PRESETS)}. Other options take precedence.",
+)
+@click.option(
+    "--goals",
+    "goals_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Judge the goals in this TOML file. Exit status: 0 reached, 1 missed, 3 cannot tell.",
+)
+@click.option(
+    "--adaptive",
+    is_flag=True,
+    help="After half of the rounds, spend the time of arms that are decided on those that are not.",
+)
 @measuring_options
+@elsewhere_options
 def run(
     what: tuple[str, ...],
     selectors: tuple[str, ...],
     baseline: str,
     resume: Path | None,
+    preset: str | None,
+    goals_file: Path | None,
+    cluster: str,
+    generators: int,
+    addresses: tuple[str, ...],
+    tls_ca_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
     **options: Any,
 ) -> None:
-    """Measure workloads (bind, http, rtt, loop, echo, asgi; by default all, with --quick all but asgi) or single cells on every
-    target that is here.
+    """Measure workloads (bind, http, rtt, loop, echo, asgi, sweep, churn, idle, stream, loops, files) or single cells on every target
+    that can run here. The default is all but loops and files, or with --quick the first five.
 
     \b
     Examples:
@@ -213,7 +271,11 @@ def run(
       ringlab run echo http --targets python,go,tokio --rounds 15
       ringlab run 'http/50/*' --baseline c-epoll
       ringlab run asgi --targets 'uvicorn-uvloop,ringloop-serve-*'
+      ringlab run --preset loops
+      ringlab run 'loops/echo/*' --targets asyncio,ringloop --goals lab/goals/loops.toml
       ringlab run --resume ringlab-results/20261121-160000/result.json
+      ringlab run echo --cluster tcp://10.0.0.1:8786
+      ringlab run http/50/closed --address 10.0.0.5:8080
 
     Results are written after every cell. Ctrl-C ends the run and keeps what was measured.
     """
@@ -222,10 +284,78 @@ def run(
         for parameter in context.command.params:
             name = parameter.name or ""
             given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-            if given and name not in ("resume", "targets_folder"):
+            if given and name not in ("resume", "targets_folder", "if_busy"):
                 raise Refused(f"--resume continues the run with its own options: leave out {parameter.opts[0]}")
-        sys.exit(session.resume(resume, options["targets_folder"]))
-    sys.exit(session.measure(what, selectors, baseline, **options))
+        sys.exit(session.resume(resume, options["targets_folder"], options["if_busy"]))
+    tls = encryption_of(tls_ca_file, tls_cert, tls_key)
+    options["elsewhere"] = elsewhere_of(cluster, generators, addresses, tls)
+    if preset is None:
+        sys.exit(session.measure(what, selectors, baseline, goals_file=goals_file, **options))
+    asked = presets.named(preset)
+    options |= preset_options(asked)
+    goals_file, must_reach = goals_file or asked.goals_file(), goals_file is not None
+    what, selectors = what or asked.what, selectors or asked.targets
+    sys.exit(session.measure(what, selectors, baseline, goals_file=goals_file, must_reach=must_reach, **options))
+
+
+def preset_options(preset: presets.Preset) -> dict[str, Any]:
+    """Return a preset's options of the current command, without those that were given, and what these exclude."""
+    context = click.get_current_context()
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    excluded = given | ({"quick", "minutes", "seconds"} if "publish" in given else set())
+    excluded |= {"minutes"} if "rounds" in given else set()
+    return {name: value for name, value in preset.options.items() if name not in excluded}
+
+
+RESULT_FILE_OPTIONS = ("fail_if", "control", "every_metric", "junit", "csv", "summary", "annotate")
+"""Of `compare`, for two result files."""
+
+
+def result_file_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `compare` for two result files."""
+    path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+    options: list[Decorator] = [
+        click.option(
+            "--fail-if",
+            multiple=True,
+            metavar="CONDITION",
+            help="Files: exit with 1 for slower, slower:3%, faster, cannot-tell or missing. Repeatable.",
+        ),
+        click.option(
+            "--control", default="", metavar="ARM", help="Files: the arm that others are relative to, or none."
+        ),
+        click.option(
+            "--all-figures", "every_metric", is_flag=True, help="Files: not only the one that ranks the arms."
+        ),
+        click.option("--junit", type=path, help="Files: write a report in JUnit's format."),
+        click.option("--csv", type=path, help="Files: write the verdicts as CSV."),
+        click.option("--summary", type=path, help="Files: write a summary in Markdown; - prints it."),
+        click.option("--annotate", is_flag=True, help="Files: print annotations for GitHub's actions."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def option_of(name: str) -> str:
+    """Return how an option of the current command is written."""
+    parameters = click.get_current_context().command.params
+    return next(parameter.opts[0] for parameter in parameters if parameter.name == name)
+
+
+def refuse_others(what: str, allowed: Container[str]) -> None:
+    """Raise Refused for options of the current command that were given, and are for something else."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and isinstance(parameter, click.Option) and name not in allowed:
+            raise Refused(f"{parameter.opts[0]} is for {what}, not for result files")
+
+
+def cells_of(what: Sequence[str]) -> list[str]:
+    """Return the names of the cells that are asked for."""
+    return [plan.name for plan in workloads.choose(what, "publish")] if what else []
 
 
 @main.command()
@@ -234,23 +364,35 @@ def run(
     "--in", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Compare within this result."
 )
 @click.option("--workload", "what", multiple=True, metavar="WORKLOAD|CELL", help="Only these. Repeatable.")
+@result_file_options
 @measuring_options
 def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], **options: Any) -> None:
-    """Compare two arms: A is the baseline, B is what differs. A against itself shows the noise.
+    """Compare two arms, or two results: A is the baseline, B is what differs. An arm against itself shows the noise.
 
-    With --in, from the rounds of a result in which both took part; otherwise they are raced now.
+    Arms are raced now, or with --in compared within a result in which both took part. If A and B are result files or their
+    folders, every arm that both have measured is compared, relative to a control that took part in both; with --fail-if the
+    exit status is 1 where a verdict meets the condition.
 
     \b
     Examples:
       ringlab compare asyncio-protocol uvloop-protocol --workload echo --quick
       ringlab compare go tokio --in ringlab-results/20261121-160000/result.json
+      ringlab compare before/result.json after/result.json --fail-if slower:3% --junit junit.xml
     """
     first, second = arms
+    of_files = {name: options.pop(name) for name in RESULT_FILE_OPTIONS}
+    if publishing.is_result(first) and publishing.is_result(second):
+        refuse_others("arms", ("fail_if", "what", *RESULT_FILE_OPTIONS))
+        sys.exit(publishing.compare_files(first, second, cells=cells_of(what), **of_files))
+    for name in RESULT_FILE_OPTIONS:
+        if of_files[name] not in ((), "", None, False):
+            raise Refused(f"{option_of(name)} is for two result files; {first} and {second} aren't both")
     if source is None:
-        names = {arm.name for arm in manifest.discover(options["targets_folder"])}
+        broken: dict[str, str] = {}
+        known = manifest.discover(options["targets_folder"], broken=broken)
         for name in arms:
-            if name not in names:
-                raise Refused(f"there is no arm {name!r}; `ringlab targets` lists them")
+            if name not in {arm.name for arm in known}:
+                raise Refused(selection.no_such(name, known, broken))
         # An arm against itself is compared with its second copy, which shows the noise.
         other = second if second != first else manifest.again_name(first)
         if not options["quick"]:
@@ -307,6 +449,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     type=click.IntRange(0, SEED_MOST),
     help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
 )
+@if_busy_option()
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
@@ -325,7 +468,7 @@ def guard_command(
     """Build this repository at two revisions, race them, and say whether head is slower than base.
 
     \b
-    Exit status: 0 fine, 1 slower, 2 cannot tell (or it can't be done), 130 interrupted.
+    Exit status: 0 fine, 1 slower, 2 it can't be done, 3 cannot tell, 130 interrupted.
     Example:
       ringlab guard --base main echo --rounds 15
     """
@@ -345,10 +488,10 @@ def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool
     console = terminal.make_console()
     if cells:
         for plan in workloads.CELLS:
-            scale = min(plan.scales, key=["quick", "normal", "publish"].index)
-            click.echo(f"{plan.name:24} {scale:8} {plan.title}")
+            scale = min(plan.scales, key=["quick", "normal", "publish"].index, default="named")
+            click.echo(f"{plan.name:32} {scale:8} {plan.title}")
         return
-    arms = selection.choose(manifest.discover(targets_folder), selectors)
+    arms = selection.find(targets_folder, selectors, terminal.warn)
     records: list[results.Arm] = []
     if build:
         with console.status("checking which targets can run here") as status:
@@ -389,7 +532,14 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
         except generator.GeneratorMissing as error:
             problem = str(error)
     findings = preflight.examine(connections, preflight.place(), program, problem)
-    arms = manifest.discover(targets_folder)
+    broken: dict[str, str] = {}
+    arms = manifest.discover(targets_folder, broken=broken)
+    findings += [
+        results.Finding(
+            name=f"target {name}", status="warning", text=error, remedy="mend the file; others are not affected"
+        )
+        for name, error in broken.items()
+    ]
     asked: dict[tuple[str, str], manifest.Presence] = {}
     with console.status("checking which targets can run here"):
         here = sum(1 for arm in arms if not manifest.detect_all(arm, asked).skipped)
@@ -433,6 +583,12 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
         texts = [json.dumps(result.to_json(), indent=1) + "\n" for _, result in found]
     elif kind == "markdown":
         texts = [markdown.render(result) for _, result in found]
+    elif kind == "csv":
+        texts = [exports.result_csv(result) for _, result in found]
+    elif kind == "tcpkali":
+        texts = [exports.result_tcpkali(result) for _, result in found]
+    elif kind == "summary":
+        texts = [exports.result_summary(name, result) for name, result in found]
     elif output is None:
         for _, result in found:
             terminal.print_result(terminal.make_console(), result)
@@ -449,3 +605,14 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
     except OSError as error:
         raise Refused(f"{output} can't be written: {error.strerror}; choose another file with --output") from None
     click.echo(str(output))
+
+
+for command in (
+    audit_command,
+    publishing.publish_command,
+    publishing.trend_command,
+    replication.replicate_command,
+    tuning.tune_command,
+    worker_command,
+):
+    main.add_command(command)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ringlab import sources
 from ringlab.manifest import MARK, RUN_MARK
 from ringlab.process import SampleFailed, die_with_parent, said
 
@@ -21,17 +22,14 @@ BUILD_TIMEOUT_S = 900
 GRACE_S = 20.0
 """How much longer than planned a load may take."""
 
+CHECK_S = 0.5
+"""How often is looked whether a load is still wanted."""
+
 OnEvent = Callable[[dict[str, Any]], None]
 
 
 class GeneratorMissing(Exception):
     """There is no load generator; the message says how to get it."""
-
-
-def repository() -> Path | None:
-    """Return the root of the repository that contains this package, if one does."""
-    root = Path(__file__).resolve().parent.parent.parent
-    return root if (root / "lab" / "ringlab-load" / "Cargo.toml").exists() else None
 
 
 def build(root: Path) -> Path:
@@ -68,13 +66,15 @@ def build(root: Path) -> Path:
 
 
 def find() -> Path:
-    """Return the load generator: $RINGLAB_LOAD, that of the repository (built if need be), or one on the PATH."""
+    """Return the load generator: $RINGLAB_LOAD, the package's own, that of the sources (built if need be), or one on the PATH."""
     named = os.environ.get("RINGLAB_LOAD")
     if named:
         if not os.access(named, os.X_OK) or Path(named).is_dir():
             raise GeneratorMissing(f"RINGLAB_LOAD is {named}, which can't be run; unset it, or set it to {NAME}'s path")
         return Path(named)
-    root = repository()
+    if os.access(sources.PROGRAM, os.X_OK):
+        return sources.PROGRAM
+    root = sources.root()
     if root is not None:
         return build(root)
     installed = shutil.which(NAME)
@@ -97,11 +97,18 @@ def version(program: Path) -> str:
 
 
 def run(
-    program: Path, words: list[str], expected_s: float, on_event: OnEvent | None = None, final: str = "result"
+    program: Path,
+    words: list[str],
+    expected_s: float,
+    on_event: OnEvent | None = None,
+    final: str = "result",
+    stdin: int = subprocess.DEVNULL,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run the generator to its end and return its last event, which must be `final`.
 
-    `on_event` sees every event as it comes. Raises SampleFailed where nothing was measured.
+    `on_event` sees every event as it comes, `check` is called again and again, and what either raises ends the generator;
+    `stdin` is a descriptor. Raises SampleFailed where nothing was measured.
     """
     deadline = time.monotonic() + expected_s + GRACE_S
     last: dict[str, Any] = {}
@@ -109,7 +116,7 @@ def run(
         try:
             process = subprocess.Popen(
                 [*die_with_parent(), str(program), *words],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 start_new_session=True,
@@ -120,8 +127,11 @@ def run(
         try:
             pending = b""
             while True:
+                check()
                 left_s = deadline - time.monotonic()
-                readable, _, _ = select.select([process.stdout], [], [], max(0.0, left_s))
+                readable, _, _ = select.select([process.stdout], [], [], min(CHECK_S, max(0.0, left_s)))
+                if not readable and left_s > 0:
+                    continue
                 if not readable:
                     raise SampleFailed(f"the load generator didn't end within {expected_s + GRACE_S:.0f} s")
                 data = os.read(process.stdout.fileno(), 1 << 20)

@@ -23,6 +23,7 @@ from ringlab import (
     Refused,
     analysis,
     manifest,
+    neighbours,
     preflight,
     results,
     runner,
@@ -36,6 +37,8 @@ from ringlab.report import terminal
 from ringlab.results import Comparison
 
 SIDES = ("base", "head")
+EXIT_UNDECIDED = 3
+"""Unlike 2, which all commands end with where a request can't be carried out."""
 BUILD_COMMAND = "make build"
 BUILD_TIMEOUT_S = 3600
 FOLDER = Path("target") / "ringlab-guard"
@@ -161,7 +164,8 @@ def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> li
     """
     own = revision.worktree / "lab" / "targets"
     folder = own if any(own.glob(f"*/{manifest.FILE_NAME}")) else repository / "lab" / "targets"
-    arms = manifest.discover(folder, revision.worktree / FOLDER / "targets", revision.python)
+    broken: dict[str, str] = {}
+    arms = manifest.discover(folder, revision.worktree / FOLDER / "targets", revision.python, broken)
     # It would make the Pythons of both revisions import the same code; if it is empty, it has no effect.
     own_path = {"PYTHONPATH": ""} if os.environ.get("PYTHONPATH") else {}
     return [
@@ -171,7 +175,7 @@ def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> li
             title=f"{arm.title}, at {revision.name}",
             environment={**own_path, **arm.environment},
         )
-        for arm in selection.choose(arms, selectors)
+        for arm in selection.choose(arms, selectors, broken)
     ]
 
 
@@ -207,28 +211,27 @@ def judge(result: results.Result, names: Sequence[str]) -> list[Finding]:
             if base in cell.arms or head in cell.arms:
                 logs = statistics.log_ratios(cell.series(head, metric.key), cell.series(base, metric.key))
                 found.append((cell, name, statistics.estimate(logs), floor))
-    adjusted = iter(statistics.holm([each.p for _, _, each, _ in found if each is not None]))
-    comparisons = sum(1 for _, _, each, _ in found if each is not None)
+    measured = [each for _, _, each, _ in found if each is not None]
+    # Cells scatter differently, so their comparisons share no more than the correction for their number.
+    members = iter(statistics.family(measured, arms=0))
     return [
         Finding(
             cell,
             name,
             None
             if each is None
-            else analysis.describe(
-                cell, cell.primary, f"{name}@head", f"{name}@base", each, next(adjusted), floor, comparisons
-            ),
+            else analysis.describe(cell.primary, f"{name}@head", f"{name}@base", next(members), floor, len(measured)),
         )
         for cell, name, each, floor in found
     ]
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Return 1 if something is slower, else 2 if something can't be told (or nothing was measured), else 0."""
+    """Return 1 if something is slower, else EXIT_UNDECIDED if something can't be told (or nothing was measured), else 0."""
     words = [finding.word for finding in findings]
     if "worse" in words:
         return 1
-    return 2 if "cannot tell" in words or not words else 0
+    return EXIT_UNDECIDED if "cannot tell" in words or not words else 0
 
 
 def conclusion(findings: Sequence[Finding]) -> str:
@@ -255,6 +258,7 @@ def run(
     selectors: Sequence[str],
     build_command: str,
     output: Path | None,
+    if_busy: neighbours.IfBusy,
     **options: Any,
 ) -> int:
     """Build two revisions, race them and judge; return the exit status. Raises Refused, and OSError."""
@@ -269,11 +273,14 @@ def run(
     # A build takes minutes, so errors in the rest of the command are reported first.
     for revision in revisions:
         choose(root, revision, selectors)
-    with storage.claim(output) as folder:
+    with (
+        storage.claim(output) as folder,
+        neighbours.announced(lambda taken: preflight.place(taken=taken), if_busy, terminal.warn) as placement,
+    ):
         with console.status("building") as status:
             for revision in {each.commit: each for each in revisions}.values():
                 build(root, revision, build_command, status.update)
-        return race_revisions(console, root, revisions, plans, selectors, build_command, folder, **options)
+        return race_revisions(console, root, revisions, plans, selectors, build_command, folder, placement, **options)
 
 
 def race_revisions(
@@ -284,6 +291,7 @@ def race_revisions(
     selectors: Sequence[str],
     build_command: str,
     folder: Path,
+    placement: results.Placement,
     *,
     rounds: int,
     seconds: float,
@@ -324,13 +332,13 @@ def race_revisions(
             begun=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             seed=seed,
             scale=replace(workloads.SCALES["normal"], rounds=rounds, window_s=seconds),
-            placement=preflight.place(),
+            placement=placement,
             notes=[f"base is {base.name} ({base.commit[:12]}), head is {head.name} ({head.commit[:12]})"],
         ),
         arms=[record for record in records if record.name in present],
     )
     race = session.start_race(console, result, present, plans, folder / storage.RESULT_FILE)
-    race.options = runner.Options(baseline=f"{both[0]}@base")
+    race.options = runner.Options(baseline=f"{both[0]}@base", memory_bytes=preflight.memory_limit(None))
     if session.finish(console, race) == session.EXIT_INTERRUPTED:
         return session.EXIT_INTERRUPTED
     findings = judge(result, both)

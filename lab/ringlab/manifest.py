@@ -6,6 +6,7 @@ key is an error, so that a misspelt one never goes unnoticed.
 
 import contextlib
 import difflib
+import functools
 import json
 import math
 import os
@@ -21,25 +22,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringlab import Refused, results
+from ringlab import Refused, results, sources
 
 FILE_NAME = "target.toml"
-KINDS = ("echo", "http", "bind", "loop", "asgi")
+KINDS = ("echo", "http", "bind", "loop", "asgi", "loops", "files")
 """What a program can be asked to do."""
-WORKLOADS = ("bind", "http", "rtt", "loop", "echo", "asgi")
-KIND_OF_WORKLOAD = {"bind": "bind", "http": "http", "rtt": "echo", "loop": "loop", "echo": "echo", "asgi": "asgi"}
+WORKLOADS = ("bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files")
+KIND_OF_WORKLOAD = {name: name for name in WORKLOADS} | {"rtt": "echo"}
 SERVERS = ("echo", "http", "asgi")
 """The kinds that are loaded from another process."""
+SUBJECTS = ("loops", "files")
+"""The kinds whose program measures one thing itself, and prints its figures; what it measures is appended to its command."""
 SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
 PARSERS = ("canned", "real", "none")
 BIND_MODES = ("bind", "listen", "accept")
 PLACEHOLDERS_EVERYWHERE = frozenset({"build", "target", "python", "binary"})
 PLACEHOLDERS = {
-    "echo": frozenset({"port", "workers"}),
-    "http": frozenset({"port", "workers"}),
+    "echo": frozenset({"host", "port", "workers"}),
+    "http": frozenset({"host", "port", "workers"}),
     "bind": frozenset({"mode", "count", "concurrent"}),
     "loop": frozenset({"benchmark", "window"}),
-    "asgi": frozenset({"port", "workers", "feature"}),
+    "asgi": frozenset({"host", "port", "workers", "feature"}),
+    **dict.fromkeys(SUBJECTS, frozenset({"window", "warm_up", "server_cpus", "load_cpus"})),
 }
 DETECT_TIMEOUT_S = 60
 TIMEOUT_LEAST_S = 0.1
@@ -48,8 +52,9 @@ LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
 MARK = "RINGLAB_STARTED"
 """An environment variable that every process started by the lab inherits, and so do all of its descendants."""
-RUN_MARK = f"{os.getpid()}.{time.time_ns()}"
-"""Its value. By it, processes that an interrupt has orphaned are found and ended (process.end_marked)."""
+RUN_MARK = "/".join(filter(None, (os.environ.get(MARK, ""), f"{os.getpid()}.{time.time_ns()}")))
+"""Its value. By it, processes that an interrupt has orphaned are found and ended (process.end_marked): with those of a lab that this
+one has started."""
 
 T = TypeVar("T")
 
@@ -76,6 +81,8 @@ class Detect:
     """The environment variable that holds the path of an installed binary."""
     needs: str = ""
     install: str = ""
+    python: str = ""
+    """The only version of Python that `install` works for, as 3.14; empty where others do, too."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,8 @@ class Declares:
     parser: str = ""
     bind_modes: tuple[str, ...] = BIND_MODES
     half_close: bool = True
+    lacks: tuple[str, ...] = ()
+    """Features that some cells are about, and that the arm doesn't have."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,8 @@ class Arm:
     """Whether a quick run includes it even if it is not named."""
     repeats: str = ""
     """The arm that this one is a second copy of."""
+    address: str = ""
+    """As HOST:PORT, of a server that runs already: it isn't started, and ends when it likes."""
 
     def again(self) -> "Arm":
         """Return the A/A arm: the same under another name."""
@@ -172,6 +183,10 @@ class Arm:
         words = [word.format_map(known) for word in shlex.split(self.commands[kind])]
         return words + [word.format_map(self.placeholders()) for word in self.arguments]
 
+    def listens_anywhere(self, kind: str) -> bool:
+        """Whether the server of a kind can be told at which address to listen, so that other machines reach it."""
+        return "{host}" in self.commands.get(kind, "")
+
     def child_environment(self) -> dict[str, str]:
         """Return the environment of the program."""
         own = {name: self.expand(value) for name, value in self.environment.items()}
@@ -182,7 +197,7 @@ class Arm:
         declares: dict[str, Any] = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self.declares).items()
-            if value not in (None, "")
+            if value not in (None, "", ())
         }
         return results.Arm(
             name=self.name,
@@ -299,8 +314,14 @@ def check_placeholders(table: Table, key: str, text: str, allowed: frozenset[str
 def read_detect(table: Table) -> Detect:
     """Read the conditions."""
     detect = Detect(
-        table.texts("commands"), table.text("binary", ""), table.text("needs", ""), table.text("install", "")
+        table.texts("commands"),
+        table.text("binary", ""),
+        table.text("needs", ""),
+        table.text("install", ""),
+        table.text("python", ""),
     )
+    if not re.fullmatch(r"(3\.[0-9]+)?", detect.python):
+        raise table.fail("python", f"must be a version like 3.14, not {detect.python!r}")
     for command in (*detect.commands, detect.needs, detect.install):
         check_placeholders(table, "commands", command, PLACEHOLDERS_EVERYWHERE)
     if (detect.commands or detect.binary) and not (detect.needs and detect.install):
@@ -335,6 +356,7 @@ def read_declares(table: Table, default: Declares) -> Declares:
         parser=table.choice("parser", default.parser, PARSERS),
         bind_modes=modes,
         half_close=table.get("half_close", bool, default.half_close, "true or false"),
+        lacks=table.texts("lacks", default.lacks),
     )
     table.done()
     return declares
@@ -491,8 +513,9 @@ def read_stop(table: Table) -> Stop:
 
 
 def default_folder() -> Path:
-    """Return where the targets are: $RINGLAB_TARGETS, or beside the package in its repository."""
-    return Path(os.environ.get("RINGLAB_TARGETS") or Path(__file__).resolve().parent.parent / "targets")
+    """Return where the targets are: $RINGLAB_TARGETS, or among the lab's sources."""
+    named = os.environ.get("RINGLAB_TARGETS")
+    return Path(named) if named else (sources.root() or Path.cwd()) / "lab" / "targets"
 
 
 def default_build_root(folder: Path) -> Path:
@@ -500,8 +523,17 @@ def default_build_root(folder: Path) -> Path:
     return Path(os.environ.get("RINGLAB_BUILD") or folder / ".build")
 
 
-def discover(folder: Path | None = None, build_root: Path | None = None, python: str = "") -> list[Arm]:
-    """Return the arms of all targets in a folder, by name; raises ManifestError."""
+def discover(
+    folder: Path | None = None,
+    build_root: Path | None = None,
+    python: str = "",
+    broken: dict[str, str] | None = None,
+) -> list[Arm]:
+    """Return the arms of all targets in a folder, by name.
+
+    Raises ManifestError where there are none. Errors of single manifests go into `broken`, by the name of the folder; without it
+    they are raised.
+    """
     folder = folder or default_folder()
     paths = sorted(folder.glob(f"*/{FILE_NAME}"))
     if not paths:
@@ -510,11 +542,20 @@ def discover(folder: Path | None = None, build_root: Path | None = None, python:
         )
     arms: dict[str, Arm] = {}
     for path in paths:
-        for arm in read_target(path, build_root or default_build_root(folder), python):
-            if arm.name in arms:
-                other = arms[arm.name].folder / FILE_NAME
-                raise ManifestError(f"{path}: the arm {arm.name} is in {other} as well; names must differ")
-            arms[arm.name] = arm
+        try:
+            found = read_target(path, build_root or default_build_root(folder), python)
+            for arm in found:
+                if arm.name in arms:
+                    other = arms[arm.name].folder / FILE_NAME
+                    raise ManifestError(f"{path}: the arm {arm.name} is in {other} as well; names must differ")
+        except ManifestError as error:
+            if broken is None:
+                raise
+            broken[path.parent.name] = str(error)
+        else:
+            arms |= {arm.name: arm for arm in found}
+    if not arms and broken:
+        raise ManifestError("; ".join(broken.values()))
     return sorted(arms.values(), key=lambda arm: arm.name)
 
 
@@ -544,9 +585,23 @@ def detect_all(arm: Arm, cache: dict[tuple[str, str], Presence] | None = None) -
     return Presence(version)
 
 
+@functools.cache
+def python_version(python: str) -> str:
+    """Return the version of an interpreter as 3.14, or nothing where it doesn't run."""
+    words = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=DETECT_TIMEOUT_S, check=False)
+        return done.stdout.strip()
+    return ""
+
+
 def detect_each(arm: Arm, detect: Detect, cache: dict[tuple[str, str], Presence]) -> Iterator[Presence]:
     """Yield the finding about each need, and end with the first that is missing."""
     needs, install = arm.expand(detect.needs), arm.shell(detect.install)
+    if detect.python and detect.python != (has := python_version(arm.placeholders()["python"])):
+        install = (
+            f"export RINGLAB_PYTHON=/path/to/python{detect.python} (this one is {has or 'none'}), and then: {install}"
+        )
     if detect.binary:
         path = os.environ.get(detect.binary, "")
         if not path:

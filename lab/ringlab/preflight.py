@@ -10,17 +10,19 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import psutil
 
-from ringlab import generator, results
-from ringlab.manifest import Arm
+from ringlab import generator, results, sources
+from ringlab.manifest import MARK, Arm
 from ringlab.results import Finding
 
 DESCRIPTORS_SPARE = 128
 LOAD_MOST = 0.5
+MEMORY_SHARE = 0.5
+"""Of the memory that is available when a run begins: a server that takes more leaves too little for the rest."""
 """Of the load average per CPU."""
 STEAL_SAMPLE_S = 0.3
 STEAL_MOST = 0.05
@@ -62,8 +64,8 @@ def siblings(cpu: int) -> set[int]:
     return found
 
 
-def place(workers: int = 1, *, apart: bool = True) -> results.Placement:
-    """Return which CPUs are reserved for the servers, and which for the load.
+def place(workers: int = 1, *, apart: bool = True, taken: Collection[int] = ()) -> results.Placement:
+    """Return which CPUs are reserved for the servers, and which for the load; none of them is `taken`.
 
     Left alone, the kernel puts a server and its only client now on one CPU and now on two, and a message costs up to twice as
     much in one case as in the other: more than what is compared. So they are kept apart, on two cores where there are two, but a
@@ -71,7 +73,7 @@ def place(workers: int = 1, *, apart: bool = True) -> results.Placement:
     """
     if not apart:
         return results.Placement(text="free: the kernel places server and load")
-    usable = sorted(os.sched_getaffinity(0))
+    usable = sorted(os.sched_getaffinity(0).difference(taken))
     if len(usable) < workers + 1:
         return results.Placement(
             text=f"free: separating server and load takes {workers + 1} CPUs, and {len(usable)} may be used; the kernel places both"
@@ -330,6 +332,37 @@ def system_call_tool() -> tuple[str, str]:
     return "", "; ".join(reasons)
 
 
+def instruction_event() -> tuple[str, str]:
+    """Return the event by which perf counts instructions here, or nothing and why there is none."""
+    path = shutil.which("perf")
+    if path is None:
+        return "", "perf isn't installed"
+    why = "perf isn't allowed to count (kernel.perf_event_paranoid)"
+    # Those of the kernel take a right that users seldom have.
+    for event in ("instructions", "instructions:u"):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            words = [path, "stat", "-x", ",", "-e", event, "true"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+            if "<not supported>" in done.stderr:
+                return "", "the machine has no counters for them, as most virtual ones"
+            if done.returncode == 0 and "<not counted>" not in done.stderr:
+                return event, ""
+    return "", why
+
+
+def check_instructions() -> Finding:
+    """Find out whether instructions can be counted."""
+    event, why = instruction_event()
+    if event:
+        return Finding(name="instructions", status="ok", text=f"counted by perf ({event})")
+    return Finding(
+        name="instructions",
+        status="ok" if "no counters" in why else "warning",
+        text=f"can't be counted: {why}",
+        remedy="apt-get install linux-perf, and sysctl -w kernel.perf_event_paranoid=2",
+    )
+
+
 def examine(connections: int, placement: results.Placement, program: Path | None, problem: str = "") -> list[Finding]:
     """Check everything, for cells with at most this many connections."""
     return [
@@ -346,7 +379,13 @@ def examine(connections: int, placement: results.Placement, program: Path | None
         check_debug(),
         check_generator(program, problem),
         check_system_call_tool(),
+        check_instructions(),
     ]
+
+
+def memory_limit(megabytes: int | None) -> float:
+    """Return what a server may take: what was asked for, or half of what the machine has left."""
+    return megabytes * 1e6 if megabytes else MEMORY_SHARE * psutil.virtual_memory().available
 
 
 def cpu_model() -> str:
@@ -376,7 +415,7 @@ def revision(folder: Path) -> str:
 def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> results.Environment:
     """Describe the machine."""
     vulnerabilities = Path("/sys/devices/system/cpu/vulnerabilities")
-    root = generator.repository()
+    root = sources.clone()
     text = ""
     if program is not None:
         with contextlib.suppress(generator.GeneratorMissing):
@@ -401,5 +440,9 @@ def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> re
         load_average_begin=list(os.getloadavg()),
         generator=text,
         revision=revision(root) if root is not None else "",
-        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(tuple(prefixes))},
+        variables={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(tuple(prefixes)) and name != MARK
+        },
     )

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import itertools
 import json
+import math
 import os
 import platform
 import select
@@ -41,6 +42,10 @@ LINES_KEPT = 10
 LINE_MOST_BYTES = 1 << 20
 """Longer lines are split: a program that prints without end must not fill the memory."""
 PORT_MOST = 65535
+MEMORY_LOOK_S = 0.1
+"""So often, looking costs a few parts in ten thousand of a CPU."""
+MEMORY_LOOKS_PER_TREE = 30
+"""Finding new children reads about every process of the machine."""
 NUMBERS = itertools.count()
 
 
@@ -69,10 +74,10 @@ def pin(pid: int, cpus: list[int]) -> None:
                 os.sched_setaffinity(int(thread), cpus)
 
 
-def free_port() -> int:
+def free_port(host: str = HOST) -> int:
     """Return a port that nobody uses at this moment."""
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -188,20 +193,23 @@ class Server:
     Everything that it started is ended with it.
     """
 
-    def __init__(self, arm: Arm, kind: str, workers: int, feature: str = "") -> None:
+    def __init__(self, arm: Arm, kind: str, workers: int, feature: str = "", host: str = HOST) -> None:
         """Prepare to start what serves `kind`: echo, http, or asgi with a feature."""
+        self.host = host
         self.arm = arm
         self.kind = kind
         self.workers = workers
         self.feature = feature
-        self.port = free_port() if arm.ready.connect else 0
+        self.port = free_port(host) if arm.ready.connect else 0
         self.ending: Ending | None = None
         self.ready = threading.Event()
         self.child: Child | None = None
 
     def __enter__(self) -> Self:
         """Start it and wait until it listens; raises SampleFailed."""
-        command = self.arm.command(self.kind, port=self.port, workers=self.workers, feature=self.feature)
+        command = self.arm.command(
+            self.kind, host=self.host, port=self.port, workers=self.workers, feature=self.feature
+        )
         self.child = Child(self.arm, command, self.see)
         try:
             self.wait_ready()
@@ -236,7 +244,7 @@ class Server:
     @property
     def address(self) -> str:
         """As HOST:PORT."""
-        return f"{HOST}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def see(self, line: str) -> None:
         """Read a line: one of them says where the server listens."""
@@ -252,7 +260,7 @@ class Server:
         deadline = time.monotonic() + limit_s
         while not self.ready.wait(0.02 if self.arm.ready.connect else 0.1):
             if self.arm.ready.connect:
-                with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), 0.2):
+                with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 0.2):
                     return
             self.check_alive("before it listened")
             if time.monotonic() > deadline:
@@ -317,6 +325,68 @@ class Server:
         words = self.last_words() if ended_by_itself else ""
         self.ending = Ending(code, killed, ended_by_itself, complaint, words)
         return self.ending
+
+
+class MemoryWatch:
+    """Ends a server within a `with` block that takes more memory than it may, and then raises SampleFailed.
+
+    A limit of the address space would count what runtimes only reserve, and a control group takes rights that a user seldom has.
+    """
+
+    def __init__(self, server: Server, limit_bytes: float) -> None:
+        """Prepare; nothing is watched where there is no limit."""
+        self.server = server
+        self.limit_bytes = limit_bytes
+        self.first_bytes = self.most_bytes = 0
+        self.pids: list[int] = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self.pids = self.server.tree()
+        self.first_bytes = self.look()
+        if math.isfinite(self.limit_bytes):
+            self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop watching."""
+        self.over.set()
+        if self.thread.ident is not None:
+            self.thread.join()
+            self.pids = self.server.tree() or self.pids
+            self.look()
+        if self.most_bytes > self.limit_bytes and (kind is None or issubclass(kind, SampleFailed)):
+            megabytes = (f"{figures.significant(each / 1e6)} MB" for each in (self.first_bytes, self.most_bytes))
+            raise SampleFailed(
+                f"the server's memory grew from {next(megabytes)} to {next(megabytes)}, and it may have"
+                f" {figures.significant(self.limit_bytes / 1e6)} MB (--memory)"
+            )
+
+    def watch(self) -> None:
+        """Look until the block ends or the limit is reached."""
+        for number in itertools.count(1):
+            if self.over.wait(MEMORY_LOOK_S):
+                return
+            if number % MEMORY_LOOKS_PER_TREE == 0:
+                self.pids = self.server.tree() or self.pids
+            if self.look() > self.limit_bytes:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.server.pid, signal.SIGKILL)
+                return
+
+    def look(self) -> int:
+        """Return what all processes of the server occupy now, and remember the most."""
+        pages = 0
+        for pid in self.pids:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        found = pages * os.sysconf("SC_PAGE_SIZE")
+        self.most_bytes = max(self.most_bytes, found)
+        return found
 
 
 def run_program(arm: Arm, command: list[str], limit_s: float) -> dict[str, Any]:
@@ -478,7 +548,7 @@ def check_connection(server: Server) -> list[results.Check]:
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" if server.kind == "http" else b"ringlab looks at this connection"
     )
     try:
-        with socket.create_connection((HOST, server.port), PROBE_TIMEOUT_S) as client:
+        with socket.create_connection((server.host, server.port), PROBE_TIMEOUT_S) as client:
             client.sendall(greeting)
             received = 0
             # The answer shows that the server has the connection in hand.

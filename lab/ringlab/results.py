@@ -24,9 +24,11 @@ SCHEMA_VERSION = 1
 
 SampleStatus = Literal["measured", "void", "failed"]
 ComparisonVerdict = Literal["better", "worse", "tie", "cannot tell"]
-CellVerdict = Literal["winner", "tie", "cannot tell", "nothing to compare"]
+CellVerdict = Literal["winner", "tie", "groups", "cannot tell", "nothing to compare"]
 FindingStatus = Literal["ok", "warning", "error"]
 CheckStatus = Literal["ok", "violated", "unknown"]
+GoalKind = Literal["better_by", "times_at_most", "points_at_most", "at_most", "never_worse_by"]
+GoalStatus = Literal["reached", "missed", "cannot tell", "not measured"]
 
 
 class ResultError(Refused):
@@ -119,6 +121,7 @@ class Arm:
     repeats: Annotated[str, "The arm that this one is a second copy of (the A/A arm); empty for all others."] = ""
     skipped: Annotated[str, "Why it took no part; empty where it did."] = ""
     install: Annotated[str, "The command that would install what it lacks."] = ""
+    build: Annotated[str, "A hash of what was built, on a cluster."] = ""
     checks: list[Check] = field(default_factory=list)
 
 
@@ -142,6 +145,27 @@ class ErrorCount:
 
 
 @dataclass(kw_only=True)
+class RatePoint:
+    """What a server did at one offered rate; in an analysis, the medians of several trials at about that rate."""
+
+    offered_per_s: float
+    achieved_per_s: float
+    latency_ns_p50: Annotated[float, "Of the corrected latency, which counts from when an operation was due."]
+    latency_ns_p99: float
+    latency_ns_p999: float
+    outcome: Annotated[
+        Literal["floor", "below", "above", "limited", "failed"],
+        "floor: the low rate; below, above: of the knee; limited: the load generator was at its limit; failed: errors.",
+    ]
+    client_busy_fraction: float = 0.0
+    reasons: Annotated[list[str], "Why it is limited, or failed."] = field(default_factory=list)
+    trials: int = 1
+
+
+Bound = Literal["", "at least", "at most"]
+
+
+@dataclass(kw_only=True)
 class Sample:
     """One arm in one round of one cell."""
 
@@ -158,15 +182,18 @@ class Sample:
         dict[str, str], "By kind (service, corrected): HdrHistogram V2, compressed, base64, in ns."
     ] = field(default_factory=dict)
     client_limited: Annotated[bool, "The load generator was near its own limit: the rate is a lower bound."] = False
+    points: Annotated[list[RatePoint], "In a sweep: every trial, in order."] = field(default_factory=list)
+    bound: Annotated[Bound, "In a sweep: the rate at the knee is only known to be at least, or at most, this."] = ""
 
 
 @dataclass(kw_only=True)
 class Ceiling:
     """What the load generator reaches against its own minimal responder, with each on its own CPU."""
 
-    operations_per_s: float
+    operations_per_s: Annotated[float, "The greatest of its rounds, and never less than a server has reached."]
     client_cpu_fraction: float
     text: str = ""
+    rates: Annotated[list[float | None], "By round; null where it failed."] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -178,6 +205,12 @@ class SystemCalls:
     per_operation: float | None = None
     operations: int = 0
     text: Annotated[str, "Why there is no figure."] = ""
+    instructions: Annotated[
+        float | None, "Per operation, counted by perf; null where the machine doesn't count them."
+    ] = None
+    instructions_of: Annotated[
+        str, "perf's event: 'instructions', or 'instructions:u' without those of the kernel."
+    ] = ""
 
 
 @dataclass(kw_only=True)
@@ -210,9 +243,9 @@ class Comparison:
     arm: str
     baseline: str
     ratio: Annotated[float, "Geometric mean over the rounds of arm / baseline."]
-    low: Annotated[float, "The lower end of the interval at `confidence`."]
+    low: Annotated[float, "The lower end of the interval that the verdict rests on, which has `confidence`."]
     high: float
-    confidence: float
+    confidence: Annotated[float, "What Holm's method asks of this comparison; of a tie, that of two one-sided tests."]
     p: Annotated[float, "Probability of a ratio so far from 1 between equals."]
     p_adjusted: Annotated[float, "The same after Holm's correction for the number of arms."]
     rounds: Annotated[int, "Those in which both were measured."]
@@ -235,6 +268,27 @@ class Verdict:
 
 
 @dataclass(kw_only=True)
+class Rank:
+    """The ranks that an arm may have in its group: a comparison of all pairs leaves no others."""
+
+    arm: str
+    best: Annotated[int, "1, and one more for each arm that is certainly better."]
+    worst: int
+
+
+@dataclass(kw_only=True)
+class Control:
+    """Two copies of one arm, which must be found equal."""
+
+    arm: str
+    of: str
+    status: Literal["passed", "failed"]
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(kw_only=True)
 class Group:
     """The arms of a cell that are ranked together."""
 
@@ -245,6 +299,8 @@ class Group:
     noise_text: str
     comparisons: list[Comparison]
     verdict: Verdict
+    ranks: list[Rank] = field(default_factory=list)
+    control: Control | None = None
 
     def ranking(self, metric: Metric) -> list[str]:
         """The arms, the best in a metric first: by their ratio to the baseline, and last those that have none."""
@@ -264,15 +320,39 @@ class Curve:
 
 
 @dataclass(kw_only=True)
+class Sweep:
+    """The rate at the knee of one arm, over all its rounds, and its latencies over the offered rate."""
+
+    arm: str
+    knee_per_s: Annotated[float, "Geometric mean over the rounds, trimmed as the ratios are."]
+    low: Annotated[float | None, "The lower end of its 95% interval; null with fewer than two rounds."]
+    high: float | None
+    bound: Bound
+    rounds: int
+    floor_ns: Annotated[float, "The p99 at the low rate, the median of the rounds."]
+    points: list[RatePoint] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
 class Analysis:
     """What the samples of a cell say."""
 
     summaries: list[Summary] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
+    sweeps: list[Sweep] = field(default_factory=list)
     notes: Annotated[list[str], "Sentences: client-limited, void samples and their reasons, arms that failed."] = field(
         default_factory=list
     )
+
+
+@dataclass(kw_only=True)
+class Look:
+    """What a cell's arms were found to be before the last round, to give rounds to those that need them."""
+
+    after: Annotated[int, "The rounds that every arm ran in."]
+    stopped: Annotated[list[str], "Arms that ran in no further round, because they were decided."]
+    share: Annotated[float, "What the look spent of the 5% for mistakes; the verdicts have the rest."]
 
 
 @dataclass(kw_only=True)
@@ -280,7 +360,9 @@ class Cell:
     """One thing that is measured on every arm that serves it."""
 
     name: Annotated[str, "A path: workload, then what tells it from its neighbours."]
-    workload: Literal["bind", "http", "rtt", "loop", "echo", "asgi"]
+    workload: Literal[
+        "bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"
+    ]
     title: str
     operation: Annotated[str, "What is counted: 'message', 'request', 'bind', ..."]
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -295,9 +377,15 @@ class Cell:
     orders: Annotated[list[list[str]], "The arms in the order in which each round ran them."] = field(
         default_factory=list
     )
+    look: Look | None = None
     samples: list[Sample] = field(default_factory=list)
     system_calls: list[SystemCalls] = field(default_factory=list)
     analysis: Analysis = field(default_factory=Analysis)
+
+    @property
+    def of_http(self) -> bool:
+        """Whether its servers are those of the workload http, of which some parse requests and some don't."""
+        return "http" in (self.workload, self.parameters.get("protocol"))
 
     @property
     def primary(self) -> Metric:
@@ -317,6 +405,58 @@ class Cell:
 
 
 @dataclass(kw_only=True)
+class GoalVerdict:
+    """Whether an arm reaches a goal: judged by the cell in which it does worst."""
+
+    goal: str
+    arm: str
+    verdict: GoalStatus
+    kind: GoalKind
+    limit: float
+    value: Annotated[
+        float, "What the limit is held against, in the cell that decides; 0 where nothing was measured."
+    ] = 0.0
+    low: Annotated[float, "The lower end of the interval that the verdict rests on."] = 0.0
+    high: float = 0.0
+    cell: str = ""
+    figure: str = ""
+    unit: str = ""
+    against: Annotated[str, "The arm that it was compared with in that cell."] = ""
+    cells: Annotated[int, "How many were measured."] = 0
+    cells_beyond: Annotated[int, "In how many of them the estimate is beyond the limit."] = 0
+    sentence: str = ""
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """One of several machines that took part, as it was when the run began."""
+
+    name: str
+    role: Literal["server", "load"]
+    host: Annotated[str, "Its address."]
+    cpu_model: str = ""
+    cpus: int = 0
+    kernel: str = ""
+    ringlab: Annotated[str, "The version, and a hash of its sources."] = ""
+    generator: Annotated[str, "The load generator's version."] = ""
+    clock_offset_s: Annotated[float, "How far its time of day is ahead of that of the machine that runs the lab."] = 0.0
+    clock_uncertainty_s: Annotated[
+        float, "Half the round trip by which clocks were compared; the worst of the run."
+    ] = 0.0
+    placed: Annotated[str, "What ran there."] = ""
+
+
+@dataclass(kw_only=True)
+class Repeat:
+    """A trial that was repeated because it had lost a machine."""
+
+    cell: str
+    arm: str
+    machine: str
+    reason: str
+
+
+@dataclass(kw_only=True)
 class Run:
     """How the run was asked for, and how it went."""
 
@@ -329,6 +469,7 @@ class Run:
     interrupted: bool = False
     complete: Annotated[bool, "All cells that were planned have been measured."] = False
     notes: list[str] = field(default_factory=list)
+    repeats: Annotated[list[Repeat], "Trials that lost a machine, in their order."] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -340,8 +481,12 @@ class Result:
     run: Run
     environment: Environment = field(default_factory=Environment)
     preflight: list[Finding] = field(default_factory=list)
+    machines: Annotated[list[Machine], "Those of a cluster; empty where everything ran on one machine."] = field(
+        default_factory=list
+    )
     arms: list[Arm] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
+    goals: list[GoalVerdict] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as what the schema describes."""

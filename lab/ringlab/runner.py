@@ -4,28 +4,50 @@ A sample of a server is: start, ready, verify, pin, ramp, warm up, window, drain
 cell, and Ctrl-C ends the race early and keeps it.
 """
 
+import contextlib
 import datetime
+import functools
+import itertools
 import math
 import os
 import random
 import statistics as averages
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
-from ringlab import analysis, generator, manifest, preflight, process, results, statistics, system_calls, workloads
+from ringlab import (
+    analysis,
+    execution,
+    generator,
+    manifest,
+    preflight,
+    process,
+    results,
+    statistics,
+    sweep,
+    system_calls,
+    workloads,
+)
 from ringlab.process import SampleFailed, SampleVoid, Server
 from ringlab.workloads import CellPlan
 
 FAILURES_MOST = 2
 """After this many failures in a cell, an arm isn't tried again there: each failure may take the whole time limit."""
+REPEATS_MOST = 3
+"""So often a trial is repeated that has lost a machine."""
 CEILING_WINDOW_S = 1.0
 PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
 BIND_TRIALS_MOST = 6
 BIND_COUNT_MOST = 5_000_000
+LOOK_ROUNDS_LEAST = 7
+"""With fewer rounds, a look after half of them decides little."""
+ROUNDS_TIMES_MOST = 3
+"""Undecided arms run in at most so many times the rounds that were planned."""
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -54,6 +76,13 @@ class Options:
     """Run an A/A arm."""
     system_calls: bool = False
     ceilings: bool = True
+    """Measure the load generator's own ceiling in every round, as if it were an arm."""
+    memory_bytes: float = math.inf
+    """A server that takes more is ended, before it takes all that the machine has."""
+    profile: bool = False
+    """Draw a flame graph of each server, when everything is measured."""
+    adaptive: bool = False
+    """Look at each cell after half of its rounds, and give the time of decided arms to the others."""
     limit_s: float = 0.0
     """If not 0, cells end early, but not before statistics.ROUNDS_LEAST rounds, where the race would take longer than this, counted from
     when it began."""
@@ -75,11 +104,23 @@ class Race:
     begun: float = field(default_factory=time.monotonic)
     stolen_begin_s: float = field(default_factory=preflight.stolen_s)
     bind_counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    ceilings: dict[str, results.Ceiling | None] = field(default_factory=dict)
+    overheads_s: dict[str, float] = field(default_factory=dict)
+    """By arm and kind: what samples of earlier runs took beyond what was measured, for estimates of the time."""
+    overheads_found_s: dict[str, float] = field(default_factory=dict)
+    """The same of this run."""
     unwritten: str = ""
     """Why the result couldn't be written the last time; it is tried again after every cell."""
+    elsewhere: execution.Executor | None = None
+    """Runs the trials, where that isn't on this machine."""
+    stopped: str = ""
+    """Why the race ended early, where nobody has interrupted it."""
     ports_held: bool = False
     """Closed connections held many ports for longer than a single one holds its port."""
+
+    def executor(self, plan: CellPlan | None = None) -> execution.Executor:
+        """Return what runs the trials, those of a cell or others."""
+        placement = self.placement(plan) if plan is not None else self.result.run.placement
+        return self.elsewhere or execution.Local(self.program, placement)
 
     @property
     def scale(self) -> results.Scale:
@@ -99,9 +140,46 @@ class Race:
         """Return about how long a cell takes."""
         return self.scale.rounds * self.round_s(plan)
 
-    def round_s(self, plan: CellPlan) -> float:
-        """Return about how long a round of a cell takes."""
-        return sum(plan.sample_s(self.scale_of(arm)) for arm in self.contestants(plan))
+    def round_s(self, plan: CellPlan, stopped: Sequence[str] = ()) -> float:
+        """Return about how long a round of a cell takes, without the arms that have been stopped."""
+        arms = sum(self.sample_s(plan, arm) for arm in self.contestants(plan) if arm.name not in stopped)
+        return arms + (plan.sample_s(self.ceiling_scale(plan)) if self.has_ceiling(plan) else 0.0)
+
+    def look_after(self, plan: CellPlan) -> int:
+        """Return after how many rounds a cell is looked at, 0 if it isn't: half of those that it has time for."""
+        rounds = int(min(self.scale.rounds, self.cell_limit_s(plan) / self.round_s(plan)))
+        return rounds // 2 + 1 if self.options.adaptive and rounds >= LOOK_ROUNDS_LEAST else 0
+
+    def last_round(self, plan: CellPlan, cell: results.Cell) -> int:
+        """Return how many rounds a cell has: more than planned, if arms were stopped, in the same time."""
+        planned, look = self.scale.rounds, cell.look
+        if look is None or not look.stopped:
+            return planned
+        further = int((planned - look.after) * self.round_s(plan) / self.round_s(plan, look.stopped))
+        return min(look.after + further, ROUNDS_TIMES_MOST * planned)
+
+    def rounds_s(self, plan: CellPlan, cell: results.Cell, rounds: int) -> float:
+        """Return about how long so many of the first rounds of a cell take; the last one includes what is left over."""
+        look = cell.look
+        if rounds >= self.last_round(plan, cell):
+            return self.expected_s(plan)
+        if look is None or rounds <= look.after:
+            return rounds * self.round_s(plan)
+        return look.after * self.round_s(plan) + (rounds - look.after) * self.round_s(plan, look.stopped)
+
+    def sample_s(self, plan: CellPlan, arm: manifest.Arm) -> float:
+        """Return about how long a sample takes, from how long the arm's took in an earlier run."""
+        return plan.sample_s(self.scale_of(arm), self.overheads_s.get(overhead_key(plan, arm)))
+
+    def has_ceiling(self, plan: CellPlan) -> bool:
+        """Whether the load generator's own ceiling is measured with a cell's arms: a closed loop is limited by it."""
+        closed = plan.workload in ("echo", "http") and not plan.stream and not plan.percent and not plan.idle
+        return closed and self.options.ceilings
+
+    def ceiling_scale(self, plan: CellPlan) -> results.Scale:
+        """Return how long the ceiling is measured."""
+        share = min(1.0, CEILING_WINDOW_S / plan.window_s(self.scale))
+        return replace(self.scale, window_s=share * self.scale.window_s)
 
     def scale_of(self, arm: manifest.Arm) -> results.Scale:
         """Return the scale, with a longer warm-up for an arm that needs one."""
@@ -147,11 +225,19 @@ class Race:
                     self.run_cell(plan, current)
             self.result.run.complete = True
         except KeyboardInterrupt:
-            self.result.run.interrupted = True
-            if current is not None and current.samples:
-                self.conclude(current)
+            self.end_early(current)
+        except execution.NoMachines as why:
+            self.stopped = str(why)
+            self.note(f"the run ended early: {why}")
+            self.end_early(current)
         finally:
             self.write()
+
+    def end_early(self, current: results.Cell | None) -> None:
+        """Keep what was measured until now."""
+        self.result.run.interrupted = True
+        if current is not None and current.samples:
+            self.conclude(current)
 
     def write(self) -> None:
         """Write all that is known."""
@@ -159,6 +245,8 @@ class Race:
         run.ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         environment.load_average_end = list(os.getloadavg())
         environment.stolen_s = preflight.stolen_s() - self.stolen_begin_s
+        if self.elsewhere is not None:
+            self.result.machines = self.elsewhere.records
         try:
             self.result.write(self.output)
             self.unwritten = ""
@@ -169,6 +257,7 @@ class Race:
     def conclude(self, cell: results.Cell) -> None:
         """Analyse a cell, write the result, and tell."""
         by_name = {arm.name: arm for arm in self.result.arms}
+        limit_by_ceiling(cell)
         cell.analysis = analysis.analyse(cell, [by_name[name] for name in cell.arms], self.options.baseline)
         self.write()
         self.progress.cell_done(cell)
@@ -182,18 +271,27 @@ class Race:
             cell.left_out = "no arm that can run here can do it"
             self.conclude(cell)
             return
+        if plan.checked and not cell.orders:
+            cell.left_out = self.why_unable(plan)
+            if cell.left_out:
+                self.conclude(cell)
+                return
         done = finished_rounds(cell)
-        counts = self.options.system_calls and plan.kind in manifest.SERVERS and not plan.idle
+        counted_here = plan.kind in manifest.SERVERS and not plan.idle and not plan.sweeps
+        counts = self.options.system_calls and counted_here
         counted = {each.arm for each in cell.system_calls}
         uncounted = [arm for arm in contestants if not arm.repeats and arm.name not in counted] if counts else []
-        if done >= self.scale.rounds and not any(cell.measured(arm.name) for arm in uncounted):
+        if cell.look is not None and cell.look.after > done:
+            cell.look = None
+        if done >= self.last_round(plan, cell) and not any(cell.measured(arm.name) for arm in uncounted):
             self.progress.advance(self.expected_s(plan))
             return
         begun, limit_s = time.monotonic(), self.cell_limit_s(plan)
+        look_after = self.look_after(plan)
         # An unfinished round is measured anew: its pairs would be from different times.
         cell.orders = cell.orders[:done]
         cell.samples = [sample for sample in cell.samples if sample.round <= done]
-        self.progress.advance(done * self.round_s(plan))
+        self.progress.advance(self.rounds_s(plan, cell, done))
         rate = 0.0
         if plan.percent:
             rate = self.choose_rate(plan, cell)
@@ -201,33 +299,53 @@ class Race:
                 cell.left_out = f"{plan.follows} gave no rate"
                 return
             cell.parameters["offered_rate_per_s"] = rate
-        if plan.workload == "http":
+        if cell.of_http:
             self.probe(cell, contestants)
-        if plan.kind in ("echo", "http") and not plan.stream and self.options.ceilings:
-            cell.ceiling = self.measure_ceiling(plan)
+        if cell.ceiling is not None:
+            cell.ceiling.rates = cell.ceiling.rates[:done]
         if plan.workload == "bind":
             self.progress.step(f"{plan.name}: waiting until closed connections release their ports")
             # If other programs create them faster than they disappear, there is no point in waiting again.
             if self.ports_held or not preflight.drain_time_wait():
                 self.ports_held = True
                 self.note(f"{plan.name}: many sockets were in TIME_WAIT all along, which makes binding slow")
-        for number in range(done + 1, self.scale.rounds + 1):
-            if number > statistics.ROUNDS_LEAST and (time.monotonic() - begun) * number / (number - 1) > limit_s:
-                self.note(
-                    f"{plan.name} ended after {number - 1} of {self.scale.rounds} rounds, because a quick run has no time for more"
-                )
-                self.progress.advance((self.scale.rounds - number + 1) * self.round_s(plan))
+        for number in itertools.count(done + 1):
+            if number == look_after + 1 and look_after and cell.look is None:
+                tried = [arm.record() for arm in contestants if failures(cell, arm.name) < FAILURES_MOST]
+                cell.look = analysis.look(cell, tried, self.options.baseline)
+            last, spent_s = self.last_round(plan, cell), self.rounds_s(plan, cell, number - 1)
+            if number > last:
                 break
-            order = list(contestants)
+            stopped = cell.look.stopped if cell.look is not None else []
+            ended_s = (time.monotonic() - begun) * (1 + self.round_s(plan, stopped) / spent_s) if spent_s else 0.0
+            if number > statistics.ROUNDS_LEAST and ended_s > limit_s:
+                if number <= self.scale.rounds:
+                    self.note(
+                        f"{plan.name} ended after {number - 1} of {self.scale.rounds} rounds, because a quick run has no time for more"
+                    )
+                self.progress.advance(self.expected_s(plan) - spent_s)
+                break
+            order = [arm for arm in contestants if arm.name not in stopped]
             # Each round has its own generator, so that a resumed run uses the same orders.
             random.Random(f"{self.result.run.seed} {plan.name} {number}").shuffle(order)
             cell.orders.append([arm.name for arm in order])
+            ceiling_at = random.Random(f"{self.result.run.seed} {plan.name} {number} ceiling").randint(1, len(order))
             for position, arm in enumerate(order, 1):
+                if position == ceiling_at and self.has_ceiling(plan):
+                    self.measure_ceiling(plan, cell, number)
+                    self.progress.advance(plan.sample_s(self.ceiling_scale(plan)))
                 if failures(cell, arm.name) < FAILURES_MOST:
-                    self.progress.step(f"{plan.name}, round {number} of {self.scale.rounds}, {arm.name}")
-                    sample = self.measure(plan, cell, arm, number, position, rate)
+                    self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
+                    trial = functools.partial(self.measure, plan, cell, arm, number, position, rate)
+                    sample = self.repeated(cell, arm, trial)
                     cell.samples.append(sample)
-                self.progress.advance(plan.sample_s(self.scale_of(arm)))
+                    beyond_s = sample.duration_s - plan.sample_s(self.scale_of(arm), 0.0)
+                    if sample.status == "measured":
+                        self.overheads_found_s[overhead_key(plan, arm)] = max(0.0, beyond_s)
+                self.progress.advance(self.sample_s(plan, arm))
+            if number == last:
+                regular_s = spent_s + self.round_s(plan, stopped)
+                self.progress.advance(max(0.0, self.expected_s(plan) - regular_s))
         self.count_system_calls(plan, cell, uncounted, rate)
         self.conclude(cell)
 
@@ -268,6 +386,8 @@ class Race:
                 self.measure_bind(plan, arm, sample)
             elif plan.workload == "loop":
                 self.measure_loop(plan, arm, sample)
+            elif plan.kind in manifest.SUBJECTS:
+                self.measure_subject(plan, arm, sample)
             else:
                 self.measure_server(plan, cell, arm, sample, rate)
         except SampleVoid as wrong:
@@ -279,10 +399,31 @@ class Race:
         sample.duration_s = time.monotonic() - begin
         return sample
 
-    def workers(self, arm: manifest.Arm) -> int:
-        """Return how many workers an arm is asked for."""
-        most = arm.declares.max_workers
-        return min(self.options.workers, most) if most else self.options.workers
+    def repeated(self, cell: results.Cell, arm: manifest.Arm, trial: Callable[[], T]) -> T:
+        """Return what a trial returns; one that has lost a machine is repeated, and the result says so. Raises NoMachines."""
+        lost: execution.MachineLost | None = None
+        for _ in range(1 + REPEATS_MOST):
+            try:
+                if lost is not None and self.elsewhere is not None:
+                    self.elsewhere.recover()
+                return trial()
+            except execution.MachineLost as error:
+                lost = error
+                repeat = results.Repeat(cell=cell.name, arm=arm.name, machine=lost.machine, reason=str(lost))
+                self.result.run.repeats.append(repeat)
+                self.progress.warn(f"{cell.name}, {arm.name}: {lost}; the trial is repeated")
+        raise execution.NoMachines(
+            f"one trial has lost a machine {1 + REPEATS_MOST} times, the last time because {lost}"
+        )
+
+    def workers(self, arm: manifest.Arm, asked: int = 0) -> int:
+        """Return how many workers an arm is asked for; `asked` is what a cell asks for, if it asks for any."""
+        most, asked = arm.declares.max_workers, asked or self.options.workers
+        return min(asked, most) if most else asked
+
+    def placement(self, plan: CellPlan) -> results.Placement:
+        """Return where a cell's server and load run: more workers than the run's share all CPUs with the load."""
+        return results.Placement() if plan.workers > self.options.workers else self.result.run.placement
 
     def measure_bind(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
         """Time the opening of sockets, repeated until it takes long enough to be timed."""
@@ -318,39 +459,115 @@ class Race:
         if not isinstance(times, list) or not times or not all(map(is_number, times)) or operations <= 0:
             raise SampleFailed(f"it printed no samples_ns: {results.shorten(str(content))}")
         sample.figures = {"operation_ns": averages.median(times), "operations": operations, "window_s": ns / 1e9}
-        figures = content.get("figures")
-        for name, value in (figures if isinstance(figures, dict) else {}).items():
-            if is_number(value):
-                sample.figures[str(name)] = float(value)
+        sample.figures |= figures_in(content)
+
+    def measure_subject(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
+        """Let a program measure one thing itself."""
+        command = self.subject_command(plan, arm)
+        content = process.run_program(arm, [*command, *plan.words], PROGRAM_GRACE_S + 3 * plan.window_s(self.scale))
+        sample.figures = figures_in(content)
+        primary = next(metric for metric in plan.metrics if metric.primary)
+        if primary.key not in sample.figures:
+            raise SampleFailed(f"it printed no figure {primary.key!r}: {results.shorten(str(content))}")
+
+    def subject_command(self, plan: CellPlan, arm: manifest.Arm) -> list[str]:
+        """Return the command of a program that measures itself, without what it measures."""
+        placement = self.placement(plan)
+        return arm.command(
+            plan.kind,
+            window=f"{plan.window_s(self.scale):g}",
+            warm_up=f"{self.scale_of(arm).warm_up_s:g}",
+            server_cpus=",".join(map(str, placement.server)),
+            load_cpus=",".join(map(str, placement.client)),
+        )
+
+    def why_unable(self, plan: CellPlan) -> str:
+        """Return why this machine can't measure what a subject is about, if it can't."""
+        for arm in self.contestants(plan):
+            try:
+                process.run_program(arm, [*self.subject_command(plan, arm), "--check", *plan.words], PROGRAM_GRACE_S)
+            except SampleFailed as failure:
+                return str(failure)
+            return ""
+        return ""
+
+    def order(self, plan: CellPlan, arm: manifest.Arm) -> execution.Order:
+        """Return the server that a cell needs."""
+        return execution.Order(
+            arm=arm,
+            kind=plan.kind,
+            workers=self.workers(arm, plan.workers),
+            feature=plan.feature,
+            memory_bytes=self.options.memory_bytes,
+        )
 
     def measure_server(
         self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, sample: results.Sample, rate: float
     ) -> None:
         """Load a server in one process from another."""
-        server = Server(arm, plan.kind, self.workers(arm), plan.feature)
+        with self.executor(plan).serve(self.order(plan, arm)) as serving:
+            self.keep_checks(arm, serving.checks, sample)
+            if plan.workload == "asgi":
+                self.first_client(plan, serving)
+            if plan.sweeps:
+                self.sweep(plan, cell, arm, serving, sample)
+            else:
+                self.load_once(plan, cell, arm, serving, sample, rate)
+        if serving.complaint:
+            self.note(f"{arm.name}: {serving.complaint}")
+
+    def load_once(
+        self,
+        plan: CellPlan,
+        cell: results.Cell,
+        arm: manifest.Arm,
+        serving: execution.Serving,
+        sample: results.Sample,
+        rate: float,
+    ) -> None:
+        """Load a server once, as the plan says."""
+        scale = self.scale_of(arm)
+        words = [*plan.load_options(scale, rate), "--hdr", "--seed", str(self.result.run.seed)]
+        loaded = serving.load(words, plan.sample_s(scale))
         try:
-            with server:
-                self.keep_checks(arm, process.verify(server), sample)
-                self.pin(server)
-                if plan.workload == "asgi":
-                    self.first_client(plan, server)
-                scale = self.scale_of(arm)
-                words = [*plan.load_options(scale, rate), "--hdr", *self.common_words(server)]
-                watch = StealWatch()
-                event = self.load(words, plan.sample_s(scale), watch.see)
-                server.check_alive("while it was measured")
-                try:
-                    sample.figures = workloads.figures_of_load(plan, event) | watch.figures()
-                    self.take_event(plan, cell, event, sample)
-                except (KeyError, TypeError) as error:
-                    text = f"the load generator's result isn't as expected ({error!r}): build both from one revision"
-                    raise SampleFailed(text) from None
-        except SampleFailed as failure:
-            raise SampleFailed(f"{failure}{died(server, str(failure))}") from None
-        finally:
-            ending = server.ending
-        if ending is not None and ending.complaint:
-            self.note(f"{arm.name}: {ending.complaint}")
+            sample.figures = workloads.figures_of_load(plan, loaded.event) | loaded.figures
+            self.take_event(plan, cell, loaded.event, sample)
+        except (KeyError, TypeError) as error:
+            text = f"the load generator's result isn't as expected ({error!r}): build both from one revision"
+            raise SampleFailed(text) from None
+
+    def sweep(
+        self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, serving: execution.Serving, sample: results.Sample
+    ) -> None:
+        """Search the knee of a server that runs. Raises SampleVoid where it lies, or fails at a low rate."""
+        scale = self.scale_of(arm)
+        before = [knee for knee in cell.series(arm.name, workloads.KNEE.key) if knee is not None]
+        search = sweep.Search(before[-1] if before else 0.0)
+        while (rate := search.next_rate()) is not None:
+            self.progress.step(f"{plan.name}, round {sample.round} of {self.scale.rounds}, {arm.name} at {rate:,.0f}/s")
+            window_s = sweep.window_s(rate, plan.window_s(scale))
+            words = [*plan.load_options(scale, rate, window_s), "--seed", str(self.result.run.seed)]
+            event = serving.load(words, scale.ramp_s + plan.warm_up_s(scale) + window_s).event
+            try:
+                if why := workloads.why_lying(event):
+                    raise SampleVoid(f"at {rate:,.0f}/s: {why}")
+                search.take(sweep.point_of(event, rate, workloads.sent_late(event)))
+            except (KeyError, TypeError) as error:
+                text = f"the load generator's result isn't as expected ({error!r}): build both from one revision"
+                raise SampleFailed(text) from None
+        sample.points = search.points
+        knee = search.knee()
+        reasons = [reason for point in search.floors for reason in point.reasons if point.outcome == "failed"]
+        if knee.bound == "at most" and reasons:
+            raise SampleVoid(f"at {sweep.FLOOR_PER_S:,.0f}/s: {reasons[0]}")
+        sample.bound = knee.bound
+        sample.client_limited = any(point.outcome == "limited" for point in search.points) and knee.bound == "at least"
+        sample.figures = {
+            workloads.KNEE.key: knee.per_s,
+            workloads.FLOOR_P50.key: knee.floor_p50_ns,
+            workloads.FLOOR_P99.key: knee.floor_p99_ns,
+            "trials": float(len(search.points)),
+        }
 
     def take_event(self, plan: CellPlan, cell: results.Cell, event: dict[str, Any], sample: results.Sample) -> None:
         """Put what the load generator measured into a sample, and judge whether it counts."""
@@ -373,21 +590,18 @@ class Race:
         if achieved is None:  # The run ended before the window was opened.
             return
         busy = workloads.busy_fraction(event) > workloads.CLIENT_BUSY
-        if cell.ceiling is not None and not plan.percent:
-            sample.client_limited = achieved * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
-        else:
-            sample.client_limited = busy or workloads.sent_late(event)
+        # A closed loop's is judged again by the ceiling, where that was measured.
+        sample.client_limited = busy or workloads.sent_late(event)
 
-    def common_words(self, server: Server) -> list[str]:
+    def common_words(self, server: Server, plan: CellPlan) -> list[str]:
         """Return the load generator's words about where, by whom and on whom."""
         # Its children count, too, whenever they start and end.
         account = ["--account", str(server.pid)]
-        return ["--address", server.address, "--seed", str(self.result.run.seed), *account, *self.cpu_words()]
+        return ["--address", server.address, "--seed", str(self.result.run.seed), *account, *self.cpu_words(plan)]
 
-    def cpu_words(self) -> list[str]:
+    def cpu_words(self, plan: CellPlan) -> list[str]:
         """Return the load generator's words about its placement."""
-        cpus = self.result.run.placement.client
-        return ["--cpu", ",".join(map(str, cpus))] if cpus else []
+        return execution.cpu_words(self.placement(plan).client)
 
     def load(
         self, words: list[str], expected_s: float, on_event: Callable[[dict[str, Any]], None] | None = None
@@ -395,11 +609,6 @@ class Race:
         """Run the load generator."""
         assert self.program is not None
         return generator.run(self.program, words, expected_s, on_event)
-
-    def pin(self, server: Server) -> None:
-        """Keep a server, which listens, on its CPUs."""
-        for pid in server.tree():
-            process.pin(pid, self.result.run.placement.server)
 
     def keep_checks(self, arm: manifest.Arm, checks: Sequence[results.Check], sample: results.Sample) -> None:
         """Keep what an arm's process really has, and void the sample where it isn't what the arm declares."""
@@ -412,19 +621,29 @@ class Race:
                 sample.status = "void"
                 sample.reasons.append(f"{check.name} isn't as declared: {check.text} (declared: {check.declared})")
 
-    def first_client(self, plan: CellPlan, server: Server) -> None:
+    def first_client(self, plan: CellPlan, serving: execution.Serving) -> None:
         """Let one client come and go, as verify() does with other servers.
 
         Raises SampleVoid where its answer is wrong, and SampleFailed where it gets none.
         """
-        assert self.program is not None
-        words = [*plan.first_client(), "--address", server.address, *self.cpu_words()]
-        event = generator.run(self.program, words, workloads.FIRST_CLIENT_S)
+        event = serving.ask(plan.first_client(), workloads.FIRST_CLIENT_S)
         for kind, error in event["errors"].items():
             wrong = kind in workloads.VOIDING
             raise (SampleVoid if wrong else SampleFailed)(f"its first client: {kind}: {error['first']}")
         if event.get("void"):
             raise SampleFailed(f"its first client: {event['void']}")
+
+    @contextlib.contextmanager
+    def hosted(self, plan: CellPlan, arm: manifest.Arm) -> Iterator[Server]:
+        """Give a cell's server on this machine, ready to be loaded, to look into it meanwhile."""
+        placement = self.placement(plan)
+        with execution.hosted(self.order(plan, arm), process.HOST, placement.server) as hosting:
+            server = hosting.server
+            if plan.workload == "asgi":
+                self.first_client(
+                    plan, execution.LocalServing(execution.Local(self.program, placement), server.address)
+                )
+            yield server
 
     def leave_out_unable(self, plan: CellPlan, cell: results.Cell) -> None:
         """Find out which ASGI servers can't do what a cell is about, before it is measured."""
@@ -432,17 +651,20 @@ class Race:
             if arm.repeats:
                 continue
             self.progress.step(f"{plan.name}: whether {arm.name} can do it")
-            server = Server(arm, plan.kind, self.workers(arm), plan.feature)
             try:
-                with server:
-                    self.first_client(plan, server)
+                self.repeated(cell, arm, functools.partial(self.try_first_client, plan, arm))
             except SampleFailed as failure:
-                cell.unable[arm.name] = f"{failure}{died(server, str(failure))}"
+                cell.unable[arm.name] = str(failure)
             except SampleVoid:
                 pass  # It can do it, and does it wrong: that belongs into its samples.
         able = self.contestants(plan, cell)
         self.record(able)
         cell.arms = [arm.name for arm in able]
+
+    def try_first_client(self, plan: CellPlan, arm: manifest.Arm) -> None:
+        """Let one client come and go on an arm's server, which isn't asked for anything else."""
+        with self.executor(plan).serve(replace(self.order(plan, arm), verified=False)) as serving:
+            self.first_client(plan, serving)
 
     def probe(self, cell: results.Cell, contestants: Sequence[manifest.Arm]) -> None:
         """Find out which HTTP servers parse; once for an arm, in whatever cell comes first."""
@@ -452,17 +674,15 @@ class Race:
                 continue
             if arm.name not in known:
                 self.progress.step(f"{cell.name}: what {arm.name} parses")
-                known[arm.name] = self.probe_arm(arm)
+                known[arm.name] = self.repeated(cell, arm, functools.partial(self.probe_arm, arm))
         cell.probes = [known[arm.name] for arm in contestants if arm.name in known]
 
     def probe_arm(self, arm: manifest.Arm) -> results.Probe:
         """Send an HTTP server requests that a canned answer can't get right."""
-        assert self.program is not None
+        order = execution.Order(arm=arm, kind="http", workers=self.workers(arm), verified=False)
         try:
-            with Server(arm, "http", self.workers(arm)) as server:
-                event = generator.run(
-                    self.program, ["http", "--probe", "--address", server.address], 30.0, final="probe"
-                )
+            with self.executor().serve(order) as serving:
+                event = serving.ask(["http", "--probe"], 30.0, final="probe")
         except SampleFailed as failure:
             return results.Probe(arm=arm.name, parser="unknown", text=str(failure))
         parser = event.get("parser")
@@ -473,93 +693,91 @@ class Race:
             answers={str(name): str(answer) for name, answer in event.get("answers", {}).items()},
         )
 
-    def measure_ceiling(self, plan: CellPlan) -> results.Ceiling | None:
-        """Find out what the load generator reaches by itself; once for cells that load alike."""
-        key = plan.follows or plan.name
-        if key not in self.ceilings:
-            self.progress.step(f"{plan.name}: the load generator's own ceiling")
-            closed = workloads.BY_NAME[plan.follows] if plan.follows else plan
-            words = ["ceiling", closed.kind, "--connections", str(closed.connections), *self.cpu_words()]
-            words += ["--size", str(closed.size_bytes)] if closed.kind == "echo" else []
-            words += [
-                "--warm-up",
-                f"{self.scale.warm_up_s:g}",
-                "--window",
-                f"{min(CEILING_WINDOW_S, plan.window_s(self.scale)):g}",
-            ]
-            placement = self.result.run.placement
-            if placement.server:
-                words += ["--responder-cpu", str(placement.server[0])]
-            try:
-                event = self.load(words, plan.sample_s(self.scale))
-                self.ceilings[key] = results.Ceiling(
-                    # What its CPU time per operation allows: the responder may have been the limit of the rate itself.
-                    operations_per_s=event["ceiling"]["operations_per_s"],
-                    client_cpu_fraction=workloads.busy_fraction(event),
-                )
-            except (SampleFailed, KeyError, TypeError) as failure:
-                self.note(f"no ceiling for {plan.name}: {failure}")
-                self.ceilings[key] = None
-        return self.ceilings[key]
+    def measure_ceiling(self, plan: CellPlan, cell: results.Cell, number: int) -> None:
+        """Find out in a round what the load generator reaches by itself."""
+        self.progress.step(f"{plan.name}, round {number} of {self.scale.rounds}, the load generator's own ceiling")
+        words = ["ceiling", plan.kind, "--connections", str(plan.connections), *self.cpu_words(plan)]
+        words += ["--size", str(plan.size_bytes)] if plan.kind == "echo" else []
+        scale = self.ceiling_scale(plan)
+        words += ["--warm-up", f"{scale.warm_up_s:g}", "--window", f"{plan.window_s(scale):g}"]
+        placement = self.placement(plan)
+        if placement.server:
+            words += ["--responder-cpu", str(placement.server[0])]
+        rate: float | None = None
+        try:
+            event = self.load(words, plan.sample_s(scale))
+            # What its CPU time per operation allows: the responder may have been the limit of the rate itself.
+            rate, busy = float(event["ceiling"]["operations_per_s"]), workloads.busy_fraction(event)
+            if cell.ceiling is None:
+                cell.ceiling = results.Ceiling(operations_per_s=rate, client_cpu_fraction=busy)
+                cell.ceiling.rates = [None] * (number - 1)
+        except (SampleFailed, KeyError, TypeError) as failure:
+            self.note(f"no ceiling for {plan.name}: {failure}")
+        if cell.ceiling is not None:
+            cell.ceiling.rates.append(rate)
 
     def count_system_calls(
         self, plan: CellPlan, cell: results.Cell, contestants: Sequence[manifest.Arm], rate: float
     ) -> None:
-        """Count system calls per operation, each arm once, in a run apart from those that are timed."""
+        """Count system calls and instructions per operation, each arm once, in runs apart from those that are timed."""
         contestants = [arm for arm in contestants if cell.measured(arm.name)]
-        tool, why = preflight.system_call_tool() if contestants else ("", "")
+        if not contestants:
+            return
+        tool, why = preflight.system_call_tool()
+        instructions, why_none = preflight.instruction_event()
+        if not instructions:
+            self.note(f"instructions weren't counted: {why_none}")
+        # perf counts both at once; what strace slows isn't counted otherwise.
+        together = (system_calls.SYSTEM_CALLS, instructions) if tool == "perf" and instructions else ()
         for arm in contestants:
-            if not tool:
-                cell.system_calls.append(results.SystemCalls(arm=arm.name, tool="", text=why))
-                continue
-            self.progress.step(f"{plan.name}: system calls of {arm.name}")
+            record = results.SystemCalls(arm=arm.name, tool=tool, text="" if tool else why)
             try:
-                with Server(arm, plan.kind, self.workers(arm), plan.feature) as server:
-                    process.verify(server)
-                    self.pin(server)
-                    if plan.workload == "asgi":
-                        self.first_client(plan, server)
-                    # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
-                    scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale_of(arm)
-                    words = plan.load_options(scale, rate, system_calls.WINDOW_S_LEAST) + self.common_words(server)
-                    with system_calls.Counter(tool, server.tree()) as counter:
-                        event = self.load(words, plan.sample_s(scale) + system_calls.WINDOW_S_LEAST, counter.see)
-                counted = event["bytes_in"] / 1e6 if plan.stream else event["operations"]
-                calls = counter.per_operation(counted, event["window_s"])
-                cell.system_calls.append(
-                    results.SystemCalls(arm=arm.name, tool=tool, operations=int(counted), per_operation=calls)
-                )
+                if tool:
+                    self.progress.step(f"{plan.name}: system calls of {arm.name}")
+                    events = together or (system_calls.SYSTEM_CALLS,)
+                    counter, operations, window_s = self.count(plan, arm, rate, tool, events)
+                    record.per_operation = counter.per_operation(operations, window_s)
+                    record.operations = int(operations)
+                if instructions and not together:
+                    self.progress.step(f"{plan.name}: instructions of {arm.name}")
+                    counter, operations, window_s = self.count(plan, arm, rate, "perf", (instructions,))
+                if instructions:
+                    record.instructions = counter.per_operation(operations, window_s, instructions)
+                    record.instructions_of = instructions
             except (SampleFailed, SampleVoid, OSError) as failure:
-                cell.system_calls.append(results.SystemCalls(arm=arm.name, tool=tool, text=str(failure)))
+                record.text = record.text or str(failure)
+            cell.system_calls.append(record)
+
+    def count(
+        self, plan: CellPlan, arm: manifest.Arm, rate: float, tool: str, events: Sequence[str]
+    ) -> tuple[system_calls.Counter, float, float]:
+        """Load an arm while events are counted; return the counter, the operations (MB of a stream), and the window."""
+        with self.hosted(plan, arm) as server:
+            # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
+            scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale_of(arm)
+            words = plan.load_options(scale, rate, system_calls.WINDOW_S_LEAST) + self.common_words(server, plan)
+            with system_calls.Counter(tool, server.tree(), events) as counter:
+                event = self.load(words, plan.sample_s(scale) + system_calls.WINDOW_S_LEAST, counter.see)
+        return counter, event["bytes_in"] / 1e6 if plan.stream else event["operations"], event["window_s"]
 
 
-@dataclass
-class StealWatch:
-    """How much of the measured window the hypervisor took away."""
-
-    begin: tuple[int, int] | None = None
-    end: tuple[int, int] | None = None
-
-    def see(self, event: dict[str, Any]) -> None:
-        """Take an event of the load generator."""
-        if event["event"] == "window_start":
-            self.begin = preflight.cpu_ticks()
-        elif event["event"] == "window_end":
-            self.end = preflight.cpu_ticks()
-
-    def figures(self) -> dict[str, float]:
-        """Return the share of all CPUs' time, if both ends of the window were seen."""
-        if self.begin is None or self.end is None or self.end[0] <= self.begin[0]:
-            return {}
-        return {"stolen_share": (self.end[1] - self.begin[1]) / (self.end[0] - self.begin[0])}
+def overhead_key(plan: CellPlan, arm: manifest.Arm) -> str:
+    """Return what an arm's samples are known by that take alike long beyond what is measured."""
+    kind = plan.workload if plan.workload in workloads.LOADS else plan.kind
+    return f"{arm.repeats or arm.name} {kind} {plan.connections}"
 
 
-def died(server: Server, told: str) -> str:
-    """Say how a server ended that wasn't asked to, unless that has been told."""
-    ending = server.ending
-    if ending is None or not ending.by_itself or "the server" in told:
-        return ""
-    return f"; the server had ended by itself, with code {ending.code}{ending.words}"
+def limit_by_ceiling(cell: results.Cell) -> None:
+    """Say which samples of a closed loop were near the load generator's limit: what the highest rate of all leaves no doubt about."""
+    if cell.ceiling is None or "rate_fraction" in cell.parameters:
+        return
+    reached = [sample for arm in cell.arms for sample in cell.measured(arm) if "operations_per_s" in sample.figures]
+    known = [rate for rate in cell.ceiling.rates if rate is not None]
+    rates = [sample.figures["operations_per_s"] for sample in reached]
+    cell.ceiling.operations_per_s = max([*known, *rates], default=cell.ceiling.operations_per_s)
+    for sample in reached:
+        rate = sample.figures["operations_per_s"]
+        sample.client_limited = rate * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
 
 
 def failures(cell: results.Cell, arm: str) -> int:
@@ -578,6 +796,16 @@ def finished_rounds(cell: results.Cell) -> int:
             if not given_up and not any(each.arm == arm and each.round == index + 1 for each in cell.samples):
                 return index
     return len(cell.orders)
+
+
+def figures_in(content: dict[str, Any]) -> dict[str, float]:
+    """Return the figures in a program's output, as far as they are numbers."""
+    figures = content.get("figures")
+    return {
+        str(name): float(value)
+        for name, value in (figures if isinstance(figures, dict) else {}).items()
+        if is_number(value)
+    }
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -2,10 +2,10 @@
 
 import fnmatch
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
-from ringlab import Refused, manifest, preflight, results
+from ringlab import Refused, manifest, nearest, preflight, results
 
 
 def split(selectors: Sequence[str]) -> list[str]:
@@ -16,29 +16,66 @@ def split(selectors: Sequence[str]) -> list[str]:
     return found
 
 
-def choose(arms: list[manifest.Arm], selectors: Sequence[str]) -> list[manifest.Arm]:
+def find(
+    folder: Path | None, selectors: Sequence[str], warn: Callable[[str], None], wanted: Container[str] = ()
+) -> list[manifest.Arm]:
+    """Return the arms of a folder that are asked for; `warn` is told of manifests that are broken, which nobody asked for."""
+    broken: dict[str, str] = {}
+    arms = manifest.discover(folder, broken=broken)
+    chosen = choose(arms, selectors, broken, wanted)
+    for target, error in broken.items():
+        warn(f"the target {target} is left out: {error}")
+    return chosen
+
+
+def choose(
+    arms: list[manifest.Arm],
+    selectors: Sequence[str],
+    broken: Mapping[str, str] | None = None,
+    wanted: Container[str] = (),
+) -> list[manifest.Arm]:
     """Return the arms that are asked for, by their name, target, language or a glob; all where nothing is.
 
-    The name of an arm is that arm alone, also where its target or language is called the same.
+    The name of an arm is that arm alone, also where its target or language is called the same; but an arm that serves one of the
+    `wanted` workloads goes before one that serves none. `broken` has the errors of targets whose manifests can't be read: to ask for
+    one of them by its name is refused.
     """
     patterns = split(selectors)
     if not patterns:
         return arms
+    broken = broken or {}
     chosen: dict[str, manifest.Arm] = {}
     for pattern in patterns:
-        found = [arm for arm in arms if arm.name == pattern] or [
-            arm
-            for arm in arms
-            if fnmatch.fnmatchcase(arm.name, pattern)
-            or pattern == arm.target
-            or pattern.lower() == arm.language.lower()
-        ]
+        if pattern in broken:
+            raise Refused(broken[pattern])
+        serving = [arm for arm in arms if any(workload in wanted for workload in arm.workloads)]
+        found = matching(serving, pattern) or matching(arms, pattern)
         if not found:
-            raise Refused(
-                f"there is no target {pattern!r}; `ringlab targets` lists them: {', '.join(arm.name for arm in arms)}"
-            )
+            raise Refused(no_such(pattern, arms, broken))
         chosen |= {arm.name: arm for arm in found}
     return list(chosen.values())
+
+
+def matching(arms: Sequence[manifest.Arm], pattern: str) -> list[manifest.Arm]:
+    """Return the arm of that name, or else the arms of that target or language, or that a glob matches."""
+    return [arm for arm in arms if arm.name == pattern] or [
+        arm
+        for arm in arms
+        if fnmatch.fnmatchcase(arm.name, pattern) or pattern == arm.target or pattern.lower() == arm.language.lower()
+    ]
+
+
+def no_such(name: str, arms: Sequence[manifest.Arm], broken: Mapping[str, str] | None = None) -> str:
+    """Say that there is no such target, and what may have been meant."""
+    names = dict.fromkeys(each for arm in arms for each in (arm.name, arm.target, arm.language))
+    near = nearest.suggest(name, names)
+    unread = "".join(f"; it may be in a target that can't be read: {error}" for error in (broken or {}).values())
+    every = (
+        f"{near} `ringlab targets` lists all"
+        if near
+        else f"`ringlab targets` lists them: {', '.join(arm.name for arm in arms)}"
+    )
+    return f"there is no target {name!r}; {every}{unread}"
 
 
 def look_up(arm: manifest.Arm, asked: dict[tuple[str, str], manifest.Presence]) -> results.Arm:

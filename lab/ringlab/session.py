@@ -1,25 +1,32 @@
 """From what is asked for to a race, and from the race to its reports; what can't be done as asked is refused before it takes time."""
 
+import contextlib
 import datetime
 import fnmatch
 import itertools
+import math
 import random
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 
 from ringlab import (
     Refused,
     analysis,
     figures,
     generator,
+    goals,
     manifest,
+    neighbours,
     preflight,
+    profiling,
     report,
     results,
     runner,
@@ -27,10 +34,16 @@ from ringlab import (
     storage,
     workloads,
 )
+from ringlab.cluster import LOCAL
+from ringlab.cluster.command import Elsewhere, arms_of_addresses
 from ringlab.progress import ConsoleProgress
 from ringlab.report import terminal
 
+if TYPE_CHECKING:
+    from ringlab.cluster.coordinator import Cluster
+
 EXIT_INTERRUPTED = 130
+HERE = Elsewhere()
 QUICK_MINUTES = 8.0
 """What `--quick` spends on measuring: with builds and probes it must end in under ten."""
 QUICK_WINDOW_LEAST = 0.5
@@ -55,11 +68,22 @@ def measure(
     placement: str,
     system_calls: bool | None,
     again: bool,
+    adaptive: bool = False,
+    if_busy: neighbours.IfBusy = "refuse",
+    memory: int | None = None,
     output: Path | None,
+    profile: bool = False,
+    goals_file: Path | None = None,
+    must_reach: bool = True,
+    elsewhere: Elsewhere = HERE,
 ) -> int:
-    """Run the lab; return the exit status."""
+    """Run the lab; return the exit status, which says whether the goals are reached, if they must be."""
+    if elsewhere != HERE:
+        check_elsewhere(elsewhere, selectors, system_calls=bool(system_calls), profile=profile)
     if quick and publish:
         raise Refused("--quick and --publish can't be combined")
+    if adaptive and goals_file:
+        raise Refused("--adaptive spends rounds on who is better, and goals ask by how much: leave one of them out")
     if minutes and not quick:
         raise Refused("--minutes needs --quick; otherwise use --rounds and --seconds")
     console = terminal.make_console()
@@ -72,15 +96,43 @@ def measure(
     if rounds:
         scale = replace(scale, rounds=rounds)
     plans = workloads.choose(what, name)
-    chosen = selection.choose(manifest.discover(targets_folder), selectors)
+    asked = read_goals(goals_file, plans, targets_folder, must_reach) if goals_file else []
+    if elsewhere.addresses:
+        chosen = arms_of_addresses(elsewhere.addresses)
+        everyone = chosen
+        plans = outside_plans(plans, what)
+    else:
+        chosen = selection.find(targets_folder, selectors, terminal.warn, {plan.workload for plan in plans})
+        everyone = []
+    if elsewhere.cluster:
+        plans = loaded_plans(plans)
+    if baseline and baseline not in {arm.name for arm in chosen}:
+        everyone = everyone or manifest.discover(targets_folder, broken={})
+        if baseline not in {arm.name for arm in everyone}:
+            raise Refused(f"the baseline {baseline} takes no part: {selection.no_such(baseline, everyone)}")
     # What none of the cells needs isn't built.
-    chosen = [arm for arm in chosen if any(plan.workload in arm.workloads for plan in plans)] or chosen
-    with storage.claim(output) as folder:
+    chosen = [arm for arm in chosen if any(plan.serves in arm.workloads for plan in plans)] or chosen
+    with (
+        storage.claim(output) as folder,
+        placed_here(elsewhere, workers, placement, if_busy) as placed,
+        contextlib.ExitStack() as stack,
+    ):
         lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
         chosen = [arm for arm in chosen if arm.name not in lesser]
         budget_s = (minutes or QUICK_MINUTES) * 60
+        ready_by = begun + budget_s / 2 if quick else None
+        cluster: Cluster | None = None
         with console.status("checking which targets can run here") as status:
-            present, records = selection.make_ready(chosen, status.update, begun + budget_s / 2 if quick else None)
+            if elsewhere.addresses:
+                present, records = {arm.name: arm for arm in chosen}, [arm.record() for arm in chosen]
+            elif elsewhere.cluster in ("", LOCAL):
+                # In the network namespaces of a local cluster nothing can be downloaded.
+                present, records = selection.make_ready(chosen, status.update, ready_by)
+            if elsewhere.cluster:
+                status.update("connecting to the machines of the cluster")
+                cluster = stack.enter_context(elsewhere.joined(placed, targets_folder))
+                if not elsewhere.addresses:
+                    present, records = cluster.make_ready(chosen, status.update)
         if baseline and baseline not in present:
             reason = next(
                 (record.skipped for record in records if record.name == baseline), "it isn't among the chosen targets"
@@ -100,16 +152,21 @@ def measure(
                 begun=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 seed=seed,
                 scale=scale,
-                placement=preflight.place(workers, apart=placement == "apart"),
+                placement=placed,
             ),
             arms=records,
         )
-        race = start_race(console, result, present, plans, folder / storage.RESULT_FILE)
+        race = start_race(console, result, present, plans, folder / storage.RESULT_FILE, cluster)
         race.options = runner.Options(
             workers=workers,
             baseline=baseline,
             again=again,
-            system_calls=not quick if system_calls is None else system_calls,
+            adaptive=adaptive,
+            system_calls=elsewhere == HERE and (not quick if system_calls is None else system_calls),
+            ceilings=not elsewhere.cluster,
+            # A machine of a cluster knows itself how much it has.
+            memory_bytes=math.inf if elsewhere.cluster and not memory else preflight.memory_limit(memory),
+            profile=profile,
         )
         if limited:
             # Where the shortest windows take too long, or others were asked for, cells end with fewer rounds.
@@ -118,22 +175,113 @@ def measure(
                 fit_quick(race, race.options.limit_s)
         if lesser:
             race.note(f"a quick run leaves out {', '.join(lesser)}: name them with --targets, or run without --quick")
-        command = ["ringlab", "run", *(plan.name for plan in plans), "--targets", ",".join(present)]
+        for note in elsewhere_notes(elsewhere):
+            race.note(note)
+        command = ["ringlab", "run", *(plan.name for plan in plans)]
+        command += elsewhere.words()
+        command += ["--targets", ",".join(present)] if not elsewhere.addresses else []
         command += ["--rounds", str(race.scale.rounds), "--seconds", f"{race.scale.window_s:g}", "--seed", str(seed)]
         command += {"quick": ["--quick"], "normal": [], "publish": ["--publish"]}[name]
         command += ["--minutes", f"{budget_s / 60:g}"] if limited else []
         command += ["--targets-folder", str(targets_folder.resolve())] if targets_folder else []
+        command += ["--memory", str(memory)] if memory else []
         command += ["--workers", str(workers)] if workers != 1 else []
         command += ["--placement", placement] if placement != "apart" else []
         command += ["--baseline", baseline] if baseline else []
         command += ["--no-again"] if not again else []
-        if race.options.system_calls == quick:  # Unlike it would be by itself.
+        command += ["--adaptive"] if adaptive else []
+        command += ["--goals", str(goals_file.resolve())] if goals_file and must_reach else []
+        if elsewhere == HERE and race.options.system_calls == quick:  # Unlike it would be by itself.
             command.append("--no-system-calls" if not quick else "--system-calls")
         result.run.command = command
-        code = finish(console, race)
+        code = finish(console, race, asked, must_reach)
         if other:
             terminal.print_comparisons(console, result.cells, baseline, other)
         return code
+
+
+def read_goals(
+    path: Path, plans: Sequence[workloads.CellPlan], targets_folder: Path | None, must_reach: bool
+) -> list[goals.Goal]:
+    """Return the goals in a file; raises Refused where they can't be judged by a run of these cells."""
+    found = goals.read(path)
+    known = [arm.name for arm in manifest.discover(targets_folder, broken={})]
+    if must_reach:
+        goals.check_arms(found, path, known)
+    names = {plan.name for plan in plans}
+    if must_reach and not any(names.intersection(goal.cells) for goal in found):
+        raise Refused(
+            f"none of the goals in {path} is about a cell of this run; leave out --goals, or name their cells"
+        )
+    return found
+
+
+def check_elsewhere(elsewhere: Elsewhere, selectors: Sequence[str], *, system_calls: bool, profile: bool) -> None:
+    """Raise Refused for what is possible on one machine alone, and with servers that are started."""
+    if elsewhere.addresses and selectors:
+        raise Refused("--address measures servers that run already, --targets starts servers: use one of them")
+    for option, given in (("--system-calls", system_calls), ("--profile", profile)):
+        if given:
+            raise Refused(
+                f"{option} looks into a server that this machine has started: leave it out, or run without --cluster and --address"
+            )
+
+
+def outside_plans(plans: list[workloads.CellPlan], what: Sequence[str]) -> list[workloads.CellPlan]:
+    """Return the cells for servers that run already, in figures that can be seen from outside; raises Refused."""
+    if not what:
+        raise Refused(
+            "say what the server at --address serves, for example: ringlab run http/50/closed --address HOST:PORT"
+        )
+    found = [plan.without_processes for plan in plans if plan.kind in manifest.SERVERS]
+    seen = [plan for plan in found if plan is not None]
+    if not seen:
+        raise Refused(
+            "none of these cells can be measured from outside: their figures are those of processes that the lab has started"
+        )
+    return seen
+
+
+def loaded_plans(plans: list[workloads.CellPlan]) -> list[workloads.CellPlan]:
+    """Return the cells that several machines can measure; raises Refused where there is none.
+
+    Those in which no server is loaded are left out, and `idle`, whose steps read the server's memory between connections.
+    """
+    found = [plan for plan in plans if plan.kind in manifest.SERVERS and plan.workload != "idle"]
+    if not found:
+        raise Refused(
+            "none of these cells can be measured on several machines, because no server is loaded in them, or its memory "
+            "is read step by step: run them on one machine, without --cluster"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def placed_here(
+    elsewhere: Elsewhere, workers: int, placement: str, if_busy: neighbours.IfBusy
+) -> Iterator[results.Placement]:
+    """Give the CPUs of this machine on which is measured, if any are."""
+    if elsewhere.cluster not in ("", LOCAL):
+        yield results.Placement(text="on the machines of the cluster, each on the CPUs that its worker was given")
+        return
+    with neighbours.announced(
+        lambda taken: preflight.place(workers, apart=placement == "apart", taken=taken), if_busy, terminal.warn
+    ) as placed:
+        yield placed
+
+
+def elsewhere_notes(elsewhere: Elsewhere) -> Iterator[str]:
+    """Yield what a report must say about where was measured."""
+    if elsewhere.addresses:
+        yield (
+            f"{', '.join(elsewhere.addresses)}: not started by the lab, so its CPU, its memory and its settings are unknown;"
+            " arms are ranked by rate, in an open loop by latency"
+        )
+    if elsewhere.cluster == LOCAL:
+        yield (
+            "all machines are network namespaces of one: its CPUs and its kernel are shared, so the figures show that"
+            " a cluster works, not what it would reach"
+        )
 
 
 def with_window(scale: results.Scale, window_s: float) -> results.Scale:
@@ -156,31 +304,43 @@ def start_race(
     present: dict[str, manifest.Arm],
     plans: list[workloads.CellPlan],
     output: Path,
+    cluster: "Cluster | None" = None,
 ) -> runner.Race:
     """Look at the machine, and prepare to measure; what makes measuring pointless is an error."""
     program, problem = None, ""
     needs_load = any(plan.kind in manifest.SERVERS for plan in plans)
-    if needs_load:
+    if needs_load and cluster is None:
         with console.status("looking for the load generator, and building it where it is missing"):
             try:
                 program = generator.find()
             except generator.GeneratorMissing as error:
                 problem = str(error)
     connections = max(plan.connections for plan in plans)
-    findings = preflight.examine(connections, result.run.placement, program, problem)
+    environment = None
+    if cluster is None:
+        findings = preflight.examine(connections, result.run.placement, program, problem)
+    else:
+        with console.status("looking at the machines of the cluster"):
+            findings, environment = cluster.examine(connections)
+        result.machines = cluster.records
     if not needs_load:
         findings = [finding for finding in findings if finding.name != "load generator"]
     result.preflight = findings
-    result.environment = preflight.environment(program)
+    result.environment = environment or preflight.environment(program)
     errors = [finding for finding in findings if finding.status == "error"]
     terminal.print_findings(console, findings, problems_only=True)
     if errors:
         raise Refused(f"nothing can be measured on this machine: {'; '.join(finding.name for finding in errors)}")
-    return runner.Race(result, present, plans, program, output, ConsoleProgress(console, 1.0))
+    race = runner.Race(result, present, plans, program, output, ConsoleProgress(console, 1.0))
+    if cluster is not None:
+        race.elsewhere = cluster
+    else:
+        race.overheads_s = storage.read_overheads()
+    return race
 
 
-def finish(console: Console, race: runner.Race) -> int:
-    """Run a race to its end and report; return the exit status."""
+def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = (), must_reach: bool = False) -> int:
+    """Run a race to its end, judge the goals and report; return the exit status."""
     result = race.result
     expected_s = sum(race.expected_s(plan) for plan in race.plans)
     terminal.print_settings(console, result)
@@ -197,8 +357,14 @@ def finish(console: Console, race: runner.Race) -> int:
     begun = time.monotonic()
     with progress.bar:
         race.run()
+    if race.elsewhere is None:
+        storage.write_overheads(race.overheads_s | race.overheads_found_s)
     terminal.print_left_out(console, result)
     terminal.print_summary(console, result)
+    if asked:
+        result.goals = goals.judge(asked, result)
+        race.write()
+        terminal.print_goals(console, result)
     if race.unwritten:
         storage.keep_elsewhere(result, race.unwritten)
     try:
@@ -207,24 +373,59 @@ def finish(console: Console, race: runner.Race) -> int:
         raise Refused(
             f"the reports can't be written: {error}; the result is kept, and `ringlab report {shlex.quote(str(race.output))}` shows it"
         ) from None
-    if result.run.interrupted:
+    if result.run.interrupted and not race.stopped and race.elsewhere is None:
         console.print(
             f"\ninterrupted; what was measured is kept. Resume with: ringlab run --resume {shlex.quote(str(race.output))}"
         )
     console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report is in:")
     for path in (race.output, *written):
         console.print(f"  {path}", markup=False, highlight=False)
+    if race.stopped:
+        raise Refused(f"{race.stopped}; what was measured until then is kept")
     if result.run.interrupted:
         return EXIT_INTERRUPTED
-    return 0 if any(sample.status == "measured" for cell in result.cells for sample in cell.samples) else 1
+    if race.options.profile:
+        draw_profiles(console, race)
+    if not any(sample.status == "measured" for cell in result.cells for sample in cell.samples):
+        return 1
+    return goals.status_of(result.goals) if asked and must_reach else 0
 
 
-def resume(path: Path, targets_folder: Path | None) -> int:
+def draw_profiles(console: Console, race: runner.Race) -> None:
+    """Draw flame graphs beside the reports, and say what can't be drawn."""
+    with console.status("sampling where the arms spend their time"):
+        written, problems = profiling.profile(race, race.output.parent / profiling.FOLDER)
+    for problem in problems:
+        console.print(f"[yellow]no flame graph[/yellow]  {escape(problem)}", highlight=False)
+    for path in written:
+        console.print(f"  {path}", markup=False, highlight=False)
+
+
+def resume(path: Path, targets_folder: Path | None, if_busy: neighbours.IfBusy) -> int:
     """Go on with a run that was interrupted; return the exit status."""
-    console = terminal.make_console()
     result = results.Result.read(path)
+    with (
+        storage.lock(path.parent),
+        neighbours.announced(lambda taken: keep_place(result, taken), if_busy, terminal.warn),
+    ):
+        return go_on(path, result, targets_folder)
+
+
+def keep_place(result: results.Result, taken: set[int]) -> results.Placement:
+    """Return the CPUs of a run that goes on; raises Refused where another lab has them."""
+    placement = result.run.placement
+    if taken.intersection((*placement.server, *placement.client)):
+        raise Refused("another lab measures on the CPUs of this run; wait for it with --if-busy wait")
+    return replace(placement)
+
+
+def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> int:
+    """Measure what a result lacks; return the exit status."""
+    console = terminal.make_console()
     if result.run.complete:
         raise Refused(f"{path} is complete, there is nothing to resume; `ringlab report {path}` shows it")
+    if result.machines or "--address" in result.run.command:
+        raise Refused(f"{path} was measured on other machines, which may be others now; start a new run")
     if not result.cells:
         raise Refused(f"{path} has no cells; start a new run")
     for cell in result.cells:
@@ -235,6 +436,7 @@ def resume(path: Path, targets_folder: Path | None) -> int:
     try:
         workers = int(values.get("--workers", 1))
         minutes = float(values.get("--minutes", 0))
+        memory = int(values.get("--memory", 0))
         begun, ended = (
             datetime.datetime.fromisoformat(each).astimezone(datetime.UTC)
             for each in (result.run.begun, result.run.ended)
@@ -244,7 +446,7 @@ def resume(path: Path, targets_folder: Path | None) -> int:
     if targets_folder is None and "--targets-folder" in values:
         targets_folder = Path(values["--targets-folder"])
     wanted = {arm.name for arm in result.arms if not arm.skipped and not arm.repeats}
-    arms = [arm for arm in manifest.discover(targets_folder) if arm.name in wanted]
+    arms = [arm for arm in selection.find(targets_folder, (), terminal.warn) if arm.name in wanted]
     with console.status("checking which targets can run here") as status:
         present, records = selection.make_ready(arms, status.update)
     lost = sorted(wanted - set(present))
@@ -258,8 +460,10 @@ def resume(path: Path, targets_folder: Path | None) -> int:
         workers=workers,
         baseline=values.get("--baseline", ""),
         again="--no-again" not in words,
+        adaptive="--adaptive" in words,
         system_calls="--system-calls" in words
         or (result.run.scale.name != "quick" and "--no-system-calls" not in words),
+        memory_bytes=preflight.memory_limit(memory or None),
     )
     for name in ("machine", "cpu_model", "cpus_usable", "kernel"):
         then, now = getattr(before, name), getattr(result.environment, name)
@@ -273,11 +477,12 @@ def resume(path: Path, targets_folder: Path | None) -> int:
     race.begun -= since_s
     if minutes:
         race.options.limit_s = since_s + max(BUDGET_LEAST_S, minutes * 60 - (ended - begun).total_seconds())
+    asked = goals.read(Path(values["--goals"])) if "--goals" in values else []
     result.run.interrupted = False
     race.result.run.notes.append(
         f"the run was interrupted and resumed at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
     )
-    return finish(console, race)
+    return finish(console, race, asked, must_reach=True)
 
 
 def compare_within(source: Path, first: str, second: str, what: Sequence[str]) -> None:

@@ -6,20 +6,24 @@ requests within a sample are not, and are never resampled.
 
 - The estimate is the mean of the rounds' log-ratios, as a ratio: their geometric mean. From TRIMMED_FROM rounds on a fifth is
   trimmed at each end, because on a shared machine now and then a round is spoilt for one arm.
-- Its interval comes from a bootstrap over rounds of Student's statistic (bootstrap-t: Efron and Tibshirani, An Introduction to
-  the Bootstrap, chapter 12). Fewer than TRIMMED_FROM rounds can't be resampled usefully, and Student's own distribution serves. Of few
-  rounds some resamples are nearly equal, which now and then makes it several times too wide: so it ends where the rounds end. That all
-  of them lie on one side of the true median is less likely than 2%. In simulations, with noise that is normal, skewed, or spoilt in a
-  tenth of the rounds, it holds the truth as often as before (95 to 97%), and is shorter by a fifth to a third with 7 rounds.
-- Its probability comes from Yuen's test for trimmed means (Biometrika 61, 1974), which with nothing trimmed is Student's: a bootstrap
-  can't resolve the small probabilities that Holm's correction for many arms asks for.
+- Its standard error is Yuen's for trimmed means (Biometrika 61, 1974), which with nothing trimmed is Student's.
+- Three to nine rounds say little about how much an arm scatters, but its neighbours were measured in the same rounds. So the
+  comparisons of a family share what they know of the scatter (Smyth, Statistical Applications in Genetics and Molecular Biology 3,
+  2004): each variance is drawn towards the mean of all, the more the more alike they are, and gains degrees of freedom by it.
+  Student's quantile for 17 comparisons in 3 rounds falls from 18 to 5.
+- Probabilities are corrected by Holm's method for the number of comparisons in the family. An interval has the confidence that
+  Holm's method asked of this comparison, so it contains 1 exactly where the probability is no verdict.
+- A cell may look at its rounds once before the end, and give those of decided arms to the others. Each of the two tests has a share
+  of the 5%, LOOK_SHARE and the rest, so that both together don't err more often (Bonferroni), however often arms are stopped.
 - A second copy of the baseline, the A/A arm, shows what the machine makes of no difference at all: the noise floor.
+
+lab/tests/test_error_rates.py simulates runs with noise of several kinds, and counts how often equals are told apart.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeGuard
 
 import numpy as np
@@ -33,16 +37,21 @@ MARGIN = 0.02
 """A smaller difference is none, in however many rounds it shows: the layout of a process in memory alone can make it."""
 TIE_MARGIN = 0.05
 """Two arms tie if they certainly differ by less; also, the width of the A/A interval raises the floor up to this, not further."""
-LEVELS = (CONFIDENCE, 2 * CONFIDENCE - 1)
-"""Of the interval that is shown, and of that of two one-sided tests."""
 POWER = 0.8
-RESAMPLES = 4000
 TRIM = 0.2
 TRIMMED_FROM = 7
 ROUNDS_LEAST = 3
 """With fewer rounds there is no verdict."""
-ROUNDS_MOST = 1000
-"""More are nobody's plan."""
+TIMES_MOST = 10
+"""More than so many times the rounds are nobody's plan: a quieter machine is the better one."""
+LOOK_SHARE = 0.1
+"""The share of the 5% that a look before the end spends: what is far apart shows at a tenth, and what is near loses little."""
+BORROWED_MOST = 2.0
+"""A comparison borrows at most so many times its own degrees of freedom from its family."""
+ALIKE_LEAST = 1e-4
+"""The least variance of log-variances between arms: no more alike than this is assumed."""
+UNSURE = -1.2816
+"""The normal quantile at 10%: how alike the arms scatter is judged by the end of its interval at which they are less so."""
 SPREAD_LEAST = 1e-9
 """Log-ratios that are nearer to each other than this are equal but for the rounding of floats."""
 LOG_MOST = math.log(1e9)
@@ -59,12 +68,8 @@ class Estimate:
     log_ratio: float
     standard_error: float
     rounds: int
-    freedom: int
-    """Degrees of freedom: the rounds that weren't trimmed, less one."""
-    interval: Interval
-    """The ratios between which the true one lies with CONFIDENCE."""
-    interval_inner: Interval
-    """The same at the confidence of two one-sided tests, 2 * CONFIDENCE - 1: 90%."""
+    freedom: float
+    """Degrees of freedom: the rounds that weren't trimmed, less one, and what was borrowed from other comparisons."""
 
     @property
     def ratio(self) -> float:
@@ -74,11 +79,43 @@ class Estimate:
     @property
     def p(self) -> float:
         """The probability of a ratio at least so far from 1, where the arms are equal."""
-        if self.freedom < 1:
+        if self.freedom <= 0:
             return 1.0
         if self.standard_error == 0:
             return 1.0 if self.log_ratio == 0 else 0.0
         return 2 * student_tail(abs(self.log_ratio) / self.standard_error, self.freedom)
+
+    def within(self, outside: float = 1 - CONFIDENCE) -> Interval:
+        """Return the ratios between which the true one lies, but for this probability."""
+        if self.freedom <= 0:
+            return interval(-math.inf, math.inf)
+        reach = student_quantile(1 - outside / 2, self.freedom) * self.standard_error if self.standard_error else 0.0
+        return interval(self.log_ratio - reach, self.log_ratio + reach)
+
+    @property
+    def interval(self) -> Interval:
+        """The ratios between which the true one lies with CONFIDENCE, if this is the only comparison."""
+        return self.within()
+
+    def inner(self, share: float = 1.0) -> Interval:
+        """Return the same at the confidence of two one-sided tests, 2 * CONFIDENCE - 1: 90%; or with this share of the rest outside."""
+        return self.within(2 * share * (1 - CONFIDENCE))
+
+
+@dataclass(frozen=True)
+class Member:
+    """An estimate among others of its family."""
+
+    estimate: Estimate
+    p_adjusted: float
+    """By Holm's method, and by the share that this test has of the 5%."""
+    outside: float
+    """The probability that Holm's method leaves for a mistake in this comparison."""
+
+    @property
+    def interval(self) -> Interval:
+        """The interval that the verdict rests on: it contains 1 exactly where `p_adjusted` is no verdict."""
+        return self.estimate.within(self.outside)
 
 
 def log_ratios(numerators: Series, denominators: Series) -> NDArray[np.float64]:
@@ -110,39 +147,61 @@ def trimmed(logs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
     return mean, np.where(spread > SPREAD_LEAST, np.sqrt(squares / (rest * (rest - 1))), 0.0), rest
 
 
-def estimate(logs: NDArray[np.float64], seed: int = 0) -> Estimate | None:
+def estimate(logs: NDArray[np.float64]) -> Estimate | None:
     """Return the ratio that these log-ratios, one a round, tell of; None without any."""
     rounds = len(logs)
     if rounds == 0:
         return None
     if rounds == 1:
-        unknown = interval(-math.inf, math.inf)
-        return Estimate(float(logs[0]), math.inf, 1, 0, unknown, unknown)
-    means, errors, rest = trimmed(logs)
-    mean, error = float(means), float(errors)
-    reaches, ends = None, (-math.inf, math.inf)
-    if rounds >= TRIMMED_FROM and error > 0:
-        reaches, ends = resampled_reaches(logs, mean, seed), (float(logs.min()), float(logs.max()))
-    if reaches is None:
-        reaches = [student_quantile(0.5 + level / 2, rest - 1) for level in LEVELS]
-    outer, inner = (
-        interval(max(mean - reach * error, ends[0]), min(mean + reach * error, ends[1])) for reach in reaches
-    )
-    return Estimate(mean, error, rounds, rest - 1, outer, inner)
+        return Estimate(float(logs[0]), math.inf, 1, 0)
+    mean, error, rest = trimmed(logs)
+    return Estimate(float(mean), float(error), rounds, rest - 1)
 
 
-def resampled_reaches(logs: NDArray[np.float64], mean: float, seed: int) -> list[float] | None:
-    """Return how many standard errors a mean may be off at each of LEVELS, by a bootstrap; None where that says nothing.
+def family(found: Sequence[Estimate], arms: int, share: float = 1.0) -> list[Member]:
+    """Return the comparisons of one family, made between so many arms, with what they know of each other's scatter.
 
-    A resample whose rounds are all equal says nothing of how far its mean may be off. Figures that repeat exactly, like latencies
-    from a histogram, give many of these.
+    `share` is what this test has of the 5%, if there is another one.
     """
-    random = np.random.default_rng(seed)
-    means, errors, _ = trimmed(logs[random.integers(len(logs), size=(RESAMPLES, len(logs)))])
-    off = np.full(RESAMPLES, math.inf)
-    np.divide(np.abs(means - mean), errors, out=off, where=errors > 0)
-    found = [float(each) for each in np.quantile(off, LEVELS, method="higher")]
-    return found if all(map(math.isfinite, found)) else None
+    shared = share_scatter(found, arms)
+    adjusted = holm([min(1.0, each.p / share) for each in shared])
+    decided = sum(each < 1 - CONFIDENCE for each in adjusted)
+    order = sorted(range(len(shared)), key=lambda index: shared[index].p)
+    place = {index: rank for rank, index in enumerate(order)}
+    # Holm's method ends at the first comparison that it doesn't decide, and asks of all further ones what it asked of that.
+    return [
+        Member(each, adjusted[index], share * (1 - CONFIDENCE) / (len(shared) - min(place[index], decided)))
+        for index, each in enumerate(shared)
+    ]
+
+
+def share_scatter(found: Sequence[Estimate], arms: int) -> list[Estimate]:
+    """Return estimates whose standard errors are drawn towards their family's, as far as the arms scatter alike."""
+    scattered = [each for each in found if each.freedom > 0 and each.standard_error > 0]
+    if arms < 3 or len(scattered) < 2:
+        return list(found)
+    variances = {id(each): each.standard_error**2 * each.rounds for each in scattered}
+    # Equal scatter would show as log-variances that differ by chance alone: by trigamma(freedom / 2).
+    logs = [
+        math.log(variances[id(each)]) - digamma(each.freedom / 2) + math.log(each.freedom / 2) for each in scattered
+    ]
+    by_chance = math.fsum(trigamma(each.freedom / 2) for each in scattered) / len(scattered)
+    # What is known of that comes from so many independent arms, in however many pairs they are compared.
+    known = min(arms, len(scattered)) - 1
+    apart = float(np.var(logs, ddof=1)) / chi_square_share(known) - by_chance
+    own = min(each.freedom for each in scattered)
+    borrowed = min(2 * inverse_trigamma(max(apart, ALIKE_LEAST)), own * min(BORROWED_MOST, (arms - 1) / 2))
+    borrowed = math.floor(100 * borrowed) / 100  # Quantiles are kept, and these are as good.
+    usual = math.fsum(variances.values()) / len(variances)
+
+    def drawn(each: Estimate) -> Estimate:
+        if id(each) not in variances:
+            return each
+        freedom = each.freedom + borrowed
+        variance = (borrowed * usual + each.freedom * variances[id(each)]) / freedom
+        return replace(each, standard_error=math.sqrt(variance / each.rounds), freedom=freedom)
+
+    return [drawn(each) for each in found]
 
 
 def interval(low: float, high: float) -> Interval:
@@ -173,19 +232,18 @@ def noise_floor(again: Estimate | None, margin: float = MARGIN) -> float:
     return max(min(max(margin, high - 1, 1 / low - 1), max(margin, TIE_MARGIN)), math.expm1(abs(again.log_ratio)))
 
 
-def judge(found: Estimate, p_adjusted: float, floor: float) -> Standing:
+def judge(found: Estimate, p_adjusted: float, floor: float, share: float = 1.0) -> Standing:
     """Say on which side of 1 the true ratio lies, or that it is 1 but for the noise, or that these rounds don't tell.
 
-    A side needs a probability below 5% after Holm's correction, an interval without 1, and an estimate beyond the noise floor. A tie
-    needs both ends of the 90% interval within TIE_MARGIN (two one-sided tests at 5% each), and a floor that isn't beyond it: where
-    two copies of one arm differ by more, equal figures don't show equal arms.
+    A side needs a probability below 5% after Holm's correction, and an estimate beyond the noise floor. A tie needs both ends of the
+    90% interval within TIE_MARGIN (two one-sided tests at 5% each), and a floor that isn't beyond it: where two copies of one arm
+    differ by more, equal figures don't show equal arms. `share` is as in family().
     """
     if found.rounds < ROUNDS_LEAST:
         return "cannot tell"
-    low, high = found.interval
-    if p_adjusted < 1 - CONFIDENCE and not low <= 1 <= high and abs(found.log_ratio) > math.log1p(floor):
+    if p_adjusted < 1 - CONFIDENCE and abs(found.log_ratio) > math.log1p(floor):
         return "below" if found.log_ratio < 0 else "above"
-    low, high = found.interval_inner
+    low, high = found.inner(share)
     if max(1 / low, high) <= 1 + TIE_MARGIN and floor <= TIE_MARGIN:
         return "tie"
     return "cannot tell"
@@ -194,9 +252,9 @@ def judge(found: Estimate, p_adjusted: float, floor: float) -> Standing:
 def rounds_needed(found: Estimate, floor: float, comparisons: int = 1) -> int | None:
     """Return how many rounds would likely give a verdict, if the estimate and the noise stay what they are.
 
-    None if no number up to ROUNDS_MOST would: the difference lies at the border of what counts as one.
+    None if TIMES_MOST times as many wouldn't: the noise is too large, or the difference at the border of what counts as one.
     """
-    if found.freedom < 1:
+    if found.freedom <= 0:
         return ROUNDS_LEAST
     deviation = found.standard_error * math.sqrt(found.rounds)
     size = abs(found.log_ratio)
@@ -204,7 +262,7 @@ def rounds_needed(found: Estimate, floor: float, comparisons: int = 1) -> int | 
     ways = [(1 - CONFIDENCE, math.log1p(TIE_MARGIN) - size)] if floor <= TIE_MARGIN else []
     if size > math.log1p(floor):
         ways.append(((1 - CONFIDENCE) / 2 / comparisons, size))
-    for rounds in range(max(ROUNDS_LEAST, found.rounds + 1), ROUNDS_MOST + 1):
+    for rounds in range(max(ROUNDS_LEAST, found.rounds + 1), TIMES_MOST * found.rounds + 1):
         for tail, distance in ways:
             reach = student_quantile(1 - tail, rounds - 1) + student_quantile(POWER, rounds - 1)
             if reach * deviation / math.sqrt(rounds) <= distance:
@@ -212,13 +270,13 @@ def rounds_needed(found: Estimate, floor: float, comparisons: int = 1) -> int | 
     return None
 
 
-def student_tail(t: float, freedom: int) -> float:
+def student_tail(t: float, freedom: float) -> float:
     """Return the probability that Student's t with so many degrees of freedom is greater than `t`, which is at least 0."""
     return 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 
 @functools.cache
-def student_quantile(probability: float, freedom: int) -> float:
+def student_quantile(probability: float, freedom: float) -> float:
     """Return what Student's t stays below with this probability, of 0.5 to 1."""
     low, high = 0.0, 1.0
     while 1 - student_tail(high, freedom) < probability:
@@ -230,6 +288,41 @@ def student_quantile(probability: float, freedom: int) -> float:
         else:
             high = middle
     return (low + high) / 2
+
+
+def digamma(x: float) -> float:
+    """Return the derivative of log-gamma (DLMF 5.11.2, after the recurrence has made `x` large)."""
+    shift = 0.0
+    while x < 8:
+        shift -= 1 / x
+        x += 1
+    square = 1 / (x * x)
+    return shift + math.log(x) - 0.5 / x - square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square / 240)))
+
+
+def trigamma(x: float) -> float:
+    """Return the derivative of digamma."""
+    shift = 0.0
+    while x < 8:
+        shift += 1 / (x * x)
+        x += 1
+    square = 1 / (x * x)
+    return shift + 1 / x + square / 2 + square / x * (1 / 6 - square * (1 / 30 - square * (1 / 42 - square / 30)))
+
+
+def inverse_trigamma(value: float) -> float:
+    """Return where trigamma, which falls from infinity to 0, has this value."""
+    low, high = 1e-8, 1e8
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if trigamma(middle) > value else (low, middle)
+    return math.sqrt(low * high)
+
+
+def chi_square_share(freedom: int) -> float:
+    """Return the quantile of chi-square at UNSURE, as a share of its mean (by Wilson and Hilferty's cube)."""
+    spread = 2 / (9 * freedom)
+    return float(max(1 - spread + UNSURE * math.sqrt(spread), 0.1) ** 3)
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:

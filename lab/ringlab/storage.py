@@ -2,9 +2,12 @@
 
 import contextlib
 import datetime
+import fcntl
+import itertools
 import json
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,31 +16,89 @@ from ringlab.report import html, markdown
 
 FOLDER = "ringlab-results"
 RESULT_FILE = "result.json"
+OVERHEAD_MOST_S = 600.0
 
 
 @contextlib.contextmanager
 def claim(output: Path | None) -> Iterator[Path]:
-    """Give the folder for results, which is made; one that holds a result, or can't be written to, is refused.
+    """Give the folder for results, which is this run's alone until the end; one that holds a result, or can't be written to, is refused.
 
     Afterwards it is gone, if nothing came into it.
     """
-    folder = output or Path(FOLDER) / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = folder / RESULT_FILE
-    if path.exists():
-        raise Refused(f"{path} would be overwritten; choose another folder with --output")
+    with contextlib.ExitStack() as stack:
+        try:
+            if output is None:
+                folder = make_unique(Path(FOLDER), datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+            else:
+                folder = output
+                folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock(folder))
+            if (folder / RESULT_FILE).exists():
+                raise Refused(f"{folder / RESULT_FILE} would be overwritten; choose another folder with --output")
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise Refused(
+                f"results can't be written to {output or FOLDER}: {error.strerror}; choose another folder with --output"
+            ) from None
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def make_unique(parent: Path, name: str) -> Path:
+    """Make a folder that nobody else has made, also not in the same second."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("there is always a next number")
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other labs from writing into a folder; raises Refused where one does already."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise Refused(
-            f"results can't be written to {folder}: {error.strerror}; choose another folder with --output"
-        ) from None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Refused(f"another lab writes its results to {folder}; choose another folder with --output") from None
+    except OSError:
+        pass  # A file system over the network may lock no folders, and is no reason to measure nothing.
     try:
-        yield folder
+        yield
     finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        os.close(descriptor)
+
+
+def overheads_file() -> Path:
+    """Return where it is kept how long samples took beyond what is measured, so that the next run's estimate is right."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "ringlab" / "overheads.json"
+
+
+def read_overheads() -> dict[str, float]:
+    """Return what earlier runs have found, if anything."""
+    try:
+        content = json.loads(overheads_file().read_text())
+        return {str(key): min(max(float(value), 0.0), OVERHEAD_MOST_S) for key, value in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write_overheads(found: Mapping[str, float]) -> None:
+    """Keep what a run has found; that it can't be kept harms nothing."""
+    path = overheads_file()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps({key: round(value, 3) for key, value in found.items()}))
+        unfinished.replace(path)
 
 
 def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""System calls of live processes, counted by perf (which disturbs little) or strace (which disturbs much, and counts right).
+"""System calls and instructions of live processes: perf counts both and disturbs little, strace counts calls and disturbs much.
 
 perf counts in intervals, so that its rate is that of the window however long it took to attach; strace is there before the load
 begins, and its count is taken over everything that was done.
@@ -17,6 +17,7 @@ from typing import Any, Self
 from ringlab.process import SampleFailed, die_with_parent
 
 INTERVAL_MS = 100
+SYSTEM_CALLS = "raw_syscalls:sys_enter"
 WINDOW_S_LEAST = 1.0
 """In less, perf ends too few intervals."""
 ATTACH_TIMEOUT_S = 10.0
@@ -24,16 +25,17 @@ END_TIMEOUT_S = 10
 
 
 class Counter:
-    """Counts the system calls of processes within a `with` block."""
+    """Counts system calls of processes within a `with` block, and with perf other events as well."""
 
-    def __init__(self, tool: str, pids: Sequence[int]) -> None:
-        """Prepare to count by `tool`, perf or strace."""
+    def __init__(self, tool: str, pids: Sequence[int], events: Sequence[str] = (SYSTEM_CALLS,)) -> None:
+        """Prepare to count by `tool`, perf or strace; the first of the events is what per_operation() is about."""
+        self.events = events
         self.tool = tool
         self.pids = [str(pid) for pid in pids]
         self.output = tempfile.NamedTemporaryFile(mode="r", prefix="ringlab-")  # noqa: SIM115 (closed in __exit__)
         self.process: subprocess.Popen[bytes] | None = None
-        self.counted = 0.0
-        """Calls per second (perf), or in all (strace)."""
+        self.counted: dict[str, float] = {}
+        """By event: per second (perf), or in all (strace)."""
 
     def __enter__(self) -> Self:
         """Begin, if the tool must be there from the beginning."""
@@ -102,7 +104,7 @@ class Counter:
                 "-I",
                 str(INTERVAL_MS),
                 "-e",
-                "raw_syscalls:sys_enter",
+                ",".join(self.events),
                 "-o",
                 self.output.name,
             ]
@@ -110,16 +112,19 @@ class Counter:
         elif event["event"] == "window_end":
             self.end()
 
-    def read(self) -> float:
-        """Return calls per second (perf), or all calls (strace); raises SampleFailed."""
+    def read(self) -> dict[str, float]:
+        """Return each event per second (perf), or all calls (strace); raises SampleFailed."""
         text = self.output.read()
-        return calls_per_s(text) if self.tool == "perf" else calls_in_all(text)
+        if self.tool == "perf":
+            return {event: events_per_s(text, event) for event in self.events}
+        return {SYSTEM_CALLS: calls_in_all(text)}
 
-    def per_operation(self, operations: float, window_s: float) -> float:
-        """Return the system calls of one operation."""
-        if not self.counted or operations <= 0:
+    def per_operation(self, operations: float, window_s: float, event: str = SYSTEM_CALLS) -> float:
+        """Return how often an event came in one operation."""
+        counted = self.counted.get(event)
+        if not counted or operations <= 0:
             raise SampleFailed("nothing was counted")
-        return self.counted / operations * (window_s if self.tool == "perf" else 1)
+        return counted / operations * (window_s if self.tool == "perf" else 1)
 
 
 def is_traced(pid: str) -> bool:
@@ -131,12 +136,13 @@ def is_traced(pid: str) -> bool:
     return True
 
 
-def calls_per_s(text: str) -> float:
-    """Read what `perf stat -I -x ,` wrote: a line for each interval."""
+def events_per_s(text: str, event: str = SYSTEM_CALLS) -> float:
+    """Read what `perf stat -I -x ,` wrote of an event: a line for each interval."""
     times, counts = [], []
     for line in text.splitlines():
         fields = line.split(",")
-        if len(fields) > 3 and "raw_syscalls" in line:
+        # A processor with cores of two kinds has "cpu_core/instructions/"; that of the other kind isn't counted.
+        if len(fields) > 3 and event.partition(":")[0] in fields[3]:
             with contextlib.suppress(ValueError):
                 time_s, count = float(fields[0]), float(fields[1])
                 times.append(time_s)

@@ -1,15 +1,17 @@
 """The workloads: which cells they have at which scale, in which figures, and what makes a sample void."""
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+import statistics as averages
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ringlab import Refused, figures, results
-from ringlab.manifest import KIND_OF_WORKLOAD, WORKLOADS, Arm
+from ringlab import Refused, figures, nearest, results, subjects, sweep
+from ringlab.manifest import KIND_OF_WORKLOAD, SUBJECTS, WORKLOADS, Arm
 from ringlab.results import Metric
 
 ScaleName = Literal["quick", "normal", "publish"]
+Protocol = Literal["echo", "http"]
 SCALES: dict[ScaleName, results.Scale] = {
     # With fewer rounds many arms can hardly be told apart; cells that have no time for them end with statistics.ROUNDS_LEAST.
     "quick": results.Scale(name="quick", rounds=9, window_s=0.5, warm_up_s=0.15, ramp_s=0.0),
@@ -19,6 +21,11 @@ SCALES: dict[ScaleName, results.Scale] = {
 COMPARE_ROUNDS = 15
 """Of two arms, which take little time."""
 
+LOADS = ("sweep", "churn", "idle", "stream")
+"""Workloads that load the servers of echo or http in other ways, so that arms needn't say that they serve these."""
+EVERY_WORKLOAD = (*WORKLOADS, *LOADS)
+QUICK_IF_ASKED = ("asgi", *LOADS)
+"""A quick run has no time for these unless they are asked for."""
 LITTLES_LAW_LEAST, LITTLES_LAW_MOST = 0.8, 1.2
 """Between these lies the number of operations in flight, as a share of what a closed loop keeps in flight."""
 OPERATIONS_LEAST = 50
@@ -36,7 +43,7 @@ CLIENT_BUSY = 1 / CEILING_FACTOR
 """The share of a CPU that says the same, where no ceiling was measured."""
 LATE_SHARE = 0.5
 """Of an open loop's latency (p99), the share by which its requests were sent late, from which on that is the generator's latency."""
-START_S, START_ASGI_S = 0.2, 1.2
+START_S, START_ASGI_S, START_SUBJECT_S = 0.2, 1.2, 0.13
 """About what a sample takes beyond what is measured: for the estimate of the time left only."""
 FIRST_CLIENT_S = 5.0
 """How long the first client of an ASGI server may take for its one request."""
@@ -57,10 +64,22 @@ LOOP_BENCHMARKS = {
     "socket_ping_pong": "64 bytes there and back between two protocols of one loop",
 }
 ASGI_FIELDS = 20
+HTTP2_STREAMS = 10
 IDLE_WINDOW_S = 0.2
 """Nothing happens in it, and the memory is looked up before."""
+IDLE_CONNECTIONS = 10_000
 IDLE_RAMP_S = 5.0
 """Also a slow server must be able to accept the connections as they come, and to do its part of TLS."""
+IDLE_STEPS = 10
+"""So often is the memory read while the connections are opened."""
+SETTLING_S = 0.05
+"""How long the load generator waits before each of these readings."""
+IDLE_BYTES = 64
+"""The size of the message that each idle connection exchanges first."""
+SWEEP_TRIALS = 8
+"""About how many rates are tried in a sample: more in the first round, and fewer in the others."""
+TRIAL_START_S = 0.1
+"""About what a trial takes beyond warm-up and window."""
 LOOP_QUICK = ("call_soon", "iteration", "timer_insert", "socket_ping_pong")
 
 SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
@@ -74,6 +93,22 @@ SERVICE_P50 = Metric(key="service_ns_p50", title="p50 from sending", unit="ns", 
 SERVICE_P99 = Metric(key="service_ns_p99", title="p99 from sending", unit="ns", better="lower")
 COLD_P50 = Metric(key="cold_ns_p50", title="first message of a connection, p50", unit="ns", better="lower")
 MEGABYTES = Metric(key="megabytes_per_s", title="throughput in each direction", unit="MB/s", better="higher")
+CHANNEL = Metric(
+    key="channel_mbps", title="bandwidth per connection, both directions together", unit="Mbps", better="higher"
+)
+KNEE = Metric(key="knee_per_s", title="rate at the knee", unit="/s", better="higher", primary=True)
+FLOOR_P50 = Metric(key="floor_ns_p50", title="p50 at a low rate", unit="ns", better="lower")
+FLOOR_P99 = Metric(key="floor_ns_p99", title="p99 at a low rate", unit="ns", better="lower")
+CPU_PER_CONNECTION = Metric(
+    key="server_cpu_us", title="server CPU per connection", unit="us", better="lower", primary=True
+)
+CONNECTION_RATE = Metric(key="operations_per_s", title="connections", unit="/s", better="higher")
+CYCLE_P50 = Metric(key="latency_ns_p50", title="p50 of the whole cycle", unit="ns", better="lower")
+CYCLE_P99 = Metric(key="latency_ns_p99", title="p99 of the whole cycle", unit="ns", better="lower")
+PSS_SLOPE = Metric(
+    key="pss_slope_bytes", title="memory per further idle connection", unit="bytes", better="lower", primary=True
+)
+RSS_SLOPE = Metric(key="rss_slope_bytes", title="the same of resident pages", unit="bytes", better="lower")
 BYTES_PER_CONNECTION = Metric(
     key="rss_per_connection_bytes", title="memory per idle connection", unit="bytes", better="lower", primary=True
 )
@@ -93,7 +128,9 @@ class CellPlan:
     """One thing to measure on every arm that serves it."""
 
     name: str
-    workload: Literal["bind", "http", "rtt", "loop", "echo", "asgi"]
+    workload: Literal[
+        "bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"
+    ]
     title: str
     operation: str
     metrics: tuple[Metric, ...]
@@ -108,10 +145,21 @@ class CellPlan:
     mode: str = ""
     concurrent: int = 0
     benchmark: str = ""
+    protocol: Protocol | Literal[""] = ""
+    """Whose servers one of LOADS loads: those of the workload of this name."""
     feature: str = ""
     """What an ASGI server is started for."""
     words: tuple[str, ...] = ()
-    """What the load generator is told of an asgi cell: its workload, and what to send and to expect."""
+    """What the load generator is told of a cell of asgi or of LOADS: its workload, and what to send and to expect. Of a subject: what
+    it measures."""
+    features: tuple[str, ...] = ()
+    """What an arm must not lack."""
+    checked: bool = False
+    """A subject is asked first whether this machine can measure it."""
+    starts: int = 1
+    """How many processes a subject starts: for the estimate of the time only."""
+    workers: int = 0
+    """Of each server, where it differs from what the run asks for."""
     ramp_s: float = 0.0
     """The least time over which the connections are opened."""
     windows_s: Mapping[str, float] = field(default_factory=dict)
@@ -120,7 +168,17 @@ class CellPlan:
     @property
     def kind(self) -> str:
         """What the programs of the arms are asked for."""
-        return KIND_OF_WORKLOAD[self.workload]
+        return self.protocol or KIND_OF_WORKLOAD[self.workload]
+
+    @property
+    def serves(self) -> str:
+        """The workload that an arm must serve to take part."""
+        return self.protocol or self.workload
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether a sample tries several rates."""
+        return self.workload == "sweep"
 
     @property
     def idle(self) -> bool:
@@ -133,24 +191,61 @@ class CellPlan:
         window_s = self.windows_s.get(scale.name, SCALES[scale.name].window_s) * factor
         return max(window_s, PROGRAM_WINDOW_S_LEAST) if self.workload in ("bind", "loop") else window_s
 
-    def sample_s(self, scale: results.Scale) -> float:
-        """Return about how long one sample takes."""
+    def sample_s(self, scale: results.Scale, overhead_s: float | None = None) -> float:
+        """Return about how long one sample takes; `overhead_s` is what it is known to take beyond what is measured."""
         window_s, start_s = self.window_s(scale), START_S
+        if self.sweeps:
+            trial_s = TRIAL_START_S + scale.ramp_s + self.warm_up_s(scale) + window_s
+            return (START_S if overhead_s is None else overhead_s) + SWEEP_TRIALS * trial_s
+        if self.workload == "idle":
+            start_s += IDLE_STEPS * SETTLING_S
+        if overhead_s is not None:
+            ramp_s = max(scale.ramp_s, self.ramp_s) + scale.warm_up_s
+            return overhead_s + window_s + (0.0 if self.kind in ("bind", "loop", *SUBJECTS) else ramp_s)
         if self.workload in ("bind", "loop"):
             return start_s + 1.3 * window_s
+        if self.kind in SUBJECTS:
+            warm_up_s = scale.warm_up_s if self.connections else 0.3 * window_s
+            return self.starts * START_SUBJECT_S + warm_up_s + window_s
         if self.workload == "asgi":
             start_s = START_ASGI_S
         ramp_s = max(scale.ramp_s, self.ramp_s)
         return start_s + ramp_s + scale.warm_up_s + window_s + self.connections * 2e-4
 
+    def warm_up_s(self, scale: results.Scale) -> float:
+        """Return how long the server is loaded before anything counts."""
+        return min(scale.warm_up_s, self.window_s(scale)) if self.sweeps else scale.warm_up_s
+
+    @property
+    def without_processes(self) -> "CellPlan | None":
+        """The same for a server whose processes nobody sees: another figure ranks the arms. None where there is no other."""
+        if self.sweeps:  # The knee is found by the load generator alone.
+            return self
+        metrics = [metric for metric in self.metrics if not metric.primary]
+        key = P99.key if self.percent else next((each.key for each in metrics if each in (RATE, MEGABYTES)), "")
+        if not any(metric.key == key for metric in metrics):
+            return None
+        return replace(self, metrics=tuple(replace(each, primary=each.key == key) for each in metrics))
+
     def served_by(self, arm: Arm) -> bool:
         """Whether an arm takes part."""
-        return self.workload in arm.workloads and (not self.mode or self.mode in arm.declares.bind_modes)
+        lacks = set(self.features).intersection(arm.declares.lacks)
+        return self.serves in arm.workloads and not lacks and (not self.mode or self.mode in arm.declares.bind_modes)
 
     def record(self, scale: results.Scale) -> results.Cell:
         """Return it as a result has it, before anything is measured."""
         parameters: dict[str, Any] = {"window_s": self.window_s(scale)}
-        for name in ("connections", "size_bytes", "follows", "mode", "concurrent", "benchmark", "feature"):
+        for name in (
+            "connections",
+            "size_bytes",
+            "follows",
+            "mode",
+            "concurrent",
+            "benchmark",
+            "protocol",
+            "feature",
+            "workers",
+        ):
             if getattr(self, name):
                 parameters[name] = getattr(self, name)
         if self.workload == "http":
@@ -173,7 +268,7 @@ class CellPlan:
         words = list(self.words) or [self.workload]
         if self.workload != "rtt":
             words += ["--connections", str(self.connections)]
-        if self.size_bytes and self.workload in ("rtt", "echo"):
+        if self.size_bytes and self.kind == "echo":
             words += ["--size", str(self.size_bytes)]
         if self.stream:
             words += ["--mode", "stream"]
@@ -182,7 +277,7 @@ class CellPlan:
         return [
             *words,
             "--warm-up",
-            f"{scale.warm_up_s:g}",
+            f"{self.warm_up_s(scale):g}",
             "--window",
             f"{max(window_s_least, self.window_s(scale)):g}",
             "--ramp",
@@ -260,6 +355,20 @@ def http_cells() -> list[CellPlan]:
                     follows=closed,
                 )
             )
+    cells.append(
+        CellPlan(
+            name=f"http/idle/{IDLE_CONNECTIONS}",
+            workload="http",
+            title=f"connections that rest after a request, {IDLE_CONNECTIONS:,} of them",
+            operation="connection",
+            metrics=(BYTES_PER_CONNECTION,),
+            scales=PUBLISH,
+            connections=IDLE_CONNECTIONS,
+            words=("http", "--idle"),
+            ramp_s=IDLE_RAMP_S,
+            windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S),
+        )
+    )
     return cells
 
 
@@ -385,6 +494,8 @@ def asgi_cells() -> list[CellPlan]:
     add("websocket/1KB", title, *message, operation="message", size_bytes=1024, feature="websocket")
     add("tls", "an answer of 13 bytes over TLS 1.3", "--tls")
     add("http2", "an answer of 13 bytes over HTTP/2 without TLS", "--http2")
+    streams = ("--http2", "--tls", "--pipeline", str(HTTP2_STREAMS))
+    add("http2-tls", f"an answer of 13 bytes over HTTP/2 with TLS 1.3, {HTTP2_STREAMS} streams at a time", *streams)
     content = ("--body", "0123456789abcdef", "--times", "65536")
     add("file/1MB", "Starlette's FileResponse of 1 MB", *content, size_bytes=1 << 20, feature="file", scales=NORMAL)
     add("idle", "connections that rest after a request", "--idle", connections=10_000, scales=NORMAL)
@@ -399,26 +510,184 @@ def asgi_cells() -> list[CellPlan]:
     return cells
 
 
-CELLS = (*bind_cells(), *http_cells(), *rtt_cells(), *loop_cells(), *echo_cells(), *asgi_cells())
+def native_cells() -> list[CellPlan]:
+    """Echo in more sizes, and with two workers, as the goals of the Rust runtime need it; measured where they are named."""
+    cells = []
+    for size in ("64B", "1KB", "16KB", "100KB"):
+        size_bytes = subjects.SIZES[size]
+        for connections in subjects.CONNECTIONS:
+            on = f"on {plural(connections, 'connection')}"
+            cell = CellPlan(
+                name=f"echo/framed/{size}/{connections}",
+                workload="echo",
+                title=f"messages of {size} {on}, each checked, one in flight per connection",
+                operation="message",
+                metrics=(SERVER_CPU, RATE, P50, P99),
+                scales=frozenset(),
+                connections=connections,
+                size_bytes=size_bytes,
+            )
+            cells.append(cell)
+            if connections > 1:
+                title = f"{cell.title}, two workers that share their CPUs with the load"
+                cells.append(replace(cell, name=f"{cell.name}/workers-2", title=title, workers=2))
+    known = {cell.name for cell in echo_cells()}
+    return [cell for cell in cells if cell.name not in known]
+
+
+def subject_cells() -> list[CellPlan]:
+    """What programs measure themselves."""
+    return [
+        CellPlan(
+            name=each.name,
+            workload="files" if each.name.startswith("files/") else "loops",
+            title=each.title,
+            operation=each.operation,
+            metrics=each.metrics,
+            scales=QUICK if each.quick else NORMAL,
+            connections=each.connections,
+            size_bytes=each.size_bytes,
+            words=each.words,
+            features=each.features,
+            checked=each.checked,
+            starts=each.starts,
+            windows_s=subjects.WINDOWS_S[each.windows],
+        )
+        for each in subjects.SUBJECTS
+    ]
+
+
+def sweep_cells() -> list[CellPlan]:
+    """Open loops at rising rates, up to the one that the latency doesn't bear."""
+    kinds: tuple[tuple[str, Protocol, str, str, int], ...] = (
+        ("echo/1KB", "echo", "messages of 1 KB", "message", 1024),
+        ("http", "http", "GET with an answer of 13 bytes", "request", 0),
+    )
+    return [
+        CellPlan(
+            name=f"sweep/{name}/{connections}",
+            workload="sweep",
+            title=f"{what} on {plural(connections, 'connection')} at rising rates, up to the one at which p99 passes"
+            f" {sweep.KNEE_TIMES:g} times its floor",
+            operation=operation,
+            metrics=(KNEE, FLOOR_P99, FLOOR_P50),
+            scales=QUICK if connections == 50 else PUBLISH,
+            connections=connections,
+            size_bytes=size_bytes,
+            protocol=protocol,
+            words=(protocol,),
+            windows_s={"quick": 0.3, "normal": 1.0, "publish": 4.0},
+        )
+        for name, protocol, what, operation, size_bytes in kinds
+        for connections in (50, 500)
+    ]
+
+
+def churn_cells() -> list[CellPlan]:
+    """Connections that carry one message each."""
+    kinds: tuple[tuple[str, Protocol, str, int], ...] = (
+        ("echo/64B", "echo", "64 bytes there and back", 64),
+        ("http", "http", "a GET with Connection: close", 0),
+    )
+    return [
+        CellPlan(
+            name=f"churn/{name}/{connections}",
+            workload="churn",
+            title=f"connect, {what}, close; {connections} at once",
+            operation="connection",
+            metrics=(CPU_PER_CONNECTION, CONNECTION_RATE, CYCLE_P50, CYCLE_P99),
+            scales=QUICK if connections == 50 else NORMAL,
+            connections=connections,
+            size_bytes=size_bytes,
+            protocol=protocol,
+            words=(protocol, "--churn"),
+        )
+        for name, protocol, what, size_bytes in kinds
+        for connections in (1, 50)
+    ]
+
+
+def idle_cells() -> list[CellPlan]:
+    """What the memory of a server grows by with connections that rest; http/idle and asgi/idle are cells of those workloads."""
+    return [
+        CellPlan(
+            name=f"idle/echo/{connections}",
+            workload="idle",
+            title=f"{connections:,} connections that rest after a message of {IDLE_BYTES} bytes",
+            operation="connection",
+            metrics=(PSS_SLOPE, RSS_SLOPE),
+            scales=QUICK if connections == 1000 else PUBLISH,
+            connections=connections,
+            size_bytes=IDLE_BYTES,
+            protocol="echo",
+            words=("echo", "--idle", "--steps", str(IDLE_STEPS)),
+            ramp_s=IDLE_RAMP_S * connections / IDLE_CONNECTIONS,
+            windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S),
+        )
+        for connections in (1000, 10_000)
+    ]
+
+
+def stream_cells() -> list[CellPlan]:
+    """What tcpkali measures."""
+    return [
+        CellPlan(
+            name=f"stream/{connections}",
+            workload="stream",
+            title=f"'hello world' again and again in both directions, on {plural(connections, 'connection')}, as tcpkali does it",
+            operation="MB",
+            metrics=(CPU_PER_MEGABYTE, MEGABYTES, CHANNEL),
+            scales=QUICK if connections == 100 else NORMAL,
+            connections=connections,
+            stream=True,
+            protocol="echo",
+            words=("echo",),
+            windows_s={"quick": 1.0, "normal": 5.0, "publish": 10.0},
+        )
+        for connections in (1, 100, 500)
+    ]
+
+
+CELLS = (
+    *bind_cells(),
+    *http_cells(),
+    *rtt_cells(),
+    *loop_cells(),
+    *echo_cells(),
+    *asgi_cells(),
+    *sweep_cells(),
+    *churn_cells(),
+    *idle_cells(),
+    *stream_cells(),
+    *native_cells(),
+    *subject_cells(),
+)
 BY_NAME = {cell.name: cell for cell in CELLS}
 
 
 def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
     """Return the cells that are asked for: workloads, names of cells or globs; all of the scale where nothing is.
 
-    A quick run has no time for asgi unless that is asked for. A name or a glob reaches every cell, a workload those of the
-    scale. What an open loop follows comes with it. Raises UnknownCells.
+    A quick run has no time for QUICK_IF_ASKED unless they are asked for; loops and files, which are about Python alone, are never
+    measured unless they are asked for. A name or a glob reaches every cell, a workload those of the scale. What an open loop follows
+    comes with it. Raises UnknownCells.
     """
     chosen: set[str] = set()
-    patterns = list(asked) or [name for name in WORKLOADS if scale != "quick" or name != "asgi"]
+    left_out = (*SUBJECTS, *(QUICK_IF_ASKED if scale == "quick" else ()))
+    patterns = list(asked) or [name for name in EVERY_WORKLOAD if name not in left_out]
     for pattern in patterns:
-        if pattern in WORKLOADS:
+        if pattern in EVERY_WORKLOAD:
             found = {cell.name for cell in CELLS if cell.workload == pattern and scale in cell.scales}
         else:
             found = {cell.name for cell in CELLS if fnmatch.fnmatchcase(cell.name, pattern)}
         if not found:
+            near = nearest.suggest(pattern, [*EVERY_WORKLOAD, *BY_NAME])
+            if near:
+                raise UnknownCells(
+                    f"there is no workload or cell {pattern!r}; {near} `ringlab targets --cells` lists them"
+                )
             raise UnknownCells(
-                f"there is no workload or cell {pattern!r}; workloads: {', '.join(WORKLOADS)}; cells look like"
+                f"there is no workload or cell {pattern!r}; workloads: {', '.join(EVERY_WORKLOAD)}; cells look like"
                 f" {CELLS[0].name} (`ringlab targets --cells` lists them)"
             )
         chosen |= found
@@ -467,9 +736,24 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
     for name in ("jain", "min", "max"):
         found[f"fairness_{name}"] = (event.get("fairness") or {}).get(name)
     streams = event.get("streams") or {}
+    if plan.stream:
+        found |= {"bytes_sent": event["bytes_out"], "bytes_received": event["bytes_in"]}
+        found |= {"stream_reads": streams.get("reads"), "stream_writes": streams.get("writes")}
+        found["channel_mbps"] = divided((event["bytes_in"] + event["bytes_out"]) * 8e-6, window_s * plan.connections)
+    for kind in ("pss", "rss"):
+        found[f"{kind}_slope_bytes"] = slope(event.get("levels") or [], f"{kind}_bytes")
     found["streams_held_back"] = streams.get("held_back")
     found["stream_outstanding_bytes"] = streams.get("outstanding_bytes_max")
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def slope(levels: Sequence[Mapping[str, float]], key: str) -> float | None:
+    """Return by how much a figure grows with each connection, by least squares; None where it can't be told."""
+    xs, ys = [level["connections"] for level in levels], [level[key] for level in levels]
+    if len(set(xs)) < 2 or 0 in ys:
+        return None
+    # A server may give memory back meanwhile: a connection costs nothing then, and never less.
+    return max(0.0, averages.linear_regression(xs, ys).slope)
 
 
 def divided(amount: float | None, by: float) -> float | None:
@@ -482,6 +766,12 @@ def busy_fraction(event: Mapping[str, Any]) -> float:
     client = event["client"]
     busy: float = client.get("busy_fraction", client["cpu_fraction"])
     return busy
+
+
+def why_lying(event: Mapping[str, Any]) -> str:
+    """Return what the server answered wrongly; nothing if it didn't."""
+    lied = next((str(event["errors"][kind]["first"]) for kind in VOIDING if kind in event["errors"]), "")
+    return lied or (str(event["void"]) if event.get("void") and event["operations"] else "")
 
 
 def sent_late(event: Mapping[str, Any]) -> bool:
@@ -499,7 +789,7 @@ def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[
     reasons = []
     if event.get("void"):
         reasons.append(str(event["void"]))
-    if event.get("ended_early"):
+    if event.get("ended_early") not in (None, "void"):  # Which has just been said.
         reasons.append(str(event["ended_early"]))
     connections = event["connections"]
     if connections["opened"] < connections["asked"]:

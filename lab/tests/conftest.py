@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringlab import manifest, preflight, process, results, runner, workloads
+from ringlab import manifest, neighbours, preflight, process, results, runner, workloads
 
 FAKES = Path(__file__).parent / "fakes"
 FAST = ("--rounds", "3", "--seconds", "0.05")
@@ -24,10 +24,10 @@ name = "{name}"
 language = "Python"
 title = "a fake"
 [run]
-echo = "{{python}} {server} echo --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
-http = "{{python}} {server} http --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
+echo = "{{python}} {server} echo --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
+http = "{{python}} {server} http --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
 bind = "{{python}} {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
-asgi = "{{python}} {server} asgi --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
+asgi = "{{python}} {server} asgi --host {{host}} --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
 loop = "{{python}} {server} loop --benchmark {{benchmark}} --cost {cost} --fault '{fault}'"
 [ready]
 timeout_s = 60
@@ -57,6 +57,13 @@ def patient_probes() -> Iterator[None]:
 # A shell starts background jobs with SIGINT ignored, nohup with SIGHUP, and children inherit that. Those of the tests are ended so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run at the same time don't see each other as labs."""
+    monkeypatch.setenv(neighbours.FOLDER_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import random
 
 from hdrh.histogram import HdrHistogram
 
-from ringlab import analysis, results
+from ringlab import analysis, results, workloads
 
 ODD_NAME = "python-asyncio-streams with a <name> that is rather long & odd"
 ARMS = {
@@ -115,6 +115,35 @@ def make_cell(
     return cell
 
 
+def make_sweep(dice: random.Random) -> results.Cell:
+    """Return a cell of rising rates, in which the best arm's knee is only a lower bound."""
+    arms = list(ARMS)
+    samples = []
+    for number in range(1, ROUNDS + 1):
+        for position, arm in enumerate(arms, 1):
+            knee = 1e6 / ARMS[arm][1] * dice.lognormvariate(0, 0.03)
+            points = [
+                results.RatePoint(
+                    offered_per_s=knee * share, achieved_per_s=knee * min(share, 1.0), latency_ns_p50=50_000.0,
+                    latency_ns_p99=100_000 / max(0.01, 1 - 0.9 * share), latency_ns_p999=2e6, outcome=outcome,
+                )
+                for share, outcome in ((0.05, "floor"), (0.4, "below"), (0.8, "below"), (1.05, "above"))
+            ]  # fmt: skip
+            bound = "at least" if arm == "c-io_uring" else ""
+            if bound:
+                points[-1].outcome, points[-1].reasons = "limited", ["the load generator was busy for 97% of the time"]
+            samples.append(
+                results.Sample(
+                    arm=arm, round=number, position=position, begun_s=0.0, duration_s=1.0, status="measured", points=points,
+                    figures={"knee_per_s": knee, "floor_ns_p99": 100_000.0, "floor_ns_p50": 50_000.0}, bound=bound,
+                )
+            )  # fmt: skip
+    cell = workloads.BY_NAME["sweep/echo/1KB/50"].record(workloads.SCALES["quick"])
+    cell.arms, cell.orders, cell.samples = arms, [arms] * ROUNDS, samples
+    cell.analysis = analysis.analyse(cell, make_arms())
+    return cell
+
+
 def make_result() -> results.Result:
     """Return a whole result, of one's own to change."""
     return copy.deepcopy(draw_result())
@@ -140,6 +169,7 @@ def draw_result() -> results.Result:
             left_out="the limit of descriptors is 1,024 and 2,064 are needed: ulimit -n 4096",
         ),
     ]  # fmt: skip
+    cells.append(make_sweep(dice))
     arms = make_arms()
     arms.append(
         results.Arm(

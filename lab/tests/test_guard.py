@@ -92,7 +92,7 @@ def test_too_few_rounds_cannot_tell(repository: Repository) -> None:
     base = repository.commit(1.0)
     repository.commit(1.2)
     found = repository.guard("--base", base, rounds=2)
-    assert found.exit_code == 2, found.output
+    assert found.exit_code == 3, found.output
     assert "cannot tell: 2 of 2" in found.output
 
 
@@ -134,7 +134,7 @@ def test_arms_are_chosen_by_their_language_too(repository: Repository) -> None:
 
 
 def test_nothing_measured_is_not_fine() -> None:
-    assert guard.exit_code([]) == 2
+    assert guard.exit_code([]) == 3
     assert guard.conclusion([]).startswith("cannot tell: 0 of 0")
 
 

@@ -124,7 +124,7 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants[1].workloads accepts bind, http, rtt, loop, echo, asgi, not 'ftp'",
+            "variants[1].workloads accepts bind, http, rtt, loop, echo, asgi, loops, files, not 'ftp'",
         ),
         ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
@@ -275,3 +275,20 @@ def test_folders_may_have_spaces(tmp_path: Path) -> None:
     manifest.build(arm)
     assert (arm.build_folder / "server").read_text() == "made"
     assert manifest.is_built(arm)
+
+
+@pytest.mark.parametrize(
+    ("version", "hint"), [("3.2", "export RINGLAB_PYTHON=/path/to/python3.2 (this one is "), ("", "")]
+)
+def test_an_install_hint_fits_the_python(version: str, hint: str, tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    python = f'python = "{version}"' if version else ""
+    (folder / "target.toml").write_text(
+        'name = "one"\nlanguage = "Python"\ntitle = "one"\n[detect]\ncommands = ["false"]\nneeds = "a library"\n'
+        f'install = "{{python}} -m pip install library"\n{python}\n[run]\necho = "true"\n'
+    )
+    (arm,) = manifest.discover(tmp_path)
+    install = manifest.detect_all(arm).install
+    assert install.startswith(hint)
+    assert install.endswith(f"{sys.executable} -m pip install library")

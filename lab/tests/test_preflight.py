@@ -105,6 +105,29 @@ def test_system_calls_are_counted_by_what_is_allowed(tmp_path: Path, monkeypatch
     assert preflight.system_call_tool() == ("", "perf isn't allowed to trace; strace isn't allowed to trace")
 
 
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("exit 0", ("instructions", "")),
+        ('case "$*" in *:u*) exit 0;; esac; exit 1', ("instructions:u", "")),
+        (
+            "echo '<not supported>,,instructions' >&2",
+            ("", "the machine has no counters for them, as most virtual ones"),
+        ),
+        ("exit 1", ("", "perf isn't allowed to count (kernel.perf_event_paranoid)")),
+    ],
+)
+def test_instructions_are_counted_where_that_is_allowed(
+    script: str, found: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "perf"
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: str(program) if program.exists() else None)
+    assert preflight.instruction_event() == ("", "perf isn't installed")
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    assert preflight.instruction_event() == found
+
+
 def test_the_real_machine_is_described() -> None:
     found = preflight.environment(None)
     assert found.cpus >= found.cpus_usable >= 1

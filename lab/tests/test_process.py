@@ -87,7 +87,7 @@ def test_another_server_at_the_port_is_not_measured(make_targets: MakeTargets, m
     (arm,) = manifest.discover(make_targets(one=1.0, connect=True, faults={"one": "elsewhere"}))
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         port = foreign.getsockname()[1]
-        monkeypatch.setattr(process, "free_port", lambda: port)
+        monkeypatch.setattr(process, "free_port", lambda host: port)
         with (
             pytest.raises(
                 process.SampleFailed, match=f"process {os.getpid()}, which isn't the server's, listens on port"

@@ -36,6 +36,7 @@ addEventListener("load", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
   let texts = 0;
   for (const chart of document.querySelectorAll("svg.chart")) {
+    if (!chart.getClientRects().length) continue; // For screens of another width.
     const frame = chart.getBoundingClientRect();
     if (frame.width < 200 || frame.height < 50) problems.push("a chart has no room: " + chart.ariaLabel);
     const boxes = [...chart.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
@@ -49,6 +50,9 @@ addEventListener("load", () => {
       if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
         problems.push(`"${boxes[i][0]}" lies over "${boxes[j][0]}" in ${chart.ariaLabel}`);
     }
+  }
+  for (const use of document.querySelectorAll("use")) {
+    if (!document.getElementById(use.getAttribute("href").slice(1))?.matches(".chart")) problems.push("a copy without style");
   }
   for (const link of document.querySelectorAll("a")) {
     if (!document.getElementById(link.getAttribute("href").slice(1))) problems.push("dead link: " + link.href);
@@ -82,7 +86,7 @@ def browse(page: str, folder: Path, width: int, *flags: str) -> dict[str, object
     pytest.fail(f"the browser ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-@pytest.mark.parametrize("width", [1400, 500])
+@pytest.mark.parametrize("width", [1400, 500, 390])
 def test_a_browser_shows_every_chart_within_its_frame_and_no_text_over_another(
     page: str, tmp_path: Path, width: int
 ) -> None:
@@ -151,11 +155,12 @@ def test_it_says_everything_that_a_reader_must_know(page: str) -> None:
     ):
         assert text in page, text
     groups = [group for cell in result.cells for group in cell.analysis.groups]
-    assert len(groups) == 1 + 5 * 2
+    assert len(groups) == 2 + 5 * 2
     for group in groups:
-        assert group.verdict.sentence in page
+        assert page.count(str(escape(group.verdict.sentence))) == 1, "each verdict is said once"
         assert group.noise_text[1:] in page
-    assert page.count("Paired ratios of") == page.count("Rounds of") == len(groups)
+    assert page.count("Narrow: Paired ratios of") == page.count("Rounds of") == len(groups)
+    assert page.count("Paired ratios of") == 2 * len(groups), "for wide screens and narrow ones"
 
 
 def test_every_picture_and_table_of_a_group_has_one_order(page: str) -> None:
@@ -191,16 +196,31 @@ def test_two_results_stand_one_below_the_other(page: str) -> None:
     assert len(anchors) == len(set(anchors)) == 2 * len(re.findall(r' id="', page))
 
 
-def test_an_arm_that_is_far_off_does_not_press_the_others_together() -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_worst_arm_is_on_a_logarithmic_axis_however_far_out_it_is(narrow: bool) -> None:
     rows = [
-        charts.Interval("near", 1.1, 1.05, 1.15, "worse", "", ""),
-        charts.Interval("far", 40.0, 30.0, 50.0, "worse", "", ""),
+        charts.Interval("near", 1.1, 1.05, 1.15, "worse", "", "1.1"),
+        charts.Interval("far", 40.0, 1e-9, 1e9, "worse", "", "40"),
     ]
-    drawn = charts.forest(rows, 0.02, "ratio", "a forest")
-    assert drawn.count("<polygon") == 1
-    near = float(re.search(r'<circle[^>]* cx="([0-9.]+)"', drawn)[1])  # type: ignore[index]
+    drawn = charts.forest(rows, 0.02, "ratio", "a forest", narrow=narrow)
+    marks = re.findall('class="tick"[^>]*>([^<]+)<', drawn)
+    assert marks[0] == "1"
+    assert "10" in marks
+    near, far = (float(each) for each in re.findall(r'<circle[^>]* cx="([0-9.]+)"', drawn))
     one = float(re.search(r'class="one" x1="([0-9.]+)"', drawn)[1])  # type: ignore[index]
-    assert near - one > 20
+    assert one < near < far < (charts.NARROW if narrow else charts.WIDTH)
+    assert far - one > 0.8 * (far - near)
+    bars = [charts.Bar("near", 5.0, 4.9, 5.1, "", "5"), charts.Bar("far", 200.0, 190.0, 210.0, "", "200")]
+    assert "us, logarithmic<" in charts.bars(bars, "us", "bars", narrow=narrow)
+    assert "logarithmic" not in charts.bars([bars[0], charts.Bar("b", 9.0, 8.0, 10.0, "", "9")], "us", "bars")
+
+
+def test_each_latency_curve_has_a_chart_of_its_own_with_the_others_behind_it() -> None:
+    lines = [charts.Line(name, [(50.0, 1e4), (99.0, 2e4), (100.0, 3e4)]) for name in ("a", "b", "c")]
+    drawn = charts.percentiles(lines, "latency", "anchor")
+    assert drawn.count("<svg") == 3
+    assert drawn.count('class="behind"') == 3, "drawn once, and used by the others"
+    assert (drawn.count('id="anchor"'), drawn.count('href="#anchor"')) == (1, 2)
 
 
 def test_a_strip_of_very_many_rounds_has_fields_that_can_be_drawn() -> None:
@@ -219,13 +239,13 @@ def test_marks_of_times_have_units_as_the_figures_at_the_bars_do() -> None:
     cell.analysis = analysis.analyse(cell, result.arms, arm)
     (group,) = cell.analysis.groups
     drawn = html.bar_chart(cell, group, [arm])
-    assert re.findall('class="tick"[^>]*>([^<]+)<', drawn) == ["0 ns", "5 us", "10 us", "15 us", "20 us"]
+    assert re.findall('class="tick"[^>]*>([^<]+)<', drawn)[:5] == ["0 ns", "5 us", "10 us", "15 us", "20 us"]
     assert "time per operation<" in drawn
 
 
 def test_charts_of_nothing_are_nothing() -> None:
     assert charts.forest([], 0.02, "", "") == charts.bars([], "us", "") == charts.strip([], "") == ""
-    assert charts.percentiles([charts.Line("a", [])], "") == charts.latency_over_rate([], "") == ""
+    assert charts.percentiles([charts.Line("a", [])], "", "a") == charts.latency_over_rate([], "") == ""
 
 
 @pytest.mark.parametrize(

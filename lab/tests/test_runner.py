@@ -1,5 +1,7 @@
 """The race against fake targets: what works is measured, and what doesn't is told, with its reason."""
 
+import random
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -9,7 +11,20 @@ from pathlib import Path
 import pytest
 
 from conftest import MakeTargets, SilentProgress, children, wait_until_gone
-from ringlab import manifest, preflight, process, results, runner, system_calls, workloads
+from ringlab import (
+    analysis,
+    execution,
+    generator,
+    manifest,
+    preflight,
+    process,
+    report,
+    results,
+    runner,
+    statistics,
+    system_calls,
+    workloads,
+)
 
 MakeRace = Callable[..., runner.Race]
 ECHO = "echo/framed/1KB/100"
@@ -39,7 +54,8 @@ def test_a_race_ranks_the_arms_and_is_written(make_race: MakeRace) -> None:
     by_arm = {each.arm: each for each in group.comparisons if each.metric == "server_cpu_us"}
     assert by_arm["dear"].verdict == "worse"
     assert by_arm["dear"].ratio == pytest.approx(1.5, rel=0.01)
-    assert by_arm["cheap (again)"].verdict == "tie"
+    assert group.control is not None
+    assert (group.control.arm, group.control.status) == ("cheap (again)", "passed")
     assert {curve.arm for curve in cell.analysis.curves} == set(cell.arms)
     assert cell.ceiling is not None
     assert cell.ceiling.operations_per_s == 100_000
@@ -267,6 +283,15 @@ def test_what_a_program_prints_that_is_no_number_is_kept_out_of_the_result(make_
     assert any(note.startswith("failed: odd in round 1, 2: it printed no samples_ns") for note in cell.analysis.notes)
 
 
+def test_idle_connections_are_ranked_by_their_memory(make_race: MakeRace) -> None:
+    race = make_race(["http/idle/10000"], rounds=3, one=1.0)
+    race.options.system_calls = True
+    race.run()
+    (cell,) = race.result.cells
+    assert (cell.primary.key, cell.ceiling, cell.system_calls) == ("rss_per_connection_bytes", None, [])
+    assert cell.series("one", cell.primary.key) == [100.0] * 3
+
+
 def test_loops_are_timed_and_their_failures_told(make_race: MakeRace) -> None:
     race = make_race(["loop/call_soon"], rounds=3, one=1.0, bad=1.0, faults={"bad": "crash"})
     race.options.baseline = "one"
@@ -282,6 +307,33 @@ def test_the_load_generators_limit_is_told(make_race: MakeRace, monkeypatch: pyt
     race.run()
     assert the_sample(race).client_limited
     assert any(note.startswith("client-limited: one") for note in race.result.cells[0].analysis.notes)
+
+
+def test_the_ceiling_is_measured_in_every_round_and_never_below_what_a_server_reached(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = make_race([ECHO], rounds=3, fast=0.1, slow=1.0)
+    race.run()
+    (cell,) = race.result.cells
+    assert cell.ceiling is not None
+    assert cell.ceiling.rates == [100_000.0] * 3
+    # The load generator's own CPU would have allowed 100,000 only, and 200,000 were reached.
+    assert cell.ceiling.operations_per_s == pytest.approx(200_000, rel=0.01)
+    assert {sample.arm for sample in cell.samples if sample.client_limited} == {"fast", "fast (again)"}
+    steps = [step for step in race.progress.steps if ", round " in step]  # type: ignore[attr-defined]
+    assert len({index % 4 for index, step in enumerate(steps) if "own ceiling" in step}) > 1, "its turn is drawn"
+
+
+def test_a_server_that_takes_too_much_memory_is_ended(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "leaks"})
+    race.options.memory_bytes = 150e6
+    race.run()
+    assert the_sample(race).status == "failed"
+    assert re.match(
+        r"the server's memory grew from \d\S* MB to \d\S* MB, and it may have 150 MB \(--memory\)",
+        the_sample(race).reasons[0],
+    )
+    assert children() == set()
 
 
 @pytest.mark.parametrize(("percent", "limited"), [(40, False), (60, True)])
@@ -358,7 +410,10 @@ def test_an_unfinished_round_is_measured_anew(make_race: MakeRace) -> None:
 def test_system_calls_are_read_from_perf_and_strace() -> None:
     lines = "\n".join(f"     {index / 10:.9f},{count},,raw_syscalls:sys_enter,{count},100.00,," for index, count in
                       enumerate([7, 1000, 1000, 1000, 3], 1))  # fmt: skip
-    assert system_calls.calls_per_s(lines) == pytest.approx(10_000)
+    assert system_calls.events_per_s(lines) == pytest.approx(10_000)
+    both = lines + "\n" + lines.replace("raw_syscalls:sys_enter", "instructions").replace(",1000,", ",5000000,")
+    assert system_calls.events_per_s(both) == pytest.approx(10_000)
+    assert system_calls.events_per_s(both, "instructions") == pytest.approx(50_000_000)
     table = """% time     seconds  usecs/call     calls    errors syscall
 ------ ----------- ----------- --------- --------- ----------------
  75.00    0.000110           3        20           read
@@ -368,7 +423,7 @@ def test_system_calls_are_read_from_perf_and_strace() -> None:
 """
     assert system_calls.calls_in_all(table) == 29
     with pytest.raises(process.SampleFailed, match="perf counted for too short a time; use a longer window"):
-        system_calls.calls_per_s("")
+        system_calls.events_per_s("")
     with pytest.raises(process.SampleFailed, match="strace counted nothing"):
         system_calls.calls_in_all("")
 
@@ -393,6 +448,100 @@ def test_a_race_without_time_ends_cells_early_but_not_too_early(make_race: MakeR
     assert race.progress.done_s == pytest.approx(expected_s)
 
 
+def adaptive(race: runner.Race, cost: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> runner.Race:
+    """Let samples say what each arm costs, with noise of 4%."""
+    race.options.adaptive = True
+
+    def measured(plan: object, cell: object, arm: manifest.Arm, number: int, *_: object) -> results.Sample:
+        dice = random.Random(f"{arm.name} {number}")
+        if not cost[arm.repeats or arm.name]:
+            return results.Sample(
+                arm=arm.name, round=number, position=1, begun_s=0.0, duration_s=0.1, status="failed", reasons=["no"]
+            )
+        figures = {"operation_ns": cost[arm.repeats or arm.name] * dice.lognormvariate(0, 0.04)}
+        return results.Sample(
+            arm=arm.name, round=number, position=1, begun_s=0.0, duration_s=0.1, status="measured", figures=figures
+        )
+
+    monkeypatch.setattr(race, "measure", measured)
+    return race
+
+
+COSTS = {"one": 1.0, "two": 1.03, "far": 2.0, "farther": 3.0, "farthest": 4.0}
+
+
+def test_the_rounds_of_decided_arms_go_to_those_that_are_open(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = adaptive(make_race(["loop/call_soon"], rounds=9, **COSTS), COSTS, monkeypatch)
+    race.options.baseline = "one"
+    expected_s = sum(race.expected_s(plan) for plan in race.plans)
+    race.run()
+    (cell,) = race.result.cells
+    assert cell.look == results.Look(after=5, stopped=["far", "farther", "farthest"], share=statistics.LOOK_SHARE)
+    # Of six samples a round three are left, so four rounds become eight.
+    assert len(cell.orders) == 13
+    assert {arm: len(cell.measured(arm)) for arm in cell.arms} == {
+        "one": 13, "two": 13, "one (again)": 13, "far": 5, "farther": 5, "farthest": 5,
+    }  # fmt: skip
+    assert isinstance(race.progress, SilentProgress)
+    assert race.progress.done_s == pytest.approx(expected_s)
+    (group,) = cell.analysis.groups
+    found = {each.arm: each for each in group.comparisons}
+    assert {arm: (each.verdict, each.rounds) for arm, each in found.items() if arm != "two"} == {
+        "far": ("worse", 5), "farther": ("worse", 5), "farthest": ("worse", 5),
+    }  # fmt: skip
+    assert found["two"].rounds == 13
+    # Four comparisons: of the clearest, a quarter is asked of what the look has left of 5%.
+    assert max(each.confidence for each in found.values()) == pytest.approx(1 - 0.05 * 0.9 / 4)
+    assert "decided after 5 rounds, so that the others had more: far, farther, farthest" in cell.analysis.notes
+    kept = results.Result.read(race.output)
+    assert kept.cells == race.result.cells
+    again = analysis.analyse(kept.cells[0], kept.arms, "one")
+    assert again == cell.analysis
+
+
+@pytest.mark.parametrize("at", [4, 6, 8])
+def test_an_interrupted_race_with_a_look_goes_on_as_if_it_had_not_been(
+    at: int, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = adaptive(make_race(["loop/call_soon"], rounds=9, **COSTS), COSTS, monkeypatch)
+    race.options.baseline = "one"
+    race.progress = InterruptedProgress(f"round {at} of")
+    race.run()
+    kept = results.Result.read(race.output)
+    assert kept.run.interrupted
+    again = runner.Race(kept, race.arms, race.plans, race.program, race.output, SilentProgress(), race.options)
+    adaptive(again, COSTS, monkeypatch).run()
+    race.result = results.Result(run=race.result.run)
+    race.progress = SilentProgress()
+    race.run()
+    assert kept.cells[0].look == race.result.cells[0].look
+    assert kept.cells[0].orders == race.result.cells[0].orders
+    assert kept.cells[0].analysis == race.result.cells[0].analysis
+
+
+@pytest.mark.parametrize(
+    ("rounds", "costs", "looked"),
+    [
+        (6, COSTS, False),
+        (9, {"one": 1.0, "two": 1.01, "far": 1.02}, True),
+        (9, {"one": 1.0, "far": 2.0, "farther": 3.0}, True),
+        (9, {"one": 1.0}, True),
+        (9, {"one": 1.0, "far": 2.0, "farther": 3.0, "stumbles": 0.0}, True),
+    ],
+)
+def test_where_all_or_nothing_is_decided_every_arm_has_the_planned_rounds(
+    rounds: int, costs: dict[str, float], looked: bool, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = adaptive(make_race(["loop/call_soon"], rounds=rounds, **costs), costs, monkeypatch)
+    race.run()
+    (cell,) = race.result.cells
+    assert (cell.look is not None) == looked
+    assert cell.look is None or cell.look.stopped == []
+    assert {len(cell.measured(arm)) for arm in cell.arms if arm != "stumbles"} == {rounds}
+
+
 def test_an_arm_that_compiles_meanwhile_is_warmed_up_longer(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,11 +550,11 @@ def test_an_arm_that_compiles_meanwhile_is_warmed_up_longer(
     race.options.baseline = "one"
     loads: list[list[str]] = []
 
-    def load(race: runner.Race, words: list[str], *more: object) -> dict[str, object]:
+    def load(serving: execution.LocalServing, words: list[str], *more: object) -> execution.Loaded:
         loads.append(words)
         raise process.SampleFailed("not now")
 
-    monkeypatch.setattr(runner.Race, "load", load)
+    monkeypatch.setattr(execution.LocalServing, "load", load)
     race.run()
     warm_ups = sorted(words[words.index("--warm-up") + 1] for words in loads if words[0] == "echo")
     assert warm_ups == ["0", "0", "3"]
@@ -439,8 +588,8 @@ def test_servers_die_with_the_lab(make_targets: MakeTargets) -> None:
 class CounterOfSeven:
     """Counts system calls, in a way."""
 
-    def __init__(self, tool: str, pids: list[int]) -> None:
-        """Prepare."""
+    def __init__(self, tool: str, pids: list[int], events: tuple[str, ...]) -> None:
+        self.events = events
 
     def __enter__(self) -> "CounterOfSeven":
         return self
@@ -451,16 +600,42 @@ class CounterOfSeven:
     def see(self, event: dict[str, object]) -> None:
         pass
 
-    def per_operation(self, operations: float, window_s: float) -> float:
-        return 7.0
+    def per_operation(self, operations: float, window_s: float, event: str = system_calls.SYSTEM_CALLS) -> float:
+        assert event in self.events
+        return 7.0 if event == system_calls.SYSTEM_CALLS else 70_000.0
 
 
-def count_seven(race: runner.Race, tool: str, monkeypatch: pytest.MonkeyPatch) -> runner.Race:
+def count_seven(race: runner.Race, tool: str, monkeypatch: pytest.MonkeyPatch, instructions: str = "") -> runner.Race:
     """Let a race count system calls, as if by a tool."""
     monkeypatch.setattr(preflight, "system_call_tool", lambda: (tool, ""))
+    monkeypatch.setattr(preflight, "instruction_event", lambda: (instructions, "" if instructions else "no counters"))
     monkeypatch.setattr(system_calls, "Counter", CounterOfSeven)
     race.options.system_calls = True
     return race
+
+
+@pytest.mark.parametrize(("tool", "event"), [("perf", "instructions"), ("strace", "instructions:u")])
+def test_instructions_are_counted_where_the_machine_counts_them(
+    tool: str, event: str, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = count_seven(make_race([ECHO], rounds=3, one=1.0, two=1.0), tool, monkeypatch, event)
+    race.run()
+    (cell,) = results.Result.read(race.output).cells
+    assert {(each.per_operation, each.instructions, each.instructions_of) for each in cell.system_calls} == {
+        (7.0, 70_000.0, event)
+    }
+    kernel = "" if event == "instructions" else " outside of the kernel"
+    assert [heading for heading, _ in report.counted(cell)] == [
+        f"instructions{kernel} per message",
+        "system calls per message",
+    ]
+
+
+def test_a_machine_that_counts_no_instructions_is_told_of(make_race: MakeRace, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = count_seven(make_race([ECHO], rounds=1, one=1.0), "strace", monkeypatch)
+    race.run()
+    assert "instructions weren't counted: no counters" in race.result.run.notes
+    assert [heading for heading, _ in report.counted(race.result.cells[0])] == ["system calls per message"]
 
 
 def test_system_calls_that_an_interrupt_left_out_are_counted(
@@ -481,12 +656,12 @@ def test_system_calls_are_counted_for_long_enough_however_short_the_samples_are(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = []
-    load = runner.Race.load
+    load = generator.run
     monkeypatch.setattr(
-        runner.Race,
-        "load",
-        lambda race, words, *more: (
-            windows.append(float(words[words.index("--window") + 1])) or load(race, words, *more)
+        generator,
+        "run",
+        lambda program, words, *more: (
+            windows.append(float(words[words.index("--window") + 1])) or load(program, words, *more)
         ),
     )
     race = count_seven(make_race([ECHO], rounds=1, one=1.0), "perf", monkeypatch)
@@ -500,9 +675,9 @@ def test_every_server_has_let_a_client_go_before_it_is_measured(
 ) -> None:
     """Whoever reads into fresh memory does so at another cost before (see process.verify)."""
     done = []
-    verify, load = process.verify, runner.Race.load
+    verify, run = process.verify, generator.run
     monkeypatch.setattr(process, "verify", lambda server: done.append("verified") or verify(server))
-    monkeypatch.setattr(runner.Race, "load", lambda *words: done.append("loaded") or load(*words))
+    monkeypatch.setattr(generator, "run", lambda *words: done.append("loaded") or run(*words))
     race = count_seven(make_race([ECHO], rounds=1, one=1.0), "perf", monkeypatch)
     race.options.again, race.options.ceilings = False, False
     race.run()

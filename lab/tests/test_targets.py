@@ -39,6 +39,7 @@ RUN_TIMEOUT_S = 240  # A virtual machine under strace on a busy machine takes ha
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = b"Hello, World!"
+ANSWER_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13"
 
 # The first test of a target builds it.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("patient_probes")]
@@ -68,12 +69,20 @@ def serving(workload: str) -> list[Any]:
 
 
 def test_example_of_the_guide_is_a_manifest(tmp_path: Path) -> None:
-    _, _, rest = GUIDE.read_text().partition("```toml\n")
+    _, _, guide = GUIDE.read_text().partition("\n## How to add a target")
+    _, _, rest = guide.partition("```toml\n")
     path = tmp_path / "hello" / "target.toml"
     path.parent.mkdir()
     path.write_text(textwrap.dedent(rest.partition("```")[0]))
     (arm,) = manifest.read_target(path, tmp_path)
     assert arm.workloads == ("bind", "http", "rtt", "echo")
+
+
+def test_the_guide_shows_the_78_bytes_of_a_canned_answer() -> None:
+    _, _, rest = GUIDE.read_text().partition("```http\n")
+    shown = textwrap.dedent(rest.partition("```")[0]).rstrip("\n").replace("\n", "\r\n").encode()
+    assert shown == ANSWER_HEAD + b"\r\n\r\n" + BODY
+    assert len(shown) == 78
 
 
 @pytest.mark.parametrize("arm", [pytest.param(arm, id=arm.name) for arm in ALL])
@@ -381,7 +390,7 @@ def test_http_parser_is_what_is_declared(http_arm: Arm, http: Server) -> None:
         with connect(http) as connection:
             connection.sendall(REQUEST)
             _, head, body, _ = receive_answer(connection)
-        assert head == b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13"
+        assert head == ANSWER_HEAD
         assert body == BODY
 
 
@@ -425,7 +434,7 @@ def check_port_in_use(arm: Arm, kind: str) -> None:
         other.bind((HOST, 0))
         other.listen()
         done = subprocess.run(
-            arm.command(kind, port=other.getsockname()[1], workers=1), cwd=arm.folder, env=arm.child_environment(),
+            arm.command(kind, host=HOST, port=other.getsockname()[1], workers=1), cwd=arm.folder, env=arm.child_environment(),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
         )  # fmt: skip
     assert done.returncode > 0

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -58,13 +59,22 @@ impl Details {
     }
 }
 
+/// The memory of the server's processes with so many connections.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Level {
+    pub(crate) connections: u64,
+    rss_bytes: u64,
+    /// Pages that several processes share count in parts.
+    pss_bytes: u64,
+}
+
 /// The CPU time of each process up to an instant, in ns.
 type CpuTimes = BTreeMap<i32, u64>;
 
 /// The readings of a run. `None` where a process was gone.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
-    pub(crate) rss_bytes_at_rest: Option<u64>,
+    rss_bytes_at_rest: Option<u64>,
     cpu_begin: Option<CpuTimes>,
     cpu_end: Option<CpuTimes>,
     details_begin: Option<Details>,
@@ -74,6 +84,12 @@ pub(crate) struct Readings {
 }
 
 impl Readings {
+    /// The memory at rest, before anything connects.
+    pub(crate) fn rest(&mut self, account: &Account) -> Result<(), NoProcess> {
+        self.rss_bytes_at_rest = Some(account.details()?.rss_bytes);
+        Ok(())
+    }
+
     /// The slow readings before the window.
     pub(crate) fn prepare(&mut self, account: &Account) {
         self.details_begin = self.noted(account.details());
@@ -108,7 +124,7 @@ impl Readings {
         }
     }
 
-    fn noted<T>(&mut self, reading: Result<T, NoProcess>) -> Option<T> {
+    pub(crate) fn noted<T>(&mut self, reading: Result<T, NoProcess>) -> Option<T> {
         reading
             .map_err(|error| {
                 self.error.get_or_insert_with(|| error.to_string());
@@ -184,6 +200,22 @@ impl Account {
             all.threads += one.threads;
             all.rss_bytes += one.rss_bytes;
             all.switches.extend(one.switches);
+        }
+        Ok(all)
+    }
+
+    /// The memory of all processes, page by page: /proc/PID/stat may lag behind by tens of pages for each thread.
+    pub(crate) fn memory(&self, connections: u64) -> Result<Level, NoProcess> {
+        let mut all = Level {
+            connections,
+            rss_bytes: 0,
+            pss_bytes: 0,
+        };
+        for pid in self.with_descendants() {
+            if let Some((rss, pss)) = self.unless_gone(pid, memory_of(pid))? {
+                all.rss_bytes += rss;
+                all.pss_bytes += pss;
+            }
         }
         Ok(all)
     }
@@ -284,6 +316,20 @@ impl Stat {
             .and_then(|text| text.parse().ok())
             .ok_or_else(|| invalid("stat"))
     }
+}
+
+/// The resident and the proportional set size of a process, in bytes.
+fn memory_of(pid: i32) -> io::Result<(u64, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let kilobytes = line.and_then(|rest| rest.trim().strip_suffix("kB"));
+        let number = kilobytes.and_then(|number| number.trim().parse::<u64>().ok());
+        number
+            .map(|number| number * 1024)
+            .ok_or_else(|| invalid("smaps_rollup"))
+    };
+    Ok((field("Rss:")?, field("Pss:")?))
 }
 
 fn details_of(pid: i32) -> io::Result<Details> {

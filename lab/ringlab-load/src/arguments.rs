@@ -8,19 +8,28 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::output;
 use crate::settings::Settings;
+use crate::start::Start;
 use crate::system;
 
 const VERSION: &str = if cfg!(debug_assertions) {
-    concat!(env!("CARGO_PKG_VERSION"), " (debug)")
+    concat!(env!("CARGO_PKG_VERSION"), " (debug), protocol 1")
 } else {
-    concat!(env!("CARGO_PKG_VERSION"), " (release)")
+    concat!(env!("CARGO_PKG_VERSION"), " (release), protocol 1")
 };
+
+const _: () = assert!(
+    output::SCHEMA_VERSION == 1,
+    "VERSION names the protocol, too"
+);
 
 /// The timeout of the connections that find out on which address of a name a server listens.
 const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum size of a message, in bytes.
 const SIZE_MAX: usize = 256 * 1024 * 1024;
+/// The maximum size of the message that a stream repeats, in bytes.
+const STREAM_MESSAGE_MAX: usize = 64 * 1024;
 /// How often the expected body may be repeated.
 const TIMES_MAX: usize = 1024 * 1024;
 /// The maximum rate of requests per second: far more than a server answers, but the generator can still count them.
@@ -32,9 +41,10 @@ The result:
   window_s      the length of the measurement in seconds; all figures are over exactly this time
   operations    frames, requests or messages that were answered correctly; and operations_per_s
   bytes_in/_out payload received and sent, in bytes
-  latency       service: from sending a request to the whole answer; corrected (open loop): from
-                when it should have been sent; cold (rtt): first messages. Each {count, mean_ns,
-                min_ns, p50_ns, ..., p999_ns, max_ns, hdr}, with three significant digits
+  latency       service: from sending a request to the whole answer (--churn: from opening the
+                connection); corrected (open loop): from when it should have been sent; cold (rtt):
+                first messages. Each {count, mean_ns, min_ns, p50_ns, ..., p999_ns, max_ns, hdr},
+                with three significant digits
   errors        {kind: {count, first}}, where first describes the first one; empty without errors.
                 Kinds: connect, handshake, reset, closed, half_answer, timeout, mismatch, unexpected,
                 status, malformed, other
@@ -43,7 +53,10 @@ The result:
                 equal)
   streams       (echo --mode stream) outstanding_bytes_max: the maximum that was sent on a
                 connection and had not come back; held_back: how often sending stopped on a
-                connection, because outstanding_bytes_most was reached, until half had come back
+                connection, because outstanding_bytes_most was reached, until half had come back;
+                reads and writes: calls in the window that received or sent something
+  levels        (--idle with --steps) the memory of the server's processes after each step:
+                connections, rss_bytes, pss_bytes. The slope over the connections is what one costs
   littles_law   requests in flight: in_flight_average is rate times latency, expected is counted;
                 their ratio is 1, or the figures contradict each other
   open_loop     due: requests of the window; unfinished: those that were never answered, which
@@ -57,6 +70,7 @@ The result:
                 context switches; threads; memory at rest, with connections and at the end;
                 processes
   ceiling       (ceiling) operations_per_s if the generator were busy all the time
+  start_late_ns (--start-on-stdin) how late the window opened
 and interrupted, ended_early, options, schema_version, workload.
 
 Example: 50 connections for 5 s, on CPU 1, with the cost of the server:
@@ -66,7 +80,10 @@ Each workload has its own help: ringlab-load http --help";
 const ECHO_HELP: &str = "\
 Examples:
   ringlab-load echo --address 127.0.0.1:5050 --connections 100 --size 16384 --window 10
-  ringlab-load echo --address 127.0.0.1:5050 --mode stream
+  ringlab-load echo --address 127.0.0.1:5050 --mode stream --message 'hello world'
+  ringlab-load echo --address 127.0.0.1:5050 --rate 20000
+  ringlab-load echo --address 127.0.0.1:5050 --churn
+  ringlab-load echo --address 127.0.0.1:5050 --idle -c 1000 --steps 10
 
 `ringlab-load --help` explains the result.";
 
@@ -119,12 +136,22 @@ impl Arguments {
         let arguments = Self::parse();
         if let Workload::Echo(echo) = &arguments.workload
             && echo.mode == Mode::Stream
-            && echo.load.pipeline > 1
         {
-            let words = "--pipeline is for messages, and a stream has none: leave it out, or use --mode framed";
-            Self::command()
-                .error(ErrorKind::ArgumentConflict, words)
-                .exit();
+            let Connecting { churn, idle, .. } = echo.connecting;
+            let for_messages = [
+                ("--pipeline", echo.load.pipeline > 1),
+                ("--rate", echo.rate.is_some()),
+                ("--churn", churn),
+                ("--idle", idle),
+            ];
+            if let Some((option, _)) = for_messages.iter().find(|(_, given)| *given) {
+                let words = format!(
+                    "{option} is for messages, and a stream has none: leave it out, or use --mode framed"
+                );
+                Self::command()
+                    .error(ErrorKind::ArgumentConflict, words)
+                    .exit();
+            }
         }
         arguments
     }
@@ -169,6 +196,12 @@ pub(crate) enum Workload {
     /// "ceiling" in the result is the rate that the generator would reach if it were busy all the time, at the same cost per operation.
     #[command(after_long_help = CEILING_HELP)]
     Ceiling(Ceiling),
+
+    /// What a server's processes cost while generators on other machines load it
+    ///
+    /// Prints "accounting" when it is ready, reads from stdin when the warm-up begins (as with --start-on-stdin), and prints what the window
+    /// after it cost: "server" in the result.
+    Account(Bookkeeping),
 
     /// The responder of `ceiling`, on 127.0.0.1. It ends when its stdin ends
     Responder(Responder),
@@ -219,6 +252,12 @@ pub(crate) struct Common {
     #[serde(rename = "ramp_s", serialize_with = "as_seconds")]
     pub(crate) ramp: Duration,
 
+    /// Connect, and then wait for a line on stdin with the instant at which the warm-up begins, in ns of CLOCK_MONOTONIC
+    ///
+    /// Generators on several machines then load one server in the same window. "connected" is printed before the wait.
+    #[arg(long)]
+    pub(crate) start_on_stdin: bool,
+
     /// Seconds after which an answer or a connection counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
     #[serde(rename = "timeout_s", serialize_with = "as_seconds")]
@@ -268,7 +307,7 @@ pub(crate) struct Load {
 pub(crate) enum Mode {
     /// Frames, each sent after the echo of the previous one
     Framed,
-    /// 'hello world' repeated, as fast as the server takes it. An operation is one such message; there are no latencies
+    /// --message repeated, as fast as the server takes it. An operation is one such message; there are no latencies
     Stream,
 }
 
@@ -289,6 +328,47 @@ pub(crate) struct Echo {
     /// What to send
     #[arg(long, value_enum, default_value_t = Mode::Framed)]
     pub(crate) mode: Mode,
+
+    /// What a stream repeats
+    #[arg(long, value_name = "TEXT", default_value = "hello world", value_parser = parse_message)]
+    pub(crate) message: String,
+
+    /// Messages per second, over all connections, whether the server keeps up or not (open loop) [default: closed loop]
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
+    #[serde(rename = "rate_per_s")]
+    pub(crate) rate: Option<f64>,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) connecting: Connecting,
+}
+
+/// What connections are for, other than requests one after the other.
+#[derive(Args, Clone, Copy, Debug, Serialize)]
+pub(crate) struct Connecting {
+    /// Send one message or request on each connection, close it, and open another one in its place. An operation is the whole cycle, from
+    /// opening the connection to its whole answer. It is closed by a reset (SO_LINGER of 0), so that nothing stays in TIME_WAIT
+    #[arg(long, conflicts_with_all = ["idle", "rate", "pipeline"])]
+    pub(crate) churn: bool,
+
+    /// Send one message or request on each connection, before the warm-up, and nothing in the window. The result shows what memory the
+    /// connections cost (--account)
+    #[arg(long, conflicts_with = "rate")]
+    pub(crate) idle: bool,
+
+    /// With --idle: open the connections in this many equal steps, and read the memory after each ("levels" in the result)
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, requires = "idle",
+        value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) steps: u32,
+}
+
+impl Connecting {
+    /// Puts these options into the settings of a run.
+    pub(crate) fn apply(self, settings: &mut Settings) {
+        settings.churn = self.churn;
+        settings.idle = self.idle;
+        settings.steps = self.steps.min(settings.connections);
+    }
 }
 
 #[derive(Args, Clone, Debug, Serialize)]
@@ -343,14 +423,13 @@ pub(crate) struct Http {
     #[arg(long)]
     pub(crate) tls: bool,
 
-    /// Speak HTTP/2, one request at a time on each connection; with prior knowledge, unless with --tls. GET requests only
-    #[arg(long, conflicts_with_all = ["send", "header", "idle", "pipeline"])]
+    /// Speak HTTP/2, with --pipeline streams at a time on each connection; with prior knowledge, unless with --tls. GET requests only
+    #[arg(long, conflicts_with_all = ["send", "header", "idle", "churn"])]
     pub(crate) http2: bool,
 
-    /// Send one request on each connection, before the warm-up, and nothing in the window. The result shows what memory the connections
-    /// cost (--account)
-    #[arg(long, conflicts_with = "rate")]
-    pub(crate) idle: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) connecting: Connecting,
 
     /// Don't measure. Find out whether the server parses requests or sends a canned answer, and print the answers. Uses only --address,
     /// --path and --timeout
@@ -395,6 +474,24 @@ pub(crate) struct Rtt {
     /// Fresh connections that send one message each, before the measurement
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub(crate) cold: u32,
+}
+
+/// Whose cost is read, and when.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Bookkeeping {
+    /// Process of the server, which counts with its descendants. May be given several times
+    #[arg(long, value_name = "PID", required = true, value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) account: Vec<i32>,
+
+    /// Seconds between the start and the window
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
+    pub(crate) warm_up: Duration,
+
+    /// Seconds to measure
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
+    #[serde(rename = "window_s", serialize_with = "as_seconds")]
+    pub(crate) window: Duration,
 }
 
 /// The protocol of the responder.
@@ -455,6 +552,7 @@ impl Ceiling {
             },
             measuring: self.measuring.clone(),
             ramp: Duration::ZERO,
+            start_on_stdin: false,
             timeout: Duration::from_secs(5),
             max_operations: None,
             seed: 1,
@@ -481,11 +579,14 @@ impl Common {
             threads: load.threads.min(connections) as usize,
             cpus: measuring.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
             ramp_ns: system::ns(self.ramp),
+            start: self.start_on_stdin.then(Start::from_stdin),
             warm_up_ns: system::ns(measuring.warm_up),
             window_ns: system::ns(measuring.window),
             rate,
             tls: None,
             idle: false,
+            steps: 0,
+            churn: false,
             max_operations: self.max_operations,
             timeout_ns: system::ns(self.timeout),
             seed: self.seed,
@@ -575,6 +676,13 @@ fn parse_size(text: &str) -> Result<usize, String> {
         _ => Err(format!(
             "it must be a number of bytes from 1 to {SIZE_MAX}, for example 1024"
         )),
+    }
+}
+
+fn parse_message(text: &str) -> Result<String, String> {
+    match text.len() {
+        1..=STREAM_MESSAGE_MAX => Ok(text.to_owned()),
+        _ => Err(format!("it must have 1 to {STREAM_MESSAGE_MAX} bytes")),
     }
 }
 

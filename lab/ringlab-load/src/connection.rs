@@ -37,6 +37,8 @@ pub(crate) struct Connection<P> {
     pub(crate) outstanding: u64,
     /// Sending failed, because the server has closed or reset the connection.
     pub(crate) broken: bool,
+    /// When its cycle of --churn began, if it is in one.
+    pub(crate) cycle_ns: Option<u64>,
     /// It was open at least once.
     pub(crate) opened: bool,
     /// The value of `answered` when the connection was last opened.
@@ -66,6 +68,7 @@ impl<P: Default> Connection<P> {
             position: 0,
             outstanding: 0,
             broken: false,
+            cycle_ns: None,
             opened: false,
             answered_before: 0,
             closing: false,

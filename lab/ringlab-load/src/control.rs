@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
-use crate::accounting::{Account, Readings};
+use crate::accounting::{Account, Level, Readings};
 use crate::output;
 use crate::settings::Settings;
 use crate::shared::{Phase, Shared};
@@ -15,6 +15,10 @@ use crate::system::{self, Clock, NS_PER_S, Switches, now_ns};
 
 /// How long to wait for answers after Ctrl-C.
 const INTERRUPTED_DRAIN_NS: u64 = NS_PER_S;
+/// How long a server rests after each step of opening connections, before its memory is read.
+const SETTLING_NS: u64 = 50_000_000;
+/// How often to look whether stdin has said when to start.
+const LOOK_NS: u64 = 1_000_000;
 
 /// What is recorded of a run, apart from the measurements of its threads.
 #[derive(Debug, Default)]
@@ -27,6 +31,10 @@ pub(crate) struct Record {
     /// How long it took to open all connections.
     pub(crate) connected_ns: u64,
     pub(crate) was_interrupted: bool,
+    /// The memory of the server after each step of opening connections.
+    pub(crate) levels: Vec<Level>,
+    /// How late the window opened, if its instant was given.
+    pub(crate) start_late_ns: Option<u64>,
     /// Why the run ended early.
     pub(crate) ended_early: Option<String>,
 }
@@ -40,10 +48,16 @@ pub(crate) struct Control<'a> {
     began_ns: u64,
     /// When the current phase ends at the latest.
     deadline_ns: u64,
+    /// When the server's memory is read after a step; `None` while connections are being opened.
+    settled_ns: Option<u64>,
     next_progress_ns: u64,
     last_progress: (u64, u64),
     /// Whether the slow readings before the window are done.
     prepared: bool,
+    /// The instant at which the warm-up begins, if it was given.
+    start_ns: Option<u64>,
+    /// Whether "connected" was printed.
+    announced: bool,
     pub(crate) record: Record,
 }
 
@@ -56,6 +70,10 @@ impl<'a> Control<'a> {
         interrupted: &'a AtomicBool,
     ) -> Self {
         let now = now_ns();
+        if settings.steps > 0 {
+            let first = step_end(settings, 1);
+            shared.connections_allowed.store(first, Ordering::Relaxed);
+        }
         Self {
             settings,
             shared,
@@ -63,9 +81,12 @@ impl<'a> Control<'a> {
             interrupted,
             began_ns: now,
             deadline_ns: u64::MAX,
+            settled_ns: None,
             next_progress_ns: now + NS_PER_S,
             last_progress: (now, 0),
             prepared: false,
+            start_ns: None,
+            announced: false,
             record: Record::default(),
         }
     }
@@ -95,8 +116,12 @@ impl<'a> Control<'a> {
                 self.shared.set_phase(Phase::Over);
             }
             Phase::Connecting => {
-                if self.shared.threads_ready.load(Ordering::SeqCst) == self.settings.threads {
-                    now = self.begin_warm_up(now);
+                now = self.advance_steps(now);
+                let stepped = self.record.levels.len() == self.settings.steps as usize;
+                if stepped
+                    && self.shared.threads_ready.load(Ordering::SeqCst) == self.settings.threads
+                {
+                    now = self.begin_when_told(now);
                 }
             }
             Phase::WarmUp => {
@@ -146,19 +171,67 @@ impl<'a> Control<'a> {
             .get_or_insert_with(|| reason.to_owned());
     }
 
-    fn begin_warm_up(&mut self, now: u64) -> u64 {
-        self.record.connected_ns = now - self.began_ns;
-        output::event(
-            "connected",
-            json!({"connections": self.shared.alive(), "seconds": self.record.connected_ns as f64 / 1e9}),
-        );
+    /// Reads the server's memory when a step of opening connections is done, and allows the next one.
+    fn advance_steps(&mut self, now: u64) -> u64 {
+        let done = self.record.levels.len() as u32;
+        if done == self.settings.steps {
+            return now;
+        }
+        let end = step_end(self.settings, done + 1);
+        if self.shared.connections_tried.load(Ordering::Relaxed) < end {
+            return now;
+        }
+        if now < *self.settled_ns.get_or_insert(now + SETTLING_NS) {
+            return now;
+        }
+        self.settled_ns = None;
+        let memory = self.account.memory(self.shared.alive());
+        let level = self.record.readings.noted(memory);
+        self.record.levels.push(level.unwrap_or_default());
+        let next = step_end(self.settings, done + 2);
+        self.shared
+            .connections_allowed
+            .store(next, Ordering::Relaxed);
+        now_ns()
+    }
+
+    /// All connections are open: begins, or waits for the instant that was or will be given.
+    fn begin_when_told(&mut self, now: u64) -> u64 {
+        if !self.announced {
+            self.announced = true;
+            self.record.connected_ns = now - self.began_ns;
+            output::event(
+                "connected",
+                json!({"connections": self.shared.alive(), "seconds": self.record.connected_ns as f64 / 1e9}),
+            );
+        }
+        let Some(start) = &self.settings.start else {
+            return self.begin_warm_up();
+        };
+        match start.instant_ns() {
+            Some(Ok(start_ns)) if now >= start_ns => {
+                self.start_ns = Some(start_ns);
+                return self.begin_warm_up();
+            }
+            Some(Ok(start_ns)) => self.deadline_ns = start_ns,
+            Some(Err(reason)) => {
+                self.end_early(Some(reason));
+                self.shared.set_phase(Phase::Over);
+            }
+            None => self.deadline_ns = now + LOOK_NS,
+        }
+        now
+    }
+
+    fn begin_warm_up(&mut self) -> u64 {
         let without_warm_up = self.settings.warm_up_ns == 0;
         if without_warm_up {
             self.record.readings.prepare(self.account);
             self.prepared = true;
         }
         let now = now_ns();
-        self.deadline_ns = now + self.settings.warm_up_ns;
+        // A thread that came late doesn't delay the window, which is the same on all machines.
+        self.deadline_ns = self.start_ns.unwrap_or(now) + self.settings.warm_up_ns;
         self.shared.sending_begin_ns.store(now, Ordering::Release);
         self.shared.set_phase(Phase::WarmUp);
         if without_warm_up {
@@ -185,6 +258,10 @@ impl<'a> Control<'a> {
         self.record.readings.open(self.account);
         let now = now_ns();
         self.shared.open_window(now);
+        let due_ns = self
+            .start_ns
+            .map(|start_ns| start_ns + self.settings.warm_up_ns);
+        self.record.start_late_ns = due_ns.map(|due_ns| now.saturating_sub(due_ns));
         self.deadline_ns = now + self.settings.window_ns;
         self.next_progress_ns = now + NS_PER_S;
         self.last_progress = (now, 0);
@@ -229,4 +306,10 @@ impl<'a> Control<'a> {
         self.last_progress = (now, completed);
         self.next_progress_ns = now + NS_PER_S;
     }
+}
+
+/// How many connections are open at the end of a step, which are counted from 1.
+fn step_end(settings: &Settings, step: u32) -> u64 {
+    let all = u64::from(settings.connections);
+    (all * u64::from(step) / u64::from(settings.steps)).min(all)
 }

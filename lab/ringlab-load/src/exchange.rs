@@ -21,7 +21,7 @@ pub(crate) trait Exchange {
     const CONTROL_FRAMES: bool = false;
 
     /// What a new connection sends first, before any request. Empty if the protocol needs nothing.
-    fn greeting(&self) -> &[u8] {
+    fn greeting(&mut self, _connection: u32) -> &[u8] {
         &[]
     }
 
@@ -49,6 +49,11 @@ pub(crate) trait Exchange {
         partial: &mut Self::Partial,
         received: &[u8],
     ) -> Result<Taken, Failure>;
+
+    /// Whether the answer to the next request has come already, with earlier bytes. Then `take` needs no more of them.
+    fn has_next(_partial: &Self::Partial) -> bool {
+        false
+    }
 
     /// How much of an answer has come, as text. `None` if nothing has.
     fn describe(&self, partial: &Self::Partial) -> Option<String>;
@@ -135,8 +140,70 @@ impl Exchange for Frames {
     }
 }
 
-/// The message that streams repeat.
-pub(crate) const STREAM_MESSAGE: &[u8] = b"hello world";
+/// Connections that exchange one message as their greeting, and rest.
+#[derive(Clone, Debug)]
+pub(crate) struct Resting {
+    pattern: Pattern,
+    message: Vec<u8>,
+}
+
+impl Resting {
+    pub(crate) fn new(pattern: Pattern) -> Self {
+        Self {
+            message: Vec::with_capacity(pattern.size()),
+            pattern,
+        }
+    }
+
+    fn frame(connection: u32) -> Frame {
+        Frame {
+            connection,
+            sequence: 0,
+        }
+    }
+}
+
+impl Exchange for Resting {
+    type Partial = ();
+
+    fn greeting(&mut self, connection: u32) -> &[u8] {
+        let message = &mut self.message;
+        message.clear();
+        self.pattern.with_frame(Self::frame(connection), |bytes| {
+            message.extend_from_slice(bytes);
+        });
+        message
+    }
+
+    fn greeted(&mut self, connection: u32, received: &[u8]) -> Result<Option<Greeted>, Failure> {
+        let bytes = received.len().min(self.pattern.size());
+        self.pattern
+            .check(Self::frame(connection), 0, &received[..bytes])?;
+        Ok((bytes == self.pattern.size()).then_some(Greeted { bytes, reply: &[] }))
+    }
+
+    fn request_bytes(&self) -> usize {
+        self.pattern.size()
+    }
+
+    /// Nothing is sent after the greeting.
+    fn send(&mut self, _: &mut Link, _: Frame, _: usize, _: usize) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    /// Nothing is in flight after the greeting, so the caller takes nothing.
+    fn take(&mut self, _: Frame, (): &mut (), received: &[u8]) -> Result<Taken, Failure> {
+        Ok(Taken {
+            bytes: received.len(),
+            answer: Answer::Incomplete,
+        })
+    }
+
+    fn describe(&self, (): &()) -> Option<String> {
+        None
+    }
+}
+
 /// The number of bytes of a stream that are written at once.
 pub(crate) const STREAM_WRITE_BYTES: usize = 128 * 1024;
 
@@ -150,24 +217,21 @@ pub(crate) fn outstanding_most(connections: u32) -> u64 {
     (1024 * MIB / u64::from(connections.max(1))).clamp(4 * MIB, 256 * MIB)
 }
 
-/// Echoed endless streams of 'hello world', as tcpkali sends them. `Frame::sequence` has no meaning here, and positions are those
+/// Echoed endless streams of one message, as tcpkali sends them. `Frame::sequence` has no meaning here, and positions are those
 /// in the repeated message.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
+    message_bytes: usize,
     repeated: Vec<u8>,
 }
 
 impl Stream {
-    /// Streams of which at most `read_bytes` bytes are received at once.
-    pub(crate) fn new(read_bytes: usize) -> Self {
-        let length = read_bytes.max(STREAM_WRITE_BYTES) + STREAM_MESSAGE.len();
+    /// Streams of this message, which is not empty. At most `read_bytes` bytes are received at once.
+    pub(crate) fn new(message: &[u8], read_bytes: usize) -> Self {
+        let length = read_bytes.max(STREAM_WRITE_BYTES) + message.len();
         Self {
-            repeated: STREAM_MESSAGE
-                .iter()
-                .copied()
-                .cycle()
-                .take(length)
-                .collect(),
+            message_bytes: message.len(),
+            repeated: message.iter().copied().cycle().take(length).collect(),
         }
     }
 }
@@ -179,7 +243,7 @@ impl Exchange for Stream {
     const STREAMING: bool = true;
 
     fn request_bytes(&self) -> usize {
-        STREAM_MESSAGE.len()
+        self.message_bytes
     }
 
     fn send(&mut self, to: &mut Link, _: Frame, position: usize, _: usize) -> io::Result<usize> {
@@ -192,7 +256,7 @@ impl Exchange for Stream {
         partial: &mut u64,
         received: &[u8],
     ) -> Result<Taken, Failure> {
-        let position = (*partial % STREAM_MESSAGE.len() as u64) as usize;
+        let position = (*partial % self.message_bytes as u64) as usize;
         let expected = &self.repeated[position..][..received.len()];
         if received != expected {
             let wrong = received

@@ -235,7 +235,7 @@ impl Exchange for Requests {
 
     const RECONNECTS: bool = true;
 
-    fn greeting(&self) -> &[u8] {
+    fn greeting(&mut self, _: u32) -> &[u8] {
         if self.idle {
             &self.repeated[..self.request_bytes]
         } else {

@@ -1,10 +1,13 @@
-//! HTTP/2 (RFC 9113), as far as a load generator needs it: GET requests, one after another, and the check of their responses.
+//! HTTP/2 (RFC 9113), as far as a load generator needs it: GET requests, one or several at a time, and the check of their responses.
+//!
+//! Responses are completed in the order of the requests: one that comes earlier waits for those of the streams before it.
 //!
 //! The first request of a connection is a part of its greeting. It puts its fields into the server's table (RFC 7541), so that all
 //! others have the same few bytes. Of a response's fields only the status is read: it comes first, and is a constant.
 //!
 //! The windows for what the server sends are 2 GiB, and are not refilled: that is enough for any run with small bodies.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 
 use crate::exchange::{Answer, Exchange, Greeted, Taken};
@@ -48,12 +51,16 @@ pub(crate) struct Streams {
     greeting: Vec<u8>,
     /// A request, on a stream whose number is put in.
     request: Vec<u8>,
+    /// Those that are sent at once.
+    requests: Vec<u8>,
+    /// How many streams a connection may have at a time.
+    most: u32,
     expected: Expected,
 }
 
 impl Streams {
-    /// GET requests for `path` at `host`.
-    pub(crate) fn new(path: &str, host: &str, tls: bool, expected: Expected) -> Self {
+    /// GET requests for `path` at `host`, `most` at a time on each connection.
+    pub(crate) fn new(path: &str, host: &str, tls: bool, most: u32, expected: Expected) -> Self {
         // :method and :scheme are in the static table. The last field that is put into the dynamic one has the number 62.
         let mut first = vec![0x82, if tls { 0x87 } else { 0x86 }];
         let mut others = first.clone();
@@ -85,6 +92,8 @@ impl Streams {
         Self {
             greeting,
             request,
+            requests: Vec::new(),
+            most,
             expected,
         }
     }
@@ -166,14 +175,45 @@ impl<'a> Received<'a> {
     }
 }
 
+/// What has come of the responses to the requests in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Responses {
+    /// Of a frame that hasn't come as a whole.
+    frame: Vec<u8>,
+    /// The response to the oldest request, and to those after it as far as anything has come.
+    responses: VecDeque<Response>,
+}
+
+impl Responses {
+    /// Takes a frame, of which `request` is the oldest request in flight.
+    fn take(&mut self, oldest: u32, most: u32, frame: &Received<'_>) -> Result<(), String> {
+        let mut stream = oldest;
+        if matches!(frame.kind, DATA | HEADERS | RST_STREAM | CONTINUATION) {
+            let streams = oldest..oldest.saturating_add(2 * most);
+            if streams.contains(&frame.stream) && frame.stream % 2 == 1 {
+                stream = frame.stream;
+            }
+        }
+        let place = ((stream - oldest) / 2) as usize;
+        while self.responses.len() <= place {
+            self.responses.push_back(Response::default());
+        }
+        let response = &mut self.responses[place];
+        if response.whole && stream == frame.stream {
+            return Err(format!("more on stream {stream}, which had ended"));
+        }
+        response.whole |= response.take(stream, frame)?;
+        Ok(())
+    }
+}
+
 /// The received part of a response.
 #[derive(Debug, Default)]
 pub(crate) struct Response {
-    /// Of a frame that hasn't come as a whole.
-    frame: Vec<u8>,
     /// Whether the server answered with 200. `None` before its HEADERS.
     right: Option<bool>,
     body: Vec<u8>,
+    whole: bool,
 }
 
 impl Response {
@@ -236,11 +276,11 @@ fn malformed(place: &str, problem: &str) -> Failure {
 }
 
 impl Exchange for Streams {
-    type Partial = Response;
+    type Partial = Responses;
 
     const CONTROL_FRAMES: bool = true;
 
-    fn greeting(&self) -> &[u8] {
+    fn greeting(&mut self, _: u32) -> &[u8] {
         &self.greeting
     }
 
@@ -283,60 +323,78 @@ impl Exchange for Streams {
         to: &mut Link,
         first: Frame,
         position: usize,
-        _: usize,
+        count: usize,
     ) -> io::Result<usize> {
-        self.request[5..FRAME_HEADER_BYTES].copy_from_slice(&stream_of(first).to_be_bytes());
-        to.write(&self.request[position..])
+        self.requests.clear();
+        for request in 0..count as u32 {
+            let start = self.requests.len();
+            self.requests.extend_from_slice(&self.request);
+            let sequence = first.sequence.wrapping_add(request);
+            let stream = stream_of(Frame { sequence, ..first });
+            self.requests[start + 5..start + FRAME_HEADER_BYTES]
+                .copy_from_slice(&stream.to_be_bytes());
+        }
+        to.write(&self.requests[position..])
     }
 
     fn take(
         &mut self,
         request: Frame,
-        partial: &mut Response,
+        partial: &mut Responses,
         received: &[u8],
     ) -> Result<Taken, Failure> {
-        let before = partial.frame.len();
-        let mut held = std::mem::take(&mut partial.frame);
-        let bytes = if before == 0 {
-            received
-        } else {
-            held.extend_from_slice(received);
-            &held
-        };
         let place = || {
             format!(
                 "connection {}, request {}",
                 request.connection, request.sequence
             )
         };
-        let mut taken = 0;
-        while let Some(frame) =
-            Received::first(&bytes[taken..]).map_err(|why| malformed(&place(), &why))?
-        {
-            taken += frame.bytes();
-            let whole = partial.take(stream_of(request), &frame);
-            if !whole.map_err(|why| malformed(&place(), &why))? {
-                continue;
+        let (mut taken, mut before, mut held) = (0, 0, Vec::new());
+        if !Self::has_next(partial) {
+            before = partial.frame.len();
+            held = std::mem::take(&mut partial.frame);
+            let bytes = if before == 0 {
+                received
+            } else {
+                held.extend_from_slice(received);
+                &held
+            };
+            loop {
+                let frame = Received::first(&bytes[taken..]);
+                let Some(frame) = frame.map_err(|why| malformed(&place(), &why))? else {
+                    partial.frame = bytes[taken..].to_vec();
+                    return Ok(Taken {
+                        bytes: received.len(),
+                        answer: Answer::Incomplete,
+                    });
+                };
+                taken += frame.bytes();
+                partial
+                    .take(stream_of(request), self.most, &frame)
+                    .map_err(|why| malformed(&place(), &why))?;
+                if Self::has_next(partial) {
+                    break;
+                }
             }
-            let wrong = partial.judge(&self.expected, place)?;
-            partial.right = None;
-            partial.body.clear();
-            return Ok(Taken {
-                bytes: taken - before,
-                answer: Answer::Complete { last: false, wrong },
-            });
         }
-        let rest = bytes[taken..].to_vec();
-        partial.frame = rest;
+        drop(held);
+        let response = partial.responses.pop_front().unwrap_or_default();
+        let wrong = response.judge(&self.expected, place)?;
         Ok(Taken {
-            bytes: received.len(),
-            answer: Answer::Incomplete,
+            bytes: taken - before,
+            answer: Answer::Complete { last: false, wrong },
         })
     }
 
-    fn describe(&self, partial: &Response) -> Option<String> {
-        let begun = !partial.frame.is_empty() || partial.right.is_some();
-        begun.then(|| format!("{} bytes of a body", partial.body.len()))
+    fn has_next(partial: &Responses) -> bool {
+        partial.responses.front().is_some_and(|it| it.whole)
+    }
+
+    fn describe(&self, partial: &Responses) -> Option<String> {
+        let first = partial.responses.front();
+        let body = first.map_or(0, |response| response.body.len());
+        let begun = !partial.frame.is_empty() || first.is_some_and(|it| it.right.is_some());
+        begun.then(|| format!("{body} bytes of a body"))
     }
 }
 

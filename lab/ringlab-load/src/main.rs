@@ -21,6 +21,7 @@
 
 mod accounting;
 mod arguments;
+mod bookkeeping;
 mod ceiling;
 mod cold;
 mod connection;
@@ -41,6 +42,7 @@ mod run;
 mod schedule;
 mod settings;
 mod shared;
+mod start;
 mod system;
 mod websocket;
 mod worker;
@@ -55,7 +57,7 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::arguments::{Arguments, Echo, Http, Mode, Rtt, WebSocket, Workload};
-use crate::exchange::{Frames, Stream};
+use crate::exchange::{Frames, Resting, Stream};
 use crate::failure::Failures;
 use crate::http::{Expected, Requests};
 use crate::http2::Streams;
@@ -107,27 +109,36 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
             let result = ceiling::measure(ceiling, CONNECTIONS, &interrupted)?;
             print_result("ceiling", ceiling, result);
         }
+        Workload::Account(options) => {
+            let result = bookkeeping::measure(options, &interrupted)?;
+            print_result("account", options, result);
+        }
         Workload::Responder(_) => {}
     }
     Ok(())
 }
 
 fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let settings = echo.common.settings(&echo.load, CONNECTIONS, None);
+    let mut settings = echo.common.settings(&echo.load, CONNECTIONS, echo.rate);
+    echo.connecting.apply(&mut settings);
     let failures = Failures::default();
+    let pattern = Pattern::new(echo.common.seed, echo.size.size);
     let result = match echo.mode {
-        Mode::Framed => {
-            let pattern = Pattern::new(echo.common.seed, echo.size.size);
-            run::run(&settings, interrupted, failures, || Frames(pattern.clone()))
+        Mode::Framed if settings.idle => {
+            let resting = Resting::new(pattern);
+            run::run(&settings, interrupted, failures, || resting.clone())
         }
-        Mode::Stream => run::run(&settings, interrupted, failures, || Stream::new(READ_BYTES)),
+        Mode::Framed => run::run(&settings, interrupted, failures, || Frames(pattern.clone())),
+        Mode::Stream => run::run(&settings, interrupted, failures, || {
+            Stream::new(echo.message.as_bytes(), READ_BYTES)
+        }),
     }?;
     Ok(result)
 }
 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let mut settings = http.common.settings(&http.load, CONNECTIONS, http.rate);
-    settings.idle = http.idle;
+    http.connecting.apply(&mut settings);
     if http.tls {
         let protocol = if http.http2 { "h2" } else { "http/1.1" };
         settings.tls = Some(link::tls(protocol).context("TLS can't be set up")?);
@@ -140,13 +151,17 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let host = &http.common.address.name;
     let failures = Failures::default();
     if http.http2 {
-        let streams = Streams::new(&http.path, host, http.tls, expected);
+        let streams = Streams::new(&http.path, host, http.tls, settings.pipeline, expected);
         return Ok(run::run(&settings, interrupted, failures, || {
             streams.clone()
         })?);
     }
-    let mut requests = Requests::new(&http.path, host, &http.header, http.send, expected);
-    if http.idle {
+    let mut headers = http.header.clone();
+    if settings.churn {
+        headers.push("Connection: close".to_owned());
+    }
+    let mut requests = Requests::new(&http.path, host, &headers, http.send, expected);
+    if settings.idle {
         requests = requests.idle();
     }
     Ok(run::run(&settings, interrupted, failures, || {

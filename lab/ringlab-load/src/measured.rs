@@ -31,6 +31,9 @@ pub(crate) struct Measured {
     pub(crate) in_flight_ns: u128,
     /// How often a stream was held back.
     pub(crate) held_back: u64,
+    /// Calls in the window that received from or sent to a stream.
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
     /// The maximum of the outstanding bytes on a stream.
     pub(crate) outstanding_max: u64,
 }
@@ -54,6 +57,8 @@ impl Measured {
             turn_ns_max: 0,
             in_flight_ns: 0,
             held_back: 0,
+            reads: 0,
+            writes: 0,
             outstanding_max: 0,
         }
     }

@@ -63,6 +63,7 @@ pub(crate) fn outcome(
         "void": void_reason(settings, shared, completed),
         "interrupted": record.was_interrupted,
         "ended_early": record.ended_early,
+        "start_late_ns": record.start_late_ns,
         "errors": shared.failures.to_json(),
         "connections": {
             "asked": settings.connections,
@@ -76,7 +77,10 @@ pub(crate) fn outcome(
             "held_back": total(|one| one.held_back),
             "outstanding_bytes_max": measured.iter().map(|one| one.outstanding_max).max(),
             "outstanding_bytes_most": outstanding_most(settings.connections),
+            "reads": total(|one| one.reads),
+            "writes": total(|one| one.writes),
         })),
+        "levels": (settings.steps > 0).then_some(&record.levels),
         "fairness": fairness(&operations),
         "littles_law": (!streaming).then(|| littles_law(
             service.mean_ns().zip(per_s).map(|(mean_ns, per_s)| mean_ns * per_s / 1e9),

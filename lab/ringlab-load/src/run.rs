@@ -92,7 +92,7 @@ pub(crate) fn run<E: Exchange>(
     let account = Account::open(&settings.account)?;
     let shared = Shared::new(settings.threads, failures);
     let mut control = Control::new(settings, &shared, &account, interrupted);
-    control.record.readings.rss_bytes_at_rest = Some(account.details()?.rss_bytes);
+    control.record.readings.rest(&account)?;
 
     let work = |thread: usize, control: Option<&mut Control<'_>>| {
         let _end = EndOfRun(&shared);

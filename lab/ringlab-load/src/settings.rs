@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use rustls::ClientConfig;
 
+use crate::start::Start;
+
 /// The settings of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -16,6 +18,8 @@ pub(crate) struct Settings {
     /// The CPUs of the threads, in turn. If empty, the kernel chooses.
     pub(crate) cpus: Vec<usize>,
     pub(crate) ramp_ns: u64,
+    /// When the warm-up begins. `None`: as soon as all connections are open.
+    pub(crate) start: Option<Arc<Start>>,
     pub(crate) warm_up_ns: u64,
     pub(crate) window_ns: u64,
     /// Requests per second of the open loop, over all connections. `None` for the closed loop.
@@ -24,6 +28,10 @@ pub(crate) struct Settings {
     pub(crate) tls: Option<Arc<ClientConfig>>,
     /// Connections rest after their greeting.
     pub(crate) idle: bool,
+    /// Into how many equal steps opening the connections is divided. The server's memory is read after each. 0: it is not read.
+    pub(crate) steps: u32,
+    /// Each connection carries one request and is then reset, and another one is opened in its place.
+    pub(crate) churn: bool,
     pub(crate) max_operations: Option<u64>,
     pub(crate) timeout_ns: u64,
     pub(crate) seed: u64,

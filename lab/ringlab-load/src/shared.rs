@@ -33,6 +33,10 @@ pub(crate) struct Shared {
     window_end_ns: AtomicU64,
     /// From when on requests may be sent.
     pub(crate) sending_begin_ns: AtomicU64,
+    /// Connections with this number or a greater one are not to be opened yet.
+    pub(crate) connections_allowed: AtomicU64,
+    /// How many connections have been opened, or have failed to be.
+    pub(crate) connections_tried: AtomicU64,
     pub(crate) threads_ready: AtomicUsize,
     pub(crate) threads_drained: AtomicUsize,
     /// Whether a failure has voided the run.
@@ -48,6 +52,8 @@ impl Shared {
             window_begin_ns: AtomicU64::new(u64::MAX),
             window_end_ns: AtomicU64::new(u64::MAX),
             sending_begin_ns: AtomicU64::new(0),
+            connections_allowed: AtomicU64::new(u64::MAX),
+            connections_tried: AtomicU64::new(0),
             threads_ready: AtomicUsize::new(0),
             threads_drained: AtomicUsize::new(0),
             voided: AtomicBool::new(failures.void_reason().is_some()),

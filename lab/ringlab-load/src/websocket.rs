@@ -98,7 +98,7 @@ impl Exchange for Messages {
 
     const CONTROL_FRAMES: bool = true;
 
-    fn greeting(&self) -> &[u8] {
+    fn greeting(&mut self, _: u32) -> &[u8] {
         &self.upgrade
     }
 

@@ -13,12 +13,13 @@
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::connection::{Connection, State};
 use crate::control::Control;
-use crate::exchange::{Answer, Exchange, STREAM_MESSAGE, STREAM_WRITE_BYTES, outstanding_most};
+use crate::exchange::{Answer, Exchange, STREAM_WRITE_BYTES, outstanding_most};
 use crate::failure::{Failure, Kind, connect_failure};
 use crate::link::{Link, Received};
 use crate::measured::Measured;
@@ -199,6 +200,12 @@ impl<'a, E: Exchange> Worker<'a, E> {
             if now < self.begun_ns + (ramp_ns as f64 * part) as u64 {
                 return;
             }
+            let number = u64::from(self.connections[self.begun].number);
+            if number >= self.shared.connections_allowed.load(Ordering::Relaxed) {
+                // The ramp goes on from here when this step's memory has been read.
+                self.begun_ns = now.saturating_sub((ramp_ns as f64 * part) as u64);
+                return;
+            }
             self.begun += 1;
             self.open(self.begun - 1, now_ns());
         }
@@ -221,6 +228,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
             )?;
             socket.set_nonblocking(true)?;
             socket.set_tcp_nodelay(true)?;
+            if self.settings.churn || self.settings.steps > 0 {
+                // Closing resets the connection, so that neither side keeps its port in TIME_WAIT.
+                socket.set_linger(Some(Duration::ZERO))?;
+            }
             let connected = match socket.connect(&address.into()) {
                 Ok(()) => true,
                 Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => false,
@@ -281,7 +292,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             Ok(false) => return Ok(false),
             Err(error) => return Err(refused(format!("no TLS: {error}"))),
         }
-        let greeting = exchange.greeting();
+        let greeting = exchange.greeting(connection.number);
         if greeting.is_empty() {
             return Ok(true);
         }
@@ -334,6 +345,12 @@ impl<'a, E: Exchange> Worker<'a, E> {
         } else {
             connection.opened = true;
             self.measured.opened += 1;
+            self.shared
+                .connections_tried
+                .fetch_add(1, Ordering::Relaxed);
+        }
+        if !self.sending {
+            self.end_cycle(index, now);
         }
         self.start_all(index, now);
         self.send(index);
@@ -348,6 +365,12 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let connection = &mut self.connections[index];
         connection.link = None;
         connection.state = State::Dead;
+        if !connection.opened {
+            self.shared
+                .connections_tried
+                .fetch_add(1, Ordering::Relaxed);
+        }
+        self.end_cycle(index, now_ns());
         self.connecting -= 1;
         self.shared.fail(failure);
     }
@@ -378,6 +401,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
         for index in 0..self.connections.len() {
             if self.connections[index].state == State::Open {
+                self.begin_cycle(index, now_ns());
                 self.start_all(index, now_ns());
                 self.send(index);
             }
@@ -443,9 +467,28 @@ impl<'a, E: Exchange> Worker<'a, E> {
         if E::STREAMING {
             connection.since_ns = now;
         }
-        self.count_in_flight(now);
-        self.in_flight += 1;
+        if !self.settings.churn {
+            self.count_in_flight(now);
+            self.in_flight += 1;
+        }
         true
+    }
+
+    /// Begins a cycle: opening a connection, a request, and its answer. The whole cycle counts as in flight.
+    fn begin_cycle(&mut self, index: usize, now: u64) {
+        if self.settings.churn && self.sending {
+            self.connections[index].cycle_ns = Some(now);
+            self.count_in_flight(now);
+            self.in_flight += 1;
+        }
+    }
+
+    /// Ends a cycle, if there is one, with whatever result.
+    fn end_cycle(&mut self, index: usize, now: u64) {
+        if self.connections[index].cycle_ns.take().is_some() {
+            self.count_in_flight(now);
+            self.in_flight -= 1;
+        }
     }
 
     /// Adds the requests that were in flight since the last change to the integral, as far as that time was in the window.
@@ -475,6 +518,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 Ok(bytes) => {
                     if self.shared.phase() == Phase::Window {
                         self.measured.bytes_out += bytes as u64;
+                        self.measured.writes += 1;
                     }
                     let sent = connection.position + bytes;
                     connection.position = sent % request_bytes;
@@ -620,9 +664,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let counting = self.shared.phase() == Phase::Window;
         if counting {
             self.measured.bytes_in += received.len() as u64;
+            self.measured.reads += 1;
         }
         let mut rest = received;
-        while !rest.is_empty() {
+        while !rest.is_empty() || E::has_next(&self.connections[index].partial) {
             let connection = &mut self.connections[index];
             let nothing_asked = connection.answered == connection.sent && connection.position == 0;
             let unexpected = connection.in_flight() == 0 || (nothing_asked && !E::STREAMING);
@@ -664,7 +709,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 connection.outstanding -= taken.bytes as u64;
                 connection.since_ns = now;
                 if counting {
-                    let message_bytes = STREAM_MESSAGE.len() as u64;
+                    let message_bytes = self.exchange.request_bytes() as u64;
                     let before = connection.operations / message_bytes;
                     connection.operations += taken.bytes as u64;
                     self.completed += connection.operations / message_bytes - before;
@@ -701,9 +746,41 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 self.fail(index, failure);
                 return false;
             }
+            if self.settings.churn {
+                self.complete_cycle(index, now, counting && right, rest.len());
+                return false;
+            }
             self.complete(index, now, counting, right);
         }
         true
+    }
+
+    /// Completes the cycle of a connection, and begins the next one on a new connection in its place. `more` bytes came after the
+    /// answer, and none may.
+    fn complete_cycle(&mut self, index: usize, now: u64, counts: bool, more: usize) {
+        let connection = &mut self.connections[index];
+        if more > 0 {
+            let words = format!(
+                "{more} bytes came on connection {} after the answer to its only message",
+                connection.number
+            );
+            self.fail(index, Failure::new(Kind::Unexpected, words));
+            return;
+        }
+        connection.answered = connection.answered.wrapping_add(1);
+        if counts {
+            connection.operations += 1;
+            self.completed += 1;
+            if let Some(cycle_ns) = connection.cycle_ns {
+                self.measured.service.record(now - cycle_ns);
+            }
+        }
+        self.end_cycle(index, now);
+        if self.sending {
+            self.reopen(index);
+        } else {
+            self.connections[index].closing = false;
+        }
     }
 
     /// Completes the oldest request of a connection.
@@ -785,14 +862,16 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.fail(index, failure);
     }
 
-    /// Opens a connection again that the server closed in order.
+    /// Opens a connection again that was closed in order.
     fn reopen(&mut self, index: usize) {
         self.forget(index);
         let connection = &mut self.connections[index];
         connection.closing = false;
         connection.broken = false;
         connection.partial = E::Partial::default();
-        self.open(index, now_ns());
+        let now = now_ns();
+        self.begin_cycle(index, now);
+        self.open(index, now);
     }
 
     /// Reports a failure and gives up its connection.
@@ -805,9 +884,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     /// Closes an open connection. Its requests are no longer in flight.
     fn forget(&mut self, index: usize) {
-        self.count_in_flight(now_ns());
+        let now = now_ns();
+        self.count_in_flight(now);
+        self.end_cycle(index, now);
         let connection = &mut self.connections[index];
-        self.in_flight -= u64::from(connection.in_flight());
+        if !self.settings.churn {
+            self.in_flight -= u64::from(connection.in_flight());
+        }
         connection.started = connection.answered;
         connection.sent = connection.answered;
         connection.position = 0;
@@ -948,7 +1031,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
     fn finish(mut self, now: u64) -> Measured {
         self.count_unfinished(now);
         let unit = if E::STREAMING {
-            STREAM_MESSAGE.len() as u64
+            self.exchange.request_bytes() as u64
         } else {
             1
         };

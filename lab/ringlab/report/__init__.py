@@ -1,12 +1,26 @@
 """Reports of a result, which draw what its analysis says and compute nothing anew."""
 
+import math
+from collections.abc import Sequence
+
 from ringlab import figures
-from ringlab.results import Cell, CellVerdict, Comparison, Group, Metric, Result, Summary
+from ringlab.results import Cell, CellVerdict, Comparison, Group, Metric, RatePoint, Result, Summary, Sweep
 
 
 def show_figure(value: float, metric: Metric) -> str:
     """Return a figure of a metric; times in ns come with the unit that suits them, others without theirs."""
     return figures.in_unit(value, "ns" if metric.unit == "ns" else "")
+
+
+def bounded(cell: Cell, arm: str, metric: Metric, figure: str) -> str:
+    """Return a figure of an arm, and whether it is only a bound."""
+    bounds = {sample.bound for sample in cell.measured(arm) if sample.bound} if metric.primary else set()
+    return f"{' or '.join(sorted(bounds))} {figure}".strip()
+
+
+def show_median(cell: Cell, summary: Summary | None, metric: Metric) -> str:
+    """Return the median of a figure; nothing if there is none."""
+    return "" if summary is None else bounded(cell, summary.arm, metric, show_figure(summary.median, metric))
 
 
 def show_ratio(comparison: Comparison) -> str:
@@ -26,6 +40,19 @@ def comparing(group: Group, arm: str, metric: Metric) -> tuple[str, str]:
     return show_ratio(comparison), comparison.verdict
 
 
+def rank_of(group: Group, arm: str) -> str:
+    """Return the ranks that an arm may have: 3, or 1 to 3."""
+    for rank in group.ranks:
+        if rank.arm == arm:
+            return f"{rank.best}" if rank.best == rank.worst else f"{rank.best} to {rank.worst}"
+    return ""
+
+
+def noise_of(group: Group) -> str:
+    """Return what the A/A arm has shown."""
+    return f"control {group.control.status}: {group.noise_text}" if group.control is not None else group.noise_text
+
+
 def summary_of(cell: Cell, arm: str, metric: str) -> Summary | None:
     """Return what a cell says of one figure of an arm."""
     return next((each for each in cell.analysis.summaries if (each.arm, each.metric) == (arm, metric)), None)
@@ -43,7 +70,7 @@ def heading(metric: Metric) -> str:
 
 def group_title(cell: Cell, group: Group) -> str:
     """Return what the arms of a group have in common, where a cell has several groups."""
-    if cell.workload != "http":
+    if not cell.of_http:
         return ""
     titles = {
         "real": "servers that parse requests",
@@ -89,17 +116,82 @@ def rate_of(cell: Cell) -> str:
     )
 
 
-def has_system_calls(cell: Cell) -> bool:
-    """Whether system calls were counted for any arm."""
-    return any(each.per_operation is not None for each in cell.system_calls)
+def counted(cell: Cell) -> list[tuple[str, dict[str, str]]]:
+    """Return the headings of what was counted per operation, instructions and system calls, each with the figures by arm."""
+    kernel = (
+        "" if any(each.instructions_of == "instructions" for each in cell.system_calls) else " outside of the kernel"
+    )
+    columns = [
+        (f"instructions{kernel} per {cell.operation}", {each.arm: each.instructions for each in cell.system_calls}),
+        (f"system calls per {cell.operation}", {each.arm: each.per_operation for each in cell.system_calls}),
+    ]
+    found = []
+    for heading, values in columns:
+        texts = {arm: figures.significant(value) for arm, value in values.items() if value is not None}
+        if texts:
+            found.append((heading, texts))
+    return found
 
 
-def system_calls_of(cell: Cell, arm: str) -> str:
-    """Return the system calls per operation, or nothing where they weren't counted."""
-    for each in cell.system_calls:
-        if each.arm == arm and each.per_operation is not None:
-            return figures.significant(each.per_operation)
-    return ""
+def show_knee(sweep: Sweep) -> str:
+    """Return the rate at a knee with its interval."""
+    rate = f"{sweep.bound} {sweep.knee_per_s:,.0f}/s".strip()
+    return rate if sweep.low is None or sweep.high is None else f"{rate} ({sweep.low:,.0f} to {sweep.high:,.0f})"
+
+
+SWEEP_HEADINGS = (
+    "arm",
+    "rate at the knee: mean of the rounds, 95% interval",
+    "p99 at a low rate",
+    "rates tried",
+    "highest rate answered, /s",
+)
+CURVE_HEADINGS = ("offered, /s", "answered, /s", "p50", "p99", "p99.9", "trials", "")
+
+
+def sweep_rows(cell: Cell) -> list[list[str]]:
+    """Return the rows under SWEEP_HEADINGS, the best arm first."""
+    known = {each.arm: each for each in cell.analysis.sweeps}
+    return [
+        [
+            arm,
+            show_knee(known[arm]),
+            figures.latency(known[arm].floor_ns),
+            str(len(known[arm].points)),
+            figures.significant(max(point.achieved_per_s for point in known[arm].points)),
+        ]
+        for arm in arms_of(cell)
+        if arm in known
+    ]
+
+
+def p99_around(sweep: Sweep) -> str:
+    """Return the p99 at some shares of the rate at the knee, each of the nearest rate that was tried, if one is near."""
+    found = []
+    for share in (0.5, 0.8, 1.0, 1.2):
+        rate = share * sweep.knee_per_s
+        near = min(sweep.points, key=lambda point: abs(math.log(point.offered_per_s / rate)))
+        close = abs(math.log(near.offered_per_s / rate)) < math.log(1.1) and near.latency_ns_p99
+        found.append(figures.latency(near.latency_ns_p99) if close else "-")
+    return ", ".join(found)
+
+
+def curve_rows(points: Sequence[RatePoint]) -> list[list[str]]:
+    """Return the rows under CURVE_HEADINGS."""
+    said = {"floor": "the low rate", "limited": "load generator at its limit", "above": "past the knee"}
+    return [
+        [
+            f"{point.offered_per_s:,.0f}",
+            f"{point.achieved_per_s:,.0f}",
+            *(
+                figures.latency(value) if value else ""
+                for value in (point.latency_ns_p50, point.latency_ns_p99, point.latency_ns_p999)
+            ),
+            str(point.trials),
+            said.get(point.outcome, "") if point.outcome != "failed" else "; ".join(point.reasons) or "failed",
+        ]
+        for point in points
+    ]
 
 
 OTHER_FIGURES = (
@@ -114,6 +206,7 @@ OTHER_FIGURES = (
     ("involuntary_switches_per_operation", "involuntary ones", "", 1e3),
     ("rss_rest_bytes", "memory at rest, MB", "", 1e-6),
     ("rss_per_connection_bytes", "memory per connection, KB", "", 1e-3),
+    ("rss_slope_bytes", "resident memory per further connection, bytes", "", 1.0),
     ("stream_outstanding_bytes", "sent on a connection and not back, at most, MB", "", 1e-6),
     ("fairness_jain", "fairness between connections (Jain's index)", "", 1.0),
 )
@@ -150,6 +243,24 @@ def minutes(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min"
+
+
+def machines(result: Result) -> list[tuple[str, str]]:
+    """Return the machines of a cluster, as pairs of name and text."""
+    found = []
+    for each in result.machines:
+        offset, uncertainty = (1e3 * value for value in (each.clock_offset_s, each.clock_uncertainty_s))
+        text = f"{each.placed}, at {each.host}: {each.cpu_model}, {figures.counted(each.cpus, 'CPU')}, {each.kernel};"
+        text += (
+            f" clock {offset:+.1f} ms, compared within {uncertainty:.1f} ms; ringlab {each.ringlab}, {each.generator}"
+        )
+        found.append((each.name, text))
+    return found
+
+
+def repeats(result: Result) -> list[str]:
+    """Return a sentence for each trial that was repeated because it had lost a machine."""
+    return [f"{each.cell}, {each.arm}: repeated, because {each.reason}" for each in result.run.repeats]
 
 
 def settings(result: Result) -> list[tuple[str, str]]:

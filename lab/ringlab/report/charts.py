@@ -20,8 +20,12 @@ FOOT = 40
 CHARACTER = 6.7
 """The width of a character at the size of the charts' text, about."""
 LABEL_MOST = 230
-RATIO_MOST = 2.5
-"""As far from 1 as an axis of ratios goes."""
+NARROW, NARROW_ROW = 340, 42
+"""The width of what is drawn for telephones, and the height of its rows, which have their text above the mark."""
+REACH_MOST = 1.5
+"""An axis of ratios goes so far beyond the arm that is furthest out, in whichever direction: intervals may be endless."""
+LOGARITHMIC_FROM = 4.0
+"""From this ratio of its ends on, an axis has the marks of a logarithmic one, and bars are drawn on one."""
 COLOURS = 8
 """The page has so many colours for lines; further lines share them and are dashed."""
 
@@ -106,11 +110,11 @@ def text(content: str, x: float, y: float, class_: str = "", anchor: str = "star
     )
 
 
-def drawing(parts: Sequence[Markup], height: float, title: str) -> Markup:
-    """Return the whole picture."""
+def drawing(parts: Sequence[Markup], height: float, title: str, kind: str = "wide", width: float = WIDTH) -> Markup:
+    """Return the whole picture; `kind` says on which screens it is shown."""
     return Markup(
-        '<div class="scroll"><svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">{}</svg></div>'
-    ).format(number(WIDTH), number(height), title, Markup("\n").join(parts))
+        '<div class="scroll {}"><svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">{}</svg></div>'
+    ).format(kind, number(width), number(height), title, Markup("\n").join(parts))
 
 
 def row_labels(names: Sequence[str], room: float) -> list[Markup]:
@@ -121,17 +125,77 @@ def row_labels(names: Sequence[str], room: float) -> list[Markup]:
     ]
 
 
-def forest(rows: Sequence[Interval], noise: float, axis_title: str, title: str) -> Markup:
+@dataclass(frozen=True)
+class Frame:
+    """Where the rows of a chart have their names, marks and figures: side by side, or for a telephone above each other."""
+
+    names: Sequence[str]
+    figures: Sequence[str]
+    narrow: bool
+    figures_width: float
+
+    @property
+    def width(self) -> float:
+        """Of the whole chart."""
+        return NARROW if self.narrow else WIDTH
+
+    @property
+    def row(self) -> float:
+        """The height of a row."""
+        return NARROW_ROW if self.narrow else ROW
+
+    @property
+    def start(self) -> float:
+        """Where the axis begins."""
+        return 8 if self.narrow else label_width(self.names)
+
+    @property
+    def end(self) -> float:
+        """Where the axis ends."""
+        return self.width - (8 if self.narrow else self.figures_width)
+
+    @property
+    def bottom(self) -> float:
+        """Where the rows end."""
+        return self.row * len(self.names) + 4
+
+    def middle(self, index: int) -> float:
+        """Return the height of a row's marks."""
+        return self.row * index + (28 if self.narrow else ROW / 2)
+
+    def texts(self) -> list[Markup]:
+        """Return the names and figures of the rows."""
+        if not self.narrow:
+            parts = row_labels(self.names, self.start)
+            for index, figure in enumerate(self.figures):
+                parts.append(text(figure, self.end + 12, self.middle(index) + 4, "figure"))
+            return parts
+        parts = []
+        for index, (name, figure) in enumerate(zip(self.names, self.figures, strict=True)):
+            height = self.row * index + 14
+            room = self.width - 24 - CHARACTER * len(figure)
+            parts.append(text(shorten(name, room), self.start, height, "label", title=name))
+            parts.append(text(figure, self.end, height, "figure", "end"))
+        return parts
+
+    def draw(self, parts: Sequence[Markup], axis_title: str, title: str) -> Markup:
+        """Return the whole picture."""
+        caption = shorten(axis_title, self.width) if self.narrow else axis_title
+        place = self.width / 2 if self.narrow else (self.start + self.end) / 2
+        whole = [*parts, text(caption, place, self.bottom + 32, "axis", "middle")]
+        return drawing(whole, self.bottom + FOOT, title, "narrow" if self.narrow else "wide", self.width)
+
+
+def forest(rows: Sequence[Interval], noise: float, axis_title: str, title: str, *, narrow: bool = False) -> Markup:
     """Draw paired ratios with their intervals; what lies within the noise band is no difference."""
     if not rows:
         return Markup("")
-    room, figures = label_width([row.name for row in rows]), 178
-    low = min([1 / (1 + noise), *(row.low for row in rows)]) * 0.97
-    high = max([1 + noise, *(row.high for row in rows)]) * 1.03
-    # An arm that is far off would press all others together: it is drawn as an arrow at the edge, beside its figures.
-    low, high = max(low, 1 / RATIO_MOST), min(high, RATIO_MOST)
-    axis = Axis(low, high, room, WIDTH - figures, logarithmic=True)
-    bottom = ROW * len(rows) + 4
+    frame = Frame([row.name for row in rows], [row.figure for row in rows], narrow, 178)
+    ratios = [1.0, *(row.ratio for row in rows)]
+    low = max(min([1 / (1 + noise), *(row.low for row in rows)]) * 0.97, min(ratios) / REACH_MOST)
+    high = min(max([1 + noise, *(row.high for row in rows)]) * 1.03, max(ratios) * REACH_MOST)
+    low, high = min(low, 0.97 / (1 + noise)), max(high, 1.03 * (1 + noise))
+    axis = Axis(low, high, frame.start, frame.end, logarithmic=True)
     parts = [
         element(
             "rect",
@@ -140,63 +204,56 @@ def forest(rows: Sequence[Interval], noise: float, axis_title: str, title: str) 
             x=axis(1 / (1 + noise)),
             y=0.0,
             width=max(1.0, axis(1 + noise) - axis(1 / (1 + noise))),
-            height=float(bottom),
+            height=float(frame.bottom),
         )
     ]
-    for mark in ratio_marks(low, high):
+    most = 5 if narrow else 7
+    for mark in ratio_marks(low, high, most) if high / low < LOGARITHMIC_FROM else logarithmic_marks(low, high, most):
         place = axis(mark)
         kind = "one" if math.isclose(mark, 1) else "grid"
-        parts.append(element("line", class_=kind, x1=place, x2=place, y1=0.0, y2=float(bottom)))
-        parts.append(text(plain(mark), place, bottom + 15, "tick", "middle"))
-    parts += row_labels([row.name for row in rows], room)
+        parts.append(element("line", class_=kind, x1=place, x2=place, y1=0.0, y2=float(frame.bottom)))
+        parts.append(text(plain(mark), place, frame.bottom + 15, "tick", "middle"))
     for index, row in enumerate(rows):
-        middle = ROW * index + ROW / 2
+        middle = frame.middle(index)
         kind = row.verdict.replace(" ", "-")
         parts.append(
             element(
                 "line", row.text, class_=f"interval {kind}", x1=axis(row.low), x2=axis(row.high), y1=middle, y2=middle
             )
         )
-        parts.append(point(row, axis, middle, kind))
-        parts.append(text(row.figure, WIDTH - figures + 12, middle + 4, "figure"))
-    parts.append(text(axis_title, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
-    return drawing(parts, bottom + FOOT, title)
+        parts.append(element("circle", row.text, class_=f"point {kind}", cx=axis(row.ratio), cy=middle, r=4.5))
+    return frame.draw([*parts, *frame.texts()], axis_title, title)
 
 
-def point(row: Interval, axis: Axis, middle: float, kind: str) -> Markup:
-    """Draw a ratio: a point, or an arrow where it lies beyond the axis."""
-    place = axis(row.ratio)
-    if axis.low <= row.ratio <= axis.high:
-        return element("circle", row.text, class_=f"point {kind}", cx=place, cy=middle, r=4.5)
-    tip = 7 if row.ratio > axis.high else -7
-    corners = f"{number(place + tip)},{number(middle)} {number(place)},{number(middle - 5)} {number(place)},{number(middle + 5)}"
-    return element("polygon", row.text, class_=f"point {kind}", points=corners)
+def bars(
+    rows: Sequence[Bar], axis_title: str, title: str, write: Callable[[float], str] = plain, *, narrow: bool = False
+) -> Markup:
+    """Draw medians as bars from 0, each with the range of its rounds; `write` makes the labels of the marks.
 
-
-def bars(rows: Sequence[Bar], axis_title: str, title: str, write: Callable[[float], str] = plain) -> Markup:
-    """Draw medians as bars from 0, each with the range of its rounds; `write` makes the labels of the marks."""
+    Where the worst arm is far out, the axis is logarithmic: on a linear one the others would all be stumps.
+    """
     if not rows:
         return Markup("")
-    room, figures = label_width([row.name for row in rows]), 96
-    high = max(row.high for row in rows) * 1.02
-    axis = Axis(0, high, room, WIDTH - figures)
-    bottom = ROW * len(rows) + 4
+    frame = Frame([row.name for row in rows], [row.figure for row in rows], narrow, 96)
+    least, high = min(row.low for row in rows), max(row.high for row in rows) * 1.02
+    logarithmic = least > 0 and high / min(row.value for row in rows) > 2 * LOGARITHMIC_FROM
+    low = least / 2 if logarithmic else 0.0
+    axis = Axis(low, high, frame.start, frame.end, logarithmic=logarithmic)
+    most = 4 if narrow else 6
     parts = []
-    for mark in linear_marks(0, high):
-        parts.append(element("line", class_="grid", x1=axis(mark), x2=axis(mark), y1=0.0, y2=float(bottom)))
-        parts.append(text(write(mark), axis(mark), bottom + 15, "tick", "middle"))
-    parts += row_labels([row.name for row in rows], room)
+    for mark in logarithmic_marks(low, high, most) if logarithmic else linear_marks(low, high, most):
+        parts.append(element("line", class_="grid", x1=axis(mark), x2=axis(mark), y1=0.0, y2=float(frame.bottom)))
+        parts.append(text(write(mark), axis(mark), frame.bottom + 15, "tick", "middle"))
     for index, row in enumerate(rows):
-        top = ROW * index + 5
-        middle = ROW * index + ROW / 2
+        middle = frame.middle(index)
         parts.append(
             element(
                 "rect",
                 row.text,
                 class_=f"bar {row.kind}".strip(),
-                x=axis(0),
-                y=float(top),
-                width=max(1.0, axis(row.value) - axis(0)),
+                x=axis(low),
+                y=float(middle - ROW / 2 + 5),
+                width=max(1.0, axis(row.value) - axis(low)),
                 height=float(ROW - 10),
                 rx=2,
             )
@@ -204,9 +261,8 @@ def bars(rows: Sequence[Bar], axis_title: str, title: str, write: Callable[[floa
         parts.append(
             element("line", row.text, class_="range", x1=axis(row.low), x2=axis(row.high), y1=middle, y2=middle)
         )
-        parts.append(text(row.figure, WIDTH - figures + 12, middle + 4, "figure"))
-    parts.append(text(axis_title, (axis.start + axis.end) / 2, bottom + 32, "axis", "middle"))
-    return drawing(parts, bottom + FOOT, title)
+    caption = f"{axis_title}, logarithmic" if logarithmic else axis_title
+    return frame.draw([*parts, *frame.texts()], caption, title)
 
 
 def spread(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
@@ -258,12 +314,17 @@ def percentile_place(percentile: float) -> float:
     return 1 / max(1e-6, 1 - percentile / 100)
 
 
-PERCENTILES = (0, 50, 90, 99, 99.9, 99.99, 99.999)
+SMALL = (230, 140)
+"""Width and height of one of many."""
+SMALL_PERCENTILES = (50, 90, 99, 99.9, 99.99, 99.999)
 PERCENTILES_LEAST = 99.0
 
 
-def percentiles(lines: Sequence[Line], title: str) -> Markup:
-    """Draw latency (in ns) by percentile, both on logarithmic scales."""
+def percentiles(lines: Sequence[Line], title: str, anchor: str) -> Markup:
+    """Draw latency (in ns) by percentile, both on logarithmic scales: one small chart for each line, with all the others behind it.
+
+    `anchor` is a name that nothing else on the page has.
+    """
     lines = [line for line in lines if line.points]
     if not lines:
         return Markup("")
@@ -277,22 +338,47 @@ def percentiles(lines: Sequence[Line], title: str) -> Markup:
         for line in lines
     ]
     cut = [line for line in cut if line.points]
-    labels_x = WIDTH - label_width([line.name for line in cut])
+    if not cut:
+        return Markup("")
     low = min(ns for line in cut for _, ns in line.points)
     high = max(ns for line in cut for _, ns in line.points)
-    height = max(250, 15 * len(cut) + 20)
-    x = Axis(1, percentile_place(shown), 62, labels_x - 16, logarithmic=True)
-    y = Axis(max(low * 0.9, 1), max(high * 1.1, 2), height, 8, logarithmic=True)
-    parts = []
-    for mark in PERCENTILES:
+    width, height = SMALL
+    x = Axis(1, percentile_place(shown), 46, width - 8, logarithmic=True)
+    y = Axis(max(low * 0.9, 1), max(high * 1.1, 2), height - 20, 24, logarithmic=True)
+    paths = [" ".join(f"{number(x(across))},{number(y(up))}" for across, up in line.points) for line in cut]
+    grid = []
+    for mark in SMALL_PERCENTILES:
         if mark <= shown:
             place = x(percentile_place(mark))
-            parts.append(element("line", class_="grid", x1=place, x2=place, y1=8.0, y2=float(height)))
-            parts.append(text(f"{mark:g}", place, height + 16, "tick", "middle"))
-    parts += y_grid(y, x)
-    parts.append(text("percentile", (x.start + x.end) / 2, height + 34, "axis", "middle"))
-    parts += draw_lines(cut, x, y, labels_x, [[""] * len(line.points) for line in cut])
-    return drawing(parts, height + FOOT + 4, title)
+            grid.append(element("line", class_="grid", x1=place, x2=place, y1=24.0, y2=float(height - 20)))
+            grid.append(text(f"{mark:g}", place, height - 6, "tick", "middle"))
+    for mark in logarithmic_marks(y.low, y.high, 4):
+        grid.append(element("line", class_="grid", x1=x.start, x2=x.end, y1=y(mark), y2=y(mark)))
+        grid.append(text(latency(mark, plain), x.start - 6, y(mark) + 4, "tick", "end"))
+    behind = [element("polyline", class_="behind", points=path) for path in paths]
+    pictures = []
+    for index, (line, path) in enumerate(zip(cut, paths, strict=True)):
+        # What all have in common is drawn once, and used by the others.
+        common = (
+            # The page's style doesn't look from what is used to what surrounds the use, but sees this class.
+            Markup('<g id="{}" class="chart">{}</g>').format(anchor, Markup("").join([*grid, *behind]))
+            if index == 0
+            else Markup('<use href="#{}"></use>').format(anchor)
+        )
+        last = latency(line.points[-1][1])
+        room = width - 20 - CHARACTER * len(last)
+        parts = [
+            common,
+            element("polyline", line.name, class_="line c0", points=path),
+            text(shorten(line.name, room), 4, 14, "label", title=line.name),
+            text(last, width - 4, 14, "figure", "end", title=f"{line.name}: {last} at the last percentile shown"),
+        ]
+        pictures.append(
+            Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart small">{}</svg>').format(
+                number(width), number(height), f"{title}: {line.name}", Markup("").join(parts)
+            )
+        )
+    return Markup('<div class="multiples">{}</div>').format(Markup("\n").join(pictures))
 
 
 def y_grid(y: Axis, x: Axis) -> list[Markup]:
@@ -304,8 +390,10 @@ def y_grid(y: Axis, x: Axis) -> list[Markup]:
     return parts
 
 
-def latency_over_rate(lines: Sequence[Line], title: str) -> Markup:
-    """Draw latency (in ns) over the offered rate (per second)."""
+def latency_over_rate(
+    lines: Sequence[Line], title: str, caption: str = "offered, requests/s", *, logarithmic: bool = False
+) -> Markup:
+    """Draw latency (in ns) over the offered rate (per second), of which the axis may be logarithmic as well."""
     lines = [line for line in lines if line.points]
     if not lines:
         return Markup("")
@@ -313,14 +401,15 @@ def latency_over_rate(lines: Sequence[Line], title: str) -> Markup:
     rates = [rate for line in lines for rate, _ in line.points]
     latencies = [ns for line in lines for _, ns in line.points]
     height = max(250, 15 * len(lines) + 20)
-    x = Axis(0, max(rates) * 1.03, 62, labels_x - 16)
+    low = min(rates) * 0.9 if logarithmic else 0
+    x = Axis(low, max(rates) * 1.03, 62, labels_x - 16, logarithmic=logarithmic)
     y = Axis(max(min(latencies) * 0.9, 1), max(latencies) * 1.1, height, 8, logarithmic=True)
     parts = []
-    for mark in linear_marks(0, x.high):
+    for mark in logarithmic_marks(x.low, x.high) if logarithmic else linear_marks(0, x.high):
         parts.append(element("line", class_="grid", x1=x(mark), x2=x(mark), y1=8.0, y2=float(height)))
         parts.append(text(plain(mark), x(mark), height + 16, "tick", "middle"))
     parts += y_grid(y, x)
-    parts.append(text("offered, requests/s", (x.start + x.end) / 2, height + 34, "axis", "middle"))
+    parts.append(text(caption, (x.start + x.end) / 2, height + 34, "axis", "middle"))
     said = [
         [f"{line.name}: {latency(ns)} at {significant(rate)} requests/s" for rate, ns in line.points] for line in lines
     ]

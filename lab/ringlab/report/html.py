@@ -20,6 +20,12 @@ WORKLOADS = {
     "loop": "Loop: what an event loop costs by itself",
     "echo": "Echo under load",
     "asgi": "ASGI: servers of web applications",
+    "loops": "Loops: Python's event loops, interface by interface",
+    "files": "Files: libraries for asynchronous files in Python",
+    "sweep": "Sweep: rising rates, up to the knee",
+    "churn": "Churn: connect, one message, close",
+    "idle": "Idle: memory of resting connections",
+    "stream": "Stream: bandwidth as tcpkali measures it",
 }
 DIRECTIONS = {"lower": "further left is better", "higher": "further right is better"}
 LATENCY_KEY = "latency_ns_p99"
@@ -34,6 +40,7 @@ class GroupView:
     title: str
     forest: Markup
     bars: Markup
+    noise: str
     curves: list[tuple[str, Markup]]
     strip: Markup
 
@@ -43,9 +50,21 @@ class Row:
     """An arm's medians in all metrics of a cell."""
 
     arm: str
+    rank: str
     figures: list[str]
     parser: str
     rounds: str
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """The knees of a cell's arms, and their curves."""
+
+    chart: Markup
+    headings: Sequence[str]
+    rows: list[list[str]]
+    curve_headings: Sequence[str]
+    curves: list[tuple[str, list[list[str]]]]
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,7 @@ class CellView:
     others: tuple[list[str], list[list[str]]]
     voided: list[str]
     has_parser: bool
+    sweep: SweepView | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,8 @@ class Page:
     result: Result
     command: str
     settings: list[tuple[str, str]]
+    machines: list[tuple[str, str]]
+    notes: list[str]
     sections: list[Section]
 
 
@@ -126,7 +148,16 @@ def view(index: int, name: str, result: Result) -> Page:
                 rate_charts=rate_charts(measured),
             )
         )
-    return Page(anchor, name, result, shlex.join(result.run.command), report.settings(result), sections)
+    return Page(
+        anchor,
+        name,
+        result,
+        shlex.join(result.run.command),
+        report.settings(result),
+        report.machines(result),
+        [*result.run.notes, *report.repeats(result)],
+        sections,
+    )
 
 
 def workload_order(cell: Cell) -> int:
@@ -137,20 +168,28 @@ def workload_order(cell: Cell) -> int:
 def view_cell(anchor: str, cell: Cell) -> CellView:
     """Prepare one cell."""
     parsers = {probe.arm: probe.parser for probe in cell.probes}
-    counted = report.has_system_calls(cell)
-    headings = [metric.title for metric in cell.metrics]
-    headings += [f"system calls per {cell.operation}"] if counted else []
+    counted = report.counted(cell)
+    headings = [*(metric.title for metric in cell.metrics), *(heading for heading, _ in counted)]
+    ranks = {rank.arm: report.rank_of(group, rank.arm) for group in cell.analysis.groups for rank in group.ranks}
     rows = []
     for arm in report.arms_of(cell):
         found = [describe(cell, arm, metric) for metric in cell.metrics]
-        found += [report.system_calls_of(cell, arm)] if counted else []
-        rows.append(Row(arm, found, parsers.get(arm, ""), f"{len(cell.measured(arm))} of {len(cell.orders)}"))
+        found += [texts.get(arm, "") for _, texts in counted]
+        rows.append(
+            Row(
+                arm,
+                ranks.get(arm, ""),
+                found,
+                parsers.get(arm, ""),
+                f"{len(cell.measured(arm))} of {sum(arm in order for order in cell.orders)}",
+            )
+        )
     return CellView(
         anchor=anchor,
         cell=cell,
         verdicts=report.verdicts_of(cell),
         rate=report.rate_of(cell),
-        groups=[view_group(cell, group) for group in cell.analysis.groups],
+        groups=[view_group(cell, group, f"{anchor}-{group.name}") for group in cell.analysis.groups],
         headings=headings,
         rows=rows,
         others=report.other_figures(cell),
@@ -160,24 +199,49 @@ def view_cell(anchor: str, cell: Cell) -> CellView:
             if sample.status != "measured"
         ],
         has_parser=bool(parsers),
+        sweep=view_sweep(cell) if cell.analysis.sweeps else None,
+    )
+
+
+def view_sweep(cell: Cell) -> SweepView:
+    """Prepare the knees and curves of a cell."""
+    known = {each.arm: each for each in cell.analysis.sweeps}
+    arms = [arm for arm in report.arms_of(cell) if arm in known]
+    lines = [
+        charts.Line(
+            arm,
+            [(point.offered_per_s, point.latency_ns_p99) for point in known[arm].points if point.latency_ns_p99 > 0],
+        )
+        for arm in arms
+    ]
+    title = f"p99 over the offered rate: {cell.title}"
+    return SweepView(
+        charts.latency_over_rate(lines, title, f"offered, {cell.operation}s per second", logarithmic=True),
+        report.SWEEP_HEADINGS,
+        report.sweep_rows(cell),
+        report.CURVE_HEADINGS,
+        [(arm, report.curve_rows(known[arm].points)) for arm in arms],
     )
 
 
 def describe(cell: Cell, arm: str, metric: Metric) -> str:
     """Return an arm's median in its unit."""
     summary = report.summary_of(cell, arm, metric.key)
-    return "" if summary is None else figures.in_unit(summary.median, metric.unit)
+    if summary is None:
+        return ""
+    return report.bounded(cell, arm, metric, figures.in_unit(summary.median, metric.unit))
 
 
-def view_group(cell: Cell, group: Group) -> GroupView:
-    """Prepare the charts of a group; their rows have one order."""
+def view_group(cell: Cell, group: Group, anchor: str) -> GroupView:
+    """Prepare the charts of a group; their rows have one order. `anchor` is a name that no other group of the page has."""
     ranking = group.ranking(cell.primary)
     return GroupView(
         group,
         report.group_title(cell, group),
         forest_chart(cell, group, ranking),
         bar_chart(cell, group, ranking),
-        curve_charts(cell, group),
+        report.noise_of(group),
+        curve_charts(cell, group, anchor),
         strip_chart(cell, ranking),
     )
 
@@ -207,7 +271,10 @@ def forest_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
     if len(intervals) < 2:
         return Markup("")
     axis_title = f"{primary.title}, ratio to {group.baseline}: {DIRECTIONS[primary.better]}"
-    return charts.forest(intervals, group.noise_floor, axis_title, f"Paired ratios of {cell.title}")
+    title = f"Paired ratios of {cell.title}"
+    wide = charts.forest(intervals, group.noise_floor, axis_title, title)
+    short = f"ratio to {group.baseline}: {primary.better} is better"
+    return wide + charts.forest(intervals, group.noise_floor, short, f"Narrow: {title}", narrow=True)
 
 
 def bar_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
@@ -227,15 +294,21 @@ def bar_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
                     value=summary.median,
                     low=summary.low,
                     high=summary.high,
-                    text=f"{arm}: {median}, rounds from {low} to {high}",
-                    figure=median,
+                    text=f"{arm}: {report.bounded(cell, arm, primary, median)}, rounds from {low} to {high}",
+                    # There is little room.
+                    figure=report.bounded(cell, arm, primary, median).replace("at least", "≥").replace("at most", "≤"),
                     kind="winner" if arm in winners else "",
                 )
             )
     title = f"{primary.title} of {cell.title}"
-    if primary.unit == "ns":  # Each mark has the unit that suits it, as the figures at the bars.
-        return charts.bars(rows, primary.title, title, lambda mark: figures.latency(mark, figures.plain))
-    return charts.bars(rows, f"{primary.title}, {primary.unit}", title)
+    # Each mark of a time has the unit that suits it, as the figures at the bars.
+    times = primary.unit == "ns"
+    caption = primary.title if times else f"{primary.title}, {primary.unit}"
+
+    def write(mark: float) -> str:
+        return figures.latency(mark, figures.plain) if times else figures.plain(mark)
+
+    return charts.bars(rows, caption, title, write) + charts.bars(rows, caption, f"Narrow: {title}", write, narrow=True)
 
 
 def strip_chart(cell: Cell, ranking: Sequence[str]) -> Markup:
@@ -257,8 +330,8 @@ def strip_chart(cell: Cell, ranking: Sequence[str]) -> Markup:
     return charts.strip(rows, f"Rounds of {cell.title}")
 
 
-def curve_charts(cell: Cell, group: Group) -> list[tuple[str, Markup]]:
-    """Draw latency by percentile, corrected and service time apart; an arm has the colour that it has in a group's other cells."""
+def curve_charts(cell: Cell, group: Group, anchor: str) -> list[tuple[str, Markup]]:
+    """Draw latency by percentile, corrected and service time apart, in the order of the group's other charts."""
     texts = {
         "corrected": "Latency from when each request was due, free of coordinated omission",
         "service": "Latency from when each request was sent",
@@ -267,10 +340,12 @@ def curve_charts(cell: Cell, group: Group) -> list[tuple[str, Markup]]:
     for kind, text in texts.items():
         points = {curve.arm: curve.points for curve in cell.analysis.curves if curve.kind == kind and curve.points}
         lines = [
-            charts.Line(arm, [(point[0], point[1]) for point in points[arm]]) for arm in group.arms if arm in points
+            charts.Line(arm, [(point[0], point[1]) for point in points[arm]])
+            for arm in group.ranking(cell.primary)
+            if arm in points
         ]
         if lines:
-            found.append((text, charts.percentiles(lines, f"{text}: {cell.title}")))
+            found.append((text, charts.percentiles(lines, f"{text}: {cell.title}", f"{anchor}-{kind}")))
     return found
 
 

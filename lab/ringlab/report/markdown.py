@@ -3,6 +3,7 @@
 import shlex
 
 from ringlab import figures, report
+from ringlab.report import tcpkali
 from ringlab.results import Cell, Group, Result
 
 COMMAND = "{the command}"
@@ -14,9 +15,12 @@ def render(result: Result) -> str:
     lines = ["# A run of ringlab", ""]
     if result.run.interrupted:
         lines += ["The run was interrupted: what follows rests on what was measured till then.", ""]
-    lines += ["## Verdicts", "", *verdicts(result)]
+    lines += ["## Verdicts", "", *verdicts(result), *goals(result)]
     lines += ["## Setting", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {cell_text(text)} |" for name, text in report.settings(result)]
+    if result.machines:
+        lines += ["", "## Machines", "", "| | |", "| --- | --- |"]
+        lines += [f"| {cell_text(name)} | {cell_text(text)} |" for name, text in report.machines(result)]
     lines += ["", "Repeat it with:", "", COMMAND, ""]
     problems = [finding for finding in result.preflight if finding.status != "ok"]
     if problems:
@@ -52,10 +56,19 @@ def verdicts(result: Result) -> list[str]:
     if not lines:
         lines.append("Nothing was measured.")
     lines.append("")
-    if result.run.notes:
-        lines += [f"- {note}" for note in result.run.notes]
+    if notes := [*result.run.notes, *report.repeats(result)]:
+        lines += [f"- {note}" for note in notes]
         lines.append("")
     return lines
+
+
+def goals(result: Result) -> list[str]:
+    """Return a table of the goals that were judged."""
+    rows = [[each.goal, each.arm, each.verdict, each.sentence] for each in result.goals]
+    if not rows:
+        return []
+    lines = ["## Goals", "", "| goal | arm | verdict | measured |", "| --- | --- | --- | --- |"]
+    return lines + [f"| {' | '.join(map(cell_text, row))} |" for row in rows] + [""]
 
 
 def render_cell(cell: Cell) -> list[str]:
@@ -68,9 +81,18 @@ def render_cell(cell: Cell) -> list[str]:
         if title:
             lines += [f"### {title[:1].upper()}{title[1:]}", ""]
         lines += [f"{group.verdict.sentence}.", "", *table_of(cell, group)]
-        lines += [report.sentence(group.noise_text), ""]
+        lines += [report.sentence(report.noise_of(group)), ""]
     if cell.ceiling is not None:
         lines += [f"The load generator's own ceiling is {figures.significant(cell.ceiling.operations_per_s)}/s.", ""]
+    if cell.analysis.sweeps:
+        lines += table(list(report.SWEEP_HEADINGS), report.sweep_rows(cell))
+    for each in cell.analysis.sweeps:
+        lines += [f"{each.arm}, over the offered rate:", ""]
+        lines += table(list(report.CURVE_HEADINGS), report.curve_rows(each.points))
+    if cell.workload == "stream":
+        lines += ["Of each arm's median round, in tcpkali's format:", ""]
+        for arm, summary in tcpkali.summaries(cell):
+            lines += [f"{arm}:", "", "```", summary.rstrip(), "```", ""]
     headings, rows = report.other_figures(cell)
     if rows:
         lines += ["Medians of what else was measured:", "", *table(headings, rows)]
@@ -83,21 +105,19 @@ def render_cell(cell: Cell) -> list[str]:
 def table_of(cell: Cell, group: Group) -> list[str]:
     """Return the table of a group."""
     others = [metric for metric in cell.metrics if not metric.primary]
-    counted = report.has_system_calls(cell)
-    headings = ["arm", report.heading(cell.primary), f"ratio to {group.baseline}", "verdict"]
+    counted = report.counted(cell)
+    headings = ["arm", report.heading(cell.primary), f"ratio to {group.baseline}", "verdict", "rank"]
     headings += [report.heading(metric) for metric in others]
-    if counted:
-        headings.append(f"system calls per {cell.operation}")
+    headings += [heading for heading, _ in counted]
     rows = []
     for arm in group.ranking(cell.primary):
         summary = report.summary_of(cell, arm, cell.primary.key)
-        row = [arm, report.show_figure(summary.median, cell.primary) if summary else ""]
-        row += report.comparing(group, arm, cell.primary)
+        row = [arm, report.show_median(cell, summary, cell.primary)]
+        row += [*report.comparing(group, arm, cell.primary), report.rank_of(group, arm)]
         for metric in others:
             found = report.summary_of(cell, arm, metric.key)
             row.append(report.show_figure(found.median, metric) if found else "")
-        if counted:
-            row.append(report.system_calls_of(cell, arm))
+        row += [texts.get(arm, "") for _, texts in counted]
         rows.append(row)
     return table(headings, rows)
 

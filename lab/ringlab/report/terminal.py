@@ -22,6 +22,9 @@ COLOURS = {
     "ok": "green",
     "warning": "yellow",
     "error": "red",
+    "reached": "green",
+    "missed": "red",
+    "not measured": "dim",
 }
 METRICS_SHOWN = 5
 COLUMNS_LEAST = 4
@@ -53,6 +56,11 @@ def make_console() -> Console:
     return console if console.is_terminal else Screen(soft_wrap=True, width=WIDTH)
 
 
+def warn(text: str) -> None:
+    """Print a warning where it mixes with no output that is read by programs."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def print_result(console: Console, result: Result) -> None:
     """Print everything."""
     print_settings(console, result)
@@ -61,12 +69,17 @@ def print_result(console: Console, result: Result) -> None:
             print_cell(console, cell)
     print_left_out(console, result)
     print_summary(console, result)
+    print_goals(console, result)
 
 
 def print_settings(console: Console, result: Result) -> None:
     """Print how and where the run was measured."""
     for name, text in report.settings(result):
         console.print(f"[dim]{name:10}[/dim] {escape(text)}", highlight=False)
+    for index, (name, text) in enumerate(report.machines(result)):
+        if not index:
+            console.print("\n[bold]machines[/bold]")
+        console.print(f"  {escape(name)}: {escape(text)}", highlight=False)
 
 
 def print_findings(console: Console, findings: list[Finding], *, problems_only: bool) -> None:
@@ -93,7 +106,11 @@ def print_cell(console: Console, cell: Cell) -> None:
             console.print(f"  {title}")
         print_table(console, cell, group)
         console.print(f"  [bold]{escape(group.verdict.sentence)}[/bold]", highlight=False)
-        console.print(f"  [dim]{escape(group.noise_text)}[/dim]", highlight=False)
+        failed = group.control is not None and group.control.status == "failed"
+        colour = COLOURS["error"] if failed else "dim"
+        console.print(f"  [{colour}]{escape(report.noise_of(group))}[/{colour}]", highlight=False)
+    if cell.analysis.sweeps:
+        print_sweeps(console, cell)
     for note in cell.analysis.notes:
         console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
     if cell.ceiling is not None:
@@ -103,13 +120,25 @@ def print_cell(console: Console, cell: Cell) -> None:
         )
 
 
+def print_sweeps(console: Console, cell: Cell) -> None:
+    """Print the knees, and the p99 over the rate."""
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for heading in (*report.SWEEP_HEADINGS, "p99 at shares of the knee: 50%, 80%, 100%, 120%"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    known = {each.arm: each for each in cell.analysis.sweeps}
+    for row in report.sweep_rows(cell):
+        table.add_row(*map(escape, row), escape(report.p99_around(known[row[0]])))
+    console.print(table)
+    console.print("  [dim]report.md and report.html have the whole curves[/dim]", highlight=False)
+
+
 def columns_of(cell: Cell, group: Group) -> list[tuple[str, list[str]]]:
     """Return the columns of a group's table, as headings and markup: those of the primary metric, then the others."""
     arms = group.ranking(cell.primary)
 
     def figures_of(metric: Metric) -> list[str]:
         found = [report.summary_of(cell, arm, metric.key) for arm in arms]
-        return [report.show_figure(each.median, metric) if each else "" for each in found]
+        return [report.show_median(cell, each, metric) for each in found]
 
     comparisons = [report.comparing(group, arm, cell.primary) for arm in arms]
     columns = [
@@ -117,12 +146,12 @@ def columns_of(cell: Cell, group: Group) -> list[tuple[str, list[str]]]:
         (report.heading(cell.primary), figures_of(cell.primary)),
         ("ratio to the baseline", [ratio for ratio, _ in comparisons]),
         ("", [f"[{COLOURS.get(verdict, 'dim')}]{verdict}[/]" for _, verdict in comparisons]),
+        ("rank", [report.rank_of(group, arm) for arm in arms]),
     ]
     columns += [
         (report.heading(metric), figures_of(metric)) for metric in cell.metrics[:METRICS_SHOWN] if not metric.primary
     ]
-    if report.has_system_calls(cell):
-        columns.append((f"system calls per {cell.operation}", [report.system_calls_of(cell, arm) for arm in arms]))
+    columns += [(heading, [texts.get(arm, "") for arm in arms]) for heading, texts in report.counted(cell)]
     return columns
 
 
@@ -181,13 +210,28 @@ def print_summary(console: Console, result: Result) -> None:
         for title, _, sentence in report.verdicts_of(cell):
             name = f"{cell.name} ({title})" if title else cell.name
             console.print(f"  {escape(name)}: {escape(sentence)}", highlight=False)
-    for note in result.run.notes:
+    for note in (*result.run.notes, *report.repeats(result)):
         console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
     for arm in result.arms:
         for check in arm.checks:
             if check.status != "ok":
                 text = f"{arm.name}: {check.name} {check.declared}: {'not looked up, ' if check.status == 'unknown' else ''}{check.text}"
                 console.print(f"  [yellow]![/yellow] {escape(text)}", highlight=False)
+
+
+def print_goals(console: Console, result: Result) -> None:
+    """Print the verdict of each goal, arm by arm."""
+    for arm in dict.fromkeys(each.arm for each in result.goals):
+        console.print(f"\n[bold]goals of {escape(arm)}[/bold]")
+        own = [each for each in result.goals if each.arm == arm]
+        for each in own:
+            if each.verdict != "not measured":
+                colour = COLOURS[each.verdict]
+                text = f"{each.goal}: {each.sentence}"
+                console.print(f"  [{colour}]{each.verdict:11}[/{colour}] {escape(text)}", highlight=False)
+        unmeasured = sum(each.verdict == "not measured" for each in own)
+        if unmeasured:
+            console.print(f"  [dim]{figures.counted(unmeasured, 'other')} not measured: their cells did not run[/dim]")
 
 
 def print_comparisons(console: Console, cells: Sequence[Cell], first: str, second: str) -> None:

@@ -18,14 +18,15 @@ REST_S = 3600
 MOST = 20_000
 """Connections, where a server has a limit."""
 APPLICATION = "applications:application"
-APPLICATION_OF = {"hello-log": "hello", "tls": "hello", "http2": "hello", "idle": "hello", "idle-tls": "hello"}
+APPLICATION_OF = dict.fromkeys(["hello-log", "tls", "http2", "http2-tls", "idle", "idle-tls"], "hello")
 """By feature, where it isn't called the same."""
-TLS = ("tls", "idle-tls")
+TLS = ("tls", "http2-tls", "idle-tls")
+HTTP2 = ("http2", "http2-tls")
 
 
 def uvicorn_words(arguments: argparse.Namespace) -> list[str]:
     """Return what uvicorn and ringloop understand alike."""
-    words = [APPLICATION, "--host", HOST, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
+    words = [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
     words += ["--timeout-keep-alive", str(REST_S), "--timeout-graceful-shutdown", "1"]
     words += ["--log-level", "info" if arguments.log else "warning"]
     words += ["--access-log" if arguments.log else "--no-access-log", "--no-use-colors"]
@@ -42,15 +43,15 @@ def uvicorn(arguments: argparse.Namespace) -> list[str]:
 def ringloop(arguments: argparse.Namespace) -> list[str]:
     """Return ringloop's command."""
     # The load keeps its connections.
-    words = ["--limit-http2-requests", "0"] if arguments.feature == "http2" else []
+    words = ["--limit-http2-requests", "0"] if arguments.feature in HTTP2 else []
     return ["ringloop", "serve", *uvicorn_words(arguments), "--backend", arguments.backend, *words]
 
 
 def granian(arguments: argparse.Namespace) -> list[str]:
     """Return granian's command."""
-    words = [APPLICATION, "--host", HOST, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
+    words = [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
     words += ["--interface", "asgi", "--workers", "1", "--loop", "uvloop", "--backpressure", str(MOST)]
-    words += ["--http", "2" if arguments.feature == "http2" else "1", "--http1-header-read-timeout", "60000"]
+    words += ["--http", "2" if arguments.feature in HTTP2 else "1", "--http1-header-read-timeout", "60000"]
     words += ["--access-log"] if arguments.log else ["--no-access-log", "--log-level", "warning"]
     if arguments.tls:
         words += ["--ssl-certificate", arguments.certificate, "--ssl-keyfile", arguments.key]
@@ -59,7 +60,7 @@ def granian(arguments: argparse.Namespace) -> list[str]:
 
 def hypercorn(arguments: argparse.Namespace) -> list[str]:
     """Return hypercorn's command."""
-    words = [APPLICATION, "--bind", f"{HOST}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
+    words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
     words += ["--worker-class", "uvloop", "--keep-alive", str(REST_S), "--graceful-timeout", "1"]
     words += ["--access-logfile", "-"] if arguments.log else ["--log-level", "warning"]
     if arguments.tls:
@@ -69,20 +70,30 @@ def hypercorn(arguments: argparse.Namespace) -> list[str]:
 
 def gunicorn(arguments: argparse.Namespace) -> list[str]:
     """Return gunicorn's command."""
-    words = [APPLICATION, "--bind", f"{HOST}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
+    words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
     words += ["--worker-class", "asgi", "--asgi-loop", "uvloop", "--worker-connections", str(MOST)]
     words += ["--keep-alive", str(REST_S), "--graceful-timeout", "1", "--no-control-socket"]
     words += ["--access-logfile", "-"] if arguments.log else ["--log-level", "warning"]
     if arguments.tls:
         words += ["--certfile", arguments.certificate, "--keyfile", arguments.key]
-    if arguments.feature == "http2":
+    if arguments.feature in HTTP2:
         words += ["--http-protocols", "h2,h1", "--http2-cleartext", "prior-knowledge"]
     return ["gunicorn", *words]
 
 
 def socketify(arguments: argparse.Namespace) -> list[str]:
     """Return socketify's command."""
-    words = [APPLICATION, "--host", HOST, "--port", str(arguments.port), "--workers", "1", "--interface", "asgi"]
+    words = [
+        APPLICATION,
+        "--host",
+        arguments.host,
+        "--port",
+        str(arguments.port),
+        "--workers",
+        "1",
+        "--interface",
+        "asgi",
+    ]
     words += ["--disable-listen-log", "True"]
     if arguments.tls:
         words += ["--ssl-certfile", arguments.certificate, "--ssl-keyfile", arguments.key]
@@ -100,7 +111,7 @@ def serve_fastpysgi(arguments: argparse.Namespace) -> None:
     if arguments.tls:
         fastpysgi.server.tls_list = [(arguments.certificate, arguments.key, None)]
     fastpysgi.server.hook_sigint = 0
-    fastpysgi.run(application, HOST, arguments.port, loglevel=1)
+    fastpysgi.run(application, arguments.host, arguments.port, loglevel=1)
 
 
 COMMANDS = {
@@ -119,6 +130,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--server", required=True, choices=[*COMMANDS, "fastpysgi"])
     parser.add_argument("--feature", required=True)
+    parser.add_argument("--host", default=HOST)
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--build", required=True, type=Path)
     parser.add_argument("--loop", default="uvloop")

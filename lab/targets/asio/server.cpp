@@ -75,7 +75,7 @@ void serve(const Options& options, awaitable<void> (*converse)(tcp::socket)) {
     tcp::acceptor acceptor(context);
     acceptor.open(tcp::v4());
     acceptor.set_option(tcp::acceptor::reuse_address(true));
-    acceptor.bind({asio::ip::address_v4::loopback(), static_cast<asio::ip::port_type>(std::stoi(options.at("--port")))});
+    acceptor.bind({asio::ip::make_address_v4(options.at("--host")), static_cast<asio::ip::port_type>(std::stoi(options.at("--port")))});
     acceptor.listen(backlog);
     asio::signal_set signals(context, SIGTERM);
     signals.async_wait([](auto, auto) { std::_Exit(0); });
@@ -121,7 +121,8 @@ void time_binding(const Options& options) {
 }
 
 int main(int count, char** words) try {
-    Options options{{"--port", "0"}, {"--workers", "1"}, {"--mode", "listen"}, {"--count", "10000"}, {"--concurrent", "1"}};
+    Options options{{"--host", "127.0.0.1"}, {"--port", "0"}, {"--workers", "1"}, {"--mode", "listen"}, {"--count", "10000"},
+                    {"--concurrent", "1"}};
     const std::string command = count > 1 ? words[1] : "";
     for (int index = 2; index < count; index += 2) {
         if (!options.contains(words[index]) || index + 1 == count) throw std::runtime_error(std::string("what is ") + words[index] + "?");
@@ -130,7 +131,7 @@ int main(int count, char** words) try {
     if (command == "echo") serve(options, echo);
     else if (command == "http") serve(options, hello);
     else if (command == "bind") time_binding(options);
-    else throw std::runtime_error("usage: server echo|http|bind [--port P] [--workers N] [--mode M] [--count N] [--concurrent N]");
+    else throw std::runtime_error("usage: server echo|http|bind [--host H] [--port P] [--workers N] [--mode M] [--count N] [--concurrent N]");
 } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
     return 1;

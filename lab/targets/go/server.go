@@ -28,8 +28,8 @@ var (
 
 // listen makes a listener with the backlog of every target, where Go's own would be the kernel's maximum.
 // Go sets TCP_NODELAY on what it accepts.
-func listen(port int) (net.Listener, error) {
-	listener, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+func listen(host string, port int) (net.Listener, error) {
+	listener, err := net.Listen("tcp4", fmt.Sprintf("%s:%d", host, port))
 	if err != nil {
 		return nil, err
 	}
@@ -163,6 +163,7 @@ func timeBinding(mode string, count, concurrent int) error {
 
 func run(command string, arguments []string) error {
 	flags := flag.NewFlagSet(command, flag.ExitOnError)
+	host := flags.String("host", "127.0.0.1", "the address to listen on")
 	port := flags.Int("port", 0, "the port to listen on; 0 lets the kernel choose")
 	workers := flags.Int("workers", 1, "how many threads run goroutines at once")
 	parser := flags.String("parser", "canned", "of http: canned, or real for net/http")
@@ -174,7 +175,7 @@ func run(command string, arguments []string) error {
 	if command == "bind" {
 		return timeBinding(*mode, *count, *concurrent)
 	}
-	listener, err := listen(*port)
+	listener, err := listen(*host, *port)
 	if err != nil {
 		return err
 	}

@@ -37,10 +37,10 @@ function hello(socket) {
   });
 }
 
-function serve(server, port) {
+function serve(server, host, port) {
   server.on('error', fail);
   process.on('SIGTERM', () => process.exit(0));
-  server.listen({ host: HOST, port, backlog: BACKLOG }, () => console.log(`listening on ${HOST}:${server.address().port}`));
+  server.listen({ host, port, backlog: BACKLOG }, () => console.log(`listening on ${host}:${server.address().port}`));
 }
 
 // The same 13 bytes from Node.js's own HTTP server.
@@ -91,6 +91,7 @@ function main() {
   const { values, positionals: [command] } = parseArgs({
     allowPositionals: true,
     options: {
+      host: { type: 'string', default: HOST },
       port: { type: 'string', default: '0' },
       parser: { type: 'string', default: 'canned' }, // Of http: canned, or real for Node.js's http.
       mode: { type: 'string', default: 'listen' },
@@ -99,13 +100,14 @@ function main() {
     },
   });
   const listening = { noDelay: true, allowHalfOpen: true };
+  const host = values.host;
   const port = Number(values.port);
-  if (command === 'echo') serve(net.createServer(listening, echo), port);
+  if (command === 'echo') serve(net.createServer(listening, echo), host, port);
   // By itself it would close connections that rest for five seconds.
-  else if (command === 'http' && values.parser === 'real') serve(http.createServer({ noDelay: true, keepAliveTimeout: 0 }, answerParsed), port);
-  else if (command === 'http') serve(net.createServer({ noDelay: true }, hello), port);
+  else if (command === 'http' && values.parser === 'real') serve(http.createServer({ noDelay: true, keepAliveTimeout: 0 }, answerParsed), host, port);
+  else if (command === 'http') serve(net.createServer({ noDelay: true }, hello), host, port);
   else if (command === 'bind') timeBinding(values.mode, Number(values.count), Number(values.concurrent)).catch(fail);
-  else fail(new Error('usage: server.js echo|http|bind [--port P] [--parser canned|real] [--mode listen|accept] [--count N] [--concurrent N]'));
+  else fail(new Error('usage: server.js echo|http|bind [--host ADDRESS] [--port P] [--parser canned|real] [--mode listen|accept] [--count N] [--concurrent N]'));
 }
 
 main();

@@ -1,6 +1,6 @@
 """The Python servers that ringlab measures, and what it times on a loop. Nothing of ringlab is imported.
 
-    server.py echo|http --loop LOOP --api API [--port PORT]
+    server.py echo|http --loop LOOP --api API [--host ADDRESS] [--port PORT]
     server.py bind --loop LOOP --api API --mode bind|listen|accept --count N [--concurrent N]
     server.py loop --loop LOOP --benchmark NAME --window SECONDS      (--list: the names)
     server.py probe --loop LOOP --api API                             (what the loop is; fails where it is missing)
@@ -41,22 +41,22 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """For SO_LINGER: a client that closes so leaves no TIME_WAIT, of which ten thousand would slow down every later bind."""
 
 
-def listen(port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Return the listening socket of every server here; accepted sockets inherit TCP_NODELAY from it."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        listener.bind((HOST, port))
+        listener.bind((host, port))
     except OSError as error:
-        sys.exit(f"cannot listen on {HOST}:{port}: {error.strerror}")
+        sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
     listener.listen(BACKLOG)
     return listener
 
 
-def announce(port: int) -> None:
+def announce(host: str, port: int) -> None:
     """Say where the server listens; only said once it accepts."""
-    print(f"listening on {HOST}:{port}", flush=True)
+    print(f"listening on {host}:{port}", flush=True)
 
 
 # --- on a loop ---
@@ -114,13 +114,13 @@ async def serve(kind: str, api: str, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     terminated = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, terminated.set)
-    port = listener.getsockname()[1]  # Asked now: rloop takes the socket's descriptor away.
+    address = listener.getsockname()  # Asked now: rloop takes the socket's descriptor away.
     server: asyncio.AbstractServer
     if api == "streams":
         server = await asyncio.start_server(echo_stream, sock=listener, backlog=BACKLOG)
     else:
         server = await loop.create_server(Echo if kind == "echo" else Hello, sock=listener, backlog=BACKLOG)
-    announce(port)
+    announce(*address)
     await terminated.wait()
     server.close()
 
@@ -134,7 +134,7 @@ def serve_uvicorn(new_event_loop: str, listener: socket.socket) -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await receive()
-            announce(listener.getsockname()[1])
+            announce(*listener.getsockname())
             await send({"type": "lifespan.startup.complete"})
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
@@ -190,7 +190,7 @@ def serve_threaded(kind: str, listener: socket.socket) -> None:
     """Accept for ever, with a thread for each connection."""
     signal.signal(signal.SIGTERM, exit_cleanly)
     serve_connection = echo_connection if kind == "echo" else answer_connection
-    announce(listener.getsockname()[1])
+    announce(*listener.getsockname())
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=serve_connection, args=(connection,), daemon=True).start()
@@ -334,6 +334,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("command", choices=["echo", "http", "bind", "loop", "probe"])
     parser.add_argument("--loop", default="asyncio", help="a module with a new_event_loop (default: %(default)s)")
     parser.add_argument("--api", default="protocol", choices=["protocol", "streams", "uvicorn", "threaded"])
+    parser.add_argument("--host", default=HOST, help="the address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0, the default, lets the kernel choose")
     parser.add_argument("--mode", choices=["bind", "listen", "accept"], default="listen")
     parser.add_argument("--count", type=positive, default=1000, help="how many operations")
@@ -370,12 +371,12 @@ def main() -> None:
         case "bind", _:
             run(arguments.loop, measure_bind(*binding))
         case _, "threaded":
-            serve_threaded(arguments.command, listen(arguments.port))
+            serve_threaded(arguments.command, listen(arguments.host, arguments.port))
         case _, "uvicorn":
             import_loop(arguments.loop)
-            serve_uvicorn(f"{arguments.loop}:new_event_loop", listen(arguments.port))
+            serve_uvicorn(f"{arguments.loop}:new_event_loop", listen(arguments.host, arguments.port))
         case _:
-            listener = listen(arguments.port)
+            listener = listen(arguments.host, arguments.port)
             listener.setblocking(False)
             run(arguments.loop, serve(arguments.command, arguments.api, listener))
 

@@ -30,6 +30,7 @@ enum { END_BYTES = sizeof end_of_request - 1 };
 
 static const char *program;
 static bool serves_http;
+static struct in_addr host;
 static size_t buffer_bytes = 64 * 1024;
 
 /* Serves the connections of a listening socket, which does not block, for ever. */
@@ -42,11 +43,11 @@ static void die(const char *what) {
 
 static int make_listener(uint16_t port, bool shares_port, bool listens) {
     int on = 1, descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = host};
     if (descriptor < 0 || setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
         (shares_port && setsockopt(descriptor, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) ||
         bind(descriptor, (struct sockaddr *)&address, sizeof address) != 0 || (listens && listen(descriptor, BACKLOG) != 0))
-        die("listening on 127.0.0.1 failed");
+        die("listening failed");
     return descriptor;
 }
 
@@ -257,7 +258,7 @@ static void start_workers(uint16_t port, long workers) {
         listeners[index] = make_listener(port, workers > 1, true);
         port = ntohs(address_of(listeners[index]).sin_port);
     }
-    printf("listening on 127.0.0.1:%u\n", port);
+    printf("listening on %s:%u\n", inet_ntoa(host), port);
     fflush(stdout);
     for (long index = 1; index < workers; index++)
         if ((errno = pthread_create(&threads[index], NULL, work, (void *)(intptr_t)listeners[index])) != 0)
@@ -267,7 +268,7 @@ static void start_workers(uint16_t port, long workers) {
 
 __attribute__((noreturn)) static void refuse_usage(void) {
     fprintf(stderr,
-            "usage: %s echo|http [--port P] [--workers N] [--buffer BYTES]\n"
+            "usage: %s echo|http [--host ADDRESS] [--port P] [--workers N] [--buffer BYTES]\n"
             "       %s bind [--mode bind|listen|accept] [--count N] [--concurrent N]\n",
             program, program);
     exit(2);
@@ -286,6 +287,7 @@ static long parse_number(const char *text, long least, long most) {
 
 int main(int count, char **arguments) {
     static const struct option known[] = {
+        {"host", required_argument, NULL, 'h'},
         {"port", required_argument, NULL, 'p'}, {"workers", required_argument, NULL, 'w'},
         {"buffer", required_argument, NULL, 'b'}, {"mode", required_argument, NULL, 'm'},
         {"count", required_argument, NULL, 'c'}, {"concurrent", required_argument, NULL, 'n'},
@@ -295,8 +297,13 @@ int main(int count, char **arguments) {
     long port = 0, workers = 1, operations = 20000, concurrent = 1;
     int chosen;
     program = arguments[0];
+    host.s_addr = htonl(INADDR_LOOPBACK);
     while ((chosen = getopt_long(count, arguments, "", known, NULL)) != -1) {
         switch (chosen) {
+        case 'h':
+            if (inet_pton(AF_INET, optarg, &host) != 1)
+                refuse_usage();
+            break;
         case 'p': port = parse_number(optarg, 0, 65535); break;
         case 'w': workers = parse_number(optarg, 1, WORKERS_MAX); break;
         case 'b': buffer_bytes = (size_t)parse_number(optarg, 1, 1 << 30); break;

@@ -43,24 +43,53 @@ def exchange(connection: socket.socket, workload: str) -> bool:
     return True
 
 
-def latency(p50_us: float) -> dict[str, Any]:
+def latency(p50_us: float, *, hdr: bool) -> dict[str, Any]:
+    names = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p999": 99.9, "max": 100}
+    if not hdr:
+        figures = {f"{name}_ns": int(p50_us * 1000 * (0.5 + percent / 100)) for name, percent in names.items()}
+        return {"count": 100, "min_ns": int(p50_us * 500), "mean_ns": p50_us * 1000, **figures, "hdr": None}
+    # It takes longer to be imported than all the rest.
     from hdrh.histogram import HdrHistogram
 
     histogram = HdrHistogram(1, 3_600_000_000_000, 3)
     for step in range(100):
         histogram.record_value(int(p50_us * 1000 * (0.5 + step / 100)))
-    figures = {f"{name}_ns": histogram.get_value_at_percentile(percentile) for name, percentile in
-               (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("p999", 99.9), ("max", 100))}  # fmt: skip
+    figures = {f"{name}_ns": histogram.get_value_at_percentile(percentile) for name, percentile in names.items()}
     return {"count": 100, "min_ns": histogram.get_min_value(), "mean_ns": histogram.get_mean_value(), **figures,
             "hdr": histogram.encode().decode()}  # fmt: skip
+
+
+def server_of(operations: int, cost: float, asked: int) -> dict[str, Any]:
+    # A small difference from run to run, as it would be: without any, intervals have no width.
+    return {"cpu_ns": int(operations * 5000 * cost * (1 + os.getpid() % 7 / 2000)), "user_ns": 1, "system_ns": 3,
+            "voluntary_switches": 10, "involuntary_switches": 1, "threads": 1, "rss_rest_bytes": 1000,
+            "rss_connected_bytes": 1000 + 100 * asked, "rss_end_bytes": 5000}  # fmt: skip
+
+
+def wait_for_start() -> None:
+    if not sys.stdin.readline().strip().isdigit():
+        sys.exit("stdin ended before it said when to start")
+
+
+def take(pause: Path) -> bool:
+    """Only one of several generators is paused: the file then says whose child it is."""
+    try:
+        pause.rename(pause.with_suffix(".taking"))
+    except FileNotFoundError:
+        return False
+    pause.with_suffix(".taking").write_text(str(os.getppid()))
+    pause.with_suffix(".taking").rename(pause.with_suffix(".taken"))
+    return True
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--version", action="version", version=os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release)")
+        "--version",
+        action="version",
+        version=os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release), protocol 1"),
     )
-    parser.add_argument("workload", choices=["echo", "rtt", "http", "websocket", "ceiling"])
+    parser.add_argument("workload", choices=["echo", "rtt", "http", "websocket", "ceiling", "account"])
     parser.add_argument("of", nargs="?")
     parser.add_argument("--address")
     parser.add_argument("--connections", type=int, default=1)
@@ -71,11 +100,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--mode", default="framed")
     parser.add_argument("--cpu")
     parser.add_argument("--responder-cpu")
     parser.add_argument("--hdr", action="store_true")
     parser.add_argument("--probe", action="store_true")
+    parser.add_argument("--start-on-stdin", action="store_true")
     options, _ = parser.parse_known_args()
     trouble = os.environ.get("FAKE_LOAD_TROUBLE", "")
     if trouble == "refuses":
@@ -92,6 +123,16 @@ def main() -> None:
         )
         return
     cost, alive = 1.0, options.connections
+    if options.workload == "account":
+        say(event="accounting")
+        wait_for_start()
+        cost = cost_of(options.account)
+        say(event="window_start")
+        say(event="window_end")
+        # Of two generators together, which don't know the cost.
+        account = server_of(2 * int(options.window * 20_000), cost, 1)
+        say(event="result", schema_version=1, window_s=options.window, start_late_ns=0, server=account)
+        return
     if options.workload != "ceiling":
         host, _, port = options.address.rpartition(":")
         cost = cost_of(options.account)
@@ -102,26 +143,50 @@ def main() -> None:
         if hang and cost > 5:
             Path(hang).touch()
             time.sleep(600)
+    if options.start_on_stdin:
+        wait_for_start()
+    pause = os.environ.get("FAKE_LOAD_PAUSE")
+    if pause and options.start_on_stdin and take(Path(pause)):
+        time.sleep(600)
     say(event="window_start")
     time.sleep(min(options.window, 0.01))
     say(event="window_end")
-    operations = int(options.window * (options.rate or 20_000 / cost)) * (5 if options.workload == "ceiling" else 1)
+    # What it can do at most. At a higher rate all that is due waits.
+    capacity = 20_000 / cost * (1 + os.getpid() % 7 / 2000)
+    rate = min(options.rate, capacity) or 20_000 / cost
+    operations = int(options.window * rate) * (5 if options.workload == "ceiling" else 1)
+    waiting = 100 if options.rate > capacity else 1
     asked = options.connections
     result = {
         "event": "result", "schema_version": 1, "workload": options.workload, "void": None, "window_s": options.window,
         "operations": operations, "operations_per_s": operations / options.window,
         "bytes_in": operations * options.size, "bytes_out": operations * options.size,
-        "latency": {"service": latency(100 * cost), "corrected": latency(120 * cost) if options.rate else None, "cold": None},
+        "latency": {"service": latency(100 * cost, hdr=options.hdr), "cold": None,
+                    "corrected": latency(120 * cost * waiting, hdr=options.hdr) if options.rate else None},
         "errors": {}, "connections": {"asked": asked, "opened": asked, "alive_at_end": alive},
-        "streams": {"held_back": 2, "outstanding_bytes_max": 256_000_000} if options.mode == "stream" else None,
+        "streams": {"held_back": 2, "outstanding_bytes_max": 256_000_000, "reads": 1000, "writes": 500}
+        if options.mode == "stream" else None,
         "fairness": {"min": 1, "p5": 1, "median": 1, "p95": 1, "max": 1, "jain": 1.0},
         "littles_law": None if options.rate else {"in_flight_average": asked, "expected": asked, "ratio": 1.0},
         "client": {"cpu_ns": 1000, "cpu_fraction": 0.4, "threads": 1, "max_loop_ns": 1000},
-        # A small difference from run to run, as it would be: without any, intervals have no width.
-        "server": {"cpu_ns": int(operations * 5000 * cost * (1 + os.getpid() % 7 / 2000)), "user_ns": 1, "system_ns": 3,
-                   "voluntary_switches": 10, "involuntary_switches": 1, "threads": 1, "rss_rest_bytes": 1000,
-                   "rss_connected_bytes": 1000 + 100 * asked, "rss_end_bytes": 5000},
+        "server": server_of(operations, cost, asked), "start_late_ns": 0,
     }  # fmt: skip
+    if options.steps:
+        sizes = [asked * step // options.steps for step in range(1, options.steps + 1)]
+        result["levels"] = [
+            {
+                "connections": size,
+                "rss_bytes": 9_000_000 + int(300 * cost) * size,
+                "pss_bytes": 5_000_000 + int(200 * cost) * size,
+            }
+            for size in sizes
+        ]
+    if options.rate > float(os.environ.get("FAKE_LOAD_FAILS_FROM", "inf")):
+        result["errors"] = {"reset": {"count": operations, "first": "the server reset connection 3"}}
+    if options.rate > float(os.environ.get("FAKE_LOAD_LIMIT", "inf")):
+        result["client"]["busy_fraction"] = 0.99
+    if trouble == "mismatch-from-9000" and options.rate > 9000:
+        result |= {"void": "wrong echo", "errors": {"mismatch": {"count": 1, "first": "wrong echo"}}}
     if trouble == "early-mismatch" and options.account:
         # As the real one says it where the window was never opened.
         result |= {
@@ -148,7 +213,7 @@ def main() -> None:
         result["operations"] = 3
     elif trouble.startswith("late") and options.rate:
         # It sends late by a share, in percent, of the latency (p99) that it reports.
-        result["open_loop"] = {"send_lateness": latency(120 * cost * float(trouble[4:]) / 100)}
+        result["open_loop"] = {"send_lateness": latency(120 * cost * float(trouble[4:]) / 100, hdr=options.hdr)}
     elif trouble == "unconnected":
         result["connections"]["opened"] = asked - 1
     if options.workload == "ceiling":

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+LEAKED: list[bytearray] = []
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!"
 
 
@@ -21,6 +22,8 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
             if options.fault == "crash" and number > 1:
                 print("Segmentation fault, or so", file=sys.stderr, flush=True)
                 os._exit(3)
+            if options.fault == "leaks" and number > 1:
+                LEAKED.append(bytearray(b"x") * 60_000_000)
             if options.fault == "silent":
                 continue
             if options.fault == "forks" and number > 1:
@@ -32,6 +35,7 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["echo", "http", "bind", "loop", "asgi"])
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cost", type=float, default=1.0)
@@ -96,9 +100,9 @@ def main() -> None:
         print("listening on 127.0.0.1:70000", flush=True)
     if options.fault == "elsewhere":
         time.sleep(600)
-    listener = socket.create_server(("127.0.0.1", options.port), backlog=5 if options.fault == "backlog" else 1024)
+    listener = socket.create_server((options.host, options.port), backlog=5 if options.fault == "backlog" else 1024)
     if options.fault != "quiet":
-        print(f"listening on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        print(f"listening on {options.host}:{listener.getsockname()[1]}", flush=True)
     number = 0
     while True:
         connection, _ = listener.accept()

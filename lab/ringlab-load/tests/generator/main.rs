@@ -2,6 +2,8 @@
 
 mod command;
 mod common;
+mod connections;
 mod echo;
 mod http;
 mod protocols;
+mod together;

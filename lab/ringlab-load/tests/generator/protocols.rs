@@ -407,6 +407,46 @@ fn http2_is_spoken_with_right_answers_of_all_kinds() {
 }
 
 #[test]
+fn streams_of_http2_may_end_in_any_order() {
+    let head = |stream| frame(1, 4, stream, &[0x88]);
+    let body = |stream| frame(0, 1, stream, b"Hello, World!");
+    // The first request comes alone, and all others in pairs, of which the second is answered first.
+    let address = http2_server(move |number, stream| match (number, number % 2) {
+        (0, _) => vec![head(stream), body(stream)],
+        (_, 1) => vec![],
+        _ => vec![
+            head(stream),
+            head(stream - 2),
+            body(stream),
+            body(stream - 2),
+        ],
+    });
+    let pairs = &[&BRIEFLY[..], &["--http2", "--pipeline", "2"]].concat();
+    assert_flawless(&result("http", address, pairs));
+}
+
+#[test]
+fn answers_on_wrong_streams_of_http2_are_told() {
+    let head = |stream| frame(1, 4, stream, &[0x88]);
+    let body = |stream| frame(0, 1, stream, b"Hello, World!");
+    for (on_new_stream, words) in [
+        (true, "a frame of type 1 on stream 7, and not on 3"),
+        (false, "more on stream 5, which had ended"),
+    ] {
+        let address = http2_server(move |number, stream| match number {
+            0 => vec![head(stream), body(stream)],
+            1 => vec![],
+            _ if on_new_stream => vec![head(stream + 2)],
+            _ => vec![head(stream), body(stream), body(stream)],
+        });
+        let pair = ["--connections", "1", "--http2", "--pipeline", "2"];
+        let result = result("http", address, &[&BRIEFLY[..4], &pair].concat());
+        let first = result["errors"]["malformed"]["first"].as_str();
+        assert!(first.is_some_and(|first| first.contains(words)), "{result}");
+    }
+}
+
+#[test]
 fn wrong_answers_in_http2_are_told() {
     let right = |stream| {
         vec![

@@ -29,7 +29,7 @@ fn serve(serving: Serving) -> io::Result<()> {
     config.runtime = RuntimeConfig::from_env()?;
     // Which CPUs a server has is the lab's business.
     config.pin = false;
-    let server = Server::bind(format!("127.0.0.1:{}", serving.port))
+    let server = Server::bind(format!("{}:{}", serving.host, serving.port))
         .pool(config)
         .workers(usize::from(serving.workers))
         .start_with(|stream, _| async move {

@@ -39,7 +39,7 @@ fn server(serving: Serving) -> io::Result<Server> {
     config.runtime.hot_buffer_bytes = serving.buffer as usize;
     // Which CPUs a server has is the lab's business.
     config.pin = false;
-    let server = Server::bind(format!("127.0.0.1:{}", serving.port)).pool(config);
+    let server = Server::bind(format!("{}:{}", serving.host, serving.port)).pool(config);
     Ok(server.workers(usize::from(serving.workers)))
 }
 

@@ -42,6 +42,9 @@ pub enum Command {
 /// How to serve.
 #[derive(clap::Args, Clone, Copy)]
 pub struct Serving {
+    /// The address to listen on.
+    #[arg(long, default_value_t = Ipv4Addr::LOCALHOST)]
+    pub host: Ipv4Addr,
     /// The port to listen on; 0 lets the kernel choose.
     #[arg(long, default_value_t = 0)]
     pub port: u16,
@@ -86,7 +89,7 @@ pub const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::
 /// # Errors
 /// Those of socket(2), setsockopt(2), bind(2) and listen(2).
 pub fn listen(serving: Serving) -> io::Result<Vec<TcpListener>> {
-    let mut address = SocketAddr::from((Ipv4Addr::LOCALHOST, serving.port));
+    let mut address = SocketAddr::from((serving.host, serving.port));
     let mut listeners = Vec::new();
     for _ in 0..serving.workers {
         let socket = Socket::new(

@@ -174,11 +174,11 @@ final class Server {
                         }
                     }
                 })
-                .bind("127.0.0.1", Integer.parseInt(options.get("--port")))
+                .bind(options.get("--host"), Integer.parseInt(options.get("--port")))
                 .sync()
                 .channel();
         Signal.handle(new Signal("TERM"), signal -> Runtime.getRuntime().halt(0));
-        System.out.println("listening on 127.0.0.1:" + ((InetSocketAddress) listener.localAddress()).getPort());
+        System.out.println("listening on " + options.get("--host") + ":" + ((InetSocketAddress) listener.localAddress()).getPort());
         listener.closeFuture().sync();
     }
 
@@ -288,7 +288,7 @@ final class Server {
 
     public static void main(String[] words) {
         Map<String, String> options = new HashMap<>(Map.of(
-                "--port", "0", "--workers", "1", "--transport", "epoll", "--parser", "canned",
+                "--host", "127.0.0.1", "--port", "0", "--workers", "1", "--transport", "epoll", "--parser", "canned",
                 "--mode", "listen", "--count", "1000", "--concurrent", "1"));
         try {
             for (int index = 1; index < words.length; index += 2) {
@@ -300,7 +300,7 @@ final class Server {
             switch (words.length > 0 ? words[0] : "") {
                 case "echo", "http" -> serve(options, words[0]);
                 case "bind" -> timeBinding(options);
-                default -> throw new IllegalArgumentException("usage: Server echo|http|bind [--port P] [--workers N]"
+                default -> throw new IllegalArgumentException("usage: Server echo|http|bind [--host H] [--port P] [--workers N]"
                         + " [--transport T] [--parser P] [--mode M] [--count N] [--concurrent N]");
             }
         } catch (Exception error) {

@@ -1,1 +1,0 @@
-"""The benchmarks of ringloop against its peers: `python bench/run.py --help`."""

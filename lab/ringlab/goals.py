@@ -1,0 +1,352 @@
+"""Goals: what figures must be, from a TOML file, and whether a result reaches them.
+
+A goal is judged for each of its arms over all cells that it names and that were measured:
+
+- reached, if the 95% interval of every cell is on the good side of the limit;
+- missed, if the interval of one cell is on the bad side: that at a confidence which allows for the number of cells;
+- cannot tell otherwise, and with fewer than statistics.ROUNDS_LEAST rounds.
+
+docs/lab.md describes the keys.
+"""
+
+import fnmatch
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, get_args
+
+from ringlab import Refused, analysis, figures, nearest, statistics, workloads
+from ringlab.manifest import ManifestError, Table
+from ringlab.results import Cell, GoalKind, GoalVerdict, Metric, Result
+from ringlab.workloads import CellPlan
+
+KINDS: tuple[GoalKind, ...] = get_args(GoalKind)
+WITH_RIVAL = ("better_by", "times_at_most", "points_at_most", "never_worse_by")
+"""The kinds that compare with other arms."""
+DIFFERENCE_MOST = 1e9
+"""No interval of a difference reaches further: JSON has no infinity."""
+EXIT_REACHED, EXIT_MISSED, EXIT_CANNOT_TELL = 0, 1, 3
+
+
+class GoalsError(Refused):
+    """A goals file can't be used; the message says where, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One goal."""
+
+    name: str
+    arms: tuple[str, ...]
+    cells: tuple[str, ...]
+    """Names of cells."""
+    figures: tuple[str, ...]
+    """Of several, the one in which the arm does best counts; none: the figure that ranks a cell's arms."""
+    against: tuple[str, ...]
+    """Of several, the best one in each cell counts."""
+    kind: GoalKind
+    limit: float
+    line: int
+
+
+# --- reading ---
+
+
+class GoalTable(Table):
+    """A table of a goals file, whose errors name the line."""
+
+    def __init__(self, path: Path, where: str, content: object, lines: Sequence[str], begin: int) -> None:
+        """Take the table that begins in a line, counted from 0."""
+        super().__init__(path, where, content)
+        self.lines = lines
+        self.begin = begin
+
+    def line(self, key: str) -> int:
+        """Return the line of a key, counted from 1, or that of the table, where it has no such key."""
+        for number in range(self.begin + 1, len(self.lines)):
+            if re.match(r"\s*\[", self.lines[number]) and "=" not in self.lines[number]:
+                break
+            if re.match(rf"\s*{re.escape(key)}\s*=", self.lines[number]):
+                return number + 1
+        return self.begin + 1
+
+    def fail(self, key: str, text: str) -> ManifestError:
+        """Return an error about a key."""
+        return ManifestError(f"{self.path}, line {self.line(key)}: {self.where}.{key} {text}")
+
+
+def read(path: Path) -> list[Goal]:
+    """Return the goals in a file; raises GoalsError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise GoalsError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # TOMLDecodeError, which names the line, and UnicodeDecodeError.
+        raise GoalsError(f"{path} is not valid TOML: {error}") from None
+    others = sorted(set(content) - {"goals"})
+    if others:
+        raise GoalsError(f"{path}: {others[0]} is not known; the file has only tables that begin with [[goals]]")
+    tables = content.get("goals", [])
+    if not isinstance(tables, list) or not tables:
+        raise GoalsError(f"{path} has no goal: each is a table that begins with [[goals]]")
+    lines = text.splitlines()
+    begins = [number for number, line in enumerate(lines) if re.match(r"\s*\[\[\s*goals\s*\]\]", line)]
+    try:
+        return [
+            read_goal(GoalTable(path, f"goals[{index}]", table, lines, begins[index] if index < len(begins) else 0))
+            for index, table in enumerate(tables)
+        ]
+    except ManifestError as error:
+        raise GoalsError(str(error)) from None
+
+
+def read_goal(table: GoalTable) -> Goal:
+    """Read one table; raises ManifestError."""
+    name = table.text("name")
+    arms = table.texts("arms")
+    if not arms:
+        raise table.fail("arms", 'is missing: add arms = ["ringloop"], the arms that the goal is for')
+    plans = read_cells(table)
+    kind, limit = read_limit(table)
+    against = table.texts("against")
+    if against and kind not in WITH_RIVAL:
+        raise table.fail("against", f"makes no sense with {kind}, which is about the figure itself")
+    if not against and kind in WITH_RIVAL:
+        raise table.fail("against", f'is missing: {kind} compares with an arm; add against = ["asyncio"]')
+    keys = table.texts("figures")
+    for key in keys:
+        for plan in plans:
+            known = [metric.key for metric in plan.metrics]
+            if key not in known:
+                raise table.fail("figures", f"has {key!r}, which {plan.name} doesn't have; it has {', '.join(known)}")
+    table.done()
+    return Goal(name, arms, tuple(plan.name for plan in plans), keys, against, kind, limit, table.begin + 1)
+
+
+def read_cells(table: GoalTable) -> list[CellPlan]:
+    """Return the cells that a goal is about."""
+    patterns, without = table.texts("cells"), table.texts("without")
+    if not patterns:
+        raise table.fail("cells", 'is missing: add cells = ["loops/echo/*"], names of cells or globs')
+    for key, each in (("cells", patterns), ("without", without)):
+        for pattern in each:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in workloads.BY_NAME):
+                near = nearest.suggest(pattern, list(workloads.BY_NAME))
+                raise table.fail(
+                    key, f"has {pattern!r}, which no cell is called; {near or ''} `ringlab targets --cells` lists them"
+                )
+
+    def matches(name: str, globs: Iterable[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+    return [plan for plan in workloads.CELLS if matches(plan.name, patterns) and not matches(plan.name, without)]
+
+
+def read_limit(table: GoalTable) -> tuple[GoalKind, float]:
+    """Return the one key that says what must be, and its value."""
+    given: list[GoalKind] = [kind for kind in KINDS if kind in table.content]
+    if len(given) != 1:
+        found = f"and {' and '.join(given)} are both there" if given else "and there is none"
+        raise table.fail(given[-1] if given else "name", f"needs exactly one of {', '.join(KINDS)} beside it, {found}")
+    limit = table.get(given[0], float, None, "a number")
+    if not math.isfinite(limit) or limit <= 0:
+        raise table.fail(given[0], f"must be a number above 0, not {limit!r}")
+    if given[0] == "never_worse_by" and limit >= 1:
+        raise table.fail(given[0], f"must be a share below 1, as 0.02 for 2%, not {limit!r}")
+    return given[0], limit
+
+
+def check_arms(goals: Sequence[Goal], path: Path, known: Sequence[str]) -> None:
+    """Raise GoalsError for names of arms that there aren't."""
+    for goal in goals:
+        for name in (*goal.arms, *goal.against):
+            if name not in known:
+                near = nearest.suggest(name, known)
+                raise GoalsError(
+                    f"{path}, line {goal.line}: the goal {goal.name!r} names the arm {name!r}, which there isn't; {near or ''}"
+                    " `ringlab targets` lists the arms"
+                )
+
+
+# --- judging ---
+
+
+class Estimated(Protocol):
+    """A figure with its uncertainty."""
+
+    @property
+    def rounds(self) -> int:
+        """In how many rounds it was measured."""
+
+    @property
+    def ratio(self) -> float:
+        """Its estimate."""
+
+    def within(self, outside: float) -> tuple[float, float]:
+        """Return the values between which the true one lies, but for this probability."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two figures, round by round."""
+
+    values: tuple[float, ...]
+
+    @property
+    def rounds(self) -> int:
+        """In how many rounds both were measured."""
+        return len(self.values)
+
+    @property
+    def ratio(self) -> float:
+        """The mean."""
+        return math.fsum(self.values) / len(self.values)
+
+    def within(self, outside: float) -> tuple[float, float]:
+        """Return the differences between which the true one lies, but for this probability."""
+        rounds, mean = self.rounds, self.ratio
+        if rounds < 2:
+            return -DIFFERENCE_MOST, DIFFERENCE_MOST
+        error = math.sqrt(math.fsum((each - mean) ** 2 for each in self.values) / (rounds * (rounds - 1)))
+        reach = statistics.student_quantile(1 - outside / 2, rounds - 1) * error
+        return mean - reach, mean + reach
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cell: the figure that the limit is held against."""
+
+    cell: str
+    figure: str
+    unit: str
+    against: str
+    found: Estimated
+
+
+def judge(goals: Sequence[Goal], result: Result) -> list[GoalVerdict]:
+    """Judge every goal for each of its arms that took part."""
+    took_part = {arm for cell in result.cells for arm in cell.arms if cell.measured(arm)}
+    copies = {arm.repeats: arm.name for arm in result.arms if arm.repeats}
+    return [judge_goal(goal, arm, result, copies) for goal in goals for arm in goal.arms if arm in took_part]
+
+
+def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> GoalVerdict:
+    """Judge one goal for one arm."""
+    findings = [
+        finding
+        for cell in result.cells
+        if cell.name in goal.cells and (finding := find(goal, arm, cell, copies)) is not None
+    ]
+    verdict = GoalVerdict(goal=goal.name, arm=arm, verdict="not measured", kind=goal.kind, limit=goal.limit)
+    if not findings:
+        return verdict
+    outside = 1 - statistics.CONFIDENCE
+    at_least = goal.kind in ("better_by", "never_worse_by")
+    limit = 1 - goal.limit if goal.kind == "never_worse_by" else goal.limit
+    enough = [each for each in findings if each.found.rounds >= statistics.ROUNDS_LEAST]
+
+    def short(bounds: tuple[float, float]) -> bool:
+        return bounds[1] < limit if at_least else bounds[0] > limit
+
+    def good(bounds: tuple[float, float]) -> bool:
+        return bounds[0] >= limit if at_least else bounds[1] <= limit
+
+    strict = outside / len(findings)
+    failed = [each for each in enough if short(each.found.within(strict))]
+    if goal.kind == "never_worse_by":
+        certain = bool(enough)
+    else:
+        certain = enough == findings and all(good(each.found.within(outside)) for each in findings)
+    verdict.verdict = "missed" if failed else "reached" if certain else "cannot tell"
+    worst = min(failed or findings, key=lambda each: each.found.ratio * (1 if at_least else -1))
+    verdict.low, verdict.high = worst.found.within(strict if failed else outside)
+    verdict.value, verdict.cell, verdict.figure = worst.found.ratio, worst.cell, worst.figure
+    verdict.unit, verdict.against, verdict.cells = worst.unit, worst.against, len(findings)
+    beyond = [each for each in findings if (each.found.ratio < limit) == at_least and each.found.ratio != limit]
+    verdict.cells_beyond = len(beyond)
+    verdict.sentence = sentence_of(verdict, worst.found.rounds)
+    return verdict
+
+
+def find(goal: Goal, arm: str, cell: Cell, copies: dict[str, str]) -> Finding | None:
+    """Return what a goal's limit is held against in a cell, in the figure in which the arm does best."""
+    metrics = [metric for metric in cell.metrics if metric.key in goal.figures] if goal.figures else [cell.primary]
+    found = [each for metric in metrics if (each := find_figure(goal, arm, cell, metric, copies)) is not None]
+    best = max if goal.kind in ("better_by", "never_worse_by") else min
+    return best(found, key=lambda each: each.found.ratio) if found else None
+
+
+def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[str, str]) -> Finding | None:
+    """Return the same for one figure."""
+    own = analysis.series_of(cell, arm, metric, copies)
+    rival = best_of(goal.against, cell, metric, copies)
+    if goal.against and not rival:
+        return None
+    other = analysis.series_of(cell, rival, metric, copies) if rival else [1.0] * len(own)
+    found: Estimated | None
+    if goal.kind == "points_at_most":
+        pairs = zip(cell.series(arm, metric.key), cell.series(rival, metric.key), strict=True)
+        values = tuple(one - two for one, two in pairs if one is not None and two is not None)
+        found = Difference(values) if values else None
+    elif goal.kind in ("better_by", "never_worse_by") and metric.better == "lower":
+        found = statistics.estimate(statistics.log_ratios(other, own))
+    else:
+        found = statistics.estimate(statistics.log_ratios(own, other))
+    return Finding(cell.name, metric.key, metric.unit, rival, found) if found is not None else None
+
+
+def best_of(arms: Sequence[str], cell: Cell, metric: Metric, copies: dict[str, str]) -> str:
+    """Return which of these arms is best in a cell, or nothing where none was measured."""
+    means = {}
+    for arm in arms:
+        values = [each for each in analysis.series_of(cell, arm, metric, copies) if each is not None]
+        if values:
+            means[arm] = math.fsum(values) / len(values)
+    if not means:
+        return ""
+    best = min if metric.better == "lower" else max
+    return best(means, key=lambda arm: means[arm])
+
+
+def asked_for(verdict: GoalVerdict) -> str:
+    """Say what a goal asks for."""
+    limit = figures.plain(verdict.limit)
+    unit = "" if verdict.unit.startswith("%") else verdict.unit
+    return {
+        "better_by": f"at least {limit} times {'better' if verdict.limit > 1 else 'as good'}",
+        "times_at_most": f"at most {limit} times as much",
+        "points_at_most": f"at most {limit} more",
+        "at_most": f"at most {figures.in_unit(verdict.limit, unit)}",
+        "never_worse_by": f"never certainly worse by {figures.percent(verdict.limit)}",
+    }[verdict.kind]
+
+
+def sentence_of(verdict: GoalVerdict, rounds: int) -> str:
+    """Say what was measured, with its interval."""
+    value, low, high = verdict.value, verdict.low, verdict.high
+    if verdict.kind == "at_most":
+        write = [figures.in_unit(each, verdict.unit) for each in (value, low, high)]
+    elif verdict.kind == "points_at_most":
+        write = [f"{each:.2f}" for each in (value, low, high)]
+    else:
+        write = [f"{each:.2f}" if abs(each) < 10 else f"{each:.1f}" for each in (value, low, high)]
+    text = f"{write[0]} ({f'{write[1]} to {write[2]}' if rounds > 1 else 'one round'}) in {verdict.cell}"
+    text += f" against {verdict.against}" if verdict.against else ""
+    text += f", {asked_for(verdict)}"
+    if verdict.cells_beyond and verdict.cells > 1:
+        text += f"; {verdict.cells_beyond} of {verdict.cells} cells are beyond the limit"
+    if rounds < statistics.ROUNDS_LEAST:
+        text += f"; {figures.counted(rounds, 'round')} of at least {statistics.ROUNDS_LEAST}"
+    return text
+
+
+def status_of(verdicts: Sequence[GoalVerdict]) -> int:
+    """Return the exit status: 1 where a goal is missed, 3 where none is but one can't be told, or nothing was judged."""
+    kinds = {each.verdict for each in verdicts}
+    if "missed" in kinds:
+        return EXIT_MISSED
+    return EXIT_REACHED if kinds <= {"reached", "not measured"} and "reached" in kinds else EXIT_CANNOT_TELL

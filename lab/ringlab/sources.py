@@ -1,0 +1,58 @@
+"""Where the sources are from which the lab builds targets and its load generator: a clone of the repository, or a copy in the cache.
+
+A package of ringlab contains the sources as an archive (lab/hatch_build.py). It is unpacked where it is needed for the first time,
+because builds write beside the sources, and the folder of a package may be read-only.
+"""
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+ARCHIVE = Path(__file__).resolve().parent / "sources.tar.gz"
+PROGRAM = Path(__file__).resolve().parent / "bin" / "ringlab-load"
+"""The load generator, in packages that have it."""
+
+
+def clone() -> Path | None:
+    """Return the root of the repository that contains this package, if one does."""
+    root = Path(__file__).resolve().parent.parent.parent
+    return root if (root / "lab" / "ringlab-load" / "Cargo.toml").exists() else None
+
+
+def cache() -> Path:
+    """Return the folder for unpacked sources: ringlab in $XDG_CACHE_HOME or ~/.cache."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / "ringlab"
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    """Return the folder with the archive's contents, after unpacking it if that has not happened yet."""
+    name = hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
+    target = folder / name
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder))
+        try:
+            with tarfile.open(archive) as contents:
+                # Before 3.11.4 there are no filters.
+                contents.extraction_filter = getattr(tarfile, "data_filter", None)
+                contents.extractall(fresh)
+            # Another process may have been faster.
+            if not target.exists():
+                fresh.rename(target)
+        except FileExistsError:
+            pass
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return target
+
+
+def root() -> Path | None:
+    """Return the folder with the layout of the repository; None if this package came without sources."""
+    found = clone()
+    if found is None and ARCHIVE.exists():
+        found = unpacked(ARCHIVE, cache())
+    return found

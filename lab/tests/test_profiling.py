@@ -1,0 +1,117 @@
+"""Flame graphs: stacks are read as perf prints them, and the drawing is well formed whatever functions are called."""
+
+import os
+import shutil
+import xml.etree.ElementTree as xml
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ringlab import process, profiling
+
+PRINTED = """
+python 3.11 4242/4242 cpu-clock:pppH:
+\t    55d0c0d0e0f0 _PyEval_EvalFrameDefault+0x1a2b (/usr/bin/python3.11)
+\t    55d0c0d0a0a0 [unknown] (/usr/bin/python3.11)
+\t    7f00aa00bb00 __libc_start_main+0x80 (/usr/lib/libc.so.6)
+
+python 3.11 4242/4242 cpu-clock:pppH:
+\t    55d0c0d0e0f1 _PyEval_EvalFrameDefault+0x1a2c (/usr/bin/python3.11)
+\t    55d0c0d0a0a0 [unknown] (/usr/bin/python3.11)
+\t    7f00aa00bb00 __libc_start_main+0x80 (/usr/lib/libc.so.6)
+
+tokio-worker 77/78 cycles:
+\tffffffff81000001 tcp_sendmsg+0x11 ([kernel.kallsyms])
+\t    5500aa000001 <tokio::net::Tcp as core::future::Future>::poll::h0123456789abcdef+0x5 (/work/server)
+\t    5500aa000002 operator()(int, char const*) const+0x7 (/work/server (deleted))
+
+"""
+
+
+def test_stacks_are_counted_from_what_perf_prints() -> None:
+    assert profiling.fold(PRINTED) == {
+        ("python 3.11", "__libc_start_main", "[python3.11]", "_PyEval_EvalFrameDefault"): 2,
+        (
+            "tokio-worker", "operator()(int, char const*) const", "<tokio::net::Tcp as core::future::Future>::poll",
+            "tcp_sendmsg [kernel]",
+        ): 1,
+    }  # fmt: skip
+
+
+def test_stacks_without_an_empty_line_at_the_end_count() -> None:
+    assert sum(profiling.fold(PRINTED.rstrip()).values()) == 3
+    assert profiling.fold("") == {}
+
+
+def test_a_box_is_as_wide_as_its_share() -> None:
+    stacks = Counter({("p", "a", "b"): 30, ("p", "a", "c"): 10, ("p", "d"): 60})
+    found = {
+        name: (left, share, depth, count)
+        for name, left, share, depth, count in profiling.boxes(profiling.tree_of(stacks), 100)
+    }
+    assert found["p"] == (0.0, 1.0, 0, 100)
+    assert found["a"] == (0.0, 0.4, 1, 40)
+    assert found["c"] == pytest.approx((0.3, 0.1, 2, 10))
+    assert found["d"] == pytest.approx((0.4, 0.6, 1, 60))
+
+
+def test_the_drawing_is_well_formed() -> None:
+    stacks = Counter({("p<&>\"'", "a" * 500, "std::vec<T>::push"): 3, ("p<&>\"'", "b;c"): 1})
+    root = xml.fromstring(profiling.draw("<an arm> & more", stacks))
+    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[0] == "<an arm> & more"
+    assert "std::vec<T>::push: 75%, 3 samples" in titles
+    assert xml.fromstring(profiling.draw("nothing", Counter())) is not None
+
+
+def test_folded_stacks_are_for_other_tools() -> None:
+    assert profiling.folded(Counter({("p", "a;b"): 2, ("p",): 1})) == "p 1\np;a:b 2\n"
+
+
+def test_a_missing_perf_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert profiling.why_not() == (
+        "perf isn't installed: apt-get install linux-perf (Debian), or linux-tools-generic (Ubuntu)"
+    )
+
+
+def test_a_forbidden_perf_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    perf = tmp_path / "perf"
+    perf.write_text("#!/bin/sh\necho 'Access to performance monitoring is limited.' >&2\nexit 255\n")
+    perf.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = profiling.why_not()
+    assert "perf may not sample here: Access to performance monitoring is limited." in found
+    assert "sysctl kernel.perf_event_paranoid=1" in found
+
+
+def test_a_recording_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    perf = tmp_path / "perf"
+    perf.write_text("#!/bin/sh\necho 'no such process' >&2\nexit 1\n")
+    perf.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with profiling.Sampler([1], tmp_path / "perf.data") as sampler:
+        sampler.see({"event": "window_start"})
+        assert sampler.recorder is not None
+        sampler.recorder.wait()
+        sampler.see({"event": "window_end"})
+    assert sampler.problem == "no such process"
+    with pytest.raises(process.SampleFailed, match="perf script: no such process"):
+        profiling.script(tmp_path / "perf.data")
+
+
+def test_perf_itself_is_read(tmp_path: Path) -> None:
+    problem = profiling.why_not()
+    if problem:
+        pytest.skip(problem)
+    perf = shutil.which("perf")
+    assert perf is not None
+    data = tmp_path / "perf.data"
+    profiling.subprocess.run(
+        [perf, "record", "-q", "-F", "499", "-g", "-o", data, "--", "sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    stacks = profiling.fold(profiling.script(data))
+    assert sum(stacks.values()) > 0
+    assert any(stack[0] in ("sh", "dash", "bash", "busybox") for stack in stacks)

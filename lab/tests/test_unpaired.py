@@ -1,0 +1,190 @@
+"""Two results against each other: what changed is found, what didn't isn't, and every form of report says so."""
+
+import csv
+import io
+import random
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from click.testing import CliRunner, Result
+from runs import make_run, write_run
+
+from ringlab import Refused, cli, exports, results, statistics, unpaired
+
+
+def ringlab(*words: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+def kinds(comparison: unpaired.Comparison) -> dict[str, str]:
+    return {judged.arm: judged.kind for judged in comparison.judged}
+
+
+def test_a_change_is_found_and_a_slower_machine_is_none() -> None:
+    before = make_run({"red": 5.0, "blue": 6.0, "green": 7.0})
+    after = make_run({"red": 5.5, "blue": 6.0, "green": 6.3}, number=2, machine=1.4)
+    comparison = unpaired.compare(before, after)
+    assert kinds(comparison) == {"red": "worse", "blue": "tie", "green": "better"}
+    red = comparison.judged[0]
+    assert red.ratio == pytest.approx(1.1, rel=0.03)
+    assert red.low < 1.1 < red.high
+    assert red.worse_by == pytest.approx(0.1, abs=0.03)
+    assert "relative to c-epoll" in red.sentence
+
+
+def test_without_a_control_the_machine_is_part_of_it() -> None:
+    before, after = make_run({"red": 5.0}), make_run({"red": 5.0}, number=2, machine=1.4)
+    comparison = unpaired.compare(before, after, control="none")
+    assert kinds(comparison)["red"] == "worse"
+    assert "as measured, the machine's drift included" in comparison.judged[0].sentence
+
+
+def test_a_higher_rate_is_better() -> None:
+    comparison = unpaired.compare(make_run({"red": 5.0}), make_run({"red": 4.0}, number=2), every_metric=True)
+    rate = next(judged for judged in comparison.judged if judged.metric.key == "operations_per_s")
+    assert rate.ratio > 1
+    assert rate.kind == "better"
+
+
+def test_between_equals_hardly_ever_a_change_is_reported() -> None:
+    dice = random.Random(5)
+    wrong = 0
+    for _ in range(300):
+        noise = dice.choice([0.005, 0.02, 0.05])
+        before = np.array([dice.gauss(0, noise) for _ in range(9)])
+        after = np.array([dice.gauss(0, noise) for _ in range(9)])
+        found = unpaired.estimate(before, after)
+        assert found is not None
+        wrong += statistics.judge(found, found.p, statistics.MARGIN) in ("below", "above")
+    assert wrong <= 15
+
+
+@pytest.mark.parametrize("sizes", [(5, 6), (9, 15), (15, 9)])
+def test_the_test_is_that_of_welch_and_yuen(sizes: tuple[int, int]) -> None:
+    random_numbers = np.random.default_rng(3)
+    first, second = random_numbers.normal(0, 1, sizes[0]), random_numbers.normal(0.5, 2, sizes[1])
+    found = unpaired.estimate(first, second)
+    assert found is not None
+    trim = statistics.TRIM if min(sizes) >= statistics.TRIMMED_FROM else 0.0
+    expected = scipy.stats.ttest_ind(second, first, equal_var=False, trim=trim)
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
+
+
+def test_how_far_the_copy_moved_is_no_change() -> None:
+    before, after = make_run({"red": 5.0}), make_run({"red": 5.35}, number=2)
+    assert kinds(unpaired.compare(before, after)) == {"red": "worse"}
+    for sample in after.cells[0].samples:
+        if sample.arm.endswith("(again)"):
+            sample.figures["server_cpu_us"] *= 1.08
+    assert kinds(unpaired.compare(before, after)) == {"red": "cannot tell"}
+
+
+def test_what_is_missing_and_what_differs_is_told() -> None:
+    before = make_run({"red": 5.0, "blue": 6.0}, cells=("echo/framed/1KB/100", "rtt/1KB"))
+    after = make_run({"red": 5.0}, number=2)
+    after.environment.kernel = "Linux 7.0"
+    comparison = unpaired.compare(before, after)
+    assert set(comparison.missing) == {
+        ("echo/framed/1KB/100", "blue"), ("rtt/1KB", "c-epoll"), ("rtt/1KB", "red"), ("rtt/1KB", "blue"),
+    }  # fmt: skip
+    assert comparison.notes == ["the kernel was Linux 6.18, and is Linux 7.0"]
+
+
+def test_cells_of_other_parameters_are_not_compared() -> None:
+    before, after = make_run({"red": 5.0}), make_run({"red": 5.0}, number=2)
+    after.cells[0].parameters["connections"] = 50
+    with pytest.raises(results.ResultError, match="no arm and cell in common"):
+        unpaired.compare(before, after)
+
+
+def test_an_unknown_control_is_refused() -> None:
+    with pytest.raises(results.ResultError, match="no arm is called 'nobody'"):
+        unpaired.compare(make_run({"red": 5.0}), make_run({"red": 5.0}), control="nobody")
+
+
+# --- exports ---
+
+
+@pytest.mark.parametrize("text", ["slower:x", "slower:", "better", "missing:3%", "", "slower:-1%"])
+def test_a_condition_that_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="isn't understood; write slower, faster, cannot-tell or missing"):
+        exports.Condition.parse(text)
+
+
+def test_conditions_have_limits() -> None:
+    comparison = unpaired.compare(make_run({"red": 5.0}), make_run({"red": 5.5}, number=2))
+    fails = {
+        text: bool(exports.failures(comparison, [exports.Condition.parse(text)]))
+        for text in ("slower", "slower:5%", "slower:5", "slower:20%", "faster", "cannot-tell")
+    }
+    assert fails == {
+        "slower": True, "slower:5%": True, "slower:5": True, "slower:20%": False, "faster": False, "cannot-tell": False,
+    }  # fmt: skip
+
+
+def test_junit_counts_failures_and_holds_any_text() -> None:
+    before, after = make_run({"red": 5.0, "b<&\x01": 5.0}), make_run({"red": 6.0, "b<&\x01": 5.0}, number=2)
+    comparison = unpaired.compare(before, after)
+    root = xml.fromstring(exports.junit("a\x00b", comparison, [exports.Condition("slower")]))
+    (suite,) = root
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == ["red: server CPU per operation"]
+    assert suite.get("name") == "a?b"
+
+
+def test_annotations_cannot_be_broken_out_of() -> None:
+    line = exports.command("error", "a,b::c\n::warning::x", "100% \n::error::y")
+    assert line == "::error title=a%2Cb%3A%3Ac%0A%3A%3Awarning%3A%3Ax::100%25 %0A::error::y"
+
+
+def test_csv_has_every_figure() -> None:
+    result = make_run({'red, the "first"': 5.0}, rounds=3)
+    rows = list(csv.DictReader(io.StringIO(exports.result_csv(result))))
+    assert len(rows) == 3 * 3 * 2
+    assert {row["arm"] for row in rows} == {"c-epoll", "c-epoll (again)", 'red, the "first"'}
+    assert float(rows[0]["value"]) == next(iter(result.cells[0].samples[0].figures.values()))
+
+
+# --- the command ---
+
+
+def test_the_command_compares_files(tmp_path: Path) -> None:
+    before, after = write_run(tmp_path, make_run({"red": 5.0})), write_run(tmp_path, make_run({"red": 5.6}, number=2))
+    junit, table, summary = tmp_path / "junit.xml", tmp_path / "table.csv", tmp_path / "summary.md"
+    words = ("compare", before, after.parent, "--junit", junit, "--csv", table, "--summary", summary)
+    assert ringlab(*words).exit_code == 0
+    found = ringlab(*words, "--fail-if", "slower:3%", "--annotate")
+    assert found.exit_code == 1, found.output
+    assert "red in server CPU per operation: worse by 12%" in found.output or "worse by 1" in found.output
+    assert "::error title=echo/framed/1KB/100%3A red::" in found.output
+    assert xml.parse(junit).getroot()[0].get("failures") == "1"
+    assert table.read_text().splitlines()[1].startswith("echo/framed/1KB/100,red,server_cpu_us,us,worse,1.")
+    assert "1 worse, 0 better" in summary.read_text()
+
+
+def test_options_for_other_things_are_refused(tmp_path: Path) -> None:
+    before, after = write_run(tmp_path, make_run({"red": 5.0})), write_run(tmp_path, make_run({"red": 5.6}, number=2))
+    found = ringlab("compare", before, after, "--rounds", "3")
+    assert found.exit_code == 2
+    assert "--rounds is for arms, not for result files" in found.output
+    found = ringlab("compare", "go", "tokio", "--junit", tmp_path / "x.xml")
+    assert found.exit_code == 2
+    assert "--junit is for two result files" in found.output
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    before = write_run(tmp_path, make_run({"red": 5.0}))
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("{}")
+    found = ringlab("compare", before, wrong)
+    assert found.exit_code == 2
+    assert "wrong.json is not a result of ringlab" in found.output
+
+
+def test_report_writes_csv_and_a_summary(tmp_path: Path) -> None:
+    path = write_run(tmp_path, make_run({"red": 5.0}))
+    assert ringlab("report", path, "--format", "csv").output.startswith("cell,arm,round,")
+    assert "| echo/framed/1KB/100 | " in ringlab("report", path, "--format", "summary").output
