@@ -76,9 +76,13 @@ pub(crate) fn try_now(
             start,
             offset,
         } => write(fd.as_raw_fd(), &buffer[*start..], *offset),
-        Op::Fsync { .. } | Op::OpenAt { .. } | Op::Statx { .. } | Op::Close { .. } => {
-            return Attempt::Offload;
-        }
+        Op::Fsync { .. }
+        | Op::OpenAt { .. }
+        | Op::Statx { .. }
+        | Op::RenameAt { .. }
+        | Op::UnlinkAt { .. }
+        | Op::MkDirAt { .. }
+        | Op::Close { .. } => return Attempt::Offload,
         Op::Shutdown { fd, how } => sys::shutdown(fd.as_raw_fd(), *how).map(|()| 0),
     };
     match result {
@@ -228,6 +232,28 @@ fn attempt(operation: &mut Operation) -> i32 {
             &mut status.0,
         )
         .map(|()| 0),
+        Op::RenameAt {
+            from_directory,
+            from,
+            to_directory,
+            to,
+            flags,
+        } => sys::rename_at(
+            (place(from_directory.as_ref()), from),
+            (place(to_directory.as_ref()), to),
+            *flags,
+        )
+        .map(|()| 0),
+        Op::UnlinkAt {
+            directory,
+            path,
+            flags,
+        } => sys::unlink_at(place(directory.as_ref()), path, *flags).map(|()| 0),
+        Op::MkDirAt {
+            directory,
+            path,
+            mode,
+        } => sys::make_directory_at(place(directory.as_ref()), path, *mode).map(|()| 0),
         Op::Close { fd } => fd.take().map_or(Ok(()), sys::close).map(|()| 0),
         _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
     };

@@ -56,7 +56,16 @@
 //! registered at once, and operations are emulated.
 
 #![deny(unsafe_code)]
-#![cfg(target_os = "linux")]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("ringloop-driver needs Linux: it drives io_uring and epoll");
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("ringloop-driver needs a 64-bit machine: it is tested on x86-64 and aarch64");
+
+/// Compiles the program of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod address;
 pub mod affinity;
@@ -235,7 +244,8 @@ impl Driver {
     }
 
     /// Cancels an operation. Its last event comes in any case, with `ECANCELED` or with its result if it was over
-    /// before. A close is not cancelled. A stale token is not an error.
+    /// before. A cancelled [`Close`](Op::Close) closes its descriptor all the same, at the latest when the operation is
+    /// dropped. A stale token is not an error.
     pub fn cancel(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.cancel(token);

@@ -155,6 +155,37 @@ pub enum Op {
         /// Where the answer goes; see [`FileStatus::default`].
         status: Box<FileStatus>,
     },
+    /// Renames a file or a directory. The result is 0.
+    RenameAt {
+        /// Where a relative path begins: a directory; `None` is the working directory.
+        from_directory: Option<SharedFd>,
+        /// The path.
+        from: CString,
+        /// The same for the new path.
+        to_directory: Option<SharedFd>,
+        /// The new path.
+        to: CString,
+        /// `RENAME_*` as for renameat2(2).
+        flags: u32,
+    },
+    /// Removes a name of a file, or an empty directory. The result is 0.
+    UnlinkAt {
+        /// Where relative paths begin: a directory; `None` is the working directory.
+        directory: Option<SharedFd>,
+        /// The path.
+        path: CString,
+        /// `AT_REMOVEDIR` for a directory, or 0.
+        flags: i32,
+    },
+    /// Makes a directory. The result is 0.
+    MkDirAt {
+        /// Where relative paths begin: a directory; `None` is the working directory.
+        directory: Option<SharedFd>,
+        /// The path.
+        path: CString,
+        /// Its permissions, less those in the process's umask.
+        mode: u32,
+    },
     /// Shuts down one or both directions of a socket. The result is 0.
     Shutdown {
         /// The socket.
@@ -185,7 +216,12 @@ macro_rules! file_of {
             | Op::Write { fd, .. }
             | Op::Fsync { fd, .. }
             | Op::Shutdown { fd, .. } => Some(fd),
-            Op::OpenAt { .. } | Op::Statx { .. } | Op::Close { .. } => None,
+            Op::OpenAt { .. }
+            | Op::Statx { .. }
+            | Op::RenameAt { .. }
+            | Op::UnlinkAt { .. }
+            | Op::MkDirAt { .. }
+            | Op::Close { .. } => None,
         }
     };
 }

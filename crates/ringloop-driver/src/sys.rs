@@ -172,7 +172,7 @@ pub(crate) fn can_be_polled(fd: RawFd) -> io::Result<()> {
 /// A timeout in the kernel's format. One that is too long becomes the longest possible.
 pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
     }
 }
@@ -369,7 +369,7 @@ pub(crate) fn read(
     waiting: Waiting,
 ) -> io::Result<usize> {
     let (data, length) = (buffer.as_mut_ptr().cast(), buffer.len());
-    // SAFETY: the buffer is valid for writes of that length, and so is the vector for reads.
+    // SAFETY: the buffer is valid for writes of that length.
     check_size(unsafe {
         match (waiting, offset) {
             (Waiting::Allowed, None) => libc::read(fd, data, length),
@@ -377,12 +377,7 @@ pub(crate) fn read(
                 libc::pread64(fd, data, length, offset as libc::off64_t)
             }
             (Waiting::Forbidden, offset) => {
-                let vector = libc::iovec {
-                    iov_base: data,
-                    iov_len: length,
-                };
-                let offset = offset.map_or(-1, |offset| offset as libc::off64_t);
-                libc::preadv2(fd, &raw const vector, 1, offset, libc::RWF_NOWAIT)
+                transfer_at_once(libc::SYS_preadv2, fd, data, length, offset)
             }
         }
     })
@@ -396,7 +391,7 @@ pub(crate) fn write(
     waiting: Waiting,
 ) -> io::Result<usize> {
     let (data, length) = (buffer.as_ptr().cast::<libc::c_void>(), buffer.len());
-    // SAFETY: the buffer is valid for reads of that length, and so is the vector; pwritev2 only reads both.
+    // SAFETY: the buffer is valid for reads of that length; pwritev2 only reads it.
     check_size(unsafe {
         match (waiting, offset) {
             (Waiting::Allowed, None) => libc::write(fd, data, length),
@@ -404,15 +399,43 @@ pub(crate) fn write(
                 libc::pwrite64(fd, data, length, offset as libc::off64_t)
             }
             (Waiting::Forbidden, offset) => {
-                let vector = libc::iovec {
-                    iov_base: data.cast_mut(),
-                    iov_len: length,
-                };
-                let offset = offset.map_or(-1, |offset| offset as libc::off64_t);
-                libc::pwritev2(fd, &raw const vector, 1, offset, libc::RWF_NOWAIT)
+                transfer_at_once(libc::SYS_pwritev2, fd, data.cast_mut(), length, offset)
             }
         }
     })
+}
+
+/// `preadv2(2)` or `pwritev2(2)` of one buffer, which fails with `EAGAIN` where it would wait. Called by its number,
+/// because musl has these functions only since 1.2.5.
+///
+/// # Safety
+/// The buffer is valid for `length` bytes: for writes with `SYS_preadv2`, and for reads with `SYS_pwritev2`.
+unsafe fn transfer_at_once(
+    call: libc::c_long,
+    fd: RawFd,
+    data: *mut libc::c_void,
+    length: usize,
+    offset: Option<u64>,
+) -> libc::ssize_t {
+    let vector = libc::iovec {
+        iov_base: data,
+        iov_len: length,
+    };
+    let offset = offset.map_or(-1, |offset| offset as libc::off64_t);
+    // SAFETY: the vector lives until the call returns; the caller answers for the buffer. The offset comes in two
+    // halves, of which 64-bit kernels use only the first.
+    let transferred = unsafe {
+        libc::syscall(
+            call,
+            fd,
+            &raw const vector,
+            1_usize,
+            offset as libc::c_long,
+            (offset >> 32) as libc::c_long,
+            libc::RWF_NOWAIT,
+        )
+    };
+    transferred as libc::ssize_t
 }
 
 pub(crate) fn fsync(fd: RawFd, data_only: bool) -> io::Result<()> {
@@ -451,5 +474,50 @@ pub(crate) fn statx(
     status: &mut libc::statx,
 ) -> io::Result<()> {
     // SAFETY: the path is a terminated string, and the result is a statx of the caller's.
-    check(unsafe { libc::statx(directory, path.as_ptr(), flags, mask, status) }).map(drop)
+    let result = unsafe {
+        // musl has the function only since 1.2.5.
+        libc::syscall(
+            libc::SYS_statx,
+            directory,
+            path.as_ptr(),
+            flags,
+            mask,
+            &raw mut *status,
+        )
+    };
+    check(result as libc::c_int).map(drop)
+}
+
+pub(crate) fn rename_at(
+    from: (RawFd, &CStr),
+    to: (RawFd, &CStr),
+    flags: libc::c_uint,
+) -> io::Result<()> {
+    // SAFETY: the paths are terminated strings.
+    let result = unsafe {
+        // musl does not have the function.
+        libc::syscall(
+            libc::SYS_renameat2,
+            from.0,
+            from.1.as_ptr(),
+            to.0,
+            to.1.as_ptr(),
+            flags,
+        )
+    };
+    check(result as libc::c_int).map(drop)
+}
+
+pub(crate) fn unlink_at(directory: RawFd, path: &CStr, flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: the path is a terminated string.
+    check(unsafe { libc::unlinkat(directory, path.as_ptr(), flags) }).map(drop)
+}
+
+pub(crate) fn make_directory_at(
+    directory: RawFd,
+    path: &CStr,
+    mode: libc::mode_t,
+) -> io::Result<()> {
+    // SAFETY: the path is a terminated string.
+    check(unsafe { libc::mkdirat(directory, path.as_ptr(), mode) }).map(drop)
 }

@@ -453,6 +453,30 @@ impl Table {
                 .is_some_and(|parked| parked.get_mut().opens_again(result))
     }
 
+    /// Whether an operation was cancelled while the kernel had it.
+    pub(crate) fn is_cancelled(&mut self, token: Token) -> bool {
+        self.operation(token)
+            .is_some_and(|submitted| submitted.cancelled)
+    }
+
+    /// The operation in a slot, if it was cancelled, the kernel has it, and a further cancel will find it or find it
+    /// over: one on a storage device is never found, and takes its time.
+    pub(crate) fn goes_on(&mut self, index: u32) -> Option<Token> {
+        let (token, entry) = self.slots.by_index(index)?;
+        let Entry::Operation(submitted) = entry else {
+            return None;
+        };
+        let is_on_socket = submitted
+            .parked
+            .as_mut()
+            .is_some_and(|parked| parked.get_mut().op.is_on_socket());
+        let goes_on = submitted.phase == Phase::InFlight
+            && submitted.cancelled
+            && submitted.error == 0
+            && is_on_socket;
+        goes_on.then_some(token)
+    }
+
     /// Releases the socket of a discarded operation that the kernel has taken.
     pub(crate) fn release_socket(&mut self, token: Token) {
         if let Some(Submitted {

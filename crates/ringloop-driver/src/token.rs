@@ -134,6 +134,13 @@ impl<T> Slots<T> {
         slot.value.as_mut().map(|value| (token, value))
     }
 
+    /// The owner of a slot.
+    pub(crate) fn by_index(&mut self, index: u32) -> Option<(Token, &mut T)> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let token = Token::new(index, slot.generation);
+        slot.value.as_mut().map(|value| (token, value))
+    }
+
     /// The values of all live tokens.
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref())

@@ -261,8 +261,8 @@ impl Uring {
             // ECANCELED of a close could come from the cancel or from the file.
             Phase::InFlight if submitted.course != Course::Close => {
                 submitted.cancelled = true;
-                self.ring
-                    .push(requests::cancel(self.table.user_data(token)));
+                let user_data = self.table.user_data(token);
+                self.ring.push(requests::cancel_operation(user_data));
             }
             // An answered zero-copy send is over, except for its memory, which only the kernel can release.
             _ => {}
@@ -450,6 +450,9 @@ impl Uring {
         for token in remaining.operations {
             self.begin_anew(token, events);
         }
+        for token in remaining.missed {
+            self.cancel(token);
+        }
     }
 
     /// Queues the request of an operation again that the kernel has ended early.
@@ -569,14 +572,17 @@ impl Uring {
             if self.table.is_closing() {
                 // A cancelled close might not close its descriptor, and nobody could tell.
                 self.disarm_everything();
-                for token in self.table.operations() {
-                    self.cancel(token);
-                }
-            } else {
-                self.ring.push(requests::cancel_all());
             }
             let deadline = Instant::now() + WIND_UP_MAX;
             loop {
+                // Each time, because the kernel may not find what it is about to try again.
+                if self.table.is_closing() {
+                    for token in self.table.operations() {
+                        self.cancel(token);
+                    }
+                } else {
+                    self.ring.push(requests::cancel_all());
+                }
                 let wait = !self.table.operations().is_empty();
                 let entered = self.enter_all(wait, Some(WIND_UP_STEP), &mut events);
                 self.reap(&mut events);

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use http::HeaderValue;
+
 use crate::date::{self, http_date};
 use crate::syntax;
 
@@ -65,6 +67,16 @@ pub struct Lines {
     has_date: bool,
     unix_s: u64,
     date: Vec<u8>,
+    values: Option<Values>,
+}
+
+/// The values of Date and Server, for HTTP/2. None: there is no such field.
+#[derive(Debug)]
+struct Values {
+    /// Since when Date is right.
+    unix_s: u64,
+    date: Option<HeaderValue>,
+    server: Option<HeaderValue>,
 }
 
 /// Whether a field with this name and this value can be part of a response.
@@ -73,6 +85,7 @@ pub fn is_field(name: &[u8], value: &[u8]) -> bool {
 }
 
 const DATE_NAME: &[u8] = b"date: ";
+const SERVER_NAME: &[u8] = b"server: ";
 
 impl Lines {
     /// `server` is the value of Server; without one, there is no such field. `has_date` says whether to send Date. RFC
@@ -97,6 +110,7 @@ impl Lines {
             has_date,
             unix_s: 0,
             date,
+            values: None,
         }
     }
 
@@ -126,19 +140,25 @@ impl Lines {
         }
     }
 
-    /// The values of Date and Server, empty if they are off.
-    pub(crate) fn values(&mut self, unix_s: u64) -> (&[u8], &[u8]) {
-        self.date(unix_s);
-        let value = |line: &[u8], name: &[u8]| {
-            if line.is_empty() {
-                0..0
-            } else {
-                name.len()..line.len() - b"\r\n".len()
-            }
-        };
-        let date = value(&self.date, DATE_NAME);
-        let server = value(&self.server, b"server: ");
-        (&self.date[date], &self.server[server])
+    /// The values of Date and Server, if they are on.
+    pub(crate) fn values(&mut self, unix_s: u64) -> (Option<&HeaderValue>, Option<&HeaderValue>) {
+        if self.values.as_ref().is_none_or(|it| it.unix_s != unix_s) {
+            self.date(unix_s);
+            let value = |line: &[u8], name: &[u8]| {
+                let value = line.get(name.len()..line.len().checked_sub(b"\r\n".len())?)?;
+                HeaderValue::from_bytes(value).ok()
+            };
+            self.values = Some(Values {
+                unix_s,
+                date: value(&self.date, DATE_NAME),
+                server: value(&self.server, SERVER_NAME),
+            });
+        }
+        let values = self.values.as_ref();
+        (
+            values.and_then(|values| values.date.as_ref()),
+            values.and_then(|values| values.server.as_ref()),
+        )
     }
 }
 

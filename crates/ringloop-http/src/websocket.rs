@@ -11,7 +11,9 @@
 //! let mut input = *b"\x81\x85\x01\x02\x03\x04igohn\x89\x80";
 //! let mut at = 0;
 //! let Event::Message { is_text: true, payload } = connection.read(&mut input, &mut at, &mut pool)? else { panic!() };
-//! assert_eq!(connection.payload(&payload, &input), b"hello");
+//! // Making a string of text checks it.
+//! let text = str::from_utf8(connection.payload(&payload, &input)).map_err(|_| "not UTF-8")?;
+//! assert_eq!(text, "hello");
 //! // The rest is an incomplete frame head. The connection stores it.
 //! assert!(matches!(connection.read(&mut input, &mut at, &mut pool)?, Event::NeedMore));
 //! assert_eq!(at, input.len());

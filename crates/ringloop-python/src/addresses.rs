@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::mem::{offset_of, zeroed};
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::os::fd::RawFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -20,6 +20,7 @@ use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
 use crate::metrics;
 use crate::objects::{self, New};
+use crate::socket_object;
 
 /// An address as the kernel has it.
 #[derive(Copy, Clone)]
@@ -29,6 +30,7 @@ pub(crate) struct Address {
 }
 
 /// An address in as little memory as it needs: 16 bytes for IPv4.
+#[derive(Clone)]
 pub(crate) enum CompactAddress {
     Inet(libc::sockaddr_in),
     Other(Box<[u8]>),
@@ -52,6 +54,27 @@ unsafe extern "C" {
 /// Where the path begins in a `sockaddr_un`.
 const PATH_OFFSET: usize = offset_of!(libc::sockaddr_un, sun_path);
 const PATH_SIZE: usize = size_of::<libc::sockaddr_un>() - PATH_OFFSET;
+
+/// Whether `sock_connect` gives this address to the socket as it is: it is a literal, or of a family without names.
+pub(crate) fn needs_no_resolver(
+    sock: &Bound<'_, PyAny>,
+    address: &Bound<'_, PyAny>,
+) -> PyResult<bool> {
+    let family = socket_object::family(sock)?;
+    let has_names = matches!(family, libc::AF_INET | libc::AF_INET6);
+    if !has_names {
+        return Ok(true);
+    }
+    // asyncio completes the others.
+    let length = if family == libc::AF_INET { 2 } else { 4 };
+    Ok(matches!(
+        socket_object::kind(sock)?,
+        libc::SOCK_STREAM | libc::SOCK_DGRAM
+    ) && address
+        .cast_exact::<PyTuple>()
+        .is_ok_and(|it| it.len() == length)
+        && Address::from_python(family, address).is_some())
+}
 
 impl Address {
     /// An address that the kernel wrote: its first `length` bytes, no more than fit.
@@ -336,6 +359,25 @@ pub(crate) fn send_to(fd: RawFd, bytes: &[u8], address: Option<&Address>) -> io:
             other => return other,
         }
     }
+}
+
+/// accept4(2): a connection that waits at a listening socket, and its peer's address. It doesn't block, and isn't
+/// inherited.
+pub(crate) fn accept(fd: RawFd) -> io::Result<(OwnedFd, CompactAddress)> {
+    // SAFETY: all-zero is a valid address storage.
+    let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+    let mut length = size_of_val(&storage) as libc::socklen_t;
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    metrics::count_system_call();
+    // SAFETY: the storage and its length are valid for writing.
+    let accepted = unsafe { libc::accept4(fd, (&raw mut storage).cast(), &raw mut length, flags) };
+    if accepted < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has made this descriptor, and nobody else has it.
+    let accepted = unsafe { OwnedFd::from_raw_fd(accepted) };
+    let peer = CompactAddress::from(&Address::from_kernel(&storage, length));
+    Ok((accepted, peer))
 }
 
 /// Raises the audit event that the socket module raises.

@@ -4,21 +4,26 @@
 #![allow(unsafe_code)]
 
 mod batch;
+mod file;
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
 use crate::addresses::Address;
 use crate::metrics;
 use crate::objects;
+use crate::thread_exit::SleepsAtExit;
 
 pub(crate) use self::batch::Batch;
+pub(crate) use self::file::{FileSending, Progress};
 
 /// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
 pub(crate) const COPIES_AFTER_KEPT: u8 = 32;
@@ -87,6 +92,15 @@ impl Received {
     ) -> io::Result<(usize, Address)> {
         // SAFETY: as in `receive_up_to`.
         unsafe { receive_from(fd, self.memory(), count_max.min(Self::CAPACITY)) }
+    }
+
+    /// Reads what a pipe has, up to `CAPACITY`.
+    pub(crate) fn read(&mut self, py: Python<'_>, fd: RawFd) -> io::Result<usize> {
+        let memory = self.memory() as usize;
+        // SAFETY: as in `receive_up_to`; the object is ours alone, also while other threads run.
+        released(py, move || unsafe {
+            libc::read(fd, memory as *mut libc::c_void, Self::CAPACITY)
+        })
     }
 
     /// The first `count` bytes received.
@@ -189,11 +203,20 @@ impl Chunk {
         }
     }
 
+    /// Of bytes that are few.
     pub(crate) fn copy_of(bytes: &[u8]) -> Self {
         Self {
             content: Content::Copy(bytes.into()),
             sent: 0,
         }
+    }
+
+    /// Of as many bytes as the user likes: `MemoryError` if there is no memory for a copy.
+    pub(crate) fn copy_of_data(py: Python<'_>, bytes: &[u8]) -> PyResult<Self> {
+        Ok(Self {
+            content: Content::Copy(copy(py, bytes)?.into()),
+            sent: 0,
+        })
     }
 
     fn all(&self) -> &[u8] {
@@ -223,6 +246,16 @@ impl Chunk {
     }
 }
 
+/// A copy of as many bytes as the user likes: `MemoryError` if there is no memory for it.
+pub(crate) fn copy(py: Python<'_>, bytes: &[u8]) -> PyResult<Vec<u8>> {
+    let mut copy = Vec::new();
+    if copy.try_reserve_exact(bytes.len()).is_err() {
+        return Err(objects::error::<PyMemoryError>(py, ""));
+    }
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
 /// Runs `body` on the memory of a bytes-like object. The GIL is held throughout, so nobody changes it meanwhile.
 pub(crate) fn with_bytes<R>(
     data: &Bound<'_, PyAny>,
@@ -233,6 +266,14 @@ pub(crate) fn with_bytes<R>(
     }
     let view = View::new(data, ffi::PyBUF_SIMPLE)?;
     body(view.bytes())
+}
+
+/// Whether it is what a transport's `write` takes.
+#[inline]
+pub(crate) fn is_bytes_like(data: &Bound<'_, PyAny>) -> bool {
+    data.is_instance_of::<PyBytes>()
+        || data.is_instance_of::<PyByteArray>()
+        || data.is_instance_of::<PyMemoryView>()
 }
 
 /// Whether data counts as empty. A subclass may define its own truth value, and asking a released view is an error.
@@ -298,12 +339,48 @@ unsafe extern "C" {
     fn _PyBytes_Resize(object: *mut *mut ffi::PyObject, size: ffi::Py_ssize_t) -> libc::c_int;
 }
 
+/// Shortens a new `bytes` object; null, with `MemoryError` set, if that fails.
+///
+/// # Safety
+/// The GIL is held, and nobody else refers to the object, which has at least that many bytes.
+pub(crate) unsafe fn resize_bytes(object: *mut *mut ffi::PyObject, size: usize) {
+    // SAFETY: as the function asks.
+    unsafe { _PyBytes_Resize(object, size as ffi::Py_ssize_t) };
+}
+
 /// Receives up to `capacity` bytes into a new `bytes` object. The inner error is that of recv(2), the outer one
 /// `MemoryError`. `fd` is called last, right before the system call.
 pub(crate) fn receive_bytes(
     py: Python<'_>,
     fd: impl FnOnce() -> RawFd,
     capacity: usize,
+) -> PyResult<io::Result<(Py<PyAny>, usize)>> {
+    // SAFETY: `fill_bytes` gives as much memory.
+    fill_bytes(py, capacity, |memory| unsafe {
+        receive(fd(), memory, capacity, None)
+    })
+}
+
+/// Reads up to `capacity` bytes from a pipe into a new `bytes` object; errors as above.
+pub(crate) fn read_bytes(
+    py: Python<'_>,
+    fd: RawFd,
+    capacity: usize,
+) -> PyResult<io::Result<(Py<PyAny>, usize)>> {
+    fill_bytes(py, capacity, |memory| {
+        let memory = memory as usize;
+        // SAFETY: `fill_bytes` gives as much memory, of an object that nobody else has.
+        released(py, move || unsafe {
+            libc::read(fd, memory as *mut libc::c_void, capacity)
+        })
+    })
+}
+
+/// Makes a `bytes` object of what `fill` writes to the memory of `capacity` bytes that it is given.
+fn fill_bytes(
+    py: Python<'_>,
+    capacity: usize,
+    fill: impl FnOnce(*mut u8) -> io::Result<usize>,
 ) -> PyResult<io::Result<(Py<PyAny>, usize)>> {
     // SAFETY: the GIL is held; the new object has room for `capacity` bytes, nobody else refers to it until it is
     // returned, and resizing leaves null (with an exception set) or an object of the new length.
@@ -314,7 +391,7 @@ pub(crate) fn receive_bytes(
             return Err(PyErr::fetch(py));
         }
         let memory = ffi::PyBytes_AsString(object).cast::<u8>();
-        match receive(fd(), memory, capacity, None) {
+        match fill(memory) {
             Ok(count) => {
                 _PyBytes_Resize(&raw mut object, count as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, object).map(|bytes| Ok((bytes.unbind(), count)))
@@ -446,15 +523,7 @@ pub(crate) fn send_pieces<'a>(
     chunks: impl Iterator<Item = &'a Chunk>,
 ) -> io::Result<usize> {
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; PIECES_PER_SEND];
-    let mut used = 0;
-    for (piece, chunk) in pieces.iter_mut().zip(chunks) {
-        let bytes = chunk.rest();
-        piece.write(libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
-        });
-        used += 1;
-    }
+    let used = describe(&mut pieces, chunks);
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.as_mut_ptr().cast();
@@ -473,6 +542,67 @@ pub(crate) fn send_pieces<'a>(
             other => return other,
         }
     }
+}
+
+/// write(2): the number of bytes that a pipe took. The bytes must stay as they are while other threads run.
+pub(crate) fn write(py: Python<'_>, fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the slice is valid for reading.
+    released(py, || unsafe {
+        libc::write(fd, bytes.as_ptr().cast(), bytes.len())
+    })
+}
+
+/// writev(2) of the first `PIECES_PER_SEND` pieces: the number of bytes that a pipe took, and of pieces that it took
+/// whole. The one after these is advanced.
+pub(crate) fn write_pieces(
+    py: Python<'_>,
+    fd: RawFd,
+    chunks: &mut VecDeque<Chunk>,
+) -> io::Result<(usize, usize)> {
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; PIECES_PER_SEND];
+    let used = describe(&mut pieces, chunks.iter());
+    let address = pieces.as_ptr() as usize;
+    // SAFETY: the first `used` pieces are initialised and point into chunks that live for the call. Nobody else has
+    // them, and their content doesn't change.
+    let written = released(py, move || unsafe {
+        libc::writev(fd, address as *const libc::iovec, used as _)
+    })?;
+    let mut rest = written;
+    let mut whole = 0;
+    for chunk in chunks {
+        if chunk.len() > rest {
+            chunk.advance(rest);
+            break;
+        }
+        rest -= chunk.len();
+        whole += 1;
+    }
+    Ok((written, whole))
+}
+
+/// Describes as many chunks as there is room for; returns how many.
+fn describe<'a>(
+    pieces: &mut [MaybeUninit<libc::iovec>],
+    chunks: impl Iterator<Item = &'a Chunk>,
+) -> usize {
+    let mut used = 0;
+    for (piece, chunk) in pieces.iter_mut().zip(chunks) {
+        let bytes = chunk.rest();
+        piece.write(libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        });
+        used += 1;
+    }
+    used
+}
+
+/// Makes a system call that may block, if somebody else has made the file blocking, with the GIL released.
+fn released(py: Python<'_>, call: impl FnOnce() -> isize + Send) -> io::Result<usize> {
+    let _sleeps_at_exit = SleepsAtExit::new();
+    let result = py.detach(|| usize::try_from(call()).map_err(|_| io::Error::last_os_error()));
+    metrics::count_system_call();
+    result
 }
 
 /// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`. Sockets that are not TCP have no such delay.

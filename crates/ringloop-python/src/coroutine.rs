@@ -74,6 +74,12 @@ pub(crate) fn awaited_already(py: Python<'_>) -> PyErr {
     objects::error::<PyRuntimeError>(py, "coroutine is being awaited already")
 }
 
+/// What a future says to whoever resumes a coroutine before it is done.
+#[cold]
+pub(crate) fn not_awaited(py: Python<'_>) -> PyErr {
+    objects::error::<PyRuntimeError>(py, "await wasn't used with future")
+}
+
 /// A qualified name without its class.
 pub(crate) fn unqualified(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(_, name)| name)
@@ -130,7 +136,7 @@ pub(crate) fn attributes<C: Coroutine>() -> Vec<ffi::PyGetSetDef> {
         attribute(c"cr_running", cr_running::<C>),
         attribute(c"cr_suspended", cr_suspended::<C>),
         attribute(c"cr_state", cr_state::<C>),
-        attribute(c"cr_frame", none),
+        attribute(c"cr_frame", cr_frame::<C>),
         attribute(c"cr_code", none),
     ]
 }
@@ -181,17 +187,36 @@ unsafe fn warn_never_awaited(name: &str) {
     }
 }
 
+/// Refuses a value that nobody could receive.
+#[inline]
+fn check_sent<C: Coroutine>(
+    py: Python<'_>,
+    object: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+) -> PyResult<()> {
+    // SAFETY: called with the GIL; the value is an object or null.
+    let is_none = value.is_null() || unsafe { ffi::Py_IsNone(value) } != 0;
+    if !is_none && C::phase(object) == Phase::Created {
+        let text = "can't send non-None value to a just-started coroutine";
+        return Err(objects::error::<PyTypeError>(py, text));
+    }
+    Ok(())
+}
+
 unsafe extern "C" fn am_send<C: Coroutine>(
     object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
     result: *mut *mut ffi::PyObject,
 ) -> ffi::PySendResult {
     let mut returned = false;
-    let value = guard(|py| match C::step(py, object)? {
-        Step::Yield(future) => Ok(future),
-        Step::Return(value) => {
-            returned = true;
-            Ok(value)
+    let value = guard(|py| {
+        check_sent::<C>(py, object, value)?;
+        match C::step(py, object)? {
+            Step::Yield(future) => Ok(future),
+            Step::Return(value) => {
+                returned = true;
+                Ok(value)
+            }
         }
     });
     // SAFETY: the interpreter gives a place for the result.
@@ -233,9 +258,10 @@ fn as_generator<'py>(py: Python<'py>, step: Step<'py>) -> PyResult<Bound<'py, Py
 
 unsafe extern "C" fn method_send<C: Coroutine>(
     object: *mut ffi::PyObject,
-    _value: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard(|py| {
+        check_sent::<C>(py, object, value)?;
         let step = C::step(py, object)?;
         as_generator(py, step)
     })
@@ -330,7 +356,35 @@ unsafe extern "C" fn cr_state<C: Coroutine>(
     })
 }
 
-/// For `cr_frame` and `cr_code`: there are none.
+/// A frame that has not begun, for a coroutine that has not: before Python 3.15, `inspect.getcoroutinestate` tells by that
+/// whether it has ended. There is no other.
+unsafe extern "C" fn cr_frame<C: Coroutine>(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        if C::phase(object) != Phase::Created {
+            return Ok(py.None().into_bound(py));
+        }
+        let name = CString::new(unqualified(C::qualified_name(object))).unwrap_or_default();
+        let globals = objects::dict(py)?;
+        // SAFETY: the GIL is held, and the strings and the dictionary are alive; each result is a new reference, or null
+        // with an exception set.
+        unsafe {
+            let code = ffi::PyCode_NewEmpty(c"<ringloop>".as_ptr(), name.as_ptr(), 1);
+            let code = Bound::from_owned_ptr_or_err(py, code.cast())?;
+            let frame = ffi::PyFrame_New(
+                ffi::PyThreadState_Get(),
+                code.as_ptr().cast(),
+                globals.as_ptr(),
+                ptr::null_mut(),
+            );
+            Bound::from_owned_ptr_or_err(py, frame.cast())
+        }
+    })
+}
+
+/// For `cr_code`: there is none.
 unsafe extern "C" fn none(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: called with the GIL.
     unsafe { ffi::Py_NewRef(ffi::Py_None()) }

@@ -19,11 +19,12 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
+use pyo3::types::{PyBytes, PyDict, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
 use crate::addresses::AddressCache;
+use crate::buffers;
 use crate::endpoint::{self, Attachment, Endpoint, report};
 use crate::event_loop::Loop;
 use crate::names::intern;
@@ -215,20 +216,17 @@ impl DatagramTransport {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let is_bytes = data.is_exact_instance_of::<PyBytes>();
-        let has_data_type = is_bytes
-            || data.is_instance_of::<PyBytes>()
-            || data.is_instance_of::<PyByteArray>()
-            || data.is_instance_of::<PyMemoryView>();
         let (address, is_alive, sends_empty) = {
             let state = this.state.get(py);
             (
                 state.address.clone_ref_opt(py),
-                state.attachment.sock.is_some() && (state.lost == 0 || state.address.is_none()),
+                // What `connection_lost` sent and the socket had no room for stays, as in asyncio, and more joins it.
+                (state.attachment.sock.is_some() || !state.buffer.is_empty())
+                    && (state.lost == 0 || state.address.is_none()),
                 state.sends_empty,
             )
         };
-        if !has_data_type || !is_alive {
+        if !buffers::is_bytes_like(data) || !is_alive {
             return refuse(slf, data, addr);
         }
         if !sends_empty && data.len()? == 0 {
@@ -431,6 +429,7 @@ impl DatagramTransport {
                 state.attachment.sock.take(),
                 state.address.take(),
                 state.take_rest(),
+                std::mem::take(&mut state.buffer),
             )
         };
         drop(dropped);
@@ -458,21 +457,13 @@ impl State {
 
     /// Takes out what may run Python code when it is dropped. The caller drops it when nothing is borrowed.
     #[allow(clippy::type_complexity)]
-    fn take_rest(
-        &mut self,
-    ) -> (
-        [Option<Py<PyAny>>; 3],
-        VecDeque<Outgoing>,
-        VecDeque<Incoming>,
-        AddressCache,
-    ) {
+    fn take_rest(&mut self) -> ([Option<Py<PyAny>>; 3], VecDeque<Incoming>, AddressCache) {
         (
             [
                 self.protocol.take(),
                 self.read_context.take(),
                 self.write_context.take(),
             ],
-            std::mem::take(&mut self.buffer),
             std::mem::take(&mut self.undelivered),
             std::mem::take(&mut self.addresses),
         )

@@ -25,6 +25,7 @@ use crate::buffers::{Batch, Received};
 use crate::handle::HandleRef;
 use crate::metrics::Meter;
 use crate::objects;
+use crate::operations::Operations;
 use crate::posting::Posting;
 use crate::queue::{Queue, Ready};
 use crate::stopwatch::Pace;
@@ -42,6 +43,8 @@ pub(crate) struct Loop {
 pub(crate) struct State {
     pub(crate) queue: GilCell<Queue>,
     pub(crate) watches: GilCell<Watches>,
+    /// Operations on files that are in progress.
+    pub(crate) operations: GilCell<Operations>,
     pub(crate) reactor: GilCell<Option<Box<Reactor>>>,
     pub(crate) events: GilCell<Vec<Event>>,
     /// Absent once closed: it holds a descriptor.
@@ -58,6 +61,8 @@ pub(crate) struct State {
     task_factory: GilCell<Option<Py<PyAny>>>,
     /// Bytes that the last `sock_recv` received: the next is likely to find as many.
     pub(crate) sock_recv_habit: AtomicUsize,
+    /// The same of pipes, whose data a protocol gets as an object.
+    pub(crate) pipe_habit: AtomicUsize,
     /// Absent while a delivery from it is under way.
     receive_buffer: GilCell<Option<Received>>,
     /// The memory that datagrams are received into; absent while they are delivered.
@@ -76,6 +81,7 @@ impl Loop {
         let state = State {
             queue: GilCell::new(Queue::new()),
             watches: GilCell::new(Watches::new(registry)),
+            operations: GilCell::new(Operations::default()),
             events: GilCell::new(Vec::new()),
             waker: GilCell::new(Some(reactor.waker())),
             backend_kind: reactor.backend(),
@@ -88,6 +94,7 @@ impl Loop {
             thread_id: AtomicU64::new(0),
             task_factory: GilCell::new(None),
             sock_recv_habit: AtomicUsize::new(0),
+            pipe_habit: AtomicUsize::new(0),
             receive_buffer: GilCell::new(None),
             batch: GilCell::new(None),
             meter: Meter::default(),
@@ -236,9 +243,15 @@ impl Loop {
             for ready in queue.all() {
                 ready.traverse(visit)?;
             }
+            for collected in &queue.collected {
+                collected.traverse(visit)?;
+            }
         }
         if let Some(watches) = self.watches.for_traversal() {
             watches.traverse(visit)?;
+        }
+        if let Some(operations) = self.operations.for_traversal() {
+            operations.traverse(visit)?;
         }
         if let Some(factory) = self.task_factory.for_traversal()
             && let Some(factory) = &*factory
@@ -253,6 +266,7 @@ impl Loop {
         let _sleeps_at_exit = SleepsAtExit::new();
         let queue = self.queue.replace(py, Queue::new());
         let watches = self.watches.replace(py, Watches::default());
+        let operations = self.operations.replace(py, Operations::default());
         if let Some(reactor) = self.reactor.replace(py, None) {
             self.meter.keep(py, reactor.counters());
         }
@@ -261,6 +275,8 @@ impl Loop {
         drop(self.batch.replace(py, None));
         queue.discard(py);
         drop(watches);
+        // Their files may be closed now: without the reactor, the kernel works on none.
+        drop(operations);
     }
 }
 

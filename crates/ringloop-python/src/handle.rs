@@ -6,10 +6,12 @@
 //!
 //! Every function here runs with the GIL held; that is what makes the free lists and the plain fields sound.
 //!
-//! A handle of `call_soon` is not tracked by the garbage collector while only the queue holds it: the collector would
-//! visit tens of thousands of them again and again, in vain. The queue's owner shows the collector what they refer to
-//! (`HandleRef::traverse`). A handle that somebody else keeps is tracked when it leaves the queue. The same goes for the
-//! copy of the current context that a handle makes: the collector sees it once it is run in, or given to somebody.
+//! A handle is not tracked by the garbage collector while only the queue holds it: the collector would visit tens of
+//! thousands of them again and again, in vain. The queue's owner shows the collector what they refer to
+//! (`HandleRef::traverse`). A handle that somebody else keeps is tracked when it leaves the queue, or is cancelled; and
+//! a timer's handle at the latest when the loop waits, because timers may stay in the queue for hours. The same goes
+//! for the copy of the current context that a handle makes: the collector sees it once it is run in, or given to
+//! somebody.
 
 #![allow(unsafe_code)]
 
@@ -188,7 +190,6 @@ impl HandleRef {
                 let timer = this.cast::<TimerHandle>();
                 (*timer).when_s = when.seconds;
                 (*timer).timer = None;
-                ffi::PyObject_GC_Track(this.cast());
             }
             Some(Self(NonNull::new_unchecked(this)))
         }
@@ -318,6 +319,7 @@ impl HandleRef {
             if (*this).running == 0 {
                 drop_call(this);
             }
+            self.track();
             if ffi::Py_TYPE(this.cast()) != TIMER_HANDLE.class {
                 return None;
             }

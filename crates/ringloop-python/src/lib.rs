@@ -11,25 +11,32 @@
 //! | `transport` | `SocketTransport`: reading, writing, flow control, closing |
 //! | `datagram` | `DatagramTransport` |
 //! | `endpoint` | what both kinds of transports have in common |
+//! | `pipes` | the methods of asyncio's pipe transports that run per read and per write |
+//! | `files` | what `ringloop.files` needs of the kernel |
 //! | `socket_operation` | `sock_recv`, `sock_sendall` and their like |
 //! | `receiver` | native protocols, which get bytes without a Python call |
+//! | `streams` | the methods of asyncio's streams that run per read and per write |
+//! | `stream_reader` | asyncio's `StreamReader`, fed directly |
+//! | `waiter` | what a task waits for in a native read |
 //! | `watching` | who is notified about which descriptor |
 //! | `scheduling` | putting callbacks into the queue, and taking them out |
 //! | `event_loop` | `Loop`: the state of a loop |
 //! | `watches` | the tables of what is watched |
+//! | `operations` | the table of operations in progress |
 //! | `stopwatch` | how callbacks are timed |
 //! | `buffers` | bytes between sockets and Python objects |
 //! | `queue` | what waits for its turn |
 //! | `posting` | callbacks from other threads |
 //! | `addresses` | socket addresses between the kernel and Python |
-//! | `streams` | the methods of asyncio's streams that run per read and per write |
 //! | `handle` | `Handle` and `TimerHandle` |
 //! | `metrics` | what a loop counts about itself |
 //! | `socket_object` | the descriptor that a socket has now |
-//! | `stream_reader` | asyncio's `StreamReader`, fed directly |
+//! | `collected` | all that a stream has until its end |
 //! | `coroutine` | native objects that act like coroutines |
 //! | `run_lock` | the equivalent of the lock in asyncio's thread-safe handles |
 //! | `support` | state under the GIL, errors, contexts, the boundary between C and Rust |
+//! | `fields` | the attributes that Python objects have themselves |
+//! | `slotted` | the base of classes whose objects have slots |
 //! | `names` | the names of Python attributes, made at import |
 //! | `objects` | creating Python objects and errors without panics |
 //! | `native_type` | types of the C API |
@@ -41,10 +48,13 @@
 
 mod addresses;
 mod buffers;
+mod collected;
 mod coroutine;
 mod datagram;
 mod endpoint;
 mod event_loop;
+mod fields;
+mod files;
 mod handle;
 mod http;
 mod loop_methods;
@@ -52,11 +62,14 @@ mod metrics;
 mod names;
 mod native_type;
 mod objects;
+mod operations;
+mod pipes;
 mod posting;
 mod queue;
 mod receiver;
 mod run_lock;
 mod scheduling;
+mod slotted;
 mod socket_object;
 mod socket_operation;
 mod stopwatch;
@@ -67,6 +80,7 @@ mod thread_exit;
 mod tls;
 mod transport;
 mod turn;
+mod waiter;
 mod watches;
 mod watching;
 
@@ -81,9 +95,13 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     loop_methods::add_to(module)?;
     socket_object::add_to(module)?;
     socket_operation::add_to(module)?;
+    files::add_to(module)?;
     module.add_class::<datagram::DatagramTransport>()?;
     tls::add_to(module)?;
     http::add_to(module)?;
+    slotted::add_to(module)?;
+    waiter::add_to(module)?;
     streams::add_to(module)?;
+    pipes::add_to(module)?;
     module.add_class::<transport::SocketTransport>()
 }

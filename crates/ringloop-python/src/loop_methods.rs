@@ -4,6 +4,7 @@ mod fast_calls;
 mod metrics;
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::call::PyCallArgs;
@@ -16,14 +17,16 @@ use ringloop::{BusyPoll, Config};
 use ringloop_driver::ForcedBy;
 
 use self::fast_calls::{loop_keyword, vectorcall};
-use crate::buffers::Received;
+use crate::buffers::{FileSending, Received};
 use crate::event_loop::Loop;
+use crate::files::{self, FileOperation};
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::queue::Ready;
 use crate::scheduling::{deadline_ns, seconds_now};
 use crate::socket_operation::{self, Kind};
 use crate::support;
+use crate::transport;
 use crate::turn;
 use crate::watching;
 
@@ -164,6 +167,19 @@ impl Loop {
         watching::ensure_no_transport(slf, fd, watching::file_number(fd)?)
     }
 
+    /// Accepts connections for a server, as asyncio's `_accept_connection` does: up to `count_max` that wait. False if an
+    /// error is left to asyncio.
+    #[pyo3(signature = (protocol_factory, sock, server, count_max, /))]
+    fn _accept(
+        slf: &Bound<'_, Self>,
+        protocol_factory: &Bound<'_, PyAny>,
+        sock: &Bound<'_, PyAny>,
+        server: Option<&Bound<'_, PyAny>>,
+        count_max: usize,
+    ) -> PyResult<bool> {
+        transport::accept(slf, protocol_factory, sock, server, count_max)
+    }
+
     fn _remove_reader(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
         watching::remove(slf, fd, false)
     }
@@ -265,6 +281,137 @@ impl Loop {
             Some(operation) => Ok(operation),
             None => asyncio_coroutine(slf, "sock_sendto", (slf, sock, data, address)),
         }
+    }
+
+    /// Accepts a connection: an awaitable of (socket, address).
+    fn sock_accept<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let none = slf.py().None().into_bound(slf.py());
+        match socket_operation::new(slf, sock, &none, Kind::Accept)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_accept", (slf, sock)),
+        }
+    }
+
+    /// Connects a socket to an address: an awaitable of None.
+    fn sock_connect<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        address: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match socket_operation::connect(slf, sock, address)? {
+            Some(operation) => Ok(operation),
+            None => asyncio_coroutine(slf, "sock_connect", (slf, sock, address)),
+        }
+    }
+
+    /// Sends a file by sendfile(2), from `offset` on, `count` bytes or all: an awaitable of the number of bytes, whose
+    /// `sent` says how many were sent so far. None for sockets that asyncio has to serve.
+    #[pyo3(signature = (sock, file, offset, count))]
+    fn _sock_send_file<'py>(
+        slf: &Bound<'py, Self>,
+        sock: &Bound<'py, PyAny>,
+        file: RawFd,
+        offset: i64,
+        count: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let count = count.map(support::to_ssize).transpose()?;
+        let count = count.map(|count| usize::try_from(count).unwrap_or(0));
+        socket_operation::send_file(slf, sock, FileSending::new(file, offset, count))
+    }
+
+    /// Reads up to `size` bytes from a file, at an offset unless it has no position. `callback` is called with the
+    /// operation when it is over.
+    #[pyo3(signature = (fd, size, offset, callback, /))]
+    fn _read_file<'py>(
+        slf: &Bound<'py, Self>,
+        fd: RawFd,
+        size: usize,
+        offset: Option<u64>,
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::read(slf, fd, size, offset, callback)
+    }
+
+    /// Writes a copy of a bytes-like object to a file, in the same way.
+    #[pyo3(signature = (fd, data, offset, callback, /))]
+    fn _write_file<'py>(
+        slf: &Bound<'py, Self>,
+        fd: RawFd,
+        data: &Bound<'py, PyAny>,
+        offset: Option<u64>,
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::write(slf, fd, data, offset, callback)
+    }
+
+    /// fsync(2), or fdatasync(2) if `data_only`, in the same way.
+    #[pyo3(signature = (fd, data_only, callback, /))]
+    fn _sync_file<'py>(
+        slf: &Bound<'py, Self>,
+        fd: RawFd,
+        data_only: bool,
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::sync(slf, fd, data_only, callback)
+    }
+
+    /// open(2): the operation's result is a close-on-exec descriptor.
+    #[pyo3(signature = (path, flags, mode, callback, /))]
+    fn _open_path<'py>(
+        slf: &Bound<'py, Self>,
+        path: &[u8],
+        flags: i32,
+        mode: u32,
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::open(slf, path, (flags, mode), callback)
+    }
+
+    /// stat(2), or lstat(2) unless `follow`: the operation's result is an `os.stat_result`.
+    #[pyo3(signature = (path, follow, callback, /))]
+    fn _stat_path<'py>(
+        slf: &Bound<'py, Self>,
+        path: &[u8],
+        follow: bool,
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::stat(slf, path, follow, callback)
+    }
+
+    /// rename(2).
+    #[pyo3(signature = (from_path, to_path, callback, /))]
+    fn _rename_path<'py>(
+        slf: &Bound<'py, Self>,
+        from_path: &[u8],
+        to_path: &[u8],
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::rename(slf, from_path, to_path, callback)
+    }
+
+    /// unlink(2), or rmdir(2) if it `is_directory`.
+    #[pyo3(signature = (path, is_directory, callback, /))]
+    fn _remove_path<'py>(
+        slf: &Bound<'py, Self>,
+        path: &[u8],
+        is_directory: bool,
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::remove(slf, path, is_directory, callback)
+    }
+
+    /// mkdir(2).
+    #[pyo3(signature = (path, mode, callback, /))]
+    fn _make_directory<'py>(
+        slf: &Bound<'py, Self>,
+        path: &[u8],
+        mode: u32,
+        callback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, FileOperation>> {
+        files::make_directory(slf, path, mode, callback)
     }
 
     /// What the loop has done so far, in the order of `ringloop.Metrics`.

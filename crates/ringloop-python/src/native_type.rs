@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 /// What every object of such a type begins with.
 #[repr(C)]
@@ -153,6 +154,99 @@ pub(crate) const fn attribute(name: &'static CStr, getter: ffi::getter) -> ffi::
         set: None,
         doc: ptr::null(),
         closure: ptr::null_mut(),
+    }
+}
+
+/// A function that is called without a tuple of its arguments.
+pub(crate) type Function = unsafe extern "C" fn(
+    *mut ffi::PyObject,
+    *const *mut ffi::PyObject,
+    ffi::Py_ssize_t,
+    *mut ffi::PyObject,
+) -> *mut ffi::PyObject;
+
+/// A method with arguments.
+pub(crate) const fn method_with_arguments(
+    name: &'static CStr,
+    function: Function,
+    doc: &'static CStr,
+) -> ffi::PyMethodDef {
+    ffi::PyMethodDef {
+        ml_name: name.as_ptr(),
+        ml_meth: ffi::PyMethodDefPointer {
+            PyCFunctionFastWithKeywords: function,
+        },
+        ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
+        ml_doc: doc.as_ptr(),
+    }
+}
+
+/// Gives a method to a class that was made in Python.
+pub(crate) fn add_method(class: &Bound<'_, PyType>, definition: ffi::PyMethodDef) -> PyResult<()> {
+    let py = class.py();
+    let name = definition.ml_name;
+    let definition = Box::leak(Box::new(definition));
+    // SAFETY: the GIL is held; the definition lives for ever, and so does its name.
+    unsafe {
+        let method = ffi::PyDescr_NewMethod(class.as_ptr().cast(), definition);
+        let method = Bound::from_owned_ptr_or_err(py, method)?;
+        match ffi::PyObject_SetAttrString(class.as_ptr(), name, method.as_ptr()) {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(py)),
+        }
+    }
+}
+
+/// Calls the method that one of ours has replaced, with the arguments that ours was given.
+///
+/// # Safety
+/// The GIL is held; `arguments` has `positional` objects and one for each of `names`, all alive.
+pub(crate) unsafe fn call_replaced<'py>(
+    method: &Bound<'py, PyAny>,
+    object: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: as the function asks; the vector lives until the call is over.
+    unsafe {
+        let keywords = if names.is_null() {
+            0
+        } else {
+            ffi::PyTuple_GET_SIZE(names)
+        };
+        let given: &[*mut ffi::PyObject] = if positional + keywords == 0 {
+            &[]
+        } else {
+            std::slice::from_raw_parts(arguments, (positional + keywords) as usize)
+        };
+        let all: Vec<_> = std::iter::once(object)
+            .chain(given.iter().copied())
+            .collect();
+        let result = ffi::PyObject_Vectorcall(
+            method.as_ptr(),
+            all.as_ptr(),
+            positional as usize + 1,
+            names,
+        );
+        Bound::from_owned_ptr_or_err(method.py(), result)
+    }
+}
+
+/// The one positional argument of a call that has no other.
+///
+/// # Safety
+/// As `call_replaced`.
+pub(crate) unsafe fn only_argument(
+    py: Python<'_>,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> Option<Bound<'_, PyAny>> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let has_names = !names.is_null() && ffi::PyTuple_GET_SIZE(names) > 0;
+        (positional == 1 && !has_names).then(|| Bound::from_borrowed_ptr(py, *arguments))
     }
 }
 
@@ -302,6 +396,21 @@ impl EndOfLife {
             }
             ENDING = true;
             Some(Self { is_nested })
+        }
+    }
+
+    /// Frees the memory that `allocate` gave, which is the last that there is to do.
+    ///
+    /// # Safety
+    /// The GIL is held; nothing that the object referred to is left, besides its type.
+    #[inline]
+    pub(crate) unsafe fn free(self, object: *mut ffi::PyObject) {
+        // SAFETY: as the function asks; `begin` has untracked the object.
+        unsafe {
+            let class = ffi::Py_TYPE(object);
+            free(object);
+            ffi::Py_DECREF(class.cast());
+            self.finish();
         }
     }
 

@@ -11,6 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use pyo3::{BoundObject, PyTypeInfo};
 
+/// From this length on, `text` fills in ASCII itself.
+const ASCII_MIN: usize = 32;
+
 /// A value that becomes a new Python object where it is returned or passed to Python.
 pub(crate) struct New<T>(pub(crate) T);
 
@@ -31,9 +34,25 @@ pub(crate) fn string<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, Py
 
 /// A string of bytes that should be UTF-8: if they are not, `UnicodeDecodeError`.
 pub(crate) fn text<'py>(py: Python<'py>, utf8: &[u8]) -> PyResult<Bound<'py, PyString>> {
-    let (start, len) = (utf8.as_ptr().cast(), utf8.len() as ffi::Py_ssize_t);
-    // SAFETY: the GIL is held (`py`), and there are that many bytes.
-    unsafe { owned(py, ffi::PyUnicode_FromStringAndSize(start, len)) }
+    let len = utf8.len() as ffi::Py_ssize_t;
+    // The interpreter has the shortest strings already, and its decoder looks for what isn't ASCII less quickly.
+    if utf8.len() < ASCII_MIN || !utf8.is_ascii() {
+        // SAFETY: the GIL is held (`py`), and there are that many bytes.
+        return unsafe {
+            owned(
+                py,
+                ffi::PyUnicode_FromStringAndSize(utf8.as_ptr().cast(), len),
+            )
+        };
+    }
+    // SAFETY: the GIL is held (`py`). A new string of ASCII has room for `len` bytes, and a zero behind them that is
+    // there already. It is not empty, so nobody else has it.
+    unsafe {
+        let string = owned::<PyString>(py, ffi::PyUnicode_New(len, 0x7F))?;
+        let data = ffi::PyUnicode_DATA(string.as_ptr()).cast::<u8>();
+        std::ptr::copy_nonoverlapping(utf8.as_ptr(), data, utf8.len());
+        Ok(string)
+    }
 }
 
 /// A string that is made once for all who ask for the same text.
@@ -52,10 +71,10 @@ pub(crate) fn bytes<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py,
     unsafe { owned(py, ffi::PyBytes_FromStringAndSize(start, len)) }
 }
 
-/// An empty bytearray.
-pub(crate) fn bytearray(py: Python<'_>) -> PyResult<Bound<'_, PyByteArray>> {
-    // SAFETY: the GIL is held (`py`), and no bytes are read.
-    unsafe { owned(py, ffi::PyByteArray_FromStringAndSize(std::ptr::null(), 0)) }
+pub(crate) fn bytearray<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyByteArray>> {
+    let (start, len) = (content.as_ptr().cast(), content.len() as ffi::Py_ssize_t);
+    // SAFETY: the GIL is held (`py`), and the content has this length.
+    unsafe { owned(py, ffi::PyByteArray_FromStringAndSize(start, len)) }
 }
 
 pub(crate) fn float(py: Python<'_>, value: f64) -> PyResult<Bound<'_, PyFloat>> {

@@ -72,6 +72,36 @@ impl Readiness {
     };
 }
 
+/// A native type that collects output during a turn.
+pub(crate) trait Collector: PyTypeInfo {
+    /// The turn is over: sends what was collected.
+    fn flush(this: &Bound<'_, Self>) -> PyResult<()>;
+}
+
+/// A collector that has output.
+pub(crate) struct Collected {
+    collector: Py<PyAny>,
+    flush: fn(&Bound<'_, PyAny>) -> PyResult<()>,
+}
+
+impl Collected {
+    fn of<T: Collector>(collector: &Bound<'_, T>) -> Self {
+        Self {
+            collector: collector.as_any().clone().unbind(),
+            flush: |collector| T::flush(collector.cast()?),
+        }
+    }
+
+    /// Sends the output.
+    pub(crate) fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        (self.flush)(self.collector.bind(py))
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.collector)
+    }
+}
+
 /// A native type of transports.
 ///
 /// # Safety
@@ -130,7 +160,11 @@ pub(crate) struct Queue {
     pub(crate) ready: VecDeque<Ready>,
     /// Transports that have more to read, or to do: served as if the kernel reported them in the next turn.
     pub(crate) arrived: Vec<Ready>,
+    /// Output that goes out when the turn is over.
+    pub(crate) collected: Vec<Collected>,
     pub(crate) timers: Timers<Ready>,
+    /// The timer that was inserted last: nobody has looked yet whether its handle is kept.
+    newest_timer: Option<TimerKey>,
     /// Debug mode's timers by the address of their handle, for cancelling.
     foreign_timers: HashMap<usize, TimerKey>,
     /// The largest number of entries that were ready at once since the last `shrink`.
@@ -145,7 +179,9 @@ impl Queue {
         Self {
             ready: VecDeque::new(),
             arrived: Vec::new(),
+            collected: Vec::new(),
             timers: Timers::new(),
+            newest_timer: None,
             foreign_timers: HashMap::new(),
             ready_max: 0,
         }
@@ -162,6 +198,7 @@ impl Queue {
     /// repeats keeps its memory; after one that doesn't, the next wait frees it. (The timers shrink by themselves.)
     #[inline]
     pub(crate) fn shrink(&mut self) {
+        self.track_newest_timer();
         let needed = READY_KEPT.max(2 * std::mem::take(&mut self.ready_max));
         if self.ready.capacity() > 2 * needed {
             self.ready.shrink_to(needed);
@@ -170,6 +207,54 @@ impl Queue {
         if self.foreign_timers.capacity() > 2 * needed {
             self.foreign_timers.shrink_to(needed);
         }
+    }
+
+    /// Enters a timer. The caller keeps its own reference to the handle.
+    #[inline]
+    pub(crate) fn insert_timer(&mut self, py: Python<'_>, handle: HandleRef, deadline_ns: u64) {
+        self.track_newest_timer();
+        let key = self
+            .timers
+            .insert(deadline_ns, Ready::Handle(handle.retain(py)));
+        handle.set_timer(Some(key));
+        self.newest_timer = Some(key);
+    }
+
+    /// Tells the collector of the newest timer's handle if it is kept. When it was made, only its maker knew whether
+    /// it would be.
+    #[inline]
+    fn track_newest_timer(&mut self) {
+        if let Some(key) = self.newest_timer.take()
+            && let Some(Ready::Handle(handle)) = self.timers.get(key)
+            && handle.is_shared()
+        {
+            handle.track();
+        }
+    }
+
+    /// Queues the timers that are due.
+    pub(crate) fn expire_timers(&mut self, now_ns: u64) {
+        let Self {
+            timers,
+            ready,
+            foreign_timers,
+            ..
+        } = self;
+        timers.expire(now_ns, |expired| {
+            match &expired {
+                Ready::Handle(handle) => handle.set_timer(None),
+                Ready::Foreign(handle) => {
+                    foreign_timers.remove(&(handle.as_ptr() as usize));
+                }
+                Ready::Transport(_) => {}
+            }
+            ready.push_back(expired);
+        });
+    }
+
+    /// Has a collector flushed when the turn is over. To be called once per turn.
+    pub(crate) fn collect<T: Collector>(&mut self, collector: &Bound<'_, T>) {
+        self.collected.push(Collected::of(collector));
     }
 
     /// Enters a timer of debug mode's.
@@ -182,18 +267,6 @@ impl Queue {
     pub(crate) fn cancel_foreign_timer(&mut self, handle: &Bound<'_, PyAny>) -> Option<Ready> {
         let key = self.foreign_timers.remove(&(handle.as_ptr() as usize))?;
         self.timers.cancel(key)
-    }
-
-    /// Queues an expired timer.
-    pub(crate) fn expire(&mut self, ready: Ready) {
-        match &ready {
-            Ready::Handle(handle) => handle.set_timer(None),
-            Ready::Foreign(handle) => {
-                self.foreign_timers.remove(&(handle.as_ptr() as usize));
-            }
-            Ready::Transport(_) => {}
-        }
-        self.ready.push_back(ready);
     }
 
     /// Whether nothing waits for its turn, timers aside.

@@ -49,6 +49,7 @@ use std::ops::{Deref, DerefMut};
 
 use pyo3::prelude::*;
 use pyo3::type_object::PyTypeInfo;
+use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::buffers::Received;
@@ -156,14 +157,22 @@ struct Class {
     wants_buffer: bool,
     receive: fn(&Sink, Input<'_, '_>) -> PyResult<()>,
     receive_bytes: fn(&Sink, Python<'_>, &[u8]) -> PyResult<()>,
+    /// See `Sink::room`.
+    room: fn(&Sink, Python<'_>) -> PyResult<usize>,
+    receive_object: fn(&Sink, &Bound<'_, PyBytes>) -> PyResult<()>,
 }
 
 /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
 const STREAM: Class = Class {
     method: "data_received",
     wants_buffer: false,
-    receive: |sink, input| stream_reader::feed(sink.protocol.bind(input.py), &input),
-    receive_bytes: |sink, py, bytes| stream_reader::feed(sink.protocol.bind(py), bytes),
+    receive: |sink, input| stream_reader::feed(sink.protocol.bind(input.py), &input, None),
+    receive_bytes: |sink, py, bytes| stream_reader::feed(sink.protocol.bind(py), bytes, None),
+    room: |sink, py| stream_reader::room(sink.protocol.bind(py)),
+    receive_object: |sink, bytes| {
+        let protocol = sink.protocol.bind(bytes.py());
+        stream_reader::feed(protocol, bytes.as_bytes(), Some(bytes))
+    },
 };
 
 /// The class of a receiver.
@@ -175,6 +184,10 @@ impl<T: Receiver> ClassOf<T> {
         wants_buffer: true,
         receive: Self::receive,
         receive_bytes: |sink, py, bytes| Self::receive(sink, Input::copied(py, bytes)),
+        room: |_, _| Ok(0),
+        receive_object: |sink, bytes| {
+            Self::receive(sink, Input::copied(bytes.py(), bytes.as_bytes()))
+        },
     };
 
     fn receive(sink: &Sink, input: Input<'_, '_>) -> PyResult<()> {
@@ -243,6 +256,16 @@ impl Sink {
     /// Delivers what was received.
     pub(crate) fn receive(&self, input: Input<'_, '_>) -> PyResult<()> {
         (self.class.receive)(self, input)
+    }
+
+    /// Up to how many bytes are better received straight into a `bytes` object, for `receive_object`; 0 for none.
+    pub(crate) fn room(&self, py: Python<'_>) -> PyResult<usize> {
+        (self.class.room)(self, py)
+    }
+
+    /// Delivers bytes in an object of their own.
+    pub(crate) fn receive_object(&self, bytes: &Bound<'_, PyBytes>) -> PyResult<()> {
+        (self.class.receive_object)(self, bytes)
     }
 
     /// Delivers bytes that are in nobody's receive buffer.

@@ -106,12 +106,10 @@ pub(crate) unsafe fn schedule_at<'py>(
         let Some(handle) = HandleRef::new(call, this, Some(when)) else {
             return Err(PyErr::fetch(py));
         };
-        let key = owner
+        owner
             .queue
             .get_mut(py)
-            .timers
-            .insert(deadline_ns(when.seconds), Ready::Handle(handle.retain(py)));
-        handle.set_timer(Some(key));
+            .insert_timer(py, handle, deadline_ns(when.seconds));
         Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
     }
 }
@@ -136,6 +134,21 @@ pub(crate) unsafe fn schedule_threadsafe<'py>(
         object.cast_unchecked::<Loop>().get().posted(py);
         Ok(handle)
     }
+}
+
+/// Makes a handle that a table keeps, and not the queue.
+pub(crate) fn handle_in_table<'py>(
+    event_loop: &Bound<'py, Loop>,
+    call: &Call<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = event_loop.py();
+    // SAFETY: the GIL is held, and `event_loop` is a live instance of `Loop`; a `Call` has live objects.
+    let Some(handle) = (unsafe { HandleRef::new(call, event_loop.as_ptr(), None) }) else {
+        return Err(PyErr::fetch(py));
+    };
+    handle.track();
+    // SAFETY: `new` gives an owned reference.
+    Ok(unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) })
 }
 
 /// Cancels a handle, and takes its timer out of the loop's queue. The caller keeps the handle alive.

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
@@ -26,6 +26,7 @@ struct SocketObject {
     fd: c_int,
     family: c_int,
     kind: c_int,
+    proto: c_int,
 }
 
 /// `_socket.socket`, the base of `socket.socket`. Null before `add_to`.
@@ -41,6 +42,7 @@ struct Fields {
     fd: c_int,
     family: c_int,
     kind: c_int,
+    proto: c_int,
 }
 
 /// Reads the fields of a socket object; None if it is not one, or if the layout is unknown.
@@ -66,6 +68,7 @@ unsafe fn read(sock: &Bound<'_, PyAny>) -> Fields {
             fd: (*object).fd,
             family: (*object).family,
             kind: (*object).kind,
+            proto: (*object).proto,
         }
     }
 }
@@ -129,6 +132,31 @@ pub(crate) fn kind(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
     fields(sock).map_or_else(|| member(sock, "type"), |fields| Ok(fields.kind))
 }
 
+/// The protocol of a socket object, which is 0 for most.
+fn proto(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
+    fields(sock).map_or_else(|| member(sock, "proto"), |fields| Ok(fields.proto))
+}
+
+/// An object for a connection that a listening socket has accepted, as its `accept` makes it, with the timeout of a
+/// socket that doesn't block.
+pub(crate) fn for_accepted<'py>(
+    listener: &Bound<'py, PyAny>,
+    accepted: OwnedFd,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = listener.py();
+    let fields = (
+        New(family(listener)?),
+        New(kind(listener)?),
+        New(proto(listener)?),
+        New(accepted.as_raw_fd()),
+    );
+    let sock = listener.get_type().call1(fields)?;
+    // It belongs to the object now.
+    let _ = accepted.into_raw_fd();
+    sock.call_method1(intern!(py, "setblocking"), (false,))?;
+    Ok(sock)
+}
+
 /// A member of `_socket.socket`, whose property in `socket.socket` makes an enum of it; of anything else, its
 /// attribute.
 #[cold]
@@ -162,7 +190,8 @@ fn check_layout(py: Python<'_>) -> PyResult<bool> {
         let number = ask_for_number(&sock)?;
         let is_as_said = open.fd == number
             && open.family == member(&sock, "family")?
-            && open.kind == member(&sock, "type")?;
+            && open.kind == member(&sock, "type")?
+            && open.proto == member(&sock, "proto")?;
         sock.call_method0(end)?;
         if end == "detach" {
             // SAFETY: detaching has handed this descriptor over, and nobody else has it.

@@ -1,4 +1,4 @@
-//! `sock_recv`, `sock_sendall` and their like: one awaitable for each call.
+//! `sock_recv`, `sock_sendall`, `sock_accept`, `sock_connect` and their like: one awaitable for each call.
 //!
 //! Under asyncio these are coroutines: a frame, a future, two callbacks and a partial per packet. Here each is one
 //! object that behaves like that coroutine (it does nothing until awaited, then tries the system call, and waits on a
@@ -22,12 +22,15 @@ use pyo3::types::{PyMemoryView, PyType};
 use ringloop_driver::Mode;
 
 use self::attempt::attempt;
+use crate::addresses;
+use crate::buffers::FileSending;
 use crate::coroutine::{self, Phase, Step};
 use crate::event_loop::Loop;
-use crate::handle::{Call, HandleRef};
+use crate::handle::Call;
 use crate::names::intern;
 use crate::native_type::Head;
 use crate::objects;
+use crate::scheduling;
 use crate::support;
 use crate::watching;
 
@@ -48,6 +51,12 @@ pub(crate) enum Kind {
     ReceiveFromInto { count_max: usize },
     /// The argument is a tuple of a bytes-like object and an address.
     SendTo,
+    /// Nothing is needed.
+    Accept,
+    /// The argument is an address that needs no resolver.
+    Connect,
+    /// The operation has the file.
+    SendFile,
 }
 
 impl Kind {
@@ -59,12 +68,18 @@ impl Kind {
             Self::ReceiveFrom { .. } => "EventLoop.sock_recvfrom",
             Self::ReceiveFromInto { .. } => "EventLoop.sock_recvfrom_into",
             Self::SendTo => "EventLoop.sock_sendto",
+            Self::Accept => "EventLoop.sock_accept",
+            Self::Connect => "EventLoop.sock_connect",
+            Self::SendFile => "EventLoop.sock_sendfile",
         }
     }
 
-    /// Whether it waits for room to send, rather than for something to receive.
+    /// Whether it waits until the socket is writable, rather than readable.
     fn is_sending(self) -> bool {
-        matches!(self, Self::SendAll | Self::SendTo)
+        matches!(
+            self,
+            Self::SendAll | Self::SendTo | Self::Connect | Self::SendFile
+        )
     }
 }
 
@@ -77,6 +92,7 @@ struct Operation {
     /// The watched descriptor, -1 before the first attempt. If the socket is closed, another file may get the number.
     fd: RawFd,
     sent: usize,
+    file: Option<FileSending>,
     future: Option<Py<PyAny>>,
     handle: Option<Py<PyAny>>,
     outcome: Option<Outcome>,
@@ -101,10 +117,8 @@ pub(crate) fn new<'py>(
     argument: &Bound<'py, PyAny>,
     kind: Kind,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    static SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = event_loop.py();
-    let class = support::class(py, &SOCKET, "socket", "socket")?;
-    if event_loop.get().is_debug() || !sock.get_type().is(class) {
+    if !serves(event_loop, sock)? {
         return Ok(None);
     }
     let gives_address = matches!(
@@ -130,6 +144,7 @@ pub(crate) fn new<'py>(
             phase: Phase::Created,
             fd: -1,
             sent: 0,
+            file: None,
             future: None,
             handle: None,
             outcome: None,
@@ -137,6 +152,41 @@ pub(crate) fn new<'py>(
         ffi::PyObject_GC_Track(object.cast());
         Ok(Some(Bound::from_owned_ptr(py, object)))
     }
+}
+
+/// Whether it is a plain `socket.socket`, outside of debug mode.
+fn serves(event_loop: &Bound<'_, Loop>, sock: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let class = support::class(sock.py(), &SOCKET, "socket", "socket")?;
+    Ok(!event_loop.get().is_debug() && sock.get_type().is(class))
+}
+
+/// Makes the awaitable of `sock_connect`. None for an address that has to be resolved, as in `new`.
+pub(crate) fn connect<'py>(
+    event_loop: &Bound<'py, Loop>,
+    sock: &Bound<'py, PyAny>,
+    address: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if serves(event_loop, sock)? && addresses::needs_no_resolver(sock, address)? {
+        new(event_loop, sock, address, Kind::Connect)
+    } else {
+        Ok(None)
+    }
+}
+
+/// Makes the awaitable that sends a file: of the number of bytes sent. None as in `new`.
+pub(crate) fn send_file<'py>(
+    event_loop: &Bound<'py, Loop>,
+    sock: &Bound<'py, PyAny>,
+    file: FileSending,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let none = event_loop.py().None().into_bound(event_loop.py());
+    let made = new(event_loop, sock, &none, Kind::SendFile)?;
+    if let Some(made) = &made {
+        // SAFETY: the GIL is held, and `new` has made the object.
+        unsafe { operation(made.as_ptr()).file = Some(file) };
+    }
+    Ok(made)
 }
 
 /// The operation inside `object`.
@@ -211,14 +261,7 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
         arguments: &[],
         context: ptr::null_mut(),
     };
-    // SAFETY: the GIL is held and both pointers are live objects.
-    let handle = unsafe { HandleRef::new(&call, event_loop.as_ptr(), None) };
-    let Some(handle) = handle else {
-        return Err(PyErr::fetch(py));
-    };
-    handle.track();
-    // SAFETY: `new` gave an owned reference.
-    let handle = unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) };
+    let handle = scheduling::handle_in_table(&event_loop, &call)?;
     watching::insert(&event_loop, fd, &handle, kind.is_sending(), Mode::OneShot)?;
     let previous = {
         // SAFETY: as in `resume`.

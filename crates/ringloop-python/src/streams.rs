@@ -11,8 +11,9 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
+use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -20,19 +21,29 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyTuple, PyType};
 
+use crate::collected::Collected;
 use crate::coroutine::{self, Coroutine, Phase, Step};
+use crate::fields::{Attribute, Fields, attribute};
 use crate::names::intern;
 use crate::native_type::{
-    self, EndOfLife, Head, NativeType, PendingException, attribute, slot, visit_all,
+    self, EndOfLife, Function, Head, NativeType, PendingException, add_method, call_replaced,
+    method_with_arguments, only_argument, slot, visit_all,
 };
 use crate::objects::{self, New};
-use crate::stream_reader::{self, Originals};
-use crate::support::{self, Fields, guard};
+use crate::slotted;
+use crate::stream_reader::{
+    self, BUFFER, EOF, EXCEPTION, LIMIT, LOOP, Originals, PAUSED, REFERENCE, TRANSPORT, WAITER,
+    take,
+};
+use crate::support::{self, guard};
+use crate::waiter::{self, Wanted};
 
 /// The method that was called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Read,
+    /// `read` without a count.
+    ReadAll,
     ReadExactly,
     ReadUntil,
     ReadLine,
@@ -42,7 +53,7 @@ enum Kind {
 impl Kind {
     fn qualified_name(self) -> &'static str {
         match self {
-            Self::Read => "StreamReader.read",
+            Self::Read | Self::ReadAll => "StreamReader.read",
             Self::ReadExactly => "StreamReader.readexactly",
             Self::ReadUntil => "StreamReader.readuntil",
             Self::ReadLine => "StreamReader.readline",
@@ -56,7 +67,7 @@ impl Kind {
 enum Inner {
     /// All that is left: its result is ours.
     TakesOver,
-    /// `_wait_for_data`; we go on after it.
+    /// `_wait_for_data`, or the `sleep(0)` of `drain`; we go on after it.
     Waits,
 }
 
@@ -66,9 +77,9 @@ struct StreamCall {
     head: Head,
     /// The reader, or the writer.
     stream: *mut ffi::PyObject,
-    /// What the method was given; null where that is nothing.
+    /// What the method was given; null where that is nothing. What was collected so far, if all is to be read.
     argument: *mut ffi::PyObject,
-    /// The future that was yielded, if it is ours.
+    /// The waiter or the future that was yielded, if it is ours.
     future: *mut ffi::PyObject,
     /// A coroutine of asyncio's.
     inner: *mut ffi::PyObject,
@@ -96,6 +107,13 @@ static READER_METHODS: Originals<6> = Originals::new([
 ]);
 static WRITER_METHODS: Originals<2> = Originals::new(["drain", "write"]);
 
+// asyncio's attributes of a writer, and of its protocol.
+static WRITER_TRANSPORT: Attribute = attribute!("_transport");
+static WRITER_READER: Attribute = attribute!("_reader");
+static WRITER_PROTOCOL: Attribute = attribute!("_protocol");
+static WRITING_PAUSED: Attribute = attribute!("_paused");
+static CONNECTION_LOST: Attribute = attribute!("_connection_lost");
+
 /// asyncio's class for readers, or for writers.
 fn asyncios(py: Python<'_>, is_reader: bool) -> PyResult<&Bound<'_, PyType>> {
     let (cell, name) = if is_reader {
@@ -113,42 +131,6 @@ fn is_unpatched(class: &Bound<'_, PyType>, is_reader: bool) -> PyResult<bool> {
         READER_METHODS.are_in_place(class)
     } else {
         WRITER_METHODS.are_in_place(class)
-    }
-}
-
-/// asyncio's method, called with the arguments of ours.
-///
-/// # Safety
-/// The GIL is held; `arguments` has `positional` objects and one for each of `names`, all alive.
-unsafe fn call_asyncio<'py>(
-    method: &Bound<'py, PyAny>,
-    stream: *mut ffi::PyObject,
-    arguments: *const *mut ffi::PyObject,
-    positional: ffi::Py_ssize_t,
-    names: *mut ffi::PyObject,
-) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: as the function asks; the vector lives until the call is over.
-    unsafe {
-        let keywords = if names.is_null() {
-            0
-        } else {
-            ffi::PyTuple_GET_SIZE(names)
-        };
-        let given: &[*mut ffi::PyObject] = if positional + keywords == 0 {
-            &[]
-        } else {
-            std::slice::from_raw_parts(arguments, (positional + keywords) as usize)
-        };
-        let all: Vec<_> = std::iter::once(stream)
-            .chain(given.iter().copied())
-            .collect();
-        let result = ffi::PyObject_Vectorcall(
-            method.as_ptr(),
-            all.as_ptr(),
-            positional as usize + 1,
-            names,
-        );
-        Bound::from_owned_ptr_or_err(method.py(), result)
     }
 }
 
@@ -195,20 +177,14 @@ fn count_of(argument: &Bound<'_, PyAny>) -> Option<usize> {
     }
 }
 
-/// The one positional argument of a call that has no other.
-///
-/// # Safety
-/// As `call_asyncio`.
-unsafe fn only_argument(
-    py: Python<'_>,
-    arguments: *const *mut ffi::PyObject,
-    positional: ffi::Py_ssize_t,
-    names: *mut ffi::PyObject,
-) -> Option<Bound<'_, PyAny>> {
-    // SAFETY: as the function asks.
+/// Whether this is the number that asks for everything.
+fn is_minus_one(argument: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the GIL is held and the object is alive; an overflow leaves no exception here.
     unsafe {
-        let has_names = !names.is_null() && ffi::PyTuple_GET_SIZE(names) > 0;
-        (positional == 1 && !has_names).then(|| Bound::from_borrowed_ptr(py, *arguments))
+        let mut overflow = 0;
+        ffi::PyLong_CheckExact(argument.as_ptr()) != 0
+            && ffi::PyLong_AsLongLongAndOverflow(argument.as_ptr(), &raw mut overflow) == -1
+            && overflow == 0
     }
 }
 
@@ -241,7 +217,7 @@ macro_rules! methods {
                 }
                 let method = class.getattr(intern!($py, $name))?;
                 // SAFETY: as above.
-                unsafe { call_asyncio(&method, $stream, $arguments, $positional, $names) }
+                unsafe { call_replaced(&method, $stream, $arguments, $positional, $names) }
             })
         }
     )* };
@@ -249,12 +225,18 @@ macro_rules! methods {
 
 methods! {
     read true "read" |py, stream, arguments, positional, names| {
-        match only_argument(py, arguments, positional, names) {
-            Some(argument) => match count_of(&argument) {
-                Some(count) => Some(new_call(py, Kind::Read, stream, argument.as_ptr(), count)?),
-                None => None,
-            },
-            None => None,
+        let argument = only_argument(py, arguments, positional, names);
+        let count = argument.as_ref().and_then(count_of);
+        match (&argument, count) {
+            (Some(argument), Some(count)) => {
+                Some(new_call(py, Kind::Read, stream, argument.as_ptr(), count)?)
+            }
+            (Some(argument), None) if !is_minus_one(argument) => None,
+            (None, _) if !has_none(positional, names) => None,
+            _ => {
+                let collected = Bound::new(py, Collected::default())?;
+                Some(new_call(py, Kind::ReadAll, stream, collected.as_ptr(), 0)?)
+            }
         }
     }
     read_exactly true "readexactly" |py, stream, arguments, positional, names| {
@@ -302,13 +284,40 @@ methods! {
         match only_argument(py, arguments, positional, names) {
             Some(data) => {
                 let stream = Bound::from_borrowed_ptr(py, stream);
-                let transport = Fields::of(&stream)?.get(intern!(py, "_transport"))?;
+                let transport = Fields::of(&stream).get(&WRITER_TRANSPORT)?;
                 support::call_method1(&transport, intern!(py, "write"), data.as_ptr())?;
                 Some(py.None().into_bound(py))
             }
             None => None,
         }
     }
+}
+
+unsafe extern "C" fn feed_data(
+    reader: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter, with the GIL, by METH_FASTCALL | METH_KEYWORDS.
+    guard(|py| unsafe {
+        let class = asyncios(py, true)?;
+        if let Some(data) = only_argument(py, arguments, positional, names)
+            && let Ok(bytes) = data.cast_exact::<PyBytes>()
+            && !bytes.as_bytes().is_empty()
+            && stream_reader::has_own_feed_data(class)?
+        {
+            let reader = Bound::from_borrowed_ptr(py, reader);
+            let fields = Fields::of(&reader);
+            let waiter = fields.get(&WAITER)?;
+            if waiter::is_one(&waiter) && waiter::wake_with(&waiter, bytes.as_bytes(), Some(bytes))?
+            {
+                return Ok(py.None().into_bound(py));
+            }
+        }
+        let method = class.getattr(intern!(py, "feed_data"))?;
+        call_replaced(&method, reader, arguments, positional, names)
+    })
 }
 
 /// What a step that could not wait for a future of ours comes to.
@@ -332,8 +341,8 @@ unsafe fn take_over(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<
         let method =
             class.getattr(New(coroutine::unqualified(kind.qualified_name())).into_pyobject(py)?)?;
         let arguments = [(*this).argument];
-        let count = (!(*this).argument.is_null()).into();
-        let coroutine = call_asyncio(
+        let count = (kind != Kind::ReadAll && !(*this).argument.is_null()).into();
+        let coroutine = call_replaced(
             &method,
             (*this).stream,
             arguments.as_ptr(),
@@ -345,13 +354,17 @@ unsafe fn take_over(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<
 }
 
 /// asyncio's `IncompleteReadError`, for all that there was; it is taken out of the buffer.
-fn incomplete(
-    py: Python<'_>,
-    buffer: &Bound<'_, PyByteArray>,
-    expected: Option<Bound<'_, PyAny>>,
+fn incomplete<'py>(
+    buffer: &Bound<'py, PyByteArray>,
+    expected: Option<Bound<'py, PyAny>>,
 ) -> PyResult<PyErr> {
     static ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let class = support::class(py, &ERROR, "asyncio.exceptions", "IncompleteReadError")?;
+    let class = support::class(
+        buffer.py(),
+        &ERROR,
+        "asyncio.exceptions",
+        "IncompleteReadError",
+    )?;
     let partial = take(buffer, buffer.len())?;
     Ok(support::raised(&class.call1((partial, expected))?))
 }
@@ -359,9 +372,9 @@ fn incomplete(
 /// What `readuntil` and `readline` raise for a line beyond the limit. `readuntil` leaves it in the buffer; `readline`
 /// takes out all that is known to belong to it.
 #[cold]
-fn too_long(
-    reader: &Bound<'_, PyAny>,
-    buffer: &Bound<'_, PyByteArray>,
+fn too_long<'py>(
+    reader: &Bound<'py, PyAny>,
+    buffer: &Bound<'py, PyByteArray>,
     kind: Kind,
     text: &str,
     consumed: usize,
@@ -392,35 +405,23 @@ fn too_long(
     Ok(error)
 }
 
-/// Takes the first bytes out of a buffer.
-fn take<'py>(buffer: &Bound<'py, PyByteArray>, count: usize) -> PyResult<Bound<'py, PyBytes>> {
-    let py = buffer.py();
-    // SAFETY: the GIL is held, the array is at least this long, and no Python code runs while its bytes are copied.
-    unsafe {
-        let start = ffi::PyByteArray_AS_STRING(buffer.as_ptr()).cast::<u8>();
-        let bytes = objects::bytes(py, std::slice::from_raw_parts(start, count))?;
-        let status = if count == buffer.len() {
-            ffi::PyByteArray_Resize(buffer.as_ptr(), 0)
-        } else {
-            ffi::PySequence_DelSlice(buffer.as_ptr(), 0, count as ffi::Py_ssize_t)
-        };
-        match status {
-            0 => Ok(bytes),
-            _ => Err(PyErr::fetch(py)),
-        }
+/// `_maybe_resume_transport`, after bytes were taken.
+#[inline]
+fn resume_transport<'py>(reader: &Bound<'py, PyAny>, fields: &Fields<'_, 'py>) -> PyResult<()> {
+    let name = intern!(reader.py(), "_maybe_resume_transport");
+    if fields.is(&PAUSED)? || stream_reader::is_replaced(fields, name)? {
+        reader.call_method0(name)?;
     }
+    Ok(())
 }
 
-/// `_maybe_resume_transport`, after bytes were taken; returns these.
+/// The same, and returns these.
 fn taken<'py>(
     reader: &Bound<'py, PyAny>,
     fields: &Fields<'_, 'py>,
     bytes: Bound<'py, PyBytes>,
 ) -> PyResult<Progress<'py>> {
-    let py = reader.py();
-    if fields.is(intern!(py, "_paused"))? {
-        reader.call_method0(intern!(py, "_maybe_resume_transport"))?;
-    }
+    resume_transport(reader, fields)?;
     Ok(Progress::Return(bytes.into_any()))
 }
 
@@ -428,20 +429,44 @@ fn taken<'py>(
 fn wait_for_data<'py>(
     reader: &Bound<'py, PyAny>,
     fields: &Fields<'_, 'py>,
+    waiter: Bound<'py, PyAny>,
     name: &str,
+    wanted: Wanted,
 ) -> PyResult<Progress<'py>> {
     let py = reader.py();
-    if !fields.get(intern!(py, "_waiter"))?.is_none()
-        || fields.is(intern!(py, "_paused"))?
-        || fields.find(intern!(py, "_wait_for_data"))?.is_some()
+    if waiter::is_listed(&waiter)
+        || fields.is(&PAUSED)?
+        || stream_reader::is_replaced(fields, intern!(py, "_wait_for_data"))?
     {
         let wait = reader.call_method1(intern!(py, "_wait_for_data"), (New(name),))?;
         return Ok(Progress::Hand(wait, Inner::Waits));
     }
-    let event_loop = fields.get(intern!(py, "_loop"))?;
-    let future = event_loop.call_method0(intern!(py, "create_future"))?;
-    fields.set(intern!(py, "_waiter"), &future)?;
+    let (wanted, limit) = match stream_reader::limit_of(fields)? {
+        Some(limit) => (wanted, limit),
+        None => (Wanted::Other, 0),
+    };
+    let waiter = match waiter::reuse(waiter, wanted, limit) {
+        Ok(waiter) => return Ok(Progress::Wait(waiter)),
+        Err(waiter) => waiter,
+    };
+    drop(waiter);
+    let event_loop = fields.get(&LOOP)?;
+    let future = if let Some(waiter) = waiter::new(&event_loop, wanted, limit)? {
+        waiter
+    } else {
+        let future = event_loop.call_method0(intern!(py, "create_future"))?;
+        future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
+        future
+    };
+    fields.set(&WAITER, &future)?;
     Ok(Progress::Wait(future))
+}
+
+/// Whoever keeps the buffer may put bytes into it while the read waits: they come first.
+fn unless_kept(buffer: &Bound<'_, PyByteArray>, wanted: Wanted) -> Wanted {
+    // SAFETY: the GIL is held, and the object is alive. The reader refers to it, and we do.
+    let is_kept = unsafe { ffi::Py_REFCNT(buffer.as_ptr()) } > 2;
+    if is_kept { Wanted::Other } else { wanted }
 }
 
 /// Goes on with a method, from its beginning or after a wait.
@@ -455,43 +480,54 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
         (stream, (*this).kind, (*this).has_waited, (*this).count)
     };
     if kind == Kind::Drain {
-        if can_drain(&stream)? {
-            return Ok(Progress::Return(py.None().into_bound(py)));
-        }
+        return drain_now(&stream, has_waited);
+    }
+    let fields = Fields::of(&stream);
+    if !has_waited
+        && (!fields.get(&EXCEPTION)?.is_none()
+            || (kind == Kind::ReadLine
+                && stream_reader::is_replaced(&fields, intern!(py, "readuntil"))?)
+            || (kind == Kind::ReadAll && stream_reader::is_replaced(&fields, intern!(py, "read"))?))
+    {
         // SAFETY: as above.
         return unsafe { take_over(py, this) };
     }
-    let fields = Fields::of(&stream)?;
-    let is_replaced = || {
-        Ok::<_, PyErr>(kind == Kind::ReadLine && fields.find(intern!(py, "readuntil"))?.is_some())
-    };
-    if !has_waited && (!fields.get(intern!(py, "_exception"))?.is_none() || is_replaced()?) {
-        // SAFETY: as above.
-        return unsafe { take_over(py, this) };
-    }
-    let buffer = fields.get(intern!(py, "_buffer"))?;
-    let Ok(buffer) = buffer.cast_exact::<PyByteArray>() else {
+    let waiter = fields.get(&WAITER)?;
+    let Some(buffer) = stream_reader::buffer_of(&fields, &waiter)? else {
         // SAFETY: as above.
         return unsafe { take_over(py, this) };
     };
-    let is_at_end = || fields.is(intern!(py, "_eof"));
+    let buffer = &buffer;
+    let is_at_end = || fields.is(&EOF);
     match kind {
         Kind::Read => {
-            if buffer.len() == 0 && !has_waited && !is_at_end()? {
-                return wait_for_data(&stream, &fields, "read");
+            let len = buffer.len();
+            if len == 0 && !has_waited && !is_at_end()? {
+                let wanted = unless_kept(buffer, Wanted::up_to(count));
+                return wait_for_data(&stream, &fields, waiter, "read", wanted);
             }
-            taken(&stream, &fields, take(buffer, count.min(buffer.len()))?)
+            taken(&stream, &fields, take(buffer, count.min(len))?)
+        }
+        Kind::ReadAll => {
+            // SAFETY: as above.
+            unsafe { go_on_reading_all(py, this, &stream, &fields, buffer, waiter) }
         }
         Kind::ReadExactly => {
-            if buffer.len() >= count {
+            let len = buffer.len();
+            if len >= count {
                 return taken(&stream, &fields, take(buffer, count)?);
             }
             if is_at_end()? {
                 // SAFETY: as above.
                 let expected = unsafe { Bound::from_borrowed_ptr_or_opt(py, (*this).argument) };
-                return Err(incomplete(py, buffer, expected)?);
+                return Err(incomplete(buffer, expected)?);
             }
-            wait_for_data(&stream, &fields, "readexactly")
+            let wanted = if len == 0 {
+                unless_kept(buffer, Wanted::exactly(count))
+            } else {
+                Wanted::Other
+            };
+            wait_for_data(&stream, &fields, waiter, "readexactly", wanted)
         }
         Kind::ReadUntil | Kind::ReadLine => {
             // SAFETY: as above.
@@ -502,18 +538,18 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
             };
             // SAFETY: as above.
             let offset = unsafe { (*this).offset };
-            let limit = fields.get(intern!(py, "_limit"))?;
-            let Ok(limit) = limit.extract::<usize>() else {
+            let Some(limit) = stream_reader::limit_of(&fields)? else {
                 // SAFETY: as above.
                 return unsafe { take_over(py, this) };
             };
             let len = buffer.len();
             if len >= offset + separator.len() {
                 // SAFETY: the GIL is held, and no Python code runs during the search.
-                let found = unsafe { find(buffer, separator, offset) };
+                let found = find(unsafe { buffer.as_bytes() }, separator, offset);
                 match found {
                     Some(start) if start <= limit => {
-                        return taken(&stream, &fields, take(buffer, start + separator.len())?);
+                        let line = take(buffer, start + separator.len())?;
+                        return taken(&stream, &fields, line);
                     }
                     Some(start) => {
                         let text = "Separator is found, but chunk is longer than limit";
@@ -531,79 +567,148 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
             }
             if is_at_end()? {
                 if kind == Kind::ReadLine {
-                    let partial = take(buffer, buffer.len())?;
+                    let partial = take(buffer, len)?;
                     return Ok(Progress::Return(partial.into_any()));
                 }
-                return Err(incomplete(py, buffer, None)?);
+                return Err(incomplete(buffer, None)?);
             }
-            wait_for_data(&stream, &fields, "readuntil")
+            let wanted = if separator == b"\n" && len == 0 {
+                unless_kept(buffer, Wanted::Line)
+            } else {
+                Wanted::Other
+            };
+            wait_for_data(&stream, &fields, waiter, "readuntil", wanted)
         }
         Kind::Drain => unreachable!("returned above"),
     }
 }
 
-/// Where the separator begins in the buffer, from `offset` on.
+/// The same for a call that reads until the end.
 ///
 /// # Safety
-/// The GIL is held, and `offset` is within the buffer.
-unsafe fn find(buffer: &Bound<'_, PyByteArray>, separator: &[u8], offset: usize) -> Option<usize> {
-    // SAFETY: as the function asks; memmem reads within both lengths.
+/// As for `go_on`, of which this is a part.
+unsafe fn go_on_reading_all<'py>(
+    py: Python<'py>,
+    this: *mut StreamCall,
+    stream: &Bound<'py, PyAny>,
+    fields: &Fields<'_, 'py>,
+    buffer: &Bound<'py, PyByteArray>,
+    waiter: Bound<'py, PyAny>,
+) -> PyResult<Progress<'py>> {
+    // SAFETY: as the function asks; a call that reads all has what collects it.
+    let (collected, has_waited) = unsafe {
+        let collected = Bound::from_borrowed_ptr(py, (*this).argument);
+        (collected, (*this).has_waited)
+    };
+    let collected = collected.cast_exact::<Collected>()?.get();
+    let Some(limit) = stream_reader::limit_of(fields)? else {
+        // SAFETY: as above.
+        return unsafe { take_over(py, this) };
+    };
+    let len = buffer.len();
+    if len > 0 {
+        collected.add(&take(buffer, len)?)?;
+        resume_transport(stream, fields)?;
+    } else if has_waited {
+        // A block without content is the end to asyncio.
+        return Ok(Progress::Return(collected.join(py)?.into_any()));
+    }
+    // With the next block, asyncio looks again.
+    if !fields.get(&EXCEPTION)?.is_none() {
+        // SAFETY: as above.
+        return unsafe { take_over(py, this) };
+    }
+    if fields.is(&EOF)? {
+        return Ok(Progress::Return(collected.join(py)?.into_any()));
+    }
+    let wanted = unless_kept(buffer, Wanted::up_to(limit));
+    wait_for_data(stream, fields, waiter, "read", wanted)
+}
+
+/// Adds a block to what a call that reads all has collected.
+///
+/// # Safety
+/// Called with the GIL for a live object of our type, whose fields are not replaced while a step runs.
+unsafe fn collect(py: Python<'_>, this: *mut StreamCall, bytes: &Bound<'_, PyAny>) -> PyResult<()> {
+    // SAFETY: as the function asks; such a call has what collects its blocks.
+    let collected = unsafe { Bound::from_borrowed_ptr(py, (*this).argument) };
+    collected
+        .cast_exact::<Collected>()?
+        .get()
+        .add(bytes.cast::<PyBytes>()?)
+}
+
+/// Where the separator begins in the bytes, from `offset` on.
+fn find(bytes: &[u8], separator: &[u8], offset: usize) -> Option<usize> {
+    let rest = &bytes[offset..];
+    // SAFETY: both functions read within the lengths.
     unsafe {
-        let start = ffi::PyByteArray_AS_STRING(buffer.as_ptr()).cast::<u8>();
-        let rest = buffer.len() - offset;
-        let found = libc::memmem(
-            start.add(offset).cast(),
-            rest,
-            separator.as_ptr().cast(),
-            separator.len(),
-        );
-        (!found.is_null()).then(|| found.cast::<u8>().offset_from(start) as usize)
+        let found = match *separator {
+            [byte] => libc::memchr(rest.as_ptr().cast(), byte.into(), rest.len()),
+            _ => libc::memmem(
+                rest.as_ptr().cast(),
+                rest.len(),
+                separator.as_ptr().cast(),
+                separator.len(),
+            ),
+        };
+        (!found.is_null()).then(|| found.cast::<u8>().offset_from(bytes.as_ptr()) as usize)
     }
 }
 
-/// Whether `drain` has nothing to wait for, and no error to raise.
-fn can_drain(writer: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static PROTOCOL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    static FLOW_CONTROL: Originals<1> = Originals::new(["_drain_helper"]);
+/// `drain`, from its beginning or after its `sleep(0)`.
+fn drain_now<'py>(writer: &Bound<'py, PyAny>, has_slept: bool) -> PyResult<Progress<'py>> {
     let py = writer.py();
-    let fields = Fields::of(writer)?;
-    let reader = fields.get(intern!(py, "_reader"))?;
-    if !reader.is_none() && has_exception(&reader)? {
+    let fields = Fields::of(writer);
+    if !has_slept {
+        let reader = fields.get(&WRITER_READER)?;
+        if !reader.is_none() {
+            let exception = exception_of(&reader)?;
+            if !exception.is_none() {
+                return Err(support::raise_any(exception));
+            }
+        }
+        let transport = fields.get(&WRITER_TRANSPORT)?;
+        if support::ask(&transport, intern!(py, "is_closing"))? {
+            let sleep = py.import(New("asyncio.streams"))?.getattr(New("sleep"))?;
+            return Ok(Progress::Hand(sleep.call1((New(0),))?, Inner::Waits));
+        }
+    }
+    let protocol = fields.get(&WRITER_PROTOCOL)?;
+    if drains_at_once(&protocol)? {
+        return Ok(Progress::Return(py.None().into_bound(py)));
+    }
+    let helper = protocol.call_method0(intern!(py, "_drain_helper"))?;
+    Ok(Progress::Hand(helper, Inner::TakesOver))
+}
+
+/// Whether `protocol._drain_helper()` would do nothing.
+fn drains_at_once(protocol: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static FLOW_CONTROL: Originals<1> = Originals::new(["_drain_helper"]);
+    let py = protocol.py();
+    let class = stream_reader::protocol_class(py)?;
+    let is_plain = stream_reader::is_server_protocol(protocol) || protocol.get_type().is(class);
+    if !is_plain || !FLOW_CONTROL.are_in_place(class)? {
         return Ok(false);
     }
-    let transport = fields.get(intern!(py, "_transport"))?;
-    if support::ask(&transport, intern!(py, "is_closing"))? {
-        return Ok(false);
-    }
-    let protocol = fields.get(intern!(py, "_protocol"))?;
-    let class = support::class(py, &PROTOCOL, "asyncio.streams", "StreamReaderProtocol")?;
-    if !protocol.get_type().is(class) || !FLOW_CONTROL.are_in_place(class)? {
-        return Ok(false);
-    }
-    let fields = Fields::of(&protocol)?;
-    Ok(!fields.is(intern!(py, "_connection_lost"))?
-        && !fields.is(intern!(py, "_paused"))?
+    let fields = Fields::of(protocol);
+    Ok(!fields.is(&CONNECTION_LOST)?
+        && !fields.is(&WRITING_PAUSED)?
         && fields.find(intern!(py, "_drain_helper"))?.is_none())
 }
 
-/// Whether `reader.exception()` gives one.
-fn has_exception(reader: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static EXCEPTION: Originals<1> = Originals::new(["exception"]);
+/// `reader.exception()`.
+fn exception_of<'py>(reader: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    static EXCEPTION_METHOD: Originals<1> = Originals::new(["exception"]);
     let py = reader.py();
     let name = intern!(py, "exception");
-    if is_native(reader) && EXCEPTION.are_in_place(asyncios(py, true)?)? {
-        let fields = Fields::of(reader)?;
-        if fields.find(name)?.is_none() {
-            return Ok(!fields.get(intern!(py, "_exception"))?.is_none());
+    if stream_reader::is_native(reader) && EXCEPTION_METHOD.are_in_place(asyncios(py, true)?)? {
+        let fields = Fields::of(reader);
+        if !stream_reader::is_replaced(&fields, name)? {
+            return fields.get(&EXCEPTION);
         }
     }
-    Ok(!reader.call_method0(name)?.is_none())
-}
-
-/// Whether a reader has our class.
-fn is_native(reader: &Bound<'_, PyAny>) -> bool {
-    let class = stream_reader::NATIVE_READER.get(reader.py());
-    class.is_some_and(|class| reader.get_type().is(class))
+    reader.call_method0(name)
 }
 
 /// What a step asks of the coroutine that is inside.
@@ -615,20 +720,40 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
         (*this).phase.check(py)?;
+        let mut bytes = None;
         let waited = match Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
             // A task throws the future's exception; others only resume.
-            Some(future) => match future.call_method0(intern!(py, "result")) {
-                Err(_) if !support::ask(&future, intern!(py, "done"))? => {
-                    return Err(coroutine::awaited_already(py));
+            Some(future) if waiter::is_one(&future) => {
+                let outcome = waiter::outcome(&future);
+                if outcome.is_ok() {
+                    bytes = waiter::take_bytes(&future);
                 }
-                result => result.map(drop),
-            },
+                outcome
+            }
+            Some(future) if support::ask(&future, intern!(py, "done"))? => {
+                future.call_method0(intern!(py, "result")).map(drop)
+            }
+            Some(_) => Err(coroutine::not_awaited(py)),
             None => Ok(()),
         };
         (*this).phase = Phase::Running;
-        let result = end_wait(py, this)
-            .and(waited)
-            .and_then(|()| run(py, this, &coroutine::resume));
+        let result = match (end_wait(py, this), bytes) {
+            (Ok(()), Some(bytes)) => {
+                let stream = Bound::from_borrowed_ptr(py, (*this).stream);
+                let resumed = resume_transport(&stream, &Fields::of(&stream));
+                if (*this).kind == Kind::ReadAll {
+                    (*this).has_waited = false;
+                    resumed
+                        .and_then(|()| collect(py, this, &bytes))
+                        .and_then(|()| run(py, this, &coroutine::resume))
+                } else {
+                    resumed.map(|()| Step::Return(bytes))
+                }
+            }
+            (ended, _) => ended
+                .and(waited)
+                .and_then(|()| run(py, this, &coroutine::resume)),
+        };
         settle(py, object, result)
     }
 }
@@ -641,11 +766,14 @@ unsafe fn end_wait(py: Python<'_>, this: *mut StreamCall) -> PyResult<()> {
     // SAFETY: as the function asks. The field is emptied before its reference is dropped.
     unsafe {
         let future = std::mem::replace(&mut (*this).future, ptr::null_mut());
-        let Some(_future) = Bound::from_owned_ptr_or_opt(py, future) else {
+        let Some(future) = Bound::from_owned_ptr_or_opt(py, future) else {
             return Ok(());
         };
         let stream = Bound::from_borrowed_ptr(py, (*this).stream);
-        Fields::of(&stream)?.set(intern!(py, "_waiter"), py.None().bind(py))
+        let fields = Fields::of(&stream);
+        stream_reader::settle(&fields, &future)?;
+        let waiter = fields.get(&WAITER)?;
+        stream_reader::unlist_waiter(&fields, &waiter)
     }
 }
 
@@ -679,7 +807,6 @@ unsafe fn run<'py>(
                 Progress::Wait(future) => {
                     (*this).has_waited = true;
                     (*this).future = ffi::Py_NewRef(future.as_ptr());
-                    future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
                     return Ok(Step::Yield(future));
                 }
                 Progress::Hand(coroutine, role) => {
@@ -815,6 +942,17 @@ unsafe extern "C" fn cr_await(object: *mut ffi::PyObject, _: *mut c_void) -> *mu
     }
 }
 
+/// Whether the collector has cleared the reader, which is garbage with its call then.
+///
+/// # Safety
+/// Called with the GIL for an object of our type that waits.
+unsafe fn is_emptied(py: Python<'_>, this: *mut StreamCall) -> PyResult<bool> {
+    // SAFETY: as the function asks; a call that waits has a stream.
+    let stream = unsafe { Bound::from_borrowed_ptr(py, (*this).stream) };
+    let waiter = Fields::of(&stream).own(&WAITER)?;
+    Ok(waiter.is_none())
+}
+
 /// What happens to a call that nobody refers to any longer, before its fields are dropped.
 ///
 /// # Safety
@@ -829,7 +967,12 @@ unsafe fn abandon(object: *mut ffi::PyObject) {
             Phase::Waiting if !(*this).future.is_null() => {
                 let pending = PendingException::take();
                 support::attached(|py| {
-                    if let Err(error) = end_wait(py, this) {
+                    let ended = match is_emptied(py, this) {
+                        Ok(true) => Ok(()),
+                        Ok(false) => end_wait(py, this),
+                        Err(error) => Err(error),
+                    };
+                    if let Err(error) = ended {
                         error.write_unraisable(py, None);
                     }
                 });
@@ -848,10 +991,7 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
         };
         abandon(object);
         drop_fields(object);
-        let class = ffi::Py_TYPE(object);
-        native_type::free(object);
-        ffi::Py_DECREF(class.cast());
-        end.finish();
+        end.free(object);
     }
 }
 
@@ -883,40 +1023,6 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     0
 }
 
-type Method = unsafe extern "C" fn(
-    *mut ffi::PyObject,
-    *const *mut ffi::PyObject,
-    ffi::Py_ssize_t,
-    *mut ffi::PyObject,
-) -> *mut ffi::PyObject;
-
-/// Gives the method to a class.
-fn add_method(
-    class: &Bound<'_, PyType>,
-    name: &'static CStr,
-    function: Method,
-    doc: &'static CStr,
-) -> PyResult<()> {
-    let py = class.py();
-    let definition = Box::leak(Box::new(ffi::PyMethodDef {
-        ml_name: name.as_ptr(),
-        ml_meth: ffi::PyMethodDefPointer {
-            PyCFunctionFastWithKeywords: function,
-        },
-        ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
-        ml_doc: doc.as_ptr().cast::<c_char>(),
-    }));
-    // SAFETY: the GIL is held; the definition lives for ever.
-    let method = unsafe {
-        let method = ffi::PyDescr_NewMethod(class.as_ptr().cast(), definition);
-        Bound::from_owned_ptr_or_err(py, method)?
-    };
-    class.setattr(
-        New(name.to_str().unwrap_or_default()).into_pyobject(py)?,
-        method,
-    )
-}
-
 /// Gives the streams of an asyncio `StreamReaderProtocol` their native classes.
 pub(crate) fn adopt(protocol: &Bound<'_, PyAny>) -> PyResult<()> {
     static ADOPT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -928,15 +1034,56 @@ pub(crate) fn adopt(protocol: &Bound<'_, PyAny>) -> PyResult<()> {
     adopt.bind(py).call1((protocol,)).map(drop)
 }
 
-/// Gives these classes, which derive from asyncio's, their methods. To be called once.
+/// The classes with slots that a server's connections get: for readers, writers and protocols.
+type ServerClasses<'py> = (Bound<'py, PyType>, Bound<'py, PyType>, Bound<'py, PyType>);
+
+/// Gives these classes, which derive from asyncio's, their methods; those of `server` inherit them. `reader_attributes` is
+/// how many attributes a new reader has, and `done` a future whose result is None. To be called once.
 #[pyfunction]
-fn _add_stream_methods(reader: &Bound<'_, PyType>, writer: &Bound<'_, PyType>) -> PyResult<()> {
+fn _add_stream_methods(
+    reader: &Bound<'_, PyType>,
+    writer: &Bound<'_, PyType>,
+    server: ServerClasses<'_>,
+    reader_attributes: usize,
+    done: &Bound<'_, PyAny>,
+) -> PyResult<()> {
     let py = reader.py();
-    stream_reader::NATIVE_READER.get_or_init(py, || reader.clone().unbind());
+    let (server_reader, server_writer, server_protocol) = server;
+    stream_reader::OWN_ATTRIBUTES.store(reader_attributes, Relaxed);
+    let slots: [(&Bound<'_, PyType>, &[&Attribute]); 3] = [
+        (
+            &server_reader,
+            &[
+                &LIMIT, &LOOP, &BUFFER, &EOF, &WAITER, &EXCEPTION, &PAUSED, &TRANSPORT,
+            ],
+        ),
+        (
+            &server_writer,
+            &[&WRITER_TRANSPORT, &WRITER_READER, &WRITER_PROTOCOL],
+        ),
+        (
+            &server_protocol,
+            &[&REFERENCE, &WRITING_PAUSED, &CONNECTION_LOST],
+        ),
+    ];
+    for (class, attributes) in slots {
+        for attribute in attributes {
+            attribute.find_slot(class)?;
+        }
+        slotted::register(class);
+    }
+    stream_reader::set_classes(reader, &server_reader, &server_protocol)?;
+    waiter::set_done(py, done);
     for is_reader in [true, false] {
         is_unpatched(asyncios(py, is_reader)?, is_reader)?;
     }
-    let methods: [(&Bound<'_, PyType>, &'static CStr, Method, &'static CStr); 6] = [
+    let methods: [(&Bound<'_, PyType>, &'static CStr, Function, &'static CStr); 7] = [
+        (
+            reader,
+            c"feed_data",
+            feed_data,
+            c"feed_data($self, data)\n--\n\nSee asyncio.StreamReader.feed_data.",
+        ),
         (
             reader,
             c"read",
@@ -975,7 +1122,7 @@ fn _add_stream_methods(reader: &Bound<'_, PyType>, writer: &Bound<'_, PyType>) -
         ),
     ];
     for (class, name, function, doc) in methods {
-        add_method(class, name, function, doc)?;
+        add_method(class, method_with_arguments(name, function, doc))?;
     }
     Ok(())
 }
@@ -984,7 +1131,7 @@ fn _add_stream_methods(reader: &Bound<'_, PyType>, writer: &Bound<'_, PyType>) -
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let mut attributes = coroutine::attributes::<StreamCall>();
-    attributes.push(attribute(c"cr_await", cr_await));
+    attributes.push(native_type::attribute(c"cr_await", cr_await));
     let class = NativeType {
         name: c"ringloop._core.StreamCall",
         doc: c"What the methods of streams return: an awaitable that acts like a coroutine.",

@@ -22,7 +22,7 @@ use pyo3::exceptions::{
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyString, PyTuple, PyType};
+use pyo3::types::{PyString, PyTuple, PyType};
 use ringloop_driver::Refused;
 
 /// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
@@ -285,71 +285,6 @@ pub(crate) fn for_each<T>(
     result
 }
 
-/// The attributes that an object has itself, without those of its class. Looking one up takes a fifth of `getattr`.
-pub(crate) struct Fields<'a, 'py> {
-    object: &'a Bound<'py, PyAny>,
-    dict: Bound<'py, PyDict>,
-}
-
-impl<'a, 'py> Fields<'a, 'py> {
-    /// Of an object whose class is an ordinary one of Python's, without data descriptors for the names that are asked for.
-    pub(crate) fn of(object: &'a Bound<'py, PyAny>) -> PyResult<Self> {
-        let py = object.py();
-        // SAFETY: the GIL is held and the object is alive; the result is a new reference, or null with an exception set.
-        let dict = unsafe {
-            let dict = ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut());
-            Bound::from_owned_ptr_or_err(py, dict)?
-        };
-        Ok(Self {
-            object,
-            dict: dict.cast_into()?,
-        })
-    }
-
-    /// An attribute, if the object has it itself.
-    #[inline]
-    pub(crate) fn find(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let py = name.py();
-        // SAFETY: the GIL is held; the item is borrowed from the dictionary, or null, perhaps with an exception set.
-        unsafe {
-            let item = ffi::PyDict_GetItemWithError(self.dict.as_ptr(), name.as_ptr());
-            match Bound::from_borrowed_ptr_or_opt(py, item) {
-                None if !ffi::PyErr_Occurred().is_null() => Err(PyErr::fetch(py)),
-                found => Ok(found),
-            }
-        }
-    }
-
-    /// An attribute; where the object hasn't it itself, its class decides.
-    #[inline]
-    pub(crate) fn get(&self, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
-        match self.find(name)? {
-            Some(found) => Ok(found),
-            None => self.object.getattr(name),
-        }
-    }
-
-    /// Whether an attribute is true.
-    #[inline]
-    pub(crate) fn is(&self, name: &Bound<'py, PyString>) -> PyResult<bool> {
-        self.get(name)?.is_truthy()
-    }
-
-    /// Sets an attribute.
-    #[inline]
-    pub(crate) fn set(
-        &self,
-        name: &Bound<'py, PyString>,
-        value: &Bound<'py, PyAny>,
-    ) -> PyResult<()> {
-        // SAFETY: the GIL is held and all objects are alive.
-        match unsafe { ffi::PyDict_SetItem(self.dict.as_ptr(), name.as_ptr(), value.as_ptr()) } {
-            0 => Ok(()),
-            _ => Err(PyErr::fetch(name.py())),
-        }
-    }
-}
-
 /// `Option<Py<T>>::clone_ref`.
 pub(crate) trait CloneRefOption {
     fn clone_ref_opt(&self, py: Python<'_>) -> Self;
@@ -437,6 +372,13 @@ pub(crate) fn raised(exception: &Bound<'_, PyAny>) -> PyErr {
     // SAFETY: the GIL is held and the object is alive.
     unsafe { ffi::PyErr_SetObject(ffi::Py_TYPE(exception.as_ptr()).cast(), exception.as_ptr()) };
     PyErr::fetch(exception.py())
+}
+
+/// `raise exception`, of an instance or a class.
+#[cold]
+pub(crate) fn raise_any(exception: Bound<'_, PyAny>) -> PyErr {
+    let py = exception.py();
+    raised(PyErr::from_value(exception).value(py))
 }
 
 /// `ringloop._http`: the same for the HTTP server.

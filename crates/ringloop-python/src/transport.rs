@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+mod accepting;
 mod closing;
 mod extra_info;
 mod file_sending;
@@ -24,6 +25,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit};
 
+use self::accepting::AcceptedConnection;
 use self::closing::Detached;
 use self::extra_info::ExtraInfo;
 use self::state::{State, way_to};
@@ -35,6 +37,7 @@ use crate::queue::{Transport, TransportKind};
 use crate::socket_object;
 use crate::support::{self, CloneRefOption, GilCell, Made, ask};
 
+pub(crate) use self::accepting::accept;
 pub(crate) use self::readiness::{on_ready, on_start};
 
 #[pyclass(module = "ringloop._core", subclass, frozen, weakref)]
@@ -50,11 +53,14 @@ impl SocketTransport {
         event_loop: &Bound<'_, Loop>,
         sock: &Bound<'_, PyAny>,
         protocol: &Bound<'_, PyAny>,
-        extra: Option<&Bound<'_, PyDict>>,
+        extra: Option<&Bound<'_, PyAny>>,
         context: Option<Py<PyAny>>,
         lent: bool,
     ) -> PyResult<Self> {
-        let extra = ExtraInfo::new(sock, extra)?;
+        let extra = match extra.map(|it| it.cast::<AcceptedConnection>()) {
+            Some(Ok(accepted)) => ExtraInfo::of_accepted(sock, accepted.get().peer())?,
+            _ => ExtraInfo::new(sock, extra.map(|it| it.cast()).transpose()?)?,
+        };
         let attachment = Attachment::new(event_loop, sock, lent)?;
         let is_unix = socket_object::family(sock)? == libc::AF_UNIX;
         let state = State::new(attachment, protocol, extra, context, is_unix)?;

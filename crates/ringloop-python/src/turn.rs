@@ -14,6 +14,7 @@ use ringloop_driver::{Event, Peek};
 
 use crate::datagram::{self, DatagramTransport};
 use crate::event_loop::Loop;
+use crate::files;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::posting::{CALLBACKS_PER_LOOK, InsideLoop};
@@ -102,7 +103,8 @@ fn with_events(
     );
     events.clear();
     drop(this.events.replace(py, events));
-    result
+    // What the last turn has left.
+    support::first_error(py, result, flush_collected(event_loop))
 }
 
 // It has two callers, so it would not be inlined otherwise; sleep(0) takes 10% longer then.
@@ -119,6 +121,11 @@ fn turn(
     let turn = this.meter.count_turn();
     let (busy, deadline_ns) = {
         let mut queue = this.queue.get_mut(py);
+        if !queue.collected.is_empty() {
+            drop(queue);
+            flush_collected(event_loop)?;
+            queue = this.queue.get_mut(py);
+        }
         let busy = !queue.is_idle() || this.stopping.load(Relaxed);
         if !busy {
             queue.shrink();
@@ -204,6 +211,27 @@ fn turn(
     Ok(())
 }
 
+/// Sends what was collected in the turn that is over. A failure goes to the loop's exception handler, save for what ends
+/// the loop.
+#[cold]
+fn flush_collected(event_loop: &Bound<'_, Loop>) -> PyResult<()> {
+    let py = event_loop.py();
+    let collected = std::mem::take(&mut event_loop.get().queue.get_mut(py).collected);
+    support::for_each(py, collected, |collected| match collected.flush(py) {
+        Err(error) if !support::ends_the_loop(py, &error) => {
+            let context = objects::dict(py)?;
+            context.set_item(
+                intern!(py, "message"),
+                New("Sending collected output failed"),
+            )?;
+            context.set_item(intern!(py, "exception"), error.value(py))?;
+            let handler = event_loop.getattr(intern!(py, "call_exception_handler"))?;
+            support::call_handling(error, &handler, |_| New((context,)))
+        }
+        result => result,
+    })
+}
+
 /// Queues the transports that have more to do, what the kernel has reported, and then the timers that are due, if there
 /// may be any. Returns how many callbacks are queued now.
 // As `turn`.
@@ -224,14 +252,15 @@ fn queue_arrivals(
     if !events.is_empty() {
         let mut watches = this.watches.get_mut(py);
         for event in events.drain(..) {
-            watches.dispatch(py, &event, look, queue);
+            if event.is_watch() {
+                watches.dispatch(py, &event, look, queue);
+            } else if let Some(ready) = files::complete(py, this, &event) {
+                queue.ready.push_back(ready);
+            }
         }
     }
     if timers {
-        let now_ns = clock::now_ns();
-        while let Some(ready) = queue.timers.pop_expired(now_ns) {
-            queue.expire(ready);
-        }
+        queue.expire_timers(clock::now_ns());
     }
     queue.count_ready()
 }

@@ -135,15 +135,7 @@ pub(crate) fn add<'py>(
             .getattr(intern!(py, "make_handle"))?
             .call1((event_loop, callback, arguments, context))?
     } else {
-        // SAFETY: the GIL is held and the pointers are live objects.
-        let handle = unsafe { HandleRef::new(call, event_loop.as_ptr(), None) };
-        let Some(handle) = handle else {
-            return Err(PyErr::fetch(py));
-        };
-        // It stays in the table, not in the queue.
-        handle.track();
-        // SAFETY: `new` gives an owned reference.
-        unsafe { Bound::from_owned_ptr(py, handle.as_ptr()) }
+        scheduling::handle_in_table(event_loop, call)?
     };
     let (fd, is_closed) = find(event_loop, file)?;
     let is_number = file.is_instance_of::<PyInt>();

@@ -2,7 +2,8 @@
 //! `io_uring`.
 //!
 //! Tasks run in the thread that spawned them, and need not be `Send`. Each worker of a [`Pool`] has its own reactor and
-//! shares nothing on its hot path. The guide is `docs/rust.md` in the repository.
+//! shares nothing on its hot path. The
+//! [guide](https://github.com/ringloop/ringloop/blob/main/docs/rust.md) explains the parts.
 //!
 #![cfg_attr(feature = "runtime", doc = "```")]
 #![cfg_attr(not(feature = "runtime"), doc = "```ignore")]
@@ -160,7 +161,8 @@ pub use server::Server;
 #[cfg(feature = "runtime")]
 pub use task::{JoinError, JoinHandle};
 
-/// Compiles the programs of the guide.
+/// Compiles the programs of the guide, and of the README.
 #[cfg(all(doctest, feature = "runtime"))]
-#[doc = include_str!("../../../docs/rust.md")]
+#[doc = include_str!("../GUIDE.md")]
+#[doc = include_str!("../README.md")]
 struct Guide;

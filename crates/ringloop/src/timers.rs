@@ -44,6 +44,10 @@ const CANCELLED_FLOOR: usize = 64;
 /// With fewer stale keys of moved timers than this, a pass over them is not worth it.
 const MOVED_FLOOR: usize = 64;
 
+/// Of this many timers that expire at once, and of this share of the heap, each is removed by itself.
+const SINGLE_FLOOR: usize = if cfg!(test) { 4 } else { 64 };
+const SINGLE_SHARE: usize = 64;
+
 /// The number of slots that are always kept.
 const SLOTS_KEPT: usize = 1 << 16;
 
@@ -219,6 +223,54 @@ impl<T> Timers<T> {
         }
     }
 
+    /// Removes all timers whose deadlines are at or before `now_ns`, and calls `sink` with their values, in the order
+    /// of their deadlines. Many that are due at once are sorted, which is faster than removing one after the other.
+    pub fn expire(&mut self, now_ns: u64, mut sink: impl FnMut(T)) {
+        // A pass over the heap is worth it once this number of them has expired.
+        let mut single = SINGLE_FLOOR.max(self.heap.len() / SINGLE_SHARE);
+        while let Some(value) = self.pop_expired(now_ns) {
+            sink(value);
+            single -= 1;
+            if single == 0 {
+                break;
+            }
+        }
+        if single > 0 {
+            return;
+        }
+        let mut expired = 0;
+        for index in 0..self.heap.len() {
+            if self.heap[index].deadline_ns() <= now_ns {
+                self.heap.swap(index, expired);
+                expired += 1;
+            }
+        }
+        self.heap[..expired].sort_unstable();
+        for index in 0..expired {
+            let slot = self.heap[index].slot();
+            match self.slots[slot as usize].value.take() {
+                Some(value) => sink(value),
+                None => self.cancelled -= 1,
+            }
+            self.vacate(slot);
+        }
+        self.heap.drain(..expired);
+        self.restore_order();
+        self.remove_cancelled_if_many();
+        self.shrink_if_sparse();
+    }
+
+    /// The value of a live timer, or `None` if the key is stale.
+    #[inline]
+    pub fn get(&self, key: TimerKey) -> Option<&T> {
+        let find = |key: TimerKey| {
+            let slot = self.slots.get(key.slot as usize)?;
+            (slot.generation == key.generation).then_some(slot)
+        };
+        let slot = find(key).or_else(|| find(*self.moved.get(&key)?))?;
+        slot.value.as_ref()
+    }
+
     /// The values of the live timers, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref())
@@ -301,6 +353,11 @@ impl<T> Timers<T> {
         });
         self.heap = heap;
         self.cancelled = 0;
+        self.restore_order();
+    }
+
+    /// Makes a heap of entries in any order. O(n).
+    fn restore_order(&mut self) {
         if self.heap.len() > 1 {
             for index in (0..=(self.heap.len() - 2) / ARITY).rev() {
                 self.sift_down(index);
@@ -691,6 +748,9 @@ mod tests {
         Expire {
             now_ns: u64,
         },
+        ExpireAll {
+            now_ns: u64,
+        },
         NextDeadline,
     }
 
@@ -700,7 +760,8 @@ mod tests {
             30 => (0_u64..50).prop_map(|deadline_ns| Action::Insert { deadline_ns }),
             25 => any::<usize>().prop_map(|nth| Action::Cancel { nth }),
             5 => Just(Action::CancelNewest),
-            4 => (0_u64..50).prop_map(|now_ns| Action::Expire { now_ns }),
+            2 => (0_u64..50).prop_map(|now_ns| Action::Expire { now_ns }),
+            2 => (0_u64..50).prop_map(|now_ns| Action::ExpireAll { now_ns }),
             4 => Just(Action::NextDeadline),
         ]
     }
@@ -736,6 +797,13 @@ mod tests {
                         }
                         prop_assert!(model.first().is_none_or(|&(deadline_ns, _)| deadline_ns > now_ns));
                     }
+                    Action::ExpireAll { now_ns } => {
+                        let mut expired = Vec::new();
+                        timers.expire(now_ns, |id| expired.push(id));
+                        let later = model.split_off(&(now_ns + 1, 0));
+                        prop_assert_eq!(expired, model.iter().map(|&(_, id)| id).collect::<Vec<_>>());
+                        model = later;
+                    }
                     Action::NextDeadline => {
                         let expected = model.first().map(|&(deadline_ns, _)| deadline_ns);
                         prop_assert_eq!(timers.next_deadline_ns(), expected);
@@ -744,6 +812,8 @@ mod tests {
                 timers.check_invariants();
                 prop_assert_eq!(timers.len(), model.len());
             }
+            let found: BTreeSet<_> = keys.iter().filter_map(|&(key, _)| timers.get(key)).copied().collect();
+            prop_assert_eq!(found, model.iter().map(|&(_, id)| id).collect());
         }
     }
 }

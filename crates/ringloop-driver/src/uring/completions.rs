@@ -2,7 +2,7 @@
 
 use io_uring::cqueue;
 
-use super::requests::{INTERNAL, REGISTRY, WAKER};
+use super::requests::{INTERNAL, REGISTRY, WAKER, cancelled_slot};
 use crate::event::{Event, Mode, Readiness};
 use crate::op::{SENT_BY_COPY, SENT_WITHOUT_COPY};
 use crate::table::{Course, Owner, Table, Watch};
@@ -38,6 +38,8 @@ pub(super) struct AtOnce {
     pub(super) watches: Vec<Token>,
     /// Operations that the kernel has ended early, to be queued again.
     pub(super) operations: Vec<Token>,
+    /// Operations that the kernel did not find when they were cancelled, although they go on.
+    pub(super) missed: Vec<Token>,
 }
 
 impl Remaining {
@@ -52,7 +54,7 @@ impl Remaining {
         let (user_data, result) = (completion.user_data(), completion.result());
         let more = cqueue::more(completion.flags());
         if user_data & INTERNAL == INTERNAL {
-            self.note_internal(user_data, more);
+            self.note_internal(user_data, result, more, table);
             return;
         }
         match table.by_user_data(user_data) {
@@ -84,6 +86,12 @@ impl Remaining {
             Some((token, Owner::Operation(_))) if table.opens_again(token, result) => {
                 self.at_once().operations.push(token);
             }
+            // This is how the kernel ends one that waits in a worker thread.
+            Some((token, Owner::Operation(_)))
+                if result == -libc::EINTR && table.is_cancelled(token) =>
+            {
+                table.report_completion(token, -libc::ECANCELED, false, events);
+            }
             Some((token, Owner::Operation(course))) => {
                 let multishot = course == Course::Multishot;
                 // The kernel may end a multishot request after any completion, for instance when the completion queue
@@ -103,13 +111,21 @@ impl Remaining {
     }
 
     /// Notes a completion of one of the driver's own requests.
-    fn note_internal(&mut self, user_data: u64, more: bool) {
+    fn note_internal(&mut self, user_data: u64, result: i32, more: bool, table: &mut Table) {
         match user_data {
             WAKER if !more => self.at_once().waker_ended = true,
             REGISTRY => {
                 self.registry_reported = true;
                 if !more {
                     self.at_once().registry_ended = true;
+                }
+            }
+            _ if result == -libc::ENOENT => {
+                // It has just completed; or the kernel is about to try it again, after its socket was woken for nothing
+                // (io_req_task_queue in io_uring/io_uring.c), and might then wait in a worker thread.
+                let missed = cancelled_slot(user_data).and_then(|index| table.goes_on(index));
+                if let Some(token) = missed {
+                    self.at_once().missed.push(token);
                 }
             }
             _ => {}

@@ -17,6 +17,8 @@ pub(super) const IGNORED: u64 = 1 << 32 | INTERNAL;
 pub(super) const WAKER: u64 = 2 << 32 | INTERNAL;
 /// The watch on the registry's epoll set.
 pub(super) const REGISTRY: u64 = 3 << 32 | INTERNAL;
+/// Cancels of operations: this, plus the operation's slot index in the upper half.
+const CANCEL: u64 = 4 << 32 | INTERNAL;
 
 /// Polls a descriptor for any of `bits`: once, or at each arrival if `multishot`.
 ///
@@ -36,6 +38,18 @@ pub(super) fn cancel(user_data: u64) -> squeue::Entry {
         .user_data(IGNORED)
 }
 
+/// Cancels the request of an operation, whose slot is told if it is not found.
+pub(super) fn cancel_operation(user_data: u64) -> squeue::Entry {
+    let index = user_data & INTERNAL;
+    cancel(user_data).user_data(CANCEL + (index << 32))
+}
+
+/// The slot index of the operation that this request is to cancel.
+pub(super) fn cancelled_slot(user_data: u64) -> Option<u32> {
+    let index = user_data.checked_sub(CANCEL)? >> 32;
+    u32::try_from(index).ok()
+}
+
 /// Cancels every request.
 pub(super) fn cancel_all() -> squeue::Entry {
     opcode::AsyncCancel2::new(CancelBuilder::any().all())
@@ -52,6 +66,7 @@ pub(super) fn is_operation_or_cancel(entry: &squeue::Entry) -> bool {
 const REPORT_USAGE: u16 = 1 << 3;
 
 /// The entry of an operation. Its pointers point into the operation, which the table does not move.
+#[expect(clippy::too_many_lines, reason = "one arm for each operation")]
 pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
     let header = operation.message_header();
     let open_flags = operation.open_flags();
@@ -138,6 +153,34 @@ pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
         .flags(*flags)
         .mask(*mask)
         .build(),
+        Op::RenameAt {
+            from_directory,
+            from,
+            to_directory,
+            to,
+            flags,
+        } => opcode::RenameAt::new(
+            place(from_directory.as_ref()),
+            from.as_ptr(),
+            place(to_directory.as_ref()),
+            to.as_ptr(),
+        )
+        .flags(*flags)
+        .build(),
+        Op::UnlinkAt {
+            directory,
+            path,
+            flags,
+        } => opcode::UnlinkAt::new(place(directory.as_ref()), path.as_ptr())
+            .flags(*flags)
+            .build(),
+        Op::MkDirAt {
+            directory,
+            path,
+            mode,
+        } => opcode::MkDirAt::new(place(directory.as_ref()), path.as_ptr())
+            .mode(*mode)
+            .build(),
         Op::Shutdown { fd, how } => opcode::Shutdown::new(number(fd), *how).build(),
         Op::Close { fd } => {
             opcode::Close::new(Fd(fd.as_ref().map_or(-1, AsRawFd::as_raw_fd))).build()

@@ -179,7 +179,7 @@ fn describe(setup: &Setup, ring: &IoUring) -> String {
     )
 }
 
-/// Operations that the backend requires. All of them exist since Linux 5.11 or earlier.
+/// Operations that the backend requires. All of them exist since Linux 5.15 or earlier.
 const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::PollAdd::CODE, "POLL_ADD"),
     (opcode::AsyncCancel::CODE, "ASYNC_CANCEL"),
@@ -194,6 +194,9 @@ const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::Fsync::CODE, "FSYNC"),
     (opcode::OpenAt::CODE, "OPENAT"),
     (opcode::Statx::CODE, "STATX"),
+    (opcode::RenameAt::CODE, "RENAMEAT"),
+    (opcode::UnlinkAt::CODE, "UNLINKAT"),
+    (opcode::MkDirAt::CODE, "MKDIRAT"),
     (opcode::Shutdown::CODE, "SHUTDOWN"),
     (opcode::Close::CODE, "CLOSE"),
 ];

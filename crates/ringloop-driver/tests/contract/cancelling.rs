@@ -7,12 +7,13 @@ use ringloop_driver::{Driver, Interest, Mode, Op};
 
 use crate::support::{
     PATIENCE, accept, all_events, event_of, fill, finish, listener, on_both_backends, pair, raw,
-    receive, send,
+    receive, send, shut_down,
 };
 
 on_both_backends!(
     cancelling_ends_an_operation,
     cancelling_loses_to_what_has_happened,
+    cancelling_ends_a_send_that_was_woken_for_nothing,
     cancelling_by_descriptor_leaves_the_watch,
     a_discarded_operation_is_never_heard_of_again,
     a_discarded_accept_closes_what_it_gets,
@@ -65,6 +66,28 @@ fn cancelling_loses_to_what_has_happened(mut driver: Driver) {
                 assert_eq!(byte, [round]);
             }
             other => panic!("{other:?}"),
+        }
+        assert_eq!(driver.counters().operations, 0);
+    }
+}
+
+/// The end of the peer's data wakes a sender that waits for room. The kernel tries it again, finds no room, and for a moment
+/// no cancel finds it.
+fn cancelling_ends_a_send_that_was_woken_for_nothing(mut driver: Driver) {
+    for is_discarded in [false, true] {
+        let (here, there) = pair();
+        fill(raw(&here));
+        let token = driver.submit(send(raw(&here), b"x")).unwrap();
+        let end = driver
+            .submit(shut_down(raw(&there), libc::SHUT_WR))
+            .unwrap();
+        assert_eq!(event_of(&mut driver, end).result, 0);
+        if is_discarded {
+            driver.discard(token);
+            assert_eq!(all_events(&mut driver), []);
+        } else {
+            driver.cancel(token);
+            assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
         }
         assert_eq!(driver.counters().operations, 0);
     }

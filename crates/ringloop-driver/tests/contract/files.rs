@@ -4,6 +4,8 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Instant;
 
 use ringloop_driver::{Driver, FileStatus, Op, SharedFd};
@@ -16,6 +18,7 @@ use crate::support::{
 on_both_backends!(
     pipes_are_read_and_written,
     files_are_opened_written_read_and_described,
+    directories_are_changed,
     a_close_that_is_cancelled_closes_all_the_same,
     a_file_that_does_not_block_is_waited_for,
 );
@@ -149,6 +152,58 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         "the file is still open"
     );
     std::fs::remove_file(path).unwrap();
+}
+
+fn directories_are_changed(mut driver: Driver) {
+    let root = temporary_path(&driver, "directory");
+    let name = |path: &Path| CString::new(path.to_str().unwrap()).unwrap();
+    let make = |directory, path| Op::MkDirAt {
+        directory,
+        path,
+        mode: 0o700,
+    };
+    let remove = |directory, path, flags| Op::UnlinkAt {
+        directory,
+        path,
+        flags,
+    };
+    assert_eq!(finish(&mut driver, make(None, name(&root))).0, 0);
+    let (result, op) = finish(&mut driver, make(None, name(&root)));
+    assert_eq!(result, -libc::EEXIST);
+    assert!(matches!(op, Op::MkDirAt { path, .. } if path == name(&root)));
+    let mode = std::fs::metadata(&root).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    std::fs::write(root.join("old"), "content").unwrap();
+    let place = SharedFd::new(OwnedFd::from(File::open(&root).unwrap()));
+    let rename = |flags| Op::RenameAt {
+        from_directory: Some(place.clone()),
+        from: c"old".to_owned(),
+        to_directory: None,
+        to: name(&root.join("new")),
+        flags,
+    };
+    assert_eq!(finish(&mut driver, rename(0)).0, 0);
+    assert_eq!(finish(&mut driver, rename(0)).0, -libc::ENOENT);
+    std::fs::write(root.join("old"), "other").unwrap();
+    let (result, _) = finish(&mut driver, rename(libc::RENAME_NOREPLACE));
+    assert_eq!(result, -libc::EEXIST);
+    assert_eq!(
+        std::fs::read_to_string(root.join("new")).unwrap(),
+        "content"
+    );
+    let inner = Some(place.clone());
+    for path in [c"old", c"new"] {
+        let op = remove(inner.clone(), path.to_owned(), 0);
+        assert_eq!(finish(&mut driver, op).0, 0);
+    }
+    let (result, _) = finish(&mut driver, remove(None, name(&root), 0));
+    assert_eq!(result, -libc::EISDIR);
+    let (result, _) = finish(&mut driver, remove(None, name(&root), libc::AT_REMOVEDIR));
+    assert_eq!(result, 0);
+    assert!(!root.exists());
+    drop(inner);
+    // The operations have let go of the directory that they began at.
+    assert!(place.try_unwrap().is_ok());
 }
 
 fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {

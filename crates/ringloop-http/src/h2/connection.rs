@@ -20,7 +20,7 @@ use super::request::{Refused, Request};
 use super::stream::{Head, Ready, SEND_BUFFER, Stream};
 use crate::response::{Lines, ResponseError};
 
-/// Set if the connection must be polled. The `h2` crate sets it when there is something to send.
+/// Set by the `h2` crate when the connection must be polled, because there is something to send.
 #[derive(Debug, Default)]
 struct Flag(AtomicBool);
 
@@ -49,10 +49,17 @@ pub struct Connection {
     pipe: Pipe,
     state: State,
     meter: Meter,
+    /// Whether the connection must be polled for events: there is input, or it was asked to end.
+    is_stirred: bool,
     flag: Arc<Flag>,
     waker: Waker,
     ready: Ready,
-    streams: BTreeMap<u32, Stream>,
+    /// Streams that have not been polled yet.
+    accepted: Vec<u32>,
+    /// The head of the last request.
+    last: Option<Arc<Request>>,
+    /// In boxes, because a tree moves its values.
+    streams: BTreeMap<u32, Box<Stream>>,
     events: VecDeque<Event>,
     requests: u64,
     is_going_away: bool,
@@ -83,16 +90,19 @@ impl Connection {
             .max_local_error_reset_streams(Some(config.error_resets))
             .max_send_buffer_size(SEND_BUFFER)
             .handshake(pipe.clone());
-        // The settings must be sent.
-        let flag = Arc::new(Flag(AtomicBool::new(true)));
+        let flag = Arc::new(Flag::default());
         Connection {
             config: *config,
             pipe,
             state: State::Handshake(handshake),
             meter: Meter::new(config),
+            // The settings must be sent.
+            is_stirred: true,
             waker: Waker::from(Arc::clone(&flag)),
             flag,
             ready: Ready::default(),
+            accepted: Vec::new(),
+            last: None,
             streams: BTreeMap::new(),
             events: VecDeque::new(),
             requests: 0,
@@ -112,13 +122,13 @@ impl Connection {
         } else {
             self.pipe.feed(bytes);
         }
-        self.wake();
+        self.is_stirred = true;
     }
 
     /// Report that the client has closed its side of the connection.
     pub fn receive_end(&mut self) {
         self.pipe.end();
-        self.wake();
+        self.is_stirred = true;
     }
 
     /// Whether the caller should receive more. This is false if input cannot be processed, because the client does not
@@ -127,15 +137,11 @@ impl Connection {
         !self.is_over() && self.pipe.unread() < INPUT
     }
 
-    fn wake(&self) {
-        self.flag.0.store(true, Ordering::Relaxed);
-    }
-
     /// The next event. Call it repeatedly until there is none, after receiving, sending, or taking output.
     pub fn next_event(&mut self, now_ms: u64) -> Option<Event> {
         loop {
             if self.events.is_empty() {
-                self.drive(now_ms);
+                self.drive(false, now_ms);
             }
             let event = self.events.pop_front()?;
             // The response was finished, or the stream was reset, after this was queued.
@@ -153,10 +159,13 @@ impl Connection {
 
     /// Append the bytes to send to `out`. Call it when there are no more events, and again when those bytes were sent.
     pub fn take_output(&mut self, out: &mut Vec<u8>, now_ms: u64) {
-        self.drive(now_ms);
-        if self.pipe.take_output(out) {
-            self.wake();
-        }
+        self.drive(true, now_ms);
+        self.is_stirred |= self.pipe.take_output(out);
+    }
+
+    /// Whether there are events. More can follow when those were taken.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// Whether the connection is over. There may still be output to send.
@@ -179,18 +188,30 @@ impl Connection {
         self.requests
     }
 
-    /// Poll the connection and the streams until nothing is left to do.
-    fn drive(&mut self, now_ms: u64) {
+    /// Let go of the head of the last request, which is kept to recognize equal ones.
+    pub fn forget_head(&mut self) {
+        self.last = None;
+    }
+
+    /// Poll the connection and the streams until nothing is left to do. What was only queued to be sent waits until
+    /// `sends`, so that one poll sends the responses of many streams.
+    fn drive(&mut self, sends: bool, now_ms: u64) {
         loop {
-            let is_woken = self.flag.0.swap(false, Ordering::Relaxed);
-            if is_woken {
+            let is_due = self.is_stirred || (sends && self.flag.0.load(Ordering::Relaxed));
+            if is_due {
+                self.is_stirred = false;
+                self.flag.0.store(false, Ordering::Relaxed);
+                // Those that have not ended yet want to hear of what comes now.
+                for stream in std::mem::take(&mut self.accepted) {
+                    self.poll_stream(stream, now_ms);
+                }
                 self.poll_connection(now_ms);
             }
             let ready = {
                 let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
                 std::mem::take(&mut *ready)
             };
-            if ready.is_empty() && !is_woken {
+            if ready.is_empty() && !is_due {
                 return;
             }
             for stream in ready {
@@ -260,44 +281,56 @@ impl Connection {
             self.is_flooded = true;
         }
         let (parts, receiving) = request.into_parts();
-        let request = match Request::new(parts, self.config.fields) {
-            Ok(request) => request,
-            Err(Refused::Malformed) => {
-                self.is_flooded |= !self.meter.count_reset(now_ms);
-                return response.send_reset(Reason::PROTOCOL_ERROR);
-            }
-            Err(Refused::Status(status)) => {
-                let mut head = Response::new(());
-                *head.status_mut() =
-                    StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
-                // If the stream is gone, nobody waits for the answer.
-                let _ = response.send_response(head, true);
-                return;
-            }
-        };
+        let known = self.last.take().filter(|last| last.is_of(&parts));
+        let request =
+            match known.map_or_else(|| Request::new(parts, self.config.fields).map(Arc::new), Ok) {
+                Ok(request) => request,
+                Err(Refused::Malformed) => {
+                    self.is_flooded |= !self.meter.count_reset(now_ms);
+                    return response.send_reset(Reason::PROTOCOL_ERROR);
+                }
+                Err(Refused::Status(status)) => {
+                    let mut head = Response::new(());
+                    *head.status_mut() =
+                        StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
+                    // If the stream is gone, nobody waits for the answer.
+                    let _ = response.send_response(head, true);
+                    return;
+                }
+            };
         let stream = response.stream_id().as_u32();
         let end = receiving.is_end_stream();
-        self.streams.insert(
-            stream,
-            Stream::new(&request, receiving, response, &self.ready),
-        );
-        let request = Box::new(request);
+        let body = (!end).then_some(receiving);
+        let mut accepted = Stream::new(stream, &request, body, response);
+        // Nothing else happens on a stream without a body before the application has responded.
+        let outcome = if end {
+            accepted.check_accepted()
+        } else {
+            Ok(())
+        };
+        self.streams.insert(stream, Box::new(accepted));
+        self.last = Some(Arc::clone(&request));
         self.events.push_back(Event::Request {
             stream,
             request,
             end,
         });
-        self.poll_stream(stream, now_ms);
+        if end {
+            self.accepted.push(stream);
+            self.settle(stream, outcome);
+        } else {
+            self.poll_stream(stream, now_ms);
+        }
     }
 
     fn poll_stream(&mut self, number: u32, now_ms: u64) {
         let Some(stream) = self.streams.get_mut(&number) else {
             return;
         };
-        let outcome = stream.poll(&mut self.events, now_ms);
+        let outcome = stream.poll(&self.ready, &mut self.events, now_ms);
         if stream.has_invalid_trailers() && !self.meter.count_reset(now_ms) {
             self.is_flooded = true;
-            self.wake();
+            self.is_stirred = true;
         }
         self.settle(number, outcome);
     }
@@ -437,21 +470,30 @@ impl Connection {
     }
 
     fn found(&mut self, stream: u32) -> Result<&mut Stream, ResponseError> {
-        self.streams
-            .get_mut(&stream)
-            .ok_or(ResponseError::NoRequest)
+        let found = self.streams.get_mut(&stream);
+        found.map(Box::as_mut).ok_or(ResponseError::NoRequest)
     }
 
     fn flush(&mut self, stream: u32, now_ms: u64) {
         if let Some(found) = self.streams.get_mut(&stream) {
-            let outcome = found.flush(now_ms);
+            let outcome = found.flush(&self.ready, now_ms);
             self.settle(stream, outcome);
         }
     }
 
     /// How much of a response's body the client has not made room for, in bytes.
     pub fn buffered(&self, stream: u32) -> usize {
-        self.streams.get(&stream).map_or(0, Stream::buffered)
+        self.streams
+            .get(&stream)
+            .map_or(0, |stream| stream.buffered())
+    }
+
+    /// How much of a response's body is still to be sent, if Content-Length says so: nothing in response to HEAD. The
+    /// head must have been sent.
+    pub fn announced(&self, stream: u32) -> Option<u64> {
+        self.streams
+            .get(&stream)
+            .and_then(|found| found.announced())
     }
 
     /// Reset a stream with an error code (RFC 9113, section 7). There is no [`Event::Reset`] for it.
@@ -464,7 +506,10 @@ impl Connection {
     /// Give up a response that can't be completed: reset its stream. A response that has no body is complete with its
     /// head, so it is finished.
     pub fn give_up(&mut self, stream: u32, now_ms: u64) {
-        let is_sent = self.streams.get(&stream).is_some_and(Stream::is_head_only);
+        let is_sent = self
+            .streams
+            .get(&stream)
+            .is_some_and(|stream| stream.is_head_only());
         if !is_sent || self.send(stream, Bytes::new(), true, now_ms).is_err() {
             self.reset(stream, u32::from(Reason::INTERNAL_ERROR));
         }
@@ -478,7 +523,7 @@ impl Connection {
         }
         if let State::Open(connection) = &mut self.state {
             connection.graceful_shutdown();
-            self.wake();
+            self.is_stirred = true;
         }
     }
 
@@ -487,7 +532,7 @@ impl Connection {
         match &mut self.state {
             State::Open(connection) => {
                 connection.abrupt_shutdown(Reason::from(code));
-                self.wake();
+                self.is_stirred = true;
             }
             State::Handshake(_) => self.end(End::Orderly),
             State::Over => {}
@@ -499,7 +544,7 @@ impl Connection {
     pub fn stalled_since_ms(&self) -> Option<u64> {
         self.streams
             .values()
-            .filter_map(Stream::stalled_since_ms)
+            .filter_map(|stream| stream.stalled_since_ms())
             .min()
     }
 

@@ -1,6 +1,7 @@
 //! What a connection reports.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -14,8 +15,8 @@ pub enum Event {
     Request {
         /// Its stream.
         stream: u32,
-        /// Its head.
-        request: Box<Request>,
+        /// Its head. Requests in succession share it if their heads are equal.
+        request: Arc<Request>,
         /// Whether it has no body.
         end: bool,
     },

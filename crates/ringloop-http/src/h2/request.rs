@@ -1,27 +1,25 @@
 //! Request heads of HTTP/2, which are checked by the same rules as those of HTTP/1.
 
 use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderValue};
-use http::{Method, request};
+use http::uri::{self, PathAndQuery};
+use http::{Method, Uri, request};
 
 use crate::h1::{self, Form};
 use crate::syntax::{self, Authority};
 
 /// The head of a request.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Request {
+    /// As it was received.
     method: Method,
+    uri: Uri,
+    headers: HeaderMap,
     scheme: &'static str,
     /// The authority, or Host if there is none.
     host: HeaderValue,
-    target: Target,
-    fields: HeaderMap,
+    /// All cookies, if there are several fields of them.
+    cookies: Option<HeaderValue>,
     expects_continue: bool,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Target {
-    Path(http::uri::PathAndQuery),
-    Authority,
 }
 
 /// What happens to an invalid request.
@@ -40,7 +38,7 @@ impl Request {
         let request::Parts {
             method,
             uri,
-            mut headers,
+            headers,
             ..
         } = parts;
         let scheme = match uri.scheme_str() {
@@ -52,10 +50,10 @@ impl Request {
         let is_https = scheme == "https";
         let host = find_host(
             &headers,
-            uri.authority().map(http::uri::Authority::as_str),
+            uri.authority().map(uri::Authority::as_str),
             is_https,
         )?;
-        let target = if method == Method::CONNECT {
+        if method == Method::CONNECT {
             let authority = syntax::authority(host.as_bytes());
             // RFC 9113, section 8.5: as in HTTP/1, the port is required.
             if !matches!(
@@ -67,46 +65,70 @@ impl Request {
             ) {
                 return Err(Refused::Malformed);
             }
-            Target::Authority
         } else {
-            let path = uri.into_parts().path_and_query.ok_or(Refused::Malformed)?;
-            let form_is_right = path.as_str().starts_with('/')
-                || (path.as_str() == "*" && method == Method::OPTIONS);
-            if !form_is_right || !syntax::is_target(path.as_str().as_bytes()) {
+            let path = uri.path_and_query().ok_or(Refused::Malformed)?.as_str();
+            let form_is_right = path.starts_with('/') || (path == "*" && method == Method::OPTIONS);
+            if !form_is_right || !syntax::is_target(path.as_bytes()) {
                 return Err(Refused::Malformed);
             }
-            Target::Path(path)
-        };
+        }
 
-        check_content_length(&headers)?;
-        // RFC 9113, section 8.2.1: no whitespace around values.
-        let has_spaces = |value: &HeaderValue| {
-            let value = value.as_bytes();
-            syntax::trim(value).len() != value.len()
-        };
-        if headers.values().any(has_spaces) {
-            return Err(Refused::Malformed);
-        }
+        let mut has_length = false;
         let mut expects_continue = false;
-        for value in headers.get_all(EXPECT) {
-            if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") {
-                return Err(Refused::Status(h1::Fault::Expectation.status()));
+        let mut refused = None;
+        for (name, value) in &headers {
+            let value = value.as_bytes();
+            // RFC 9113, section 8.2.1: no whitespace around values.
+            if syntax::trim(value).len() != value.len() {
+                return Err(Refused::Malformed);
             }
-            expects_continue = true;
+            if *name == CONTENT_LENGTH {
+                // As in HTTP/1. The `h2` crate compares it with the data.
+                if std::mem::replace(&mut has_length, true) || syntax::decimal(value).is_none() {
+                    return Err(Refused::Malformed);
+                }
+            } else if *name == EXPECT {
+                expects_continue = true;
+                if !value.eq_ignore_ascii_case(b"100-continue") {
+                    refused = Some(Refused::Status(h1::Fault::Expectation.status()));
+                }
+            }
         }
-        join_cookies(&mut headers);
-        let count = headers.len() + usize::from(!headers.contains_key(HOST));
-        if count > fields_max {
-            return Err(Refused::Status(h1::Fault::TooManyFields.status()));
+        if let Some(refused) = refused {
+            return Err(refused);
         }
-        Ok(Request {
+        let cookies = join_cookies(&headers);
+        let request = Request {
             method,
+            uri,
+            headers,
             scheme,
             host,
-            target,
-            fields: headers,
+            cookies,
             expects_continue,
-        })
+        };
+        if request.fields().count() > fields_max {
+            return Err(Refused::Status(h1::Fault::TooManyFields.status()));
+        }
+        Ok(request)
+    }
+
+    /// Whether this is what [`new`](Request::new) makes of `parts`.
+    pub(super) fn is_of(&self, parts: &request::Parts) -> bool {
+        let Request {
+            method,
+            uri,
+            headers,
+            ..
+        } = self;
+        // `Uri` ignores the case of its authority.
+        uri.path_and_query() == parts.uri.path_and_query()
+            && uri.authority().map(uri::Authority::as_str)
+                == parts.uri.authority().map(uri::Authority::as_str)
+            && uri.scheme_str() == parts.uri.scheme_str()
+            && *method == parts.method
+            && headers.len() == parts.headers.len()
+            && headers.iter().eq(parts.headers.iter())
     }
 
     /// The method as the client wrote it.
@@ -131,36 +153,44 @@ impl Request {
 
     /// The form of the target, as it would be in HTTP/1.
     pub fn form(&self) -> Form {
-        match &self.target {
-            Target::Path(path) if path.as_str() == "*" => Form::Asterisk,
-            Target::Path(_) => Form::Origin,
-            Target::Authority => Form::Authority,
+        if self.method == Method::CONNECT {
+            Form::Authority
+        } else if self.uri.path() == "*" {
+            Form::Asterisk
+        } else {
+            Form::Origin
         }
     }
 
     /// The path as the client wrote it, with its percent-encoding. `*` for OPTIONS of the server, empty for CONNECT.
     pub fn path(&self) -> &str {
-        match &self.target {
-            Target::Path(path) => path.path(),
-            Target::Authority => "",
-        }
+        self.target().map_or("", PathAndQuery::path)
     }
 
     /// What follows the first question mark of the target.
     pub fn query(&self) -> &str {
-        match &self.target {
-            Target::Path(path) => path.query().unwrap_or_default(),
-            Target::Authority => "",
-        }
+        self.target()
+            .and_then(PathAndQuery::query)
+            .unwrap_or_default()
+    }
+
+    fn target(&self) -> Option<&PathAndQuery> {
+        let is_connect = self.method == Method::CONNECT;
+        self.uri.path_and_query().filter(|_| !is_connect)
     }
 
     /// The fields: names in lower case, and values. `host` comes first, and there is at most one `cookie`.
     pub fn fields(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        let others = self
-            .fields
-            .iter()
-            .filter(|(name, _)| *name != HOST)
-            .map(|(name, value)| (name.as_str(), value.as_bytes()));
+        let mut cookies = self.cookies.as_ref();
+        let others = self.headers.iter().filter_map(move |(name, value)| {
+            let value = match &self.cookies {
+                _ if *name == HOST => return None,
+                // All of them come with the first one.
+                Some(_) if *name == COOKIE => cookies.take()?,
+                _ => value,
+            };
+            Some((name.as_str(), value.as_bytes()))
+        });
         std::iter::once((HOST.as_str(), self.host())).chain(others)
     }
 
@@ -209,32 +239,15 @@ fn find_host(
     }
 }
 
-/// Check Content-Length as in HTTP/1. The `h2` crate compares it with the data.
-fn check_content_length(headers: &HeaderMap) -> Result<(), Refused> {
-    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
-    let is_valid = lengths
-        .next()
-        .is_none_or(|length| syntax::decimal(length.as_bytes()).is_some())
-        && lengths.next().is_none();
-    if is_valid {
-        Ok(())
-    } else {
-        Err(Refused::Malformed)
-    }
-}
-
 /// Join cookies that were split for compression (RFC 9113, section 8.2.3).
-fn join_cookies(headers: &mut HeaderMap) {
-    if headers.get_all(COOKIE).iter().nth(1).is_none() {
-        return;
-    }
-    let parts: Vec<&[u8]> = headers
-        .get_all(COOKIE)
-        .iter()
+fn join_cookies(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut cookies = headers.get_all(COOKIE).iter();
+    let (first, second) = (cookies.next()?, cookies.next()?);
+    let parts: Vec<&[u8]> = [first, second]
+        .into_iter()
+        .chain(cookies)
         .map(HeaderValue::as_bytes)
         .collect();
     // Valid values stay valid when they are joined.
-    if let Ok(joined) = HeaderValue::from_bytes(&parts.join(&b"; "[..])) {
-        headers.insert(COOKIE, joined);
-    }
+    HeaderValue::from_bytes(&parts.join(&b"; "[..])).ok()
 }

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SERVER};
+use http::header::{CONTENT_LENGTH, DATE, Entry, HeaderMap, HeaderName, HeaderValue, SERVER};
 use http::{Response, StatusCode};
 
 use super::event::Event;
@@ -44,6 +44,31 @@ impl Wake for StreamFlag {
     }
 }
 
+/// A stream's waker, which is made when the stream first has to wait. Most streams end before that.
+#[derive(Default)]
+struct Alarm(Option<(Arc<StreamFlag>, Waker)>);
+
+impl Alarm {
+    fn context(&mut self, stream: u32, ready: &Ready) -> Context<'_> {
+        let (_, waker) = self.0.get_or_insert_with(|| {
+            let flag = Arc::new(StreamFlag {
+                stream,
+                is_ready: AtomicBool::new(false),
+                ready: Arc::clone(ready),
+            });
+            (Arc::clone(&flag), Waker::from(flag))
+        });
+        Context::from_waker(waker)
+    }
+
+    /// The stream is polled: whatever comes after this wakes it again.
+    fn reset(&self) {
+        if let Some((flag, _)) = &self.0 {
+            flag.is_ready.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The sending half of a stream.
 enum Sending {
     Head(SendResponse<Bytes>),
@@ -55,22 +80,25 @@ enum Sending {
     reason = "the two directions are independent"
 )]
 pub(super) struct Stream {
-    flag: Arc<StreamFlag>,
-    waker: Waker,
+    number: u32,
+    alarm: Alarm,
     is_head: bool,
     is_connect: bool,
     receiving: Option<RecvStream>,
     /// Whether the request ended with trailers that are not allowed, so that the stream is reset.
     has_invalid_trailers: bool,
-    flow: h2::FlowControl,
+    /// None: the request has no body.
+    flow: Option<h2::FlowControl>,
     sending: Sending,
     /// A head that was begun and not sent, and its Content-Length.
     parked: Option<(Response<()>, Option<u64>)>,
     framing: Framing,
     /// Whether the response consists of its head only.
     is_head_only: bool,
-    /// The part of the response's body that the client has not made room for.
+    /// The part of the response's body that the client has not made room for: the first piece, and the others.
+    next: Bytes,
     pending: VecDeque<Bytes>,
+    /// The length of all of it.
     pending_bytes: usize,
     /// Whether [`Event::Drained`] is due when nothing is pending any more.
     has_waited: bool,
@@ -115,32 +143,28 @@ impl Head<'_> {
 }
 
 impl Stream {
-    /// The stream of a request. Its number is added to `ready` when it must be polled.
+    /// The stream of a request, with its body if it has one.
     pub(super) fn new(
+        number: u32,
         request: &Request,
-        receiving: RecvStream,
+        receiving: Option<RecvStream>,
         response: SendResponse<Bytes>,
-        ready: &Ready,
     ) -> Self {
-        let flag = Arc::new(StreamFlag {
-            stream: response.stream_id().as_u32(),
-            is_ready: AtomicBool::new(false),
-            ready: Arc::clone(ready),
-        });
         let mut receiving = receiving;
-        let flow = receiving.flow_control().clone();
+        let flow = receiving.as_mut().map(|it| it.flow_control().clone());
         Stream {
-            waker: Waker::from(Arc::clone(&flag)),
-            flag,
+            number,
+            alarm: Alarm::default(),
             is_head: request.method() == "HEAD",
             is_connect: request.form() == Form::Authority,
-            receiving: (!receiving.is_end_stream()).then_some(receiving),
+            receiving,
             has_invalid_trailers: false,
             flow,
             sending: Sending::Head(response),
             parked: None,
             framing: Framing::Nothing,
             is_head_only: false,
+            next: Bytes::new(),
             pending: VecDeque::new(),
             pending_bytes: 0,
             has_waited: false,
@@ -153,17 +177,29 @@ impl Stream {
 
     // ---- the request
 
-    /// Receive and send what is possible. An error ends the stream.
-    pub(super) fn poll(&mut self, events: &mut VecDeque<Event>, now_ms: u64) -> Result<(), Reason> {
-        self.flag.is_ready.store(false, Ordering::Relaxed);
-        self.receive(events)?;
-        self.check_reset()?;
-        self.send(now_ms)
+    /// Receive and send what is possible. An error ends the stream. Its number is added to `ready` when it must be
+    /// polled again.
+    pub(super) fn poll(
+        &mut self,
+        ready: &Ready,
+        events: &mut VecDeque<Event>,
+        now_ms: u64,
+    ) -> Result<(), Reason> {
+        self.alarm.reset();
+        self.receive(ready, events)?;
+        let mut context = self.alarm.context(self.number, ready);
+        check_reset(&mut self.sending, &mut context)?;
+        self.send(ready, now_ms)
+    }
+
+    /// Fail if the stream was reset while it waited to be accepted.
+    pub(super) fn check_accepted(&mut self) -> Result<(), Reason> {
+        check_reset(&mut self.sending, &mut Context::from_waker(Waker::noop()))
     }
 
     /// Receive the request's body. An error ends the stream.
-    fn receive(&mut self, events: &mut VecDeque<Event>) -> Result<(), Reason> {
-        let mut context = Context::from_waker(&self.waker);
+    fn receive(&mut self, ready: &Ready, events: &mut VecDeque<Event>) -> Result<(), Reason> {
+        let mut context = self.alarm.context(self.number, ready);
         while let Some(receiving) = &mut self.receiving {
             match receiving.poll_data(&mut context) {
                 Poll::Pending => break,
@@ -174,7 +210,7 @@ impl Stream {
                     } else if data.is_empty() {
                         continue;
                     }
-                    let stream = self.flag.stream;
+                    let stream = self.number;
                     events.push_back(Event::Data { stream, data, end });
                 }
                 Poll::Ready(Some(Err(error))) => return Err(reason_of(&error)),
@@ -183,7 +219,7 @@ impl Stream {
                     Poll::Ready(Err(error)) => return Err(reason_of(&error)),
                     Poll::Ready(Ok(trailers)) => {
                         self.receiving = None;
-                        let stream = self.flag.stream;
+                        let stream = self.number;
                         events.push_back(match trailers.as_ref().map(check_trailers) {
                             None => Event::Data {
                                 stream,
@@ -210,8 +246,10 @@ impl Stream {
 
     /// Let the client send `length` more bytes of the request's body.
     pub(super) fn release(&mut self, length: usize) {
-        // Releasing more than was received has no effect.
-        let _ = self.flow.release_capacity(length);
+        if let Some(flow) = &mut self.flow {
+            // Releasing more than was received has no effect.
+            let _ = flow.release_capacity(length);
+        }
     }
 
     // ---- the response
@@ -254,11 +292,10 @@ impl Stream {
         }
         let (date, server) = lines.values(unix_s);
         for (name, value) in [(DATE, date), (SERVER, server)] {
-            if !value.is_empty() && !headers.contains_key(&name) {
-                // Both are valid.
-                if let Ok(value) = HeaderValue::from_bytes(value) {
-                    headers.try_insert(name, value).map_err(full)?;
-                }
+            if let Some(value) = value
+                && let Ok(Entry::Vacant(place)) = headers.try_entry(name)
+            {
+                place.try_insert(value.clone()).map_err(full)?;
             }
         }
         let is_head_only = matches!(
@@ -321,14 +358,26 @@ impl Stream {
     ) -> Result<(), ResponseError> {
         self.check_is_responding()?;
         if self.framing.account(data.len(), last)? && !data.is_empty() {
-            if self.pending.is_empty() {
-                self.stalled_since_ms = now_ms;
-            }
+            let is_first = self.pending_bytes == 0;
             self.pending_bytes += data.len();
-            self.pending.push_back(data);
+            if is_first {
+                self.stalled_since_ms = now_ms;
+                self.next = data;
+            } else {
+                self.pending.push_back(data);
+            }
         }
         self.is_last = last;
         Ok(())
+    }
+
+    /// How much of the body is still to be added, if that is known.
+    pub(super) fn announced(&self) -> Option<u64> {
+        match self.framing {
+            Framing::Length(left) => Some(left),
+            Framing::Discarded => Some(0),
+            Framing::Nothing | Framing::Chunked | Framing::Stream => None,
+        }
     }
 
     /// Whether the head was sent as the whole response.
@@ -347,7 +396,7 @@ impl Stream {
             if is_forbidden_trailer(name) {
                 return Err(ResponseError::FieldName);
             }
-            append(name, value, &mut trailers)?;
+            append(Known::find(name), name, value, &mut trailers)?;
         }
         self.framing.account(0, true)?;
         if !self.is_head_only {
@@ -367,8 +416,8 @@ impl Stream {
     }
 
     /// Send what is buffered, as far as the client has made room.
-    pub(super) fn flush(&mut self, now_ms: u64) -> Result<(), Reason> {
-        let outcome = self.send(now_ms);
+    pub(super) fn flush(&mut self, ready: &Ready, now_ms: u64) -> Result<(), Reason> {
+        let outcome = self.send(ready, now_ms);
         self.has_waited |= self.pending_bytes > 0;
         outcome
     }
@@ -397,34 +446,20 @@ impl Stream {
         self.has_ended
     }
 
-    /// Fail if the client has reset the stream, or if the connection has failed.
-    fn check_reset(&mut self) -> Result<(), Reason> {
-        if self.has_ended {
-            return Ok(());
-        }
-        let mut context = Context::from_waker(&self.waker);
-        let polled = match &mut self.sending {
-            Sending::Head(response) => response.poll_reset(&mut context),
-            Sending::Body(body) => body.poll_reset(&mut context),
-        };
-        match polled {
-            Poll::Pending => Ok(()),
-            Poll::Ready(Ok(reason)) => Err(reason),
-            Poll::Ready(Err(error)) => Err(reason_of(&error)),
-        }
-    }
-
     /// Pass to the `h2` crate what the client has made room for.
-    fn send(&mut self, now_ms: u64) -> Result<(), Reason> {
+    fn send(&mut self, ready: &Ready, now_ms: u64) -> Result<(), Reason> {
         let Sending::Body(body) = &mut self.sending else {
             return Ok(());
         };
-        let mut context = Context::from_waker(&self.waker);
         let gone = |_| Reason::CANCEL;
-        while let Some(front) = self.pending.front_mut() {
+        while self.pending_bytes > 0 {
             let mut capacity = body.capacity();
             if capacity == 0 {
                 body.reserve_capacity(self.pending_bytes.min(SEND_BUFFER));
+                capacity = body.capacity();
+            }
+            if capacity == 0 {
+                let mut context = self.alarm.context(self.number, ready);
                 capacity = match body.poll_capacity(&mut context) {
                     Poll::Pending => return Ok(()),
                     Poll::Ready(Some(Ok(capacity))) => capacity,
@@ -432,14 +467,13 @@ impl Stream {
                     Poll::Ready(None) => return Err(Reason::CANCEL),
                 };
             }
-            let data = if capacity < front.len() {
-                front.split_to(capacity)
-            } else {
-                self.pending.pop_front().unwrap_or_default()
-            };
+            let data = self.next.split_to(capacity.min(self.next.len()));
+            if self.next.is_empty() {
+                self.next = self.pending.pop_front().unwrap_or_default();
+            }
             self.pending_bytes -= data.len();
             self.stalled_since_ms = now_ms;
-            let ends = self.is_last && self.pending.is_empty() && self.trailers.is_none();
+            let ends = self.is_last && self.pending_bytes == 0 && self.trailers.is_none();
             body.send_data(data, ends).map_err(gone)?;
             self.has_ended |= ends;
         }
@@ -460,6 +494,19 @@ impl Stream {
             Sending::Head(response) => response.send_reset(reason),
             Sending::Body(body) => body.send_reset(reason),
         }
+    }
+}
+
+/// Fail if the client has reset the stream, or if the connection has failed.
+fn check_reset(sending: &mut Sending, context: &mut Context<'_>) -> Result<(), Reason> {
+    let polled = match sending {
+        Sending::Head(response) => response.poll_reset(context),
+        Sending::Body(body) => body.poll_reset(context),
+    };
+    match polled {
+        Poll::Pending => Ok(()),
+        Poll::Ready(Ok(reason)) => Err(reason),
+        Poll::Ready(Err(error)) => Err(reason_of(&error)),
     }
 }
 
@@ -498,12 +545,25 @@ fn add_field(
                 syntax::decimal(syntax::trim(value)).ok_or(ResponseError::ContentLength)?;
             syntax::set_once(content_length, length, ResponseError::ContentLength)
         }
-        _ => append(name, value, headers),
+        known => append(known, name, value, headers),
     }
 }
 
-fn append(name: &[u8], value: &[u8], headers: &mut HeaderMap) -> Result<(), ResponseError> {
-    let name = HeaderName::from_bytes(name).map_err(|_| ResponseError::FieldName)?;
+/// Add a field. `known` is its name, if that is a known one.
+fn append(
+    known: Option<Known>,
+    name: &[u8],
+    value: &[u8],
+    headers: &mut HeaderMap,
+) -> Result<(), ResponseError> {
+    static NAMES: LazyLock<Vec<HeaderName>> = LazyLock::new(|| {
+        let names = Known::NAMES.iter().copied();
+        names.map(HeaderName::from_static).collect()
+    });
+    let name = match known {
+        Some(known) => NAMES[known.index()].clone(),
+        None => HeaderName::from_bytes(name).map_err(|_| ResponseError::FieldName)?,
+    };
     let value =
         HeaderValue::from_bytes(syntax::trim(value)).map_err(|_| ResponseError::FieldValue)?;
     headers

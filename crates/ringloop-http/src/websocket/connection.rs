@@ -15,7 +15,8 @@ pub enum Event {
     NeedMore,
     /// A complete message.
     Message {
-        /// Whether it is text. Text is valid UTF-8.
+        /// Whether it is text. Text that arrived in pieces is UTF-8. Text that arrived at once was not checked, because
+        /// making a string of it checks it anyway. If that fails, call [`Connection::invalid_text`].
         is_text: bool,
         /// Where its bytes are; [`Connection::payload`] returns them.
         payload: Payload,
@@ -227,10 +228,21 @@ impl Connection {
         }
         let event = self.read_frames(input, at, pool);
         if event.is_err() {
-            self.has_failed = true;
-            self.buffer = Vec::new();
+            self.fail();
         }
         event
+    }
+
+    fn fail(&mut self) {
+        self.has_failed = true;
+        self.buffer = Vec::new();
+    }
+
+    /// Report that the text that [`read`](Connection::read) has just returned is not UTF-8. The connection reads no
+    /// more input, as if `read` had returned this failure.
+    pub fn invalid_text(&mut self) -> Failure {
+        self.fail();
+        Failure::INVALID_TEXT
     }
 
     fn read_frames(
@@ -393,9 +405,6 @@ impl Connection {
             && part.len() as u64 == current.head.length;
         if is_all && !message.is_compressed {
             self.message = None;
-            if is_text && str::from_utf8(part).is_err() {
-                return Err(Failure::INVALID_TEXT);
-            }
             let payload = Payload::Input(range);
             return Ok(Some(Event::Message { is_text, payload }));
         }
@@ -411,7 +420,8 @@ impl Connection {
             }
             _ => self.buffer.extend_from_slice(part),
         }
-        if is_text && !self.utf8.push(&self.buffer[start..]) {
+        // What arrives in pieces fails with its first wrong byte (RFC 6455, section 8.1), not at the end.
+        if is_text && !is_all && !self.utf8.push(&self.buffer[start..]) {
             return Err(Failure::INVALID_TEXT);
         }
         if !ends_message {

@@ -24,6 +24,10 @@ impl Utf8 {
                 Err(_) => {}
             }
         }
+        // This takes a quarter of the time, and most text is ASCII.
+        if bytes.is_ascii() {
+            return true;
+        }
         let Err(error) = str::from_utf8(bytes) else {
             return true;
         };

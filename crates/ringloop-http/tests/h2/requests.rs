@@ -1,12 +1,16 @@
 //! Requests: what is accepted, and what is refused.
 
+use std::sync::Arc;
+
 use ringloop_http::h1::Form;
 use ringloop_http::h2::{Config, Event};
 
 use crate::support::{
     Client, GET, PROTOCOL_ERROR, Server, fields_of, get_but, goaway, only_request, reset,
 };
-use crate::targets::h2::{CONTINUATION, END_HEADERS, END_STREAM, HEADERS, block, frame};
+use crate::targets::h2::{
+    CONTINUATION, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, block, frame,
+};
 
 #[test]
 fn requests_are_given_with_their_fields() {
@@ -224,5 +228,87 @@ fn some_requests_are_answered_by_the_server_itself() {
         let output = server.output();
         let head = output.iter().find(|frame| frame.kind == HEADERS).unwrap();
         assert_eq!(client.status_of(head), status);
+    }
+}
+
+#[test]
+fn equal_heads_are_shared() {
+    let mut server = Server::new(&Config::default());
+    let heads = [
+        GET.to_vec(),
+        get_but("", None, &[("x", "1"), ("y", "2")]),
+        get_but("", None, &[("y", "2"), ("x", "1")]),
+        get_but("", None, &[("x", "1"), ("y", "3")]),
+        get_but("", None, &[("x", "1")]),
+        get_but("", None, &[("cookie", "a"), ("cookie", "b")]),
+        get_but("", None, &[("cookie", "a; b")]),
+        get_but(":method", Some("HEAD"), &[]),
+        get_but(":scheme", Some("https"), &[]),
+        // The letters of a host mean the same, but the application is told what the client has written.
+        get_but(":authority", Some("A.example"), &[]),
+        get_but(":path", Some("/?"), &[]),
+        get_but(":path", Some("/?q"), &[]),
+        GET.to_vec(),
+    ];
+    let mut last = None;
+    for (number, fields) in heads.iter().enumerate() {
+        let stream = 4 * number as u32 + 1;
+        let (_, first, _) = only_request(server.request(stream, fields));
+        let (_, second, _) = only_request(server.request(stream + 2, fields));
+        assert!(Arc::ptr_eq(&first, &second), "{fields:?}");
+        assert!(
+            last.is_none_or(|last| !Arc::ptr_eq(&last, &first)),
+            "{fields:?}"
+        );
+        assert_eq!(first.fields().next().unwrap().1, first.host());
+        last = Some(first);
+    }
+    server.connection.forget_head();
+    let (_, again, _) = only_request(server.request(1001, GET));
+    assert!(!Arc::ptr_eq(&last.unwrap(), &again));
+}
+
+#[test]
+fn heads_are_not_mistaken_for_ones_that_were_refused() {
+    let mut server = Server::new(&Config::default());
+    let refused = get_but("", None, &[("content-length", "x")]);
+    assert_eq!(server.request(1, GET).len(), 1);
+    assert_eq!(server.request(3, &refused).len(), 0);
+    assert_eq!(server.request(5, &refused).len(), 0);
+    assert_eq!(server.request(7, GET).len(), 1);
+}
+
+#[test]
+fn a_reset_that_comes_with_its_request_is_heard_with_it() {
+    let mut server = Server::new(&Config::default());
+    let request = frame(HEADERS, END_HEADERS | END_STREAM, 1, &block(GET));
+    let events = server.give(&[request, frame(RST_STREAM, 0, 1, &[0, 0, 0, 8])].concat());
+    assert!(
+        matches!(
+            events.as_slice(),
+            [] | [
+                Event::Request { stream: 1, .. },
+                Event::Reset { stream: 1, code: 8 }
+            ]
+        ),
+        "{events:?}"
+    );
+    assert!(server.connection.is_idle());
+}
+
+#[test]
+fn a_reset_that_comes_after_its_request_is_heard() {
+    // Before the output was taken, and after that.
+    for takes_output in [false, true] {
+        let mut server = Server::new(&Config::default());
+        only_request(server.request(1, GET));
+        if takes_output {
+            server.output();
+        }
+        let events = server.give(&frame(RST_STREAM, 0, 1, &[0, 0, 0, 8]));
+        assert!(
+            matches!(events.as_slice(), [Event::Reset { stream: 1, code: 8 }]),
+            "{events:?}"
+        );
     }
 }

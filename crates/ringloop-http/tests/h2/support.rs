@@ -138,7 +138,7 @@ pub(crate) fn goaway(output: &[Frame]) -> Option<u32> {
     Some(u32::from_be_bytes(frame.payload[4..8].try_into().unwrap()))
 }
 
-pub(crate) fn only_request(events: Vec<Event>) -> (u32, Box<Request>, bool) {
+pub(crate) fn only_request(events: Vec<Event>) -> (u32, Arc<Request>, bool) {
     match <[Event; 1]>::try_from(events) {
         Ok(
             [

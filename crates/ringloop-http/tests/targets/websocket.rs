@@ -70,10 +70,15 @@ pub(crate) fn listen<'a>(
                 Ok(Event::Message { is_text, payload }) => {
                     let payload = connection.payload(&payload, &input).to_vec();
                     assert!(payload.len() <= MESSAGE_BYTES);
-                    heard.push(if is_text {
-                        Heard::Text(String::from_utf8(payload).expect("text is UTF-8"))
-                    } else {
-                        Heard::Binary(payload)
+                    heard.push(match String::from_utf8(payload) {
+                        Ok(text) if is_text => Heard::Text(text),
+                        Err(_) if is_text => {
+                            let failure = connection.invalid_text();
+                            check_failed(&mut connection, failure);
+                            Heard::Failure(failure.code())
+                        }
+                        Ok(text) => Heard::Binary(text.into_bytes()),
+                        Err(error) => Heard::Binary(error.into_bytes()),
                     });
                 }
                 Ok(Event::Ping) => {

@@ -337,10 +337,7 @@ unsafe extern "C" fn exchange_dealloc(object: *mut ffi::PyObject) {
         coroutine::warn_if_never_awaited::<Exchange>(object);
         drop_fields(object);
         ffi::Py_XDECREF((*object.cast::<Exchange>()).request);
-        let class = ffi::Py_TYPE(object);
-        native_type::free(object);
-        ffi::Py_DECREF(class.cast());
-        end.finish();
+        end.free(object);
     }
 }
 
@@ -377,10 +374,7 @@ unsafe extern "C" fn channel_dealloc(object: *mut ffi::PyObject) {
             return;
         };
         ffi::Py_XDECREF((*object.cast::<Channel>()).request);
-        let class = ffi::Py_TYPE(object);
-        native_type::free(object);
-        ffi::Py_DECREF(class.cast());
-        end.finish();
+        end.free(object);
     }
 }
 

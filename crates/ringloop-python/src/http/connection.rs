@@ -5,18 +5,20 @@
 
 mod ending;
 mod websocket;
+mod writing;
 
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::PyString;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 use ringloop_http::ResponseError;
 use ringloop_http::h1::{self, Event, Framed, ParkedHead, Upgrade};
 use ringloop_http::websocket::{Handshake, Refusal};
 
+use self::writing::Output;
 use super::counters::Begun;
 use super::deadlines::Kind;
 use super::h2::Http2;
@@ -70,20 +72,11 @@ pub(super) struct State {
     is_overrun: bool,
     /// The current request has become a WebSocket.
     is_websocket: bool,
-    /// Bytes that were written so far.
+    output: Output,
+    /// Bytes that were written or collected so far.
     written: u64,
     /// What had been sent when the deadline for writing was set.
     write_deadline: Option<Sent>,
-}
-
-impl State {
-    /// Counts bytes that are given to the transport.
-    fn count_written(&mut self, py: Python<'_>, length: usize) {
-        self.written += length as u64;
-        if let Some(service) = &self.service {
-            service.get().count_sent(py, length);
-        }
-    }
 }
 
 /// How far a connection's output has got.
@@ -150,6 +143,7 @@ impl Connection {
             is_lingering: false,
             is_overrun: false,
             is_websocket: false,
+            output: Output::new(),
             written: 0,
             write_deadline: None,
         };
@@ -651,53 +645,6 @@ impl Connection {
         self.state.get_mut(py).http.send(length, last)
     }
 
-    /// Writes bytes, the payload without copying it if it is large, and bytes after it.
-    pub(super) fn write(
-        slf: &Bound<'_, Self>,
-        before: &[u8],
-        payload: Option<&Bound<'_, PyBytes>>,
-        after: &'static [u8],
-    ) -> PyResult<()> {
-        let py = slf.py();
-        let length = before.len() + payload.map_or(0, |it| it.as_bytes().len()) + after.len();
-        let (socket, transport) = {
-            let mut state = slf.get().state.get_mut(py);
-            if state.is_closing {
-                return Ok(());
-            }
-            state.count_written(py, length);
-            (
-                state.socket.as_ref().map(|it| it.bind(py).clone()),
-                state.transport.clone_ref_opt(py),
-            )
-        };
-        if let Some(socket) = socket {
-            SocketTransport::write_parts(&socket, before, payload, after)?;
-            return match socket.get().unsent(py) {
-                0 => Ok(()),
-                _ => slf.get().watch_unsent(py),
-            };
-        }
-        let Some(transport) = transport else {
-            return Ok(());
-        };
-        if length == 0 {
-            return Ok(());
-        }
-        let all = match payload {
-            Some(payload) if payload.as_bytes().len() == length => payload.clone(),
-            _ => {
-                let payload = payload.map_or(&b""[..], |payload| payload.as_bytes());
-                objects::bytes(py, &[before, payload, after].concat())?
-            }
-        };
-        transport
-            .bind(py)
-            .call_method1(intern!(py, "write"), (all,))?;
-        // To ask it after each write would be expensive.
-        slf.get().set_write_deadline(py, Sent::UNKNOWN)
-    }
-
     /// How many bytes of a file of this size the response takes: a file that has grown is sent as far as the head says.
     pub(super) fn file_length(&self, py: Python<'_>, size: usize) -> usize {
         let announced = self.state.get(py).http.announced();
@@ -723,6 +670,7 @@ impl Connection {
             let text = "the connection is closed";
             return Err(objects::error::<PyConnectionError>(py, text));
         };
+        slf.get().flush_output(py)?;
         slf.get().state.get_mut(py).count_written(py, count);
         let waiter = SocketTransport::start_file(&socket, file, count)?;
         if waiter.is_some() {
@@ -855,6 +803,7 @@ impl Connection {
                 state.known_peer.take(),
                 state.template.take(),
                 std::mem::take(&mut state.input),
+                std::mem::replace(&mut state.output, Output::new()),
             );
             (state.service.take(), state.slot.take(), dropped)
         };

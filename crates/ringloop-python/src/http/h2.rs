@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pyo3::prelude::*;
@@ -44,7 +45,7 @@ pub(super) struct Http2 {
     /// Those that were not started.
     starting: VecDeque<Stream>,
     /// The last request's head, and what was made of it.
-    last: Option<(Box<h2::Request>, Template)>,
+    last: Option<(Arc<h2::Request>, Template)>,
     /// The number of requests that wait for more of their bodies.
     waiting: usize,
     /// Requests have come since the connection began to wait for a request, or for the rest of a head.
@@ -242,7 +243,9 @@ impl Connection {
             if let Some(request) = request {
                 started += 1;
                 Self::start_on_stream(slf, service, request.bind(py))?;
-            } else if !Self::flush(slf, service)? {
+            } else if !Self::flush(slf, service)?
+                && this.with_http2(py, |http2| http2.messages.has_events()) != Some(true)
+            {
                 break;
             }
         }
@@ -310,14 +313,14 @@ impl Connection {
         slf: &Bound<'_, Self>,
         service: &Bound<'_, HttpService>,
         stream: Stream,
-        head: Box<h2::Request>,
+        head: Arc<h2::Request>,
         end: bool,
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let last = this.with_http2(py, |http2| http2.last.take()).flatten();
         let template = match last {
-            Some((last, template)) if last == head => template,
+            Some((last, template)) if Arc::ptr_eq(&last, &head) => template,
             _ => {
                 let peer = this.peer(py)?;
                 Template::of_stream(py, service.get(), peer.as_ref(), &head)?
@@ -523,7 +526,10 @@ impl Connection {
         let since_ms = now_ms().saturating_sub(timeout_ms);
         match kind {
             Kind::KeepAlive => {
-                let dropped = this.with_http2(py, |http2| http2.last.take());
+                let dropped = this.with_http2(py, |http2| {
+                    http2.messages.forget_head();
+                    http2.last.take()
+                });
                 drop(dropped);
                 this.set_deadline(py, Some(Kind::Idle))
             }
@@ -655,6 +661,16 @@ impl Connection {
             Ok(())
         };
         unless_gone(self.with_http2(body.py(), send))
+    }
+
+    /// How many bytes of a file of this size the response takes. Its head was sent.
+    pub(super) fn file_length_on(&self, py: Python<'_>, stream: Stream, size: usize) -> usize {
+        let state = self.state.get(py);
+        let http2 = state.http2.as_deref();
+        let announced = http2.and_then(|http2| http2.messages.announced(stream.get()));
+        announced.map_or(size, |left| {
+            usize::try_from(left).map_or(size, |left| left.min(size))
+        })
     }
 
     /// Finishes a response with trailers.

@@ -423,11 +423,7 @@ impl Request {
         if connection.get().is_closing(py) {
             return Ok(Sending::Done);
         }
-        let is_full = match this.stream {
-            None => connection.get().is_writing_paused(py),
-            Some(stream) => connection.get().is_stream_full(py, stream),
-        };
-        if is_full {
+        if this.is_full(&connection) {
             return this.wait_for_room(py).map(Sending::Wait);
         }
         if let Some(stream) = this.stream.filter(|_| this.awaits_trailers(py)) {
@@ -439,8 +435,7 @@ impl Request {
             Self::send_trailers(slf, &connection, stream, message)?;
         } else if is_started {
             if !message::is_text(&kind, intern!(py, "http.response.body"))? {
-                let may_be_file = !has_body && this.stream.is_none();
-                if may_be_file && message::is_text(&kind, intern!(py, "http.response.pathsend"))? {
+                if !has_body && message::is_text(&kind, intern!(py, "http.response.pathsend"))? {
                     let path = message::item(message, intern!(py, "path"))?;
                     let function = support::http(py)?.getattr(intern!(py, "send_path"))?;
                     return function.call1((slf, path)).map(Sending::Coroutine);
@@ -459,6 +454,15 @@ impl Request {
             Self::begin_response(slf, &connection, message)?;
         }
         Ok(Sending::Done)
+    }
+
+    /// Whether the client has to read before more is sent.
+    fn is_full(&self, connection: &Bound<'_, Connection>) -> bool {
+        let py = connection.py();
+        match self.stream {
+            None => connection.get().is_writing_paused(py),
+            Some(stream) => connection.get().is_stream_full(py, stream),
+        }
     }
 
     /// A future that is done when the client has read so much that there is room to write.
@@ -592,7 +596,13 @@ impl Request {
             state.has_body = true;
             state.is_complete = !more;
         }
-        let result = Connection::write(connection, &buffer, payload, framed.tail());
+        let result = if more {
+            Connection::write(connection, &buffer, payload, framed.tail())
+        } else {
+            connection
+                .get()
+                .write_now(py, &buffer, payload, framed.tail())
+        };
         service.get().return_buffer(py, buffer);
         result?;
         if more {
@@ -669,6 +679,52 @@ impl Request {
         } else {
             Connection::drive(connection)
         }
+    }
+
+    /// As `_begin_file`, on a stream of HTTP/2.
+    fn begin_file_on(
+        &self,
+        connection: &Bound<'_, Connection>,
+        service: &Bound<'_, HttpService>,
+        stream: Stream,
+        size: usize,
+        content: Option<&Bound<'_, PyBytes>>,
+    ) -> PyResult<New<usize>> {
+        let py = connection.py();
+        let (has_head, has_trailers) = {
+            let mut state = self.state.get_mut(py);
+            (state.pending.take().is_some(), state.trailers.is_some())
+        };
+        if has_head {
+            let complete = (!has_trailers).then_some(size as u64);
+            let sent = connection.get().send_head_on(py, stream, complete, service);
+            sent.map_err(|error| response_error(py, error))?;
+        }
+        self.state.get_mut(py).file_tail = Some(b"");
+        let count = connection.get().file_length_on(py, stream, size);
+        let Some(content) = content else {
+            Connection::drive(connection)?;
+            return Ok(New(count));
+        };
+        let content = if content.as_bytes().len() > count {
+            &objects::bytes(py, &content.as_bytes()[..count])?
+        } else {
+            content
+        };
+        Self::write_on(connection, stream, content)?;
+        Ok(New(0))
+    }
+
+    /// Sends a part of a body that is not the last one, on a stream of HTTP/2.
+    fn write_on(
+        connection: &Bound<'_, Connection>,
+        stream: Stream,
+        content: &Bound<'_, PyBytes>,
+    ) -> PyResult<()> {
+        let sent = connection.get().send_body_on(stream, content, false);
+        let driven = Connection::drive(connection);
+        sent.map_err(|error| response_error(content.py(), error))?;
+        driven
     }
 
     /// Whether the body is over, and trailers are to follow.
@@ -986,6 +1042,9 @@ impl Request {
         let this = slf.get();
         let connection = this.open_connection(py)?;
         let service = this.service(py)?;
+        if let Some(stream) = this.stream {
+            return this.begin_file_on(&connection, &service, stream, size, content);
+        }
         let (mut buffer, parked) = this.take_head(py, service.get());
         if let Some(head) = parked {
             let complete = Some(size as u64);
@@ -1020,7 +1079,8 @@ impl Request {
         } else {
             count
         };
-        let result = Connection::write(&connection, &buffer, payload.as_ref(), b"");
+        let connection = connection.get();
+        let result = connection.write_now(py, &buffer, payload.as_ref(), b"");
         service.get().return_buffer(py, buffer);
         result?;
         Ok(New(left))
@@ -1036,15 +1096,25 @@ impl Request {
         Connection::start_file(&self.open_connection(py)?, file, count)
     }
 
+    /// Whether the response goes out on a stream of HTTP/2.
+    #[getter]
+    fn _has_stream(&self) -> bool {
+        self.stream.is_some()
+    }
+
     /// Sends bytes of a file.
     fn _write_file(&self, py: Python<'_>, content: &Bound<'_, PyBytes>) -> PyResult<()> {
-        Connection::write(&self.open_connection(py)?, b"", Some(content), b"")
+        let connection = self.open_connection(py)?;
+        match self.stream {
+            None => Connection::write(&connection, b"", Some(content), b""),
+            Some(stream) => Self::write_on(&connection, stream, content),
+        }
     }
 
     /// A future to wait for before more is written, if the client has yet to read what was.
     fn _room<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let is_paused = self.open_connection(py)?.get().is_writing_paused(py);
-        is_paused.then(|| self.wait_for_room(py)).transpose()
+        let is_full = self.is_full(&self.open_connection(py)?);
+        is_full.then(|| self.wait_for_room(py)).transpose()
     }
 
     /// All of the file was sent.
@@ -1053,6 +1123,11 @@ impl Request {
         let this = slf.get();
         let connection = this.open_connection(py)?;
         let service = this.service(py)?;
+        if let Some(stream) = this.stream {
+            this.state.get_mut(py).file_tail = None;
+            let body = objects::bytes(py, b"")?;
+            return Self::send_body_on(slf, &connection, &service, stream, &body, true);
+        }
         let framed = connection
             .get()
             .frame_body(py, None, 0, true, &service, &mut Vec::new())
@@ -1062,16 +1137,17 @@ impl Request {
             state.is_complete = true;
             state.file_tail.take().unwrap_or_default()
         };
-        Connection::write(&connection, tail, None, framed.tail())?;
+        connection.get().write_now(py, tail, None, framed.tail())?;
         Self::complete(slf, &connection, &service)
     }
 
-    /// The rest of the file can't be sent: the connection ends.
+    /// The rest of the file can't be sent: the connection or the stream ends.
     fn _give_up_file(&self, py: Python<'_>) -> PyResult<()> {
         self.state.get_mut(py).file_tail = None;
-        match self.connection(py) {
-            Some(connection) => Connection::close(&connection),
-            None => Ok(()),
+        match (self.connection(py), self.stream) {
+            (Some(connection), None) => Connection::close(&connection),
+            (Some(connection), Some(stream)) => Connection::reset_stream(&connection, stream),
+            (None, _) => Ok(()),
         }
     }
 

@@ -60,6 +60,8 @@ struct Objects {
     /// The context that those of the requests are copies of.
     context: Py<PyAny>,
     task_class: Py<PyAny>,
+    /// Python 3.11: asyncio's table of the tasks that run, by loop.
+    current_tasks: Option<Py<PyDict>>,
     /// Names of the arguments to make a task with, and their constant values.
     task_names: Py<PyTuple>,
 }
@@ -124,7 +126,7 @@ struct State {
 /// Memory that requests take turns at.
 struct Scratch {
     head: h1::Head,
-    buffer: Vec<u8>,
+    buffers: Vec<Vec<u8>>,
     lines: Lines,
     /// For compressed messages of WebSockets.
     pool: Pool,
@@ -150,8 +152,9 @@ const HEAD_KEPT_S: f64 = 0.25;
 /// How long what a refused client still sends is read and dropped.
 const LINGER_S: f64 = 2.0;
 
-/// A buffer that has grown beyond this is not kept.
+/// A buffer that has grown beyond this is not kept, and no more than so many are.
 const BUFFER_KEPT: usize = 64 * 1024;
+const BUFFERS_KEPT: usize = 4;
 
 #[pymethods]
 impl HttpService {
@@ -222,7 +225,12 @@ impl HttpService {
         let extensions = objects::dict(py)?;
         extensions.set_item(intern!(py, "http.response.pathsend"), objects::dict(py)?)?;
         let http2_extensions = objects::dict(py)?;
-        http2_extensions.set_item(intern!(py, "http.response.trailers"), objects::dict(py)?)?;
+        for name in [
+            intern!(py, "http.response.pathsend"),
+            intern!(py, "http.response.trailers"),
+        ] {
+            http2_extensions.set_item(name, objects::dict(py)?)?;
+        }
         let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
         let names = [of_loop, of_context].map(|name| name.clone().into_any());
         let task_names = if python_is_at_least(12) {
@@ -279,6 +287,12 @@ impl HttpService {
             on_max_requests,
             logger,
             context: support::copy_context(py)?,
+            current_tasks: if python_is_at_least(12) {
+                None
+            } else {
+                let tasks = support::http(py)?.getattr(intern!(py, "current_tasks"))?;
+                Some(tasks.cast_into::<PyDict>()?.unbind())
+            },
             task_class: support::http(py)?.getattr(intern!(py, "Task"))?.unbind(),
             task_names: task_names.unbind(),
         };
@@ -297,7 +311,7 @@ impl HttpService {
         };
         let scratch = Scratch {
             head: h1::Head::default(),
-            buffer: Vec::new(),
+            buffers: Vec::with_capacity(BUFFERS_KEPT),
             lines: Lines::new(server.as_deref(), date_header && !has_own_date),
             pool: Pool::default(),
         };
@@ -631,6 +645,10 @@ impl HttpService {
             .transpose()
     }
 
+    pub(super) fn event_loop<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Loop>> {
+        self.object(py, |it| &it.event_loop)
+    }
+
     /// A new context for a request.
     pub(super) fn context<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         awaitable::copy_of_context(&self.object(py, |it| &it.context)?)
@@ -650,12 +668,12 @@ impl HttpService {
     }
 
     pub(super) fn create_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.object(py, |it| &it.event_loop)?
+        self.event_loop(py)?
             .call_method0(intern!(py, "create_future"))
     }
 
     pub(super) fn call_soon(&self, py: Python<'_>, callback: &Bound<'_, PyAny>) -> PyResult<()> {
-        let event_loop = self.object(py, |it| &it.event_loop)?;
+        let event_loop = self.event_loop(py)?;
         let options = objects::dict(py)?;
         options.set_item(intern!(py, "context"), self.context(py)?)?;
         event_loop
@@ -669,7 +687,7 @@ impl HttpService {
         delay_s: f64,
         callback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let event_loop = self.object(py, |it| &it.event_loop)?;
+        let event_loop = self.event_loop(py)?;
         let options = objects::dict(py)?;
         options.set_item(intern!(py, "context"), self.context(py)?)?;
         let arguments = (New(delay_s), callback);
@@ -814,13 +832,14 @@ impl HttpService {
 
     /// An empty buffer for a response. To be given back.
     pub(super) fn take_buffer(&self, py: Python<'_>) -> Vec<u8> {
-        std::mem::take(&mut self.scratch.get_mut(py).buffer)
+        self.scratch.get_mut(py).buffers.pop().unwrap_or_default()
     }
 
     pub(super) fn return_buffer(&self, py: Python<'_>, mut buffer: Vec<u8>) {
-        if buffer.capacity() <= BUFFER_KEPT {
+        let buffers = &mut self.scratch.get_mut(py).buffers;
+        if buffers.len() < BUFFERS_KEPT && buffer.capacity() <= BUFFER_KEPT {
             buffer.clear();
-            self.scratch.get_mut(py).buffer = buffer;
+            buffers.push(buffer);
         }
     }
 
@@ -966,7 +985,7 @@ impl HttpService {
                 state.waiting.insert(request.clone().unbind())
             };
             request.get().set_task(&task, slot);
-            let event_loop = this.object(py, |it| &it.event_loop)?;
+            let event_loop = this.event_loop(py)?;
             if event_loop.get().has_task_factory(py) {
                 let callback = request.getattr(intern!(py, "_on_task_done"))?;
                 task.call_method1(intern!(py, "add_done_callback"), (callback,))?;
@@ -981,7 +1000,7 @@ impl HttpService {
         request: &Bound<'py, Request>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let context = self.context(py)?;
-        let event_loop = self.object(py, |it| &it.event_loop)?;
+        let event_loop = self.event_loop(py)?;
         if event_loop.get().has_task_factory(py) {
             let options = objects::dict(py)?;
             options.set_item(intern!(py, "context"), context)?;
@@ -1002,17 +1021,13 @@ impl HttpService {
         // The task has queued its first step, as the last of all. Nothing else runs in between.
         let queued = event_loop.get().queue.get(py).ready.len();
         let task = awaitable::call(&class, &arguments[..3], Some(&names))?;
-        // Inside of another task it can't run.
-        let current = support::http(py)?
-            .getattr(intern!(py, "current_task"))?
-            .call1((&event_loop,))?;
-        let step = if current.is_none() {
+        let step = if self.runs_task(py, &event_loop)? {
+            None
+        } else {
             let mut queue = event_loop.get().queue.get_mut(py);
             let is_next = queue.ready.len() == queued + 1
                 && matches!(queue.ready.back(), Some(Ready::Handle(_)));
             is_next.then(|| queue.ready.pop_back()).flatten()
-        } else {
-            None
         };
         if let Some(Ready::Handle(step)) = step {
             let result = step.run(py);
@@ -1021,6 +1036,16 @@ impl HttpService {
             result?;
         }
         Ok(task)
+    }
+
+    /// Python 3.11: whether a task runs, inside of which no other one can.
+    fn runs_task(&self, py: Python<'_>, event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
+        let tasks = {
+            let state = self.state.get(py);
+            let objects = state.objects.as_ref();
+            objects.and_then(|objects| objects.current_tasks.clone_ref_opt(py))
+        };
+        tasks.map_or(Ok(false), |tasks| tasks.bind(py).contains(event_loop))
     }
 
     /// The task of a request is over.
@@ -1101,7 +1126,7 @@ impl HttpService {
         let Some(first_ns) = first_ns else {
             return Ok(());
         };
-        let event_loop = this.object(py, |it| &it.event_loop)?;
+        let event_loop = this.event_loop(py)?;
         let callback = slf.getattr(intern!(py, "_on_timer"))?;
         let options = objects::dict(py)?;
         options.set_item(intern!(py, "context"), this.context(py)?)?;

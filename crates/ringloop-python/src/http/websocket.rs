@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyUnicodeDecodeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 use ringloop::clock;
@@ -294,13 +294,25 @@ impl WebSocket {
                 (event, own, is_dropped)
             };
             match event {
-                Ok(Event::Message { .. }) if is_dropped => {}
                 Ok(Event::Message { is_text, payload }) => {
                     let content = match &payload {
                         Payload::Input(range) => &input[range.clone()],
                         Payload::Own => &own,
                     };
-                    self.queue(py, is_text, content)?;
+                    if is_dropped && !is_text {
+                        continue;
+                    }
+                    match Self::content(py, is_text, content) {
+                        Ok(_) if is_dropped => {}
+                        Ok(object) => self.queue(py, is_text, object, content.len()),
+                        Err(error) if error.is_instance_of::<PyUnicodeDecodeError>(py) => {
+                            let mut state = self.state.get_mut(py);
+                            let failure = state.codec.as_mut().map(|it| it.invalid_text());
+                            *at = input.len();
+                            return Ok(failure.map(End::Failed));
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
                 Ok(Event::Ping) => self.answer_ping(connection, answers),
                 Ok(Event::Pong) => self.on_pong(connection)?,
@@ -319,20 +331,23 @@ impl WebSocket {
         }
     }
 
-    fn queue(&self, py: Python<'_>, is_text: bool, content: &[u8]) -> PyResult<()> {
-        let object = if is_text {
-            objects::text(py, content)?.into_any()
+    /// What the application gets of a message. Text that is not UTF-8 is a `UnicodeDecodeError`.
+    fn content(py: Python<'_>, is_text: bool, content: &[u8]) -> PyResult<Py<PyAny>> {
+        Ok(if is_text {
+            objects::text(py, content)?.into_any().unbind()
         } else {
-            objects::bytes(py, content)?.into_any()
-        };
+            objects::bytes(py, content)?.into_any().unbind()
+        })
+    }
+
+    fn queue(&self, py: Python<'_>, is_text: bool, content: Py<PyAny>, length: usize) {
         let mut state = self.state.get_mut(py);
-        state.queued_bytes += content.len();
+        state.queued_bytes += length;
         state.queue.push_back(Message {
             is_text,
-            content: object.unbind(),
-            length: content.len(),
+            content,
+            length,
         });
-        Ok(())
     }
 
     fn answer_ping(&self, connection: &Bound<'_, Connection>, answers: &mut Vec<u8>) {

@@ -8,8 +8,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::datagram::or_wait;
 use super::{Kind, Phase, datagram, operation};
-use crate::buffers::{self, Received};
+use crate::buffers::{self, FileSending, Progress, Received};
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -102,7 +103,50 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
             Ok(pair) => datagram::send_to(sock, pair).unwrap_or_else(|error| Some(Err(error))),
             Err(error) => Some(Err(error.into())),
         },
+        Kind::Accept => or_wait(accept(sock), py),
+        Kind::Connect if is_ready => or_wait(end_connecting(sock, &argument), py),
+        Kind::Connect => or_wait(sock.call_method1(intern!(py, "connect"), (argument,)), py),
+        Kind::SendFile => {
+            // SAFETY: as in `resume`; no Python code runs while the reference is used.
+            let progress = unsafe { operation(object).file.as_mut().map(|file| file.advance(fd)) };
+            match progress {
+                Some(Ok(Progress::Blocked | Progress::TurnOver)) => None,
+                Some(Ok(Progress::Ended)) | None => {
+                    // SAFETY: as above.
+                    let sent =
+                        unsafe { operation(object).file.as_ref().map_or(0, FileSending::sent) };
+                    Some(New(sent).into_pyobject(py).map(|it| it.into_any().unbind()))
+                }
+                Some(Err(error)) => Some(Err(support::os_error(py, &error))),
+            }
+        }
     }
+}
+
+/// The new connection, which doesn't block, and its address.
+fn accept<'py>(sock: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = sock.py();
+    let pair = sock.call_method0(intern!(py, "accept"))?;
+    let connection = pair.cast::<PyTuple>()?.get_item(0)?;
+    connection.call_method1(intern!(py, "setblocking"), (false,))?;
+    Ok(pair)
+}
+
+/// Finds out how connecting has ended.
+fn end_connecting<'py>(
+    sock: &Bound<'py, PyAny>,
+    address: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = sock.py();
+    let level = (New(libc::SOL_SOCKET), New(libc::SO_ERROR));
+    let code = sock
+        .call_method1(intern!(py, "getsockopt"), level)?
+        .extract::<i32>()?;
+    if code == 0 {
+        return Ok(py.None().into_bound(py));
+    }
+    let text = format!("Connect call failed {}", address.str()?.to_str()?);
+    Err(objects::os_error(py, code, &text))
 }
 
 /// Calls the socket's own method, for its error: the socket is closed, or the argument is wrong.
@@ -131,6 +175,9 @@ fn said_by_the_socket(
             let pair = argument.cast::<PyTuple>()?;
             sock.call_method1(intern!(py, "sendto"), pair)
         }
+        Kind::Accept => sock.call_method0(intern!(py, "accept")),
+        Kind::Connect => sock.call_method1(intern!(py, "connect"), (argument,)),
+        Kind::SendFile => Err(support::errno_error(py, libc::EBADF)),
     }
     .map(Bound::unbind)
 }

@@ -111,7 +111,8 @@ fn not_ready_or(py: Python<'_>, error: &io::Error) -> Attempt {
     }
 }
 
-fn or_wait(result: PyResult<Bound<'_, PyAny>>, py: Python<'_>) -> Attempt {
+/// None if a method of the socket's says that it isn't ready.
+pub(super) fn or_wait(result: PyResult<Bound<'_, PyAny>>, py: Python<'_>) -> Attempt {
     match result {
         Err(error)
             if error.is_instance_of::<PyBlockingIOError>(py)

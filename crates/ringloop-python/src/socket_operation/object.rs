@@ -11,8 +11,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::{CLASS, OperationObject, finish, on_ready, operation, resume};
+use crate::buffers::FileSending;
 use crate::coroutine::{self, Coroutine, Phase, Step};
-use crate::native_type::{EndOfLife, NativeType, PendingException, slot, visit_all};
+use crate::native_type::{EndOfLife, NativeType, PendingException, attribute, slot, visit_all};
+use crate::objects::New;
 use crate::support::{self, attached, guard};
 
 impl Coroutine for OperationObject {
@@ -54,6 +56,16 @@ unsafe extern "C" fn call(
     guard(|py| {
         on_ready(py, object)?;
         Ok(py.None().into_bound(py))
+    })
+}
+
+/// The bytes of a file that were sent so far.
+unsafe extern "C" fn sent(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: as in `resume`.
+        let file = unsafe { operation(object).file.as_ref() };
+        let sent = file.map_or(0, FileSending::sent);
+        Ok(New(sent).into_pyobject(py)?.into_any())
     })
 }
 
@@ -136,7 +148,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         .chain(coroutine::slots::<OperationObject>())
         .collect(),
         methods: coroutine::methods::<OperationObject>(),
-        attributes: vec![],
+        attributes: vec![attribute(c"sent", sent)],
         vectorcall_offset: None,
     }
     .make(module.py())?;

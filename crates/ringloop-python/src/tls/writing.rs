@@ -7,13 +7,13 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PySlice, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
 
 use super::{
     Engine, Phase, SSLProtocol, Window, call_asyncio as call_asyncio_protocol, fatal_error,
     is_again, pending,
 };
-use crate::buffers::View;
+use crate::buffers::{self, View};
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, CloneRefOption, call_method1};
@@ -235,10 +235,7 @@ fn write<'py>(
     data: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = transport.py();
-    let bytes_like = data.is_instance_of::<PyBytes>()
-        || data.is_instance_of::<PyByteArray>()
-        || data.is_instance_of::<PyMemoryView>();
-    if bytes_like
+    if buffers::is_bytes_like(data)
         && data.is_truthy()?
         && let Some((protocol, engine)) = ready(transport)?
     {

@@ -75,6 +75,15 @@ impl ExtraInfo {
         Ok(Self::Made(extra.unbind()))
     }
 
+    /// The same of a connection that was just accepted, from the address that the kernel gave with it.
+    pub(super) fn of_accepted(sock: &Bound<'_, PyAny>, peer: &CompactAddress) -> PyResult<Self> {
+        Ok(Self::Addresses {
+            socket_name: Name::from(CompactAddress::of_socket(socket_object::number(sock)?)),
+            peer_name: Name::Address(peer.clone()),
+            closed: None,
+        })
+    }
+
     /// Remembers the socket, which the transport is about to close.
     pub(super) fn keep_closed(&mut self, sock: Py<PyAny>) {
         if let Self::Addresses { closed, .. } = self {

@@ -1,8 +1,5 @@
 //! How a stream transport sends a file: by sendfile(2), over the watch that it has.
 
-#![allow(unsafe_code)]
-
-use std::io;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyConnectionError;
@@ -11,82 +8,12 @@ use pyo3::prelude::*;
 use super::SocketTransport;
 use super::flow_control::settle_waiter;
 use super::readiness::{list, update_hold};
+use crate::buffers::{FileSending, Progress};
 use crate::endpoint;
-use crate::metrics;
 use crate::names::intern;
 use crate::objects;
 use crate::queue::Readiness;
 use crate::support::{self, CloneRefOption};
-
-/// Bytes sent in one turn, so that a peer that takes all it gets doesn't hold up the others.
-const TURN_BYTES: usize = 1 << 20;
-
-/// A file that is being sent. It is kept until `stop` asks how much was sent.
-pub(super) struct FileSending {
-    file: RawFd,
-    offset: libc::off_t,
-    /// Bytes still to send; None for all that the file has.
-    left: Option<usize>,
-    sent: usize,
-    ended: bool,
-}
-
-enum Progress {
-    Ended,
-    /// The socket is full, and reports when it has room again.
-    Blocked,
-    /// There is more to send, in the next turn.
-    TurnOver,
-}
-
-impl FileSending {
-    pub(super) fn is_under_way(&self) -> bool {
-        !self.ended
-    }
-
-    /// Bytes that are still to be sent, if that is known.
-    pub(super) fn unsent(&self) -> usize {
-        match self.left {
-            Some(left) if !self.ended => left,
-            _ => 0,
-        }
-    }
-
-    /// Sends what the socket takes, within the bounds of a turn.
-    fn advance(&mut self, socket: RawFd) -> io::Result<Progress> {
-        let mut budget = TURN_BYTES;
-        loop {
-            let count = self.left.map_or(budget, |left| left.min(budget));
-            if self.left == Some(0) {
-                return Ok(Progress::Ended);
-            }
-            if count == 0 {
-                return Ok(Progress::TurnOver);
-            }
-            metrics::count_system_call();
-            // SAFETY: a system call on descriptor numbers; the offset lives for the call, which moves it on.
-            let sent = unsafe { libc::sendfile(socket, self.file, &raw mut self.offset, count) };
-            match usize::try_from(sent) {
-                Ok(0) => return Ok(Progress::Ended),
-                Ok(sent) => {
-                    budget -= sent;
-                    self.sent += sent;
-                    self.left = self.left.map(|left| left - sent);
-                }
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::WouldBlock => {
-                        return Ok(Progress::Blocked);
-                    }
-                    // Python runs signal handlers between callbacks.
-                    error if error.kind() == io::ErrorKind::Interrupted => {
-                        return Ok(Progress::TurnOver);
-                    }
-                    error => return Err(error),
-                },
-            }
-        }
-    }
-}
 
 /// Begins to send; the write buffer is empty and writing refused, by `_make_empty_waiter`. None if that was all; else a
 /// future that is done when it is. `OSError` if sendfile(2) fails.
@@ -110,13 +37,7 @@ pub(super) fn start(
         let socket = state.attachment.descriptor(py);
         state
             .file
-            .insert(FileSending {
-                file,
-                offset,
-                left: count,
-                sent: 0,
-                ended: false,
-            })
+            .insert(Box::new(FileSending::new(file, offset, count)))
             .advance(socket)
     };
     match progress {
@@ -153,10 +74,7 @@ pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         let progress = match &mut state.file {
             Some(file) if file.is_under_way() => match file.advance(socket) {
                 Ok(Progress::Blocked) => return Ok(()),
-                other => {
-                    file.ended = !matches!(other, Ok(Progress::TurnOver));
-                    other
-                }
+                other => other,
             },
             _ => return Ok(()),
         };
@@ -187,7 +105,7 @@ pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
 pub(super) fn stop(transport: &Bound<'_, SocketTransport>) -> usize {
     let file = transport.get().state.get_mut(transport.py()).file.take();
     update_hold(transport);
-    file.map_or(0, |file| file.sent)
+    file.map_or(0, |file| file.sent())
 }
 
 fn queue_step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {

@@ -2,6 +2,7 @@
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::closing::fatal_error;
 use super::readiness::update_hold;
@@ -57,10 +58,64 @@ fn settle(
     }
 }
 
+/// How many bytes to receive straight into the object that a sink takes; 0 to receive into the loop's buffer. A new object
+/// costs more than a copy of little data, so the last receive must have been large, and this one is guessed from it. For
+/// Unix sockets, see `cut_short`.
+fn direct_capacity(transport: &Bound<'_, SocketTransport>) -> PyResult<usize> {
+    let py = transport.py();
+    let (sink, habit) = {
+        let state = transport.get().state.get(py);
+        let habit = usize::from(state.habit_kb) * 1024;
+        if habit < buffers::DIRECT_MIN || state.is_unix {
+            return Ok(0);
+        }
+        (state.sink.as_ref().map(|it| it.clone_ref(py)), habit)
+    };
+    let room = sink.map_or(Ok(0), |sink| sink.room(py))?;
+    if room < buffers::DIRECT_MIN {
+        return Ok(0);
+    }
+    Ok(room.min(buffers::with_slack(habit)))
+}
+
+/// Remembers how much a receive for a sink took; after one that took all of `capacity`, more may come.
+fn note_habit(transport: &Bound<'_, SocketTransport>, count: usize, capacity: usize) {
+    let expected = if count == capacity { 2 * count } else { count };
+    let expected = expected.min(Received::CAPACITY) / 1024;
+    transport.get().state.get_mut(transport.py()).habit_kb =
+        u16::try_from(expected).unwrap_or(u16::MAX);
+}
+
+/// Receives into the object that the transport's sink is given. False if there is no memory for that.
+fn read_directly(transport: &Bound<'_, SocketTransport>, capacity: usize) -> PyResult<bool> {
+    let py = transport.py();
+    let this = transport.get();
+    let current = || this.state.get(py).attachment.descriptor(py);
+    let Ok(result) = buffers::receive_bytes(py, current, capacity) else {
+        return Ok(false);
+    };
+    let (object, result) = match result {
+        Ok((object, count)) => (Some(object), Ok(count)),
+        Err(error) => (None, Err(error)),
+    };
+    let count = settle(transport, result, capacity)?;
+    let sink = this.state.get(py).sink.as_ref().map(|it| it.clone_ref(py));
+    if let (Some(count), Some(object), Some(sink)) = (count, object, sink) {
+        note_habit(transport, count, capacity);
+        let result = sink.receive_object(object.bind(py).cast::<PyBytes>()?);
+        delivered(transport, result, sink.method())?;
+    }
+    Ok(true)
+}
+
 /// Receives into the loop's buffer and delivers to `data_received`, or natively.
 fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
+    let capacity = direct_capacity(transport)?;
+    if capacity > 0 && read_directly(transport, capacity)? {
+        return Ok(());
+    }
     let event_loop = endpoint::event_loop(this, py)?;
     let mut received = event_loop.get().receive_buffer(py)?;
     let (fd, is_unix, protocol) = {
@@ -86,6 +141,7 @@ fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         state.sink.as_ref().map(|sink| sink.clone_ref(py))
     };
     if let Some(sink) = sink {
+        note_habit(transport, count, Received::CAPACITY);
         let input = Input::new(py, Some(event_loop.get()), received, count);
         let result = sink.receive(input);
         return delivered(transport, result, sink.method());

@@ -8,8 +8,7 @@ use pyo3::types::PyType;
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::extra_info::ExtraInfo;
-use super::file_sending::FileSending;
-use crate::buffers::Chunk;
+use crate::buffers::{Chunk, FileSending};
 use crate::endpoint::Attachment;
 use crate::receiver::Sink;
 use crate::support;
@@ -72,7 +71,10 @@ pub(super) struct State {
     pub(super) high_water: usize,
     pub(super) low_water: usize,
     pub(super) empty_waiter: Option<Py<PyAny>>,
-    pub(super) file: Option<FileSending>,
+    /// Apart, because few connections ever send one.
+    pub(super) file: Option<Box<FileSending>>,
+    /// What the last receive for a sink took, in KB.
+    pub(super) habit_kb: u16,
     /// Deliveries left for which received data is copied, because the protocol kept the last one.
     pub(super) copies_left: u8,
 }
@@ -113,13 +115,14 @@ impl State {
             low_water: HIGH_WATER_DEFAULT / 4,
             empty_waiter: None,
             file: None,
+            habit_kb: 0,
             copies_left: 1,
         })
     }
 
     /// Whether something waits for room in the socket.
     pub(super) fn is_sending(&self) -> bool {
-        !self.buffer.is_empty() || self.file.as_ref().is_some_and(FileSending::is_under_way)
+        !self.buffer.is_empty() || self.file.as_ref().is_some_and(|file| file.is_under_way())
     }
 
     pub(super) fn wants_data(&self) -> bool {

@@ -6,11 +6,11 @@ use std::os::fd::RawFd;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
+use pyo3::types::{PyBytes, PyMemoryView};
 
 use super::SocketTransport;
 use super::closing::fatal_error;
-use super::file_sending::{self, FileSending};
+use super::file_sending;
 use super::flow_control::{maybe_pause_protocol, maybe_resume_protocol, settle_waiter};
 use super::readiness::{context_for, list, update_hold};
 use super::state::State;
@@ -31,10 +31,7 @@ pub(super) fn write(
     data: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let py = transport.py();
-    if !(data.is_instance_of::<PyBytes>()
-        || data.is_instance_of::<PyByteArray>()
-        || data.is_instance_of::<PyMemoryView>())
-    {
+    if !buffers::is_bytes_like(data) {
         return Err(support::python(py)?
             .getattr(intern!(py, "write_type_error"))?
             .call1((data,))
@@ -63,18 +60,18 @@ pub(super) fn write(
     }
     let outcome = if let Ok(bytes) = data.cast_exact::<PyBytes>() {
         let left = send_directly(transport, bytes.as_bytes());
-        left.map(|left| left.map(|sent| Chunk::rest_of(bytes, sent)))
+        left.map(|left| left.map(|sent| Ok(Chunk::rest_of(bytes, sent))))
     } else {
         let view = match View::new(data, ffi::PyBUF_SIMPLE) {
             Ok(view) => view,
             Err(error) => return refuse_data(transport, data, error),
         };
         let left = send_directly(transport, view.bytes());
-        left.map(|left| left.map(|sent| Chunk::copy_of(&view.bytes()[sent..])))
+        left.map(|left| left.map(|sent| Chunk::copy_of_data(py, &view.bytes()[sent..])))
     };
     match outcome {
         Ok(None) => Ok(()),
-        Ok(Some(rest)) => enqueue(transport, rest),
+        Ok(Some(rest)) => enqueue(transport, rest?),
         Err(error) => {
             let error = support::os_error(py, &error);
             fatal_error(transport, error, WRITE_ERROR)
@@ -285,7 +282,7 @@ fn refuse_data(
     let direct = transport.get().state.get(py).buffer.is_empty();
     if !direct && !support::python_is_at_least(12) {
         // Its buffer is a bytearray, and this raises what that raises.
-        let buffer = objects::bytearray(py)?;
+        let buffer = objects::bytearray(py, b"")?;
         return buffer
             .call_method1(intern!(py, "extend"), (data,))
             .map(drop);
@@ -307,7 +304,7 @@ fn collect(list_of_data: &Bound<'_, PyAny>) -> PyResult<PyResult<VecDeque<Chunk>
         } else {
             let view = PyMemoryView::from(&data)?;
             match View::new(&view, ffi::PyBUF_SIMPLE) {
-                Ok(view) => Chunk::copy_of(view.bytes()),
+                Ok(view) => Chunk::copy_of_data(data.py(), view.bytes())?,
                 Err(error) => {
                     refused.get_or_insert(error);
                     continue;
@@ -328,7 +325,7 @@ impl SocketTransport {
     /// Bytes that wait to be sent, in the buffer or in a file.
     pub(crate) fn unsent(&self, py: Python<'_>) -> usize {
         let state = self.state.get(py);
-        state.buffer_len + state.file.as_ref().map_or(0, FileSending::unsent)
+        state.buffer_len + state.file.as_ref().map_or(0, |file| file.unsent())
     }
 
     /// See `_start_sendfile`.
@@ -397,7 +394,10 @@ fn write_slice(transport: &Bound<'_, SocketTransport>, bytes: &[u8]) -> PyResult
     }
     match send_directly(transport, bytes) {
         Ok(None) => Ok(()),
-        Ok(Some(sent)) => enqueue(transport, Chunk::copy_of(&bytes[sent..])),
+        Ok(Some(sent)) => {
+            let rest = Chunk::copy_of_data(transport.py(), &bytes[sent..])?;
+            enqueue(transport, rest)
+        }
         Err(error) => {
             let error = support::os_error(transport.py(), &error);
             fatal_error(transport, error, WRITE_ERROR)

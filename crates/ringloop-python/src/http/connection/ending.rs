@@ -96,10 +96,12 @@ impl Connection {
     }
 
     pub(in crate::http) fn close_transport(&self, py: Python<'_>) -> PyResult<()> {
-        match self.transport(py) {
+        let flushed = self.flush_output(py);
+        let closed = match self.transport(py) {
             Some(transport) => transport.call_method0(intern!(py, "close")).map(drop),
             None => Ok(()),
-        }
+        };
+        support::first_error(py, flushed, closed)
     }
 
     /// As `close`, where the client may still be sending. If its data met a closed socket, the kernel would reset the
@@ -129,6 +131,7 @@ impl Connection {
 
     /// Ends our side of the connection. If the client has gone, this closes it and returns false.
     pub(in crate::http) fn end_writing(&self, py: Python<'_>) -> PyResult<bool> {
+        self.flush_output(py)?;
         let Some(transport) = self.transport(py) else {
             return Ok(false);
         };
@@ -154,19 +157,23 @@ impl Connection {
         };
         drop(dropped);
         this.set_deadline(py, None)?;
-        this.watch_unsent(py)?;
-        support::for_each(py, current.iter().chain(&streams), |request| {
+        let flushed = this.flush_output(py).and_then(|()| this.watch_unsent(py));
+        let told = support::for_each(py, current.iter().chain(&streams), |request| {
             request.get().disconnect(py, false)
-        })
+        });
+        support::first_error(py, flushed, told)
     }
 
     pub(in crate::http) fn abort(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         slf.get().state.get_mut(py).is_closing = true;
-        match slf.get().transport(py) {
+        // As much of it as there is room for.
+        let flushed = slf.get().flush_output(py);
+        let aborted = match slf.get().transport(py) {
             Some(transport) => transport.call_method0(intern!(py, "abort")).map(drop),
             None => Ok(()),
-        }
+        };
+        support::first_error(py, flushed, aborted)
     }
 
     /// The server shuts down: ends the connection now if it is idle, or else after its response. A client that has just
@@ -301,12 +308,13 @@ impl Connection {
     }
 
     pub(super) fn sent(&self, py: Python<'_>) -> PyResult<Sent> {
-        let (socket, transport, written) = {
+        let (socket, transport, written, collected) = {
             let state = self.state.get(py);
             (
                 state.socket.clone_ref_opt(py),
                 state.transport.clone_ref_opt(py),
                 state.written,
+                state.output.len(),
             )
         };
         let unsent = match (socket, transport) {
@@ -317,7 +325,10 @@ impl Connection {
                 .extract()?,
             (None, None) => 0,
         };
-        Ok(Sent { written, unsent })
+        Ok(Sent {
+            written,
+            unsent: unsent + collected,
+        })
     }
 
     /// Gives the peer a limited time for each part of what is not sent yet. Nobody tells when it is all sent: that is

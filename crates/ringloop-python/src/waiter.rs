@@ -1,0 +1,889 @@
+//! What a native read of a stream waits for: a future that does only what a task, and asyncio's own streams, ask of one.
+//!
+//! It stands where asyncio has the future of `_wait_for_data`: in `StreamReader._waiter`, and behind the task. It follows
+//! the protocol of futures (`_asyncio_future_blocking`), by which asyncio recognizes every future that isn't its own. Its
+//! callbacks run as a future's do: one `call_soon` each, in the context that they came with. What it saves is the future
+//! object, the call that makes one, and the lookups of `set_result` and of `call_soon`.
+//!
+//! A reader keeps its waiter. It serves the next wait, if nobody else refers to it any longer. While nothing waits,
+//! `StreamReader._waiter` is None all the same (`is_listed`).
+//!
+//! A waiter can also carry the bytes for which a read waits, so that they need not go through the reader's buffer. That
+//! is asyncio's own attribute, where everybody may look. So these bytes go there (`stream_reader::settle`) before anybody
+//! but the read that waits sees it.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
+
+use crate::coroutine;
+use crate::event_loop::Loop;
+use crate::fields::Fields;
+use crate::handle::Call;
+use crate::names::intern;
+use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
+use crate::objects::{self, New};
+use crate::scheduling::schedule_soon;
+use crate::support::{self, guard};
+
+/// What is enough for a read to go on with, and all that it will take. Small, because each idle connection has one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Whatever there is, up to so many bytes.
+    UpTo(u32),
+    Exactly(u32),
+    /// One line, up to the limit.
+    Line,
+    /// Something that only the read itself can tell.
+    Other,
+}
+
+impl Wanted {
+    /// Of a read of up to `count` bytes. No receive takes as many as the greatest number that fits.
+    pub(crate) fn up_to(count: usize) -> Self {
+        Self::UpTo(u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
+    /// Of a read of just `count` bytes.
+    pub(crate) fn exactly(count: usize) -> Self {
+        u32::try_from(count).map_or(Self::Other, Self::Exactly)
+    }
+
+    /// Whether the read returns just these bytes, where they are all that there is.
+    #[inline]
+    pub(crate) fn is(self, bytes: &[u8], limit: usize) -> bool {
+        match self {
+            Self::UpTo(count) => bytes.len() <= count as usize,
+            Self::Exactly(count) => bytes.len() == count as usize,
+            Self::Line => {
+                // SAFETY: memchr reads within the slice.
+                let found = unsafe {
+                    libc::memchr(bytes.as_ptr().cast(), b'\n'.into(), bytes.len()).cast::<u8>()
+                };
+                !found.is_null()
+                    && found as usize - bytes.as_ptr() as usize + 1 == bytes.len()
+                    && bytes.len() - 1 <= limit
+            }
+            Self::Other => false,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    /// What zeroed memory says.
+    Pending = 0,
+    Done,
+    /// With an exception: `outcome` is a future of asyncio's that has it, and reports it if nobody asks.
+    Failed,
+    /// `outcome` is the message, or null.
+    Cancelled,
+}
+
+/// How a wake is to be told to a task: by a future of asyncio's that is done. A task looks at the result of such a one
+/// by itself, but calls `result()` of every other.
+static DONE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Tells which future of asyncio's is done, with the result None.
+pub(crate) fn set_done(py: Python<'_>, future: &Bound<'_, PyAny>) {
+    DONE.get_or_init(py, || future.clone().unbind());
+}
+
+/// Whether a callback is the wakeup of one of asyncio's native tasks.
+#[inline]
+fn is_wakeup(callback: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the GIL is held, and the object is alive; a function has a definition, which has a name.
+    unsafe {
+        if ffi::Py_TYPE(callback.as_ptr()) != &raw mut ffi::PyCFunction_Type {
+            return false;
+        }
+        let definition = (*callback.as_ptr().cast::<ffi::PyCFunctionObject>()).m_ml;
+        CStr::from_ptr((*definition).ml_name) == c"task_wakeup"
+    }
+}
+
+#[repr(C)]
+struct Waiter {
+    head: Head,
+    /// `add_done_callback`: whoever asks for that method gets the waiter itself, which is cheaper than a bound method.
+    vectorcall: ffi::vectorcallfunc,
+    event_loop: *mut ffi::PyObject,
+    /// The first callback and its context; null if there is none.
+    callback: *mut ffi::PyObject,
+    context: *mut ffi::PyObject,
+    /// A list of further callbacks with their contexts; null if there are none.
+    others: *mut ffi::PyObject,
+    outcome: *mut ffi::PyObject,
+    /// What was received for the read that waits; null if nothing was, or if it went to the buffer.
+    bytes: *mut ffi::PyObject,
+    wanted: Wanted,
+    /// The reader's limit, or the greatest number.
+    limit: u32,
+    state: State,
+    blocking: bool,
+    is_listed: bool,
+}
+
+static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
+
+/// The class of the last loop that was asked about, by its address and its version, and in the lowest bit of the second
+/// whether its `create_future` and `call_soon` are ours. The GIL guards both.
+static LOOP_CLASS: AtomicUsize = AtomicUsize::new(0);
+static LOOP_VERSION: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the methods of a loop's class that a future calls are ours.
+#[inline]
+fn has_own_methods(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let class = event_loop.get_type();
+    // SAFETY: the GIL is held and the class is alive.
+    let version = u64::from(unsafe { (*class.as_type_ptr()).tp_version_tag });
+    let checked = LOOP_VERSION.load(Relaxed);
+    if version != 0
+        && checked >> 1 == version
+        && LOOP_CLASS.load(Relaxed) == class.as_ptr() as usize
+    {
+        return Ok(checked & 1 == 1);
+    }
+    compare_methods(&class)
+}
+
+#[cold]
+fn compare_methods(class: &Bound<'_, PyType>) -> PyResult<bool> {
+    let py = class.py();
+    let own = py.get_type::<Loop>();
+    let mut same = class.is_subclass(&own)?;
+    for name in [intern!(py, "create_future"), intern!(py, "call_soon")] {
+        same = same && class.getattr(name)?.is(&own.getattr(name)?);
+    }
+    // SAFETY: as in `has_own_methods`.
+    let version = u64::from(unsafe { (*class.as_type_ptr()).tp_version_tag });
+    LOOP_CLASS.store(class.as_ptr() as usize, Relaxed);
+    LOOP_VERSION.store(version << 1 | u64::from(same), Relaxed);
+    Ok(same)
+}
+
+/// The reader's waiter again, for a read that is about to wait; the object that was given where that is not possible.
+#[inline]
+pub(crate) fn reuse(
+    previous: Bound<'_, PyAny>,
+    wanted: Wanted,
+    limit: usize,
+) -> Result<Bound<'_, PyAny>, Bound<'_, PyAny>> {
+    // SAFETY: the GIL is held. If two refer to the waiter, these are the reader and we.
+    unsafe {
+        if !is_one(&previous) || ffi::Py_REFCNT(previous.as_ptr()) != 2 {
+            return Err(previous);
+        }
+        let event_loop = Bound::from_borrowed_ptr(previous.py(), (*fields(&previous)).event_loop);
+        if event_loop.cast_unchecked::<Loop>().get().is_debug() {
+            return Err(previous);
+        }
+        let old = members(previous.as_ptr()).map(|it| std::mem::replace(it, ptr::null_mut()));
+        begin(&previous, wanted, limit);
+        // It may be the user's, and read when it goes: that finds a read that waits.
+        for object in old {
+            ffi::Py_XDECREF(object);
+        }
+    }
+    Ok(previous)
+}
+
+/// A new waiter for a read that is about to wait. None where only the loop's `create_future` will do: in debug mode, or if
+/// the user has replaced it or `call_soon`.
+pub(crate) fn new<'py>(
+    event_loop: &Bound<'py, PyAny>,
+    wanted: Wanted,
+    limit: usize,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = event_loop.py();
+    if !has_own_methods(event_loop)? {
+        return Ok(None);
+    }
+    // SAFETY: its class is derived from `Loop`.
+    if unsafe { event_loop.cast_unchecked::<Loop>() }
+        .get()
+        .is_debug()
+    {
+        return Ok(None);
+    }
+    let loop_fields = Fields::of(event_loop);
+    for name in [intern!(py, "create_future"), intern!(py, "call_soon")] {
+        if loop_fields.find(name)?.is_some() {
+            return Ok(None);
+        }
+    }
+    // SAFETY: the GIL is held; every field that may not be zero is set before the object is tracked.
+    let waiter = unsafe {
+        let object = native_type::allocate(CLASS);
+        if object.is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        let this = object.cast::<Waiter>();
+        (*this).vectorcall = add_done_callback;
+        (*this).event_loop = ffi::Py_NewRef(event_loop.as_ptr());
+        ffi::PyObject_GC_Track(object.cast());
+        Bound::from_owned_ptr(py, object)
+    };
+    begin(&waiter, wanted, limit);
+    Ok(Some(waiter))
+}
+
+/// A wait begins.
+#[inline]
+fn begin(waiter: &Bound<'_, PyAny>, wanted: Wanted, limit: usize) {
+    let this = fields(waiter);
+    // SAFETY: the GIL is held, and the fields are those of a waiter.
+    unsafe {
+        (*this).state = State::Pending;
+        (*this).wanted = wanted;
+        (*this).limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        (*this).blocking = true;
+        (*this).is_listed = true;
+    }
+}
+
+/// Whether an object is a waiter.
+#[inline]
+pub(crate) fn is_one(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the GIL is held and the object is alive; the type is made when the module is imported.
+    unsafe { ffi::Py_TYPE(object.as_ptr()) == CLASS }
+}
+
+/// The waiter's fields. The caller has asked `is_one`, and uses no reference into them while Python code may run.
+#[inline]
+fn fields(waiter: &Bound<'_, PyAny>) -> *mut Waiter {
+    debug_assert!(is_one(waiter));
+    waiter.as_ptr().cast()
+}
+
+/// Whether what a reader has for a waiter is one to everybody, rather than None.
+#[inline]
+pub(crate) fn is_listed(waiter: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the GIL is held, and the fields are those of a waiter.
+    !waiter.is_none() && (!is_one(waiter) || unsafe { (*fields(waiter)).is_listed })
+}
+
+/// `reader._waiter = None`; false if that is to be done in the reader.
+#[inline]
+pub(crate) fn unlist(waiter: &Bound<'_, PyAny>) -> bool {
+    if !is_one(waiter) {
+        return waiter.is_none();
+    }
+    // SAFETY: as above.
+    unsafe { (*fields(waiter)).is_listed = false };
+    true
+}
+
+/// The bytes that the waiter carries, if it does. It carries them no longer.
+#[inline]
+pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    if !is_one(waiter) {
+        return None;
+    }
+    // SAFETY: as above; the field is emptied, and its reference is the result's.
+    unsafe {
+        let bytes = std::mem::replace(&mut (*fields(waiter)).bytes, ptr::null_mut());
+        Bound::from_owned_ptr_or_opt(waiter.py(), bytes)
+    }
+}
+
+/// The read that waits is to look at the buffer.
+#[inline]
+pub(crate) fn want_other(waiter: &Bound<'_, PyAny>) {
+    if is_one(waiter) {
+        // SAFETY: as above.
+        unsafe { (*fields(waiter)).wanted = Wanted::Other };
+    }
+}
+
+/// How many bytes the read that waits takes at most, whatever they are; 0 if that depends on them.
+pub(crate) fn room(waiter: &Bound<'_, PyAny>) -> usize {
+    let this = fields(waiter);
+    // SAFETY: as above.
+    unsafe {
+        match (*this).wanted {
+            Wanted::UpTo(count) if (*this).state == State::Pending && (*this).is_listed => {
+                (count as usize).min(2 * (*this).limit as usize)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Wakes the read with the bytes, if they are just what it waits for; otherwise it goes on waiting. `object` is what they
+/// are in, if they need not be copied.
+#[inline]
+pub(crate) fn wake_with(
+    waiter: &Bound<'_, PyAny>,
+    bytes: &[u8],
+    object: Option<&Bound<'_, PyBytes>>,
+) -> PyResult<bool> {
+    let this = fields(waiter);
+    // SAFETY: as above.
+    unsafe {
+        let limit = (*this).limit as usize;
+        if (*this).state != State::Pending
+            || !(*this).is_listed
+            || bytes.len() > limit.saturating_mul(2)
+            || !(*this).wanted.is(bytes, limit)
+        {
+            return Ok(false);
+        }
+        (*this).bytes = match object {
+            Some(object) => object.clone().into_ptr(),
+            None => objects::bytes(waiter.py(), bytes)?.into_ptr(),
+        };
+        (*this).is_listed = false;
+    }
+    finish(waiter, State::Done, None)?;
+    Ok(true)
+}
+
+/// `if not waiter.cancelled(): waiter.set_result(None)`.
+pub(crate) fn wake(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
+    // SAFETY: the GIL is held, and the object is a waiter.
+    match unsafe { (*fields(waiter)).state } {
+        State::Cancelled => Ok(()),
+        State::Pending => finish(waiter, State::Done, None),
+        _ => Err(invalid_state(waiter.py(), "invalid state")),
+    }
+}
+
+/// What the await of a waiter gives to a coroutine that is resumed: its exception, if it has one.
+pub(crate) fn outcome(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = waiter.py();
+    // SAFETY: as above.
+    match unsafe { (*fields(waiter)).state } {
+        State::Done => Ok(()),
+        State::Pending => Err(coroutine::not_awaited(py)),
+        State::Failed | State::Cancelled => get_result(waiter).map(drop),
+    }
+}
+
+#[cold]
+fn invalid_state(py: Python<'_>, text: &str) -> PyErr {
+    static ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let made = support::class(py, &ERROR, "asyncio.exceptions", "InvalidStateError")
+        .and_then(|class| class.call1((New(text),)));
+    match made {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
+    }
+}
+
+/// Ends the wait, and queues the callbacks.
+fn finish(
+    waiter: &Bound<'_, PyAny>,
+    state: State,
+    outcome: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let this = fields(waiter);
+    let py = waiter.py();
+    // SAFETY: the GIL is held, and the object is a waiter; fields are emptied before their references go.
+    let (first, others) = unsafe {
+        (*this).state = state;
+        (*this).outcome = outcome.map_or(ptr::null_mut(), Bound::into_ptr);
+        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
+        let context = std::mem::replace(&mut (*this).context, ptr::null_mut());
+        let others = std::mem::replace(&mut (*this).others, ptr::null_mut());
+        let first = Bound::from_owned_ptr_or_opt(py, callback)
+            .zip(Bound::from_owned_ptr_or_opt(py, context));
+        (first, Bound::from_owned_ptr_or_opt(py, others))
+    };
+    if let Some((callback, context)) = first {
+        call_soon(waiter, &callback, &context)?;
+    }
+    if let Some(others) = others {
+        for other in others.try_iter()? {
+            let (callback, context): (Bound<'_, PyAny>, Bound<'_, PyAny>) = other?.extract()?;
+            call_soon(waiter, &callback, &context)?;
+        }
+    }
+    Ok(())
+}
+
+/// `loop.call_soon(callback, waiter, context=context)`.
+fn call_soon(
+    waiter: &Bound<'_, PyAny>,
+    callback: &Bound<'_, PyAny>,
+    context: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = waiter.py();
+    // SAFETY: the GIL is held; a waiter's loop is set until it ends, and an instance of `Loop`.
+    unsafe {
+        let this = fields(waiter);
+        let event_loop = Bound::from_borrowed_ptr(py, (*this).event_loop);
+        if !has_own_methods(&event_loop)? {
+            let options = objects::dict(py)?;
+            options.set_item(intern!(py, "context"), context)?;
+            return event_loop
+                .call_method(intern!(py, "call_soon"), (callback, waiter), Some(&options))
+                .map(drop);
+        }
+        let argument = match DONE.get(py) {
+            Some(done) if (*this).state == State::Done && is_wakeup(callback) => done.as_ptr(),
+            _ => waiter.as_ptr(),
+        };
+        let call = Call {
+            callback: callback.as_ptr(),
+            arguments: &[argument],
+            context: context.as_ptr(),
+        };
+        schedule_soon(py, event_loop.as_ptr(), &call, "call_soon_debug").map(drop)
+    }
+}
+
+/// `result()`.
+fn get_result<'py>(waiter: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = waiter.py();
+    // SAFETY: the GIL is held, and the object is a waiter.
+    unsafe {
+        let this = fields(waiter);
+        let outcome = Bound::from_borrowed_ptr_or_opt(py, (*this).outcome);
+        match ((*this).state, outcome) {
+            (State::Pending, _) => Err(invalid_state(py, "Result is not set.")),
+            (State::Cancelled, message) => Err(cancelled_error(py, message)),
+            (State::Failed, Some(future)) => future.call_method0(intern!(py, "result")),
+            (_, value) => Ok(value.unwrap_or_else(|| py.None().into_bound(py))),
+        }
+    }
+}
+
+#[cold]
+fn cancelled_error(py: Python<'_>, message: Option<Bound<'_, PyAny>>) -> PyErr {
+    static ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let made =
+        support::class(py, &ERROR, "asyncio.exceptions", "CancelledError").and_then(|class| {
+            match message {
+                Some(message) if !message.is_none() => class.call1((message,)),
+                _ => class.call0(),
+            }
+        });
+    match made {
+        Ok(error) => support::raised(&error),
+        Err(error) => error,
+    }
+}
+
+/// The object that a method was called on.
+///
+/// # Safety
+/// Called by the interpreter, with the GIL, for a live object of our type.
+unsafe fn this(py: Python<'_>, object: *mut ffi::PyObject) -> Bound<'_, PyAny> {
+    // SAFETY: as the function asks.
+    unsafe { Bound::from_borrowed_ptr(py, object) }
+}
+
+fn truth(py: Python<'_>, value: bool) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the GIL is held.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBool_FromLong(c_int::from(value).into())) }
+}
+
+macro_rules! methods {
+    ($($function:ident |$py:ident, $waiter:ident, $argument:ident| $body:block)*) => { $(
+        unsafe extern "C" fn $function(
+            object: *mut ffi::PyObject,
+            argument: *mut ffi::PyObject,
+        ) -> *mut ffi::PyObject {
+            guard(|$py| {
+                // SAFETY: called by the interpreter, with the GIL, by METH_NOARGS or METH_O.
+                let $waiter = unsafe { this($py, object) };
+                // SAFETY: as above.
+                let $argument = unsafe { Bound::from_borrowed_ptr_or_opt($py, argument) };
+                let _ = &$argument;
+                $body
+            })
+        }
+    )* };
+}
+
+methods! {
+    done |py, waiter, _argument| {
+        // SAFETY: the GIL is held, and the object is a waiter.
+        truth(py, unsafe { (*fields(&waiter)).state } != State::Pending)
+    }
+    cancelled |py, waiter, _argument| {
+        // SAFETY: as above.
+        truth(py, unsafe { (*fields(&waiter)).state } == State::Cancelled)
+    }
+    result |_py, waiter, _argument| { get_result(&waiter) }
+    exception |py, waiter, _argument| {
+        // SAFETY: as above.
+        match unsafe { (*fields(&waiter)).state } {
+            State::Pending => Err(invalid_state(py, "Exception is not set.")),
+            State::Done => Ok(py.None().into_bound(py)),
+            State::Cancelled => get_result(&waiter),
+            State::Failed => {
+                // SAFETY: as above; a failed waiter has a future.
+                let future = unsafe { Bound::from_borrowed_ptr(py, (*fields(&waiter)).outcome) };
+                future.call_method0(intern!(py, "exception"))
+            }
+        }
+    }
+    set_result |py, waiter, argument| {
+        // SAFETY: as above.
+        if unsafe { (*fields(&waiter)).state } != State::Pending {
+            return Err(invalid_state(py, "invalid state"));
+        }
+        finish(&waiter, State::Done, argument.filter(|value| !value.is_none()))?;
+        Ok(py.None().into_bound(py))
+    }
+    set_exception |py, waiter, argument| {
+        // SAFETY: as above.
+        let (state, event_loop) = unsafe {
+            let this = fields(&waiter);
+            ((*this).state, Bound::from_borrowed_ptr(py, (*this).event_loop))
+        };
+        if state != State::Pending {
+            return Err(invalid_state(py, "invalid state"));
+        }
+        let future = event_loop.call_method0(intern!(py, "create_future"))?;
+        future.call_method1(intern!(py, "set_exception"), (argument,))?;
+        finish(&waiter, State::Failed, Some(future))?;
+        Ok(py.None().into_bound(py))
+    }
+    remove_done_callback |py, waiter, argument| {
+        let mut count = 0_usize;
+        let Some(function) = argument else { return Ok(New(count).into_pyobject(py)?.into_any()) };
+        for (callback, context) in take_callbacks(&waiter)? {
+            if callback.eq(&function)? {
+                count += 1;
+            } else {
+                add_callback(&waiter, &callback, &context)?;
+            }
+        }
+        Ok(New(count).into_pyobject(py)?.into_any())
+    }
+}
+
+/// Takes out all callbacks, with their contexts.
+fn take_callbacks<'py>(
+    waiter: &Bound<'py, PyAny>,
+) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
+    let py = waiter.py();
+    let this = fields(waiter);
+    let mut found = Vec::new();
+    // SAFETY: the GIL is held, and the object is a waiter; fields are emptied before their references go.
+    let others = unsafe {
+        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
+        let context = std::mem::replace(&mut (*this).context, ptr::null_mut());
+        let others = std::mem::replace(&mut (*this).others, ptr::null_mut());
+        found.extend(
+            Bound::from_owned_ptr_or_opt(py, callback)
+                .zip(Bound::from_owned_ptr_or_opt(py, context)),
+        );
+        Bound::from_owned_ptr_or_opt(py, others)
+    };
+    if let Some(others) = others {
+        for other in others.try_iter()? {
+            found.push(other?.extract()?);
+        }
+    }
+    Ok(found)
+}
+
+/// Notes a callback of a waiter that is pending.
+fn add_callback(
+    waiter: &Bound<'_, PyAny>,
+    callback: &Bound<'_, PyAny>,
+    context: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = waiter.py();
+    let this = fields(waiter);
+    // SAFETY: the GIL is held, and the object is a waiter.
+    unsafe {
+        if (*this).callback.is_null() && (*this).others.is_null() {
+            (*this).callback = ffi::Py_NewRef(callback.as_ptr());
+            (*this).context = ffi::Py_NewRef(context.as_ptr());
+            return Ok(());
+        }
+        if (*this).others.is_null() {
+            let list = ffi::PyList_New(0);
+            (*this).others = Bound::from_owned_ptr_or_err(py, list)?.into_ptr();
+        }
+        let others = Bound::from_borrowed_ptr(py, (*this).others).cast_into::<PyList>()?;
+        others.append(objects::tuple(py, [callback.clone(), context.clone()])?)
+    }
+}
+
+/// An argument that may be missing.
+type Argument<'py> = Option<Bound<'py, PyAny>>;
+
+/// The one argument of a call by METH_FASTCALL | METH_KEYWORDS, and the one that may follow by name.
+///
+/// # Safety
+/// Called by the interpreter, with the GIL; the arguments are as it lays them out.
+unsafe fn arguments<'py>(
+    py: Python<'py>,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    keywords: *mut ffi::PyObject,
+    name: &Bound<'py, PyString>,
+) -> PyResult<(Argument<'py>, Argument<'py>)> {
+    // SAFETY: as the function asks.
+    unsafe {
+        let first = (positional > 0).then(|| Bound::from_borrowed_ptr(py, *arguments));
+        let mut second = None;
+        if !keywords.is_null() {
+            let keywords = Bound::from_borrowed_ptr(py, keywords).cast_into_unchecked::<PyTuple>();
+            for (index, given) in keywords.iter().enumerate() {
+                if !given.is(name) && !given.eq(name)? {
+                    let text = format!("unexpected keyword argument {given}");
+                    return Err(objects::error::<PyTypeError>(py, &text));
+                }
+                let value = *arguments.add(positional as usize + index);
+                second = Some(Bound::from_borrowed_ptr(py, value));
+            }
+        }
+        if positional > 1 {
+            return Err(objects::error::<PyTypeError>(
+                py,
+                "expected at most one positional argument",
+            ));
+        }
+        Ok((first, second))
+    }
+}
+
+unsafe extern "C" fn add_done_callback(
+    object: *mut ffi::PyObject,
+    given: *const *mut ffi::PyObject,
+    positional: usize,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter, with the GIL.
+        let (waiter, (function, context)) = unsafe {
+            let positional = ffi::PyVectorcall_NARGS(positional);
+            let given = arguments(py, given, positional, names, intern!(py, "context"))?;
+            (this(py, object), given)
+        };
+        let Some(function) = function else {
+            let text = "add_done_callback() takes exactly 1 positional argument (0 given)";
+            return Err(objects::error::<PyTypeError>(py, text));
+        };
+        let context = match context.filter(|it| !it.is_none()) {
+            Some(context) => context,
+            None => support::copy_context(py)?.into_bound(py),
+        };
+        // SAFETY: as above.
+        if unsafe { (*fields(&waiter)).state } == State::Pending {
+            add_callback(&waiter, &function, &context)?;
+        } else {
+            call_soon(&waiter, &function, &context)?;
+        }
+        Ok(py.None().into_bound(py))
+    })
+}
+
+unsafe extern "C" fn cancel(
+    object: *mut ffi::PyObject,
+    given: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called by the interpreter, with the GIL.
+        let (waiter, (message, by_name)) = unsafe {
+            let given = arguments(py, given, positional, names, intern!(py, "msg"))?;
+            (this(py, object), given)
+        };
+        // SAFETY: as above.
+        let is_pending = unsafe { (*fields(&waiter)).state } == State::Pending;
+        if is_pending {
+            finish(&waiter, State::Cancelled, message.or(by_name))?;
+        }
+        truth(py, is_pending)
+    })
+}
+
+unsafe extern "C" fn get_blocking(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: called with the GIL for a live object of our type.
+    unsafe { ffi::PyBool_FromLong((*object.cast::<Waiter>()).blocking.into()) }
+}
+
+unsafe extern "C" fn set_blocking(
+    object: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: called with the GIL for a live object of our type; null asks for a deletion.
+    unsafe {
+        if value.is_null() {
+            let text = c"cannot delete attribute".as_ptr();
+            ffi::PyErr_SetString(ffi::PyExc_AttributeError, text);
+            return -1;
+        }
+        match ffi::PyObject_IsTrue(value) {
+            -1 => -1,
+            truth => {
+                (*object.cast::<Waiter>()).blocking = truth == 1;
+                0
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn get_loop_attribute(
+    object: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: called with the GIL for a live object of our type.
+    unsafe { ffi::Py_NewRef((*object.cast::<Waiter>()).event_loop) }
+}
+
+unsafe extern "C" fn get_itself(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: called with the GIL for a live object of our type.
+    unsafe { ffi::Py_NewRef(object) }
+}
+
+unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: called with the GIL for a live object of our type.
+        let state = match unsafe { (*object.cast::<Waiter>()).state } {
+            State::Pending => "pending",
+            State::Cancelled => "cancelled",
+            State::Done | State::Failed => "finished",
+        };
+        Ok(objects::string(py, &format!("<Future {state}>"))?.into_any())
+    })
+}
+
+/// The references that a waiter holds.
+///
+/// # Safety
+/// Called with the GIL for an object of our type.
+unsafe fn members<'a>(object: *mut ffi::PyObject) -> [&'a mut *mut ffi::PyObject; 5] {
+    // SAFETY: as the function asks.
+    unsafe {
+        let this = object.cast::<Waiter>();
+        [
+            &mut (*this).callback,
+            &mut (*this).context,
+            &mut (*this).others,
+            &mut (*this).outcome,
+            &mut (*this).bytes,
+        ]
+    }
+}
+
+/// Drops what a waiter refers to, its loop aside.
+///
+/// # Safety
+/// Called with the GIL for an object of our type.
+unsafe fn empty(object: *mut ffi::PyObject) {
+    // SAFETY: as the function asks. Each field is emptied before its reference is dropped.
+    unsafe {
+        for member in members(object) {
+            if !member.is_null() {
+                ffi::Py_DECREF(std::mem::replace(member, ptr::null_mut()));
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
+    unsafe {
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
+        empty(object);
+        ffi::Py_XDECREF((*object.cast::<Waiter>()).event_loop);
+        end.free(object);
+    }
+}
+
+unsafe extern "C" fn traverse(
+    object: *mut ffi::PyObject,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: called by the collector for a tracked, hence fully made, object.
+    unsafe {
+        let all = members(object).map(|member| *member).into_iter().chain([
+            (*object.cast::<Waiter>()).event_loop,
+            ffi::Py_TYPE(object).cast(),
+        ]);
+        visit_all(all, visit, argument)
+    }
+}
+
+unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: called by the collector, with the GIL, for an unreachable object. Its loop stays, as whoever still calls
+    // it needs one.
+    unsafe { empty(object) };
+    0
+}
+
+/// Makes the type.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let mut cancel_method = method(c"cancel", done, c"Cancel the wait.");
+    cancel_method.ml_meth = ffi::PyMethodDefPointer {
+        PyCFunctionFastWithKeywords: cancel,
+    };
+    cancel_method.ml_flags = ffi::METH_FASTCALL | ffi::METH_KEYWORDS;
+    let with_argument = |name, function, doc| {
+        let mut definition = method(name, function, doc);
+        definition.ml_flags = ffi::METH_O;
+        definition
+    };
+    let class = NativeType {
+        name: c"ringloop._core.StreamWaiter",
+        doc: c"What a read of a stream waits for, in the place of a future.",
+        size: size_of::<Waiter>(),
+        slots: vec![
+            slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+            slot(ffi::Py_tp_traverse, traverse as *mut c_void),
+            slot(ffi::Py_tp_clear, clear as *mut c_void),
+            slot(ffi::Py_tp_repr, repr as *mut c_void),
+        ],
+        methods: vec![
+            method(c"done", done, c"Whether the wait is over."),
+            method(c"cancelled", cancelled, c"Whether it was cancelled."),
+            method(c"result", result, c"The result, None, or the exception."),
+            method(c"exception", exception, c"The exception, if there is one."),
+            with_argument(c"set_result", set_result, c"End the wait."),
+            with_argument(
+                c"set_exception",
+                set_exception,
+                c"End the wait with an exception.",
+            ),
+            with_argument(
+                c"remove_done_callback",
+                remove_done_callback,
+                c"Remove a callback; returns how often it was there.",
+            ),
+            cancel_method,
+        ],
+        attributes: vec![
+            ffi::PyGetSetDef {
+                set: Some(set_blocking),
+                ..attribute(c"_asyncio_future_blocking", get_blocking)
+            },
+            attribute(c"_loop", get_loop_attribute),
+            attribute(c"add_done_callback", get_itself),
+        ],
+        vectorcall_offset: Some(offset_of!(Waiter, vectorcall)),
+    }
+    .make(module.py())?;
+    // SAFETY: the module is initialised once, with the GIL, before any waiter is made; the type lives for ever.
+    unsafe {
+        CLASS = class;
+        let class = Bound::from_borrowed_ptr(module.py(), class.cast());
+        module.add("StreamWaiter", class)
+    }
+}
