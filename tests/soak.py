@@ -1,16 +1,22 @@
-"""Runs the state machines for a long time, always with new examples, and watches the resources of the process.
+"""Uses the loop, or `ringloop serve`, for a long time, always in new ways, and watches the resources of the process.
 
-    make soak                                             an hour
+    make soak                                             the loop's state machines, for an hour
     make soak ARGS="--minutes 5"                          less
     make soak ARGS="--seed 123 --machines TlsMachine"     starting from a seed, to repeat a failure
+    make soak ARGS="--machines FileMachine,ChildMachine,ScarcityMachine"    files, children, and a lack of descriptors
+    make soak ARGS="server"                               clients of all kinds against `ringloop serve`, for an hour
+    make soak ARGS="server --minutes 5 --arms epoll"
 
-A failure prints its seed and its steps. Growth is a failure, too: of the number of descriptors, or of memory beyond the first rounds.
+A failure of a state machine prints its seed and its steps. Growth is a failure, too: of the number of descriptors, or of memory
+beyond the first rounds. For the server see server_soak.py. Exits with 0 if nothing was wrong, and with 130 after Ctrl-C.
 """
 
 import argparse
 import gc
+import importlib
 import logging
 import os
+import pathlib
 import statistics
 import sys
 import time
@@ -18,9 +24,19 @@ import time
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
 
-import state_machines
-
-MACHINES = ("PlainMachine", "TcpMachine", "TlsMachine", "DatagramMachine")
+MACHINES = {
+    "PlainMachine": "state_machines",
+    "TcpMachine": "state_machines",
+    "TlsMachine": "state_machines",
+    "DatagramMachine": "state_machines",
+    "PipeMachine": "state_machines",
+    "UnixStreamsMachine": "stream_machines",
+    "TcpStreamsMachine": "stream_machines",
+    "FileMachine": "file_machines",
+    "ChildMachine": "child_machines",
+    "ScarcityMachine": "scarcity_machines",
+}
+"""Where the machines are."""
 WARM_UP_ROUNDS = 5
 GROWTH_BYTES_MAX = 30 << 20
 """Since the end of the warm-up. Hypothesis and asyncio, which run in the same process, keep some of it."""
@@ -28,12 +44,15 @@ GROWTH_BYTES_MAX = 30 << 20
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("subject", nargs="?", choices=("loop", "server"), default="loop")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000_000, help="of the first round")
-    parser.add_argument("--machines", type=lambda text: text.split(","), default=MACHINES)
     parser.add_argument("--arms", type=lambda text: text.split(","), default=("io_uring", "epoll"))
-    parser.add_argument("--examples", type=int, default=20, help="of each machine in a round")
-    parser.add_argument("--steps", type=int, default=40, help="in an example, at most")
+    parser.add_argument(
+        "--machines", type=lambda text: text.split(","), default=tuple(MACHINES), help="loop: which ones"
+    )
+    parser.add_argument("--examples", type=int, default=20, help="loop: of each machine in a round")
+    parser.add_argument("--steps", type=int, default=40, help="loop: in an example, at most")
     return parser.parse_args()
 
 
@@ -42,7 +61,7 @@ def run(machine, arm, seed, examples, steps):
 
     @hypothesis.seed(seed)
     def make():
-        return getattr(state_machines, machine)(arm)
+        return getattr(importlib.import_module(MACHINES[machine]), machine)(arm)
 
     settings = hypothesis.settings(
         max_examples=examples,
@@ -63,13 +82,7 @@ def resident_bytes():
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def main():
-    options = arguments()
-    # asyncio logs what it finds odd about what is done here.
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    print(
-        f"seed {options.seed}, {options.minutes:g} minutes: {', '.join(options.machines)} on {', '.join(options.arms)}"
-    )
+def soak_loop(options):
     deadline = time.monotonic() + options.minutes * 60
     held_descriptors, held_bytes = [], []
     seed = options.seed
@@ -78,7 +91,7 @@ def main():
             for machine in options.machines:
                 try:
                     run(machine, arm, seed, options.examples, options.steps)
-                except BaseException:
+                except Exception:
                     print(f"failed: {machine} on {arm}, seed {seed}; again: make soak ARGS='--minutes 0 --seed {seed}'")
                     raise
         gc.collect()
@@ -91,6 +104,29 @@ def main():
         since = held_bytes[WARM_UP_ROUNDS:]
         if len(since) > 4 and statistics.median(since[-3:]) - min(since[:3]) > GROWTH_BYTES_MAX:
             sys.exit("memory grows")
+
+
+def soak_server(options):
+    sys.path.append(str(pathlib.Path(__file__).parent / "http"))
+    import server_soak
+
+    try:
+        server_soak.soak(options.arms, minutes=options.minutes, seed=options.seed)
+    except server_soak.Wrong as error:
+        sys.exit(f"failed: {error}")
+
+
+def main():
+    options = arguments()
+    # asyncio logs what it finds odd about what is done here.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    what = ", ".join(options.machines) if options.subject == "loop" else "ringloop serve"
+    print(f"seed {options.seed}, {options.minutes:g} minutes: {what} on {', '.join(options.arms)}", flush=True)
+    try:
+        {"loop": soak_loop, "server": soak_server}[options.subject](options)
+    except KeyboardInterrupt:
+        print("soak: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -81,9 +81,14 @@ def outcome(body, factory):
 
 def load_tool(name):
     """Import a program of tools/ as a module."""
-    specification = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
+    return load_file(REPOSITORY / "tools" / f"{name}.py")
+
+
+def load_file(path):
+    """Import a program as a module."""
+    specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[path.stem] = module  # dataclasses look their module up
     specification.loader.exec_module(module)
     return module
 
@@ -372,8 +377,13 @@ def needs_seccomp():
         pytest.skip("the kernel has no seccomp, prctl(PR_GET_SECCOMP) fails")
 
 
-def refuse_io_uring(number, call="io_uring_setup"):
-    """Let a call of io_uring's fail with this errno in this process from now on, by a seccomp filter; None kills the process instead."""
+# Of linux/filter.h and linux/seccomp.h: instructions, and what a filter returns.
+LOAD_WORD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06
+SECCOMP_KILL, SECCOMP_FAIL, SECCOMP_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+
+
+def install_seccomp(*instructions):
+    """Install a seccomp filter for this process and what it starts; an instruction is (code, jump if true, jump if false, value)."""
 
     class Instruction(ctypes.Structure):
         _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
@@ -381,20 +391,23 @@ def refuse_io_uring(number, call="io_uring_setup"):
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Instruction)))
 
-    # Of linux/filter.h and linux/seccomp.h. The numbers of the calls are those of x86-64 and aarch64.
-    load_word, jump_equal, leave = 0x20, 0x15, 0x06
-    kill, fail, allow = 0x80000000, 0x00050000, 0x7FFF0000
-    calls = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
-    instructions = (Instruction * 4)(
-        Instruction(load_word, 0, 0, 0),
-        Instruction(jump_equal, 0, 1, calls[call]),
-        Instruction(leave, 0, 0, kill if number is None else fail | number),
-        Instruction(leave, 0, 0, allow),
-    )
-    program = Program(4, instructions)
+    array = (Instruction * len(instructions))(*(Instruction(*each) for each in instructions))
+    program = Program(len(instructions), array)
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS"
     assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, f"PR_SET_SECCOMP: errno {ctypes.get_errno()}"
+
+
+def refuse_io_uring(number, call="io_uring_setup"):
+    """Let a call of io_uring's fail with this errno in this process from now on, by a seccomp filter; None kills the process instead."""
+    # The numbers of the calls are those of x86-64 and aarch64.
+    calls = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+    install_seccomp(
+        (LOAD_WORD, 0, 0, 0),
+        (JUMP_EQUAL, 0, 1, calls[call]),
+        (RETURN, 0, 0, SECCOMP_KILL if number is None else SECCOMP_FAIL | number),
+        (RETURN, 0, 0, SECCOMP_ALLOW),
+    )
 
 
 @contextlib.contextmanager

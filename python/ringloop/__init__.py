@@ -5,7 +5,8 @@ Two ways to run a program on it:
     ringloop.run(main())                                            # any supported Python
     asyncio.run(main(), loop_factory=ringloop.new_event_loop)       # Python 3.12 and later
 
-`ringloop.serve("module:app")` serves an ASGI application; see `ringloop.http`.
+`ringloop.serve("module:app")` serves an ASGI application; see `ringloop.http`. `ringloop.open(...)` opens files that do
+not block the loop; see `ringloop.files`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ Loop = EventLoop
 if TYPE_CHECKING:
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._policy import install as install
+    from .files import open as open
     from .http import run as serve  # noqa: F401
 
 __all__ = ["EventLoop", "Loop", "Metrics", "__version__", "new_event_loop", "run"]
@@ -50,6 +52,9 @@ def __getattr__(name: str) -> Any:
     if name in ("http", "serve"):
         http = importlib.import_module(f"{__name__}.http")
         return http if name == "http" else http.run
+    if name in ("files", "open"):
+        files = importlib.import_module(f"{__name__}.files")
+        return files if name == "files" else files.open
     # Not `from . import`, which would ask here for the module.
     from ._policy import find
 

@@ -35,8 +35,10 @@ _FORWARDING = frozenset(
         "connect_accepted_socket",
         "create_connection",
         "create_datagram_endpoint",
+        "create_server",
         "create_task",
         "create_unix_connection",
+        "create_unix_server",
     }
 )
 
@@ -46,8 +48,17 @@ _STREAMS = "stream connections"
 _DATAGRAMS = "datagram endpoints"
 _HOOKS = {
     _TLS: {"_make_ssl_transport", "start_tls"},
-    _STREAMS: {"_make_socket_transport", "_make_ssl_transport", "start_tls", "create_connection", "_sendfile_native"},
+    _STREAMS: {
+        "_accept_connection",
+        "_make_socket_transport",
+        "_make_ssl_transport",
+        "start_tls",
+        "create_connection",
+        "_sendfile_native",
+    },
     _DATAGRAMS: {"_make_datagram_transport"},
+    "pipes": {"_make_read_pipe_transport", "_make_write_pipe_transport"},
+    "files sent over sockets": {"_sock_sendfile_native"},
     "subprocesses": {"_make_subprocess_transport"},
     "name resolution": {"getaddrinfo", "getnameinfo"},
 }
@@ -64,7 +75,8 @@ def check() -> None:
         left[part] = None
     if not left:
         return
-    for hook in {hook for part in left for hook in _HOOKS[part]}:
+    # Some are only defined for certain versions.
+    for hook in {hook for part in left for hook in _HOOKS[part] if hook in vars(EventLoop)}:
         delattr(EventLoop, hook)
     message = f"{_platform.does_not_know('; '.join(problems))} Until then it leaves {' and '.join(left)} to asyncio, which is slower."
     warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -12,7 +12,7 @@ import socket
 import stat
 import threading
 import urllib.parse
-from asyncio import Task, constants, current_task
+from asyncio import Task, constants, tasks
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
     from ._core import HttpRequest, SocketTransport
 
-__all__ = ["Task", "current_task"]
+__all__ = ["Task"]
 
 logger = logging.getLogger("uvicorn.error")
+
+# The tasks that run, by loop. Later Pythons don't need it, and may not have it.
+current_tasks = getattr(tasks, "_current_tasks", None)
 
 # What `inspect.iscoroutinefunction` and `asyncio.iscoroutinefunction` look for in a callable.
 COROUTINE_MARK = getattr(inspect, "_is_coroutine_mark", getattr(inspect, "_is_coroutine_marker", None))
@@ -87,6 +90,9 @@ def unsent(transport: asyncio.WriteTransport) -> int:
 # A file up to this size is read, to be sent together with the head.
 _READ_AT_ONCE = 16 * 1024
 
+# How much a stream of HTTP/2 reads of a file before the client has made room. A connection has many streams.
+_STREAM_PART = 64 * 1024
+
 # What sendfile(2) says of files that it can't send.
 _NOT_SENDABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -124,10 +130,13 @@ async def send_path(request: HttpRequest, path: str) -> None:
 
 async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
     sent = 0
-    if (transport := request._socket()) is not None:
+    part = constants.SENDFILE_FALLBACK_READBUFFER_SIZE
+    if request._has_stream:
+        part = _STREAM_PART
+    elif (transport := request._socket()) is not None:
         sent = await _send_by_kernel(request, transport, file, count)
     while sent < count:
-        content = await file.read_soon(min(count - sent, constants.SENDFILE_FALLBACK_READBUFFER_SIZE), sent)
+        content = await file.read_soon(min(count - sent, part), sent)
         if not content:
             raise RuntimeError("Response content shorter than Content-Length")
         sent += len(content)

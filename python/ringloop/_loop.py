@@ -26,8 +26,10 @@ from . import _children, _core, _platform, _tls
 from ._datagrams import DatagramTransport, can_be_native
 from ._metrics import Metrics
 from ._names import find_literal
+from ._pipes import ReadPipeTransport, WritePipeTransport, adopt_child
+from ._streams import for_server
 from ._support import wake_waiter
-from ._transports import SocketTransport, send_file
+from ._transports import SocketTransport, send_file, send_file_over_socket
 
 if TYPE_CHECKING:
     import ssl
@@ -241,8 +243,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         server: asyncio.Server | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Transport:
-        if not isinstance(sock, socket.socket):
-            # An object that acts like a socket, with methods of its own.
+        if type(sock) is not socket.socket:
+            # A subclass, or an object that acts like a socket. It may have methods of its own, which asyncio calls.
             options = {} if context is None else {"context": context}
             return cast("Any", super())._make_socket_transport(  # type: ignore[no-any-return]
                 sock, protocol, waiter, extra=extra, server=server, **options
@@ -287,6 +289,35 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
 
     start_tls = _tls.start_tls
 
+    # Not where connections have contexts of their own, and where nobody has looked at what asyncio does.
+    if _platform.IS_TESTED and not _ONE_CONTEXT_PER_CONNECTION:
+
+        def _accept_connection(
+            self,
+            protocol_factory: Callable[[], asyncio.BaseProtocol],
+            sock: Any,
+            sslcontext: ssl.SSLContext | None = None,
+            server: asyncio.Server | None = None,
+            backlog: int = 100,
+            ssl_handshake_timeout: float | None = None,
+            ssl_shutdown_timeout: float | None = None,
+        ) -> None:
+            """Accepts what waits at a listening socket.
+
+            asyncio makes a task for each connection, which costs more than everything else that is done for it. Here that is a callback,
+            unless the task has anything to wait for, or somebody is interested in tasks.
+            """
+            if (
+                sslcontext
+                or type(sock) is not socket.socket
+                or self._debug
+                or self._task_factory is not None
+                or not self._accept(protocol_factory, sock, server, max(backlog, 0) + 1)
+            ):
+                cast("Any", super())._accept_connection(
+                    protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout, ssl_shutdown_timeout
+                )
+
     async def _make_subprocess_transport(
         self,
         protocol: asyncio.BaseProtocol,
@@ -300,12 +331,36 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         **kwargs: Any,
     ) -> asyncio.SubprocessTransport:
         if _children.has_own_watcher():
-            return await super()._make_subprocess_transport(  # type: ignore[misc, no-any-return]
+            transport: asyncio.SubprocessTransport = await super()._make_subprocess_transport(  # type: ignore[misc]
                 protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, **kwargs
             )
-        return await _children.start(
-            self, protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, options=kwargs
-        )
+        else:
+            transport = await _children.start(
+                self, protocol, args, shell, stdin, stdout, stderr, bufsize, extra=extra, options=kwargs
+            )
+        if _platform.IS_TESTED:
+            adopt_child(protocol)
+        return transport
+
+    if _platform.IS_TESTED:
+
+        def _make_read_pipe_transport(
+            self,
+            pipe: Any,
+            protocol: asyncio.BaseProtocol,
+            waiter: asyncio.Future[None] | None = None,
+            extra: dict[str, Any] | None = None,
+        ) -> asyncio.ReadTransport:
+            return cast("Any", ReadPipeTransport)(self, pipe, protocol, waiter, extra)  # type: ignore[no-any-return]
+
+        def _make_write_pipe_transport(
+            self,
+            pipe: Any,
+            protocol: asyncio.BaseProtocol,
+            waiter: asyncio.Future[None] | None = None,
+            extra: dict[str, Any] | None = None,
+        ) -> asyncio.WriteTransport:
+            return cast("Any", WritePipeTransport)(self, pipe, protocol, waiter, extra)  # type: ignore[no-any-return]
 
     def _make_datagram_transport(
         self,
@@ -333,6 +388,12 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         if issubclass(type(transp), SocketTransport):
             return await send_file(self, transp, file, offset, count)
         return cast("int", await super()._sendfile_native(transp, file, offset, count))  # type: ignore[misc]
+
+    async def _sock_sendfile_native(self, sock: socket.socket, file: Any, offset: int, count: int | None) -> int:
+        sent = await send_file_over_socket(self, sock, file, offset, count)
+        if sent is None:
+            return cast("int", await super()._sock_sendfile_native(sock, file, offset, count))  # type: ignore[misc]
+        return sent
 
     async def create_connection(
         self,
@@ -394,6 +455,18 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             transport.close()
             raise
         return transport, protocol
+
+    async def create_server(
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], *address: Any, **options: Any
+    ) -> asyncio.Server:
+        """Makes a server on a socket, or on several; see `asyncio.loop.create_server`."""
+        return await super().create_server(for_server(protocol_factory), *address, **options)
+
+    async def create_unix_server(
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], *path: Any, **options: Any
+    ) -> asyncio.Server:
+        """Makes a server on a Unix socket; see `asyncio.loop.create_unix_server`."""
+        return await super().create_unix_server(for_server(protocol_factory), *path, **options)
 
     async def connect_accepted_socket(
         self, protocol_factory: Callable[[], _ProtocolT], sock: socket.socket, **options: Any

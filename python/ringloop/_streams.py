@@ -1,25 +1,45 @@
 """Streams: asyncio's own objects, whose methods that run per read and per write are native.
 
-A connection that asyncio's `open_connection`, `start_server` and their like make has asyncio's `StreamReader` and `StreamWriter`. Its
-transport gives the reader the class below when it is given the protocol. A server's writer, which doesn't exist by then, gets its class
-when it is passed to the server's callback. Subclasses of asyncio's classes stay what they are, and so does everything in debug mode.
+A connection that asyncio's `open_connection`, `start_server` and their like make has asyncio's `StreamReader` and `StreamWriter`.
+
+A server's connections are made by a function of `start_server`'s, which `for_server` recognizes and replaces: theirs have classes with
+slots, which take less memory. Everywhere else the objects exist when they come to us. A transport gives the reader the class below when
+it is given the protocol. The writer is made later, by `open_connection` itself, which calls nothing of ours afterwards: it gets its class
+in its first `drain`, which asks the reader for its exception. Subclasses of asyncio's classes stay what they are, and so does everything
+in debug mode.
 """
 
 from __future__ import annotations
 
-from asyncio import streams
+import functools
+import sys
+from asyncio import coroutines, futures, streams
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from . import _core
+from . import _core, _platform
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
+
+_Reader: Any = streams.StreamReader
+_Writer: Any = streams.StreamWriter
+_Protocol: Any = streams.StreamReaderProtocol
 
 
 class StreamReader(streams.StreamReader):
     """`asyncio.StreamReader` with native methods for reading."""
 
     __slots__ = ()
+
+    def exception(self) -> Exception | None:
+        # asyncio's `drain` asks this, and is the first to bring a client's writer along: see the module's docstring.
+        # Native code that is called first of all, as in a new thread, has no frame.
+        caller = sys._getframe().f_back
+        if caller is not None and caller.f_code is _DRAIN:
+            _adopt_writer(caller.f_locals.get("self"), self)
+        return _Reader.exception(self)  # type: ignore[no-any-return]
 
 
 class StreamWriter(streams.StreamWriter):
@@ -28,33 +48,188 @@ class StreamWriter(streams.StreamWriter):
     __slots__ = ()
 
 
-_core._add_stream_methods(StreamReader, StreamWriter)
-
-_Reader: Any = streams.StreamReader
-_Writer: Any = streams.StreamWriter
+_DRAIN = getattr(streams.StreamWriter.drain, "__code__", None)
 
 
-class _Accept:
-    """Stands for a server's callback until it is called."""
+def _adopt_writer(writer: Any, reader: Any) -> None:
+    """Gives a writer its native class, unless it belongs to the user or to debug mode."""
+    if type(writer) is _Writer and writer._reader is reader and not writer._loop.get_debug():
+        writer.__class__ = StreamWriter
+        # Nothing in asyncio uses this one; it is done from the beginning. A future takes 200 bytes.
+        writer._complete_fut = _done
 
-    __slots__ = ("_callback",)
 
-    def __init__(self, callback: Callable[..., object]) -> None:
-        self._callback = callback
+class _Stub:
+    """What streams and a future ask of a loop and of a transport when they are made and when they go."""
 
-    def __call__(self, reader: Any, writer: Any) -> object:
-        if type(writer) is _Writer:
-            writer.__class__ = StreamWriter
-            writer._protocol._client_connected_cb = self._callback
-        return self._callback(reader, writer)
+    def get_debug(self) -> bool:
+        return False
+
+    def create_future(self) -> asyncio.Future[None]:
+        return futures.Future(loop=_stub)
+
+    def is_closing(self) -> bool:
+        return True
+
+
+_stub: Any = _Stub()
+_done: asyncio.Future[None] = _stub.create_future()
+_done.set_result(None)
+
+# One of each, for the names of their attributes.
+_reader: Any = _Reader(loop=_stub)
+_protocol: Any = _Protocol(_reader, print, loop=_stub)
+_writer: Any = _Writer(_stub, _protocol, _reader, _stub)
+
+
+def _copy(self: Any) -> Any:
+    """What `copy.copy` gives: it knows of dictionaries and of slots, but not of what native objects have besides."""
+    kind: Any = type(self)
+    copied = kind.__new__(kind)
+    for name in self.__slots__:
+        if hasattr(self, name):
+            setattr(copied, name, getattr(self, name))
+    vars(copied).update(vars(self))
+    return copied
+
+
+class ServerReader(_core.Slotted, StreamReader):
+    """The reader of a server's connection."""
+
+    __slots__ = tuple(vars(_reader))
+    __copy__ = _copy
+
+
+class ServerWriter(_core.Slotted, StreamWriter):
+    """The writer of a server's connection."""
+
+    __slots__ = tuple(vars(_writer))
+    __copy__ = _copy
+
+
+class ServerProtocol(_core.Slotted, streams.StreamReaderProtocol):
+    """The protocol of a server's connection. What hardly any connection uses is made when somebody asks for it."""
+
+    __slots__ = (*(vars(_protocol).keys() - {"_closed", "_drain_waiters"}), "_made_with", "_waiters", "_whether_closed")
+    __copy__ = _copy
+
+    @property
+    def _drain_waiters(self: Any) -> Any:
+        if self._waiters is None:
+            self._waiters = type(_protocol._drain_waiters)()
+        return self._waiters
+
+    @_drain_waiters.setter
+    def _drain_waiters(self: Any, waiters: Any) -> None:
+        self._waiters = waiters or None
+
+    @property
+    def _closed(self: Any) -> asyncio.Future[None]:
+        if self._whether_closed is None:
+            self._whether_closed = self._loop.create_future()
+        return self._whether_closed  # type: ignore[no-any-return]
+
+    @_closed.setter
+    def _closed(self: Any, future: asyncio.Future[None]) -> None:
+        # The first one is that of asyncio's __init__.
+        self._whether_closed = future if hasattr(self, "_whether_closed") else None
+
+    def connection_made(self: Any, transport: Any) -> None:
+        if (
+            _Protocol.connection_made is not _CONNECTION_MADE
+            or streams.StreamWriter is not _Writer
+            or self._loop.get_debug()
+        ):
+            _Protocol.connection_made(self, transport)
+            return
+        # As asyncio's, with a writer of ours and without a function of its own for each task.
+        self._transport = transport
+        reader = self._stream_reader
+        if reader is not None:
+            reader.set_transport(transport)
+        self._over_ssl = transport.get_extra_info("sslcontext") is not None
+        writer: Any = ServerWriter(transport, self, reader, self._loop)
+        writer._complete_fut = _done
+        if _KEEPS_WRITER:
+            self._stream_writer = writer
+        self._made_with = transport
+        try:
+            res = self._client_connected_cb(reader, writer)
+        except Exception as exc:
+            if not _REPORTS_ERRORS:
+                raise
+            self._loop.call_exception_handler({"message": _FAILED, "exception": exc, "transport": transport})
+            transport.close()
+            self._strong_reader = None
+            return
+        if coroutines.iscoroutine(res):
+            self._task = self._loop.create_task(res)
+            self._task.add_done_callback(self._on_done)
+        self._strong_reader = None
+
+    def _on_done(self: Any, task: asyncio.Task[None]) -> None:
+        transport, self._made_with = self._made_with, None
+        values = {"self": self, "transport": transport}
+        closure = tuple(CellType(values[name]) for name in _CALLBACK.co_freevars)
+        FunctionType(_CALLBACK, vars(streams), closure=closure)(task)
+
+
+def _code_in(function: Any, name: str) -> CodeType | None:
+    """The code of a function that is defined in another one."""
+    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+    return next((it for it in constants if isinstance(it, CodeType) and it.co_name == name), None)
+
+
+_CONNECTION_MADE = _Protocol.connection_made
+_CALLBACK: Any = _code_in(_CONNECTION_MADE, "callback")
+# Python 3.11 does, since streams have `start_tls`.
+_KEEPS_WRITER = "_stream_writer" in vars(_protocol)
+# Python 3.14 does, also for callbacks that are no coroutine functions.
+_FAILED = "Unhandled exception in client_connected_cb"
+_REPORTS_ERRORS = _FAILED in getattr(getattr(_CONNECTION_MADE, "__code__", None), "co_consts", ())
+# What makes the protocols of `start_server` and `start_unix_server`.
+_FACTORIES = [_code_in(getattr(streams, name, None), "factory") for name in ("start_server", "start_unix_server")]
+
+_ours: type
+_theirs: type
+for _ours, _theirs in ((ServerReader, _Reader), (ServerWriter, _Writer), (ServerProtocol, _Protocol)):
+    # Representations contain the name of the class.
+    _ours.__name__ = _ours.__qualname__ = _theirs.__name__
+# So does that of a task, for its callbacks.
+ServerProtocol._on_done.__qualname__ = getattr(_CALLBACK, "co_qualname", ServerProtocol._on_done.__qualname__)
+
+_core._add_stream_methods(
+    StreamReader, StreamWriter, (ServerReader, ServerWriter, ServerProtocol), len(vars(_reader)), _done
+)
+
+
+def for_server(factory: Callable[[], Any]) -> Callable[[], Any]:
+    """What makes the protocols of a server: if asyncio's streams do, then the same with classes of ours."""
+    if (
+        not _platform.IS_TESTED
+        or type(factory) is not FunctionType
+        or all(factory.__code__ is not it for it in _FACTORIES)
+    ):
+        return factory
+    values = dict(zip(factory.__code__.co_freevars, factory.__closure__ or (), strict=True))
+    values = {name: cell.cell_contents for name, cell in values.items()}
+    return functools.partial(_make, factory, values["client_connected_cb"], values["limit"], values["loop"])
+
+
+def _make(factory: Callable[[], Any], callback: Any, limit: Any, loop: Any) -> Any:
+    """What the factory does, unless the user has put something in the place of asyncio's classes."""
+    is_usual = streams.StreamReader is _Reader and streams.StreamReaderProtocol is _Protocol
+    if not is_usual or callback is None or loop.get_debug():
+        return factory()
+    return ServerProtocol(ServerReader(limit=limit, loop=loop), callback, loop=loop)
 
 
 def adopt(protocol: Any) -> None:
-    """Gives the streams of a protocol their native classes; the protocol is exactly asyncio's `StreamReaderProtocol`."""
+    """Gives the reader of a protocol its native class; the protocol is exactly asyncio's `StreamReaderProtocol`, or of our class."""
     reader: Any = protocol._stream_reader
     if type(reader) is not _Reader or reader._loop.get_debug():
         return
     reader.__class__ = StreamReader
-    callback = protocol._client_connected_cb
-    if callback is not None and protocol._transport is None:
-        protocol._client_connected_cb = _Accept(callback)
+    if not protocol._drain_waiters:
+        # asyncio has a deque, which takes 600 bytes, and only appends to it, removes from it and goes through it.
+        protocol._drain_waiters = []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from ._types import _Loop
@@ -45,6 +46,8 @@ def named_as(original: FunctionType) -> Callable[[Any], Any]:
 
 # Whether asyncio accepts counts that are too large for the system call, as later versions do.
 _BOUNDS_COUNT = "maxsize" in unix_events._UnixSelectorEventLoop._sock_sendfile_native_impl.__code__.co_names  # type: ignore[attr-defined]
+
+_SENDFILE = os.sendfile
 
 
 class SocketTransport(_core.SocketTransport):
@@ -147,6 +150,55 @@ async def _send_file_now(loop: _Loop, transport: SocketTransport, file: Any, off
     if (sock := transport._sock) is None:
         raise ConnectionError("Connection is closed by peer")
     loop._check_sendfile_params(sock, file, offset, count)
+    if (source := _file_to_send(file, count)) is None:
+        return 0
+    number, count = source
+    failure: OSError | None = None
+    try:
+        if (ended := transport._start_sendfile(number, offset, count)) is not None:
+            await ended
+    except OSError as error:
+        failure = error
+    finally:
+        sent = transport._stop_sendfile()
+        _set_position(loop, number, offset, sent)
+    if failure is None:
+        return sent
+    try:
+        raise _sendfile_error(failure, is_available=bool(sent) or transport.is_closing())
+    finally:
+        del failure  # Its traceback refers to this frame.
+
+
+async def send_file_over_socket(
+    loop: _Loop, sock: socket.socket, file: Any, offset: int, count: int | None
+) -> int | None:
+    """Sends a file with sendfile(2), as asyncio's `_sock_sendfile_native`. Returns None if asyncio has to do it."""
+    if getattr(vars(unix_events)["os"], "sendfile", None) is not _SENDFILE:  # replaced, or taken away
+        return None
+    if (source := _file_to_send(file, count)) is None:
+        return 0
+    number, count = source
+    if (sending := loop._sock_send_file(sock, number, offset, count)) is None:
+        return None
+    failure: OSError | None = None
+    try:
+        await sending
+    except OSError as error:
+        failure = error
+    finally:
+        sent = sending.sent
+        _set_position(loop, number, offset, sent)
+    if failure is None:
+        return sent
+    try:
+        raise _sendfile_error(failure, is_available=bool(sent))
+    finally:
+        del failure  # Its traceback refers to this frame.
+
+
+def _file_to_send(file: Any, count: int | None) -> tuple[int, int | None] | None:
+    """Returns the descriptor of a file, and how many bytes to send; None if there are none. Raises SendfileNotAvailableError."""
     try:
         number = file.fileno()
     except (AttributeError, io.UnsupportedOperation):
@@ -156,27 +208,26 @@ async def _send_file_now(loop: _Loop, transport: SocketTransport, file: Any, off
     except OSError:
         raise exceptions.SendfileNotAvailableError("not a regular file") from None
     if not (count or size):
-        return 0
+        return None
     if count and _BOUNDS_COUNT:
         count = min(count, sys.maxsize)
-    failure: OSError | None = None
-    try:
-        if (ended := transport._start_sendfile(number, offset, count)) is not None:
-            await ended
-    except OSError as error:
-        failure = error
-    finally:
-        sent = transport._stop_sendfile()
-        arguments = [number, offset + sent, sent]
-        del arguments[_POSITION_ARGUMENTS:]
-        loop._sock_sendfile_update_filepos(*arguments)
-    if failure is None:
-        return sent
-    try:
-        if not sent and not transport.is_closing():
-            raise exceptions.SendfileNotAvailableError("os.sendfile call failed") from failure
-        if failure.errno == errno.ENOTCONN and type(failure) is not ConnectionError:
-            raise ConnectionError("socket is not connected", errno.ENOTCONN) from failure
-        raise failure
-    finally:
-        del failure  # Its traceback refers to this frame.
+    return number, count
+
+
+def _set_position(loop: _Loop, number: int, offset: int, sent: int) -> None:
+    """Sets a file's position to the end of what was sent of it, as the running Python's asyncio does."""
+    arguments = [number, offset + sent, sent]
+    del arguments[_POSITION_ARGUMENTS:]
+    loop._sock_sendfile_update_filepos(*arguments)
+
+
+def _sendfile_error(failure: OSError, *, is_available: bool) -> Exception:
+    """What asyncio makes of an error of sendfile(2). If nothing was sent, it isn't available for this file."""
+    if not is_available:
+        error: Exception = exceptions.SendfileNotAvailableError("os.sendfile call failed")
+    elif failure.errno == errno.ENOTCONN and type(failure) is not ConnectionError:
+        error = ConnectionError("socket is not connected", errno.ENOTCONN)
+    else:
+        return failure
+    error.__cause__ = failure
+    return error

@@ -1,11 +1,16 @@
 """Streams with native methods behave as asyncio's own: the same random programs give the same results, states and calls."""
 
+import _thread
 import asyncio
 import contextlib
+import contextvars
+import copy
 import gc
 import inspect
 import math
+import operator
 import pickle
+import socket
 import subprocess
 import sys
 import warnings
@@ -18,7 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ringloop import _streams
-from support import HOST, turns, until
+from support import HOST, noop, same_as_asyncio, turns, until
 
 COMMON = {
     "deadline": None,
@@ -96,16 +101,23 @@ def outcome(task):
     return (type(result), result)
 
 
-async def run(program, native, limit):
+async def run(program, kind, limit):
     """What a program does to a reader and a writer, step by step."""
     loop = asyncio.get_running_loop()
     trace, tasks, calls = [], [], []
     transport = Transport(trace)
-    reader = asyncio.StreamReader(limit=limit, loop=loop)
-    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-    protocol.connection_made(transport)
-    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-    if native:
+    if kind == "server's":
+        reader = _streams.ServerReader(limit=limit, loop=loop)
+        protocol = _streams.ServerProtocol(reader, lambda *streams: made.append(streams), loop=loop)
+        made = []
+        protocol.connection_made(transport)
+        [(_, writer)] = made
+    else:
+        reader = asyncio.StreamReader(limit=limit, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        protocol.connection_made(transport)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    if kind == "adopted":
         reader.__class__, writer.__class__ = _streams.StreamReader, _streams.StreamWriter
 
     def start(call):
@@ -141,7 +153,7 @@ async def run(program, native, limit):
             case ("drop",):
                 call = reader.read(4)
                 with contextlib.suppress(StopIteration, RuntimeError, ValueError):
-                    trace.append(type(call.send(None)).__name__)
+                    trace.append(asyncio.isfuture(call.send(None)))
                 del call
                 gc.collect()
             case ("close",):
@@ -203,6 +215,9 @@ async def run(program, native, limit):
 @example(program=[("feed", b"aaaaaaaaaaab\n"), ("readuntil", b"b"), ("readline",), ("turns", 2)], limit=2)
 @example(program=[("read", 4), ("turns", 1), ("read", 4), ("turns", 1), ("feed", b"a"), ("turns", 3)], limit=2)
 @example(program=[("read", 4), ("turns", 1), ("feed", b"a"), ("cancel",), ("turns", 3)], limit=2)
+@example(program=[("feed", b"ab"), ("read", -1), ("turns", 2), ("feed", b"cd"), ("turns", 2), ("feed_eof",)], limit=1)
+@example(program=[("read", -1), ("turns", 1), ("feed", b"ab"), ("set_exception",), ("turns", 2)], limit=5)
+@example(program=[("read", -1), ("turns", 1), ("wake",), ("turns", 2), ("feed", b"a"), ("turns", 2)], limit=5)
 @example(program=[("pause_writing",), ("drain",), ("turns", 2), ("resume_writing",), ("turns", 3)], limit=2)
 @example(
     program=[
@@ -222,9 +237,11 @@ def test_random_programs(loop, program, limit):
     with warnings.catch_warnings():
         # Whatever is never awaited, here and there.
         warnings.simplefilter("ignore")
-        theirs = loop.run_until_complete(run(program, False, limit))
-        ours = loop.run_until_complete(run(program, True, limit))
-    assert ours == theirs
+        theirs = loop.run_until_complete(run(program, "asyncio's", limit))
+        adopted = loop.run_until_complete(run(program, "adopted", limit))
+        of_a_server = loop.run_until_complete(run(program, "server's", limit))
+    assert adopted == theirs
+    assert of_a_server == theirs
 
 
 # What a program sees of the classes
@@ -259,14 +276,17 @@ def test_streams_are_asyncio_s_and_native(loop):
     async def main():
         async with connected() as ((reader, writer), (client_reader, _)):
             for stream, native, original in (
-                (reader, _streams.StreamReader, asyncio.StreamReader),
+                (reader, _streams.ServerReader, asyncio.StreamReader),
                 (client_reader, _streams.StreamReader, asyncio.StreamReader),
-                (writer, _streams.StreamWriter, asyncio.StreamWriter),
+                (writer, _streams.ServerWriter, asyncio.StreamWriter),
             ):
                 assert type(stream) is native
                 assert isinstance(stream, original)
+                assert native.__name__ == original.__name__
                 assert repr(stream).startswith(f"<{original.__name__} ")
-            assert vars(reader).keys() == vars(asyncio.StreamReader(loop=loop)).keys()
+            plain = asyncio.StreamReader(loop=loop)
+            assert vars(client_reader).keys() == vars(plain).keys()
+            assert vars(reader) == {} and all(hasattr(reader, name) for name in vars(plain))
             with pytest.raises(TypeError, match="cannot pickle"):
                 pickle.dumps(reader)
             callback = writer._protocol._client_connected_cb
@@ -457,11 +477,175 @@ def test_a_plain_callback_gets_a_native_writer(loop):
         async with connected(callback):
             await until(lambda: got)
             reader, writer = got.pop()
-            assert type(writer) is _streams.StreamWriter
+            assert type(writer) is _streams.ServerWriter
             assert writer._protocol._client_connected_cb is callback
             writer.close()
 
     loop.run_until_complete(main())
+
+
+def test_a_server_s_streams_have_attributes_of_their_users(loop):
+    fed = []
+
+    async def main():
+        async with connected() as ((reader, writer), (_, client)):
+            for stream in (reader, writer, writer._protocol):
+                stream.mine = "mine"
+                assert vars(stream) == {"mine": "mine"}
+                del stream.mine
+                stream.__dict__ = {"other": 1}
+                assert stream.other == 1 and not hasattr(stream, "mine")
+                assert weakref.ref(stream)() is stream
+                with pytest.raises(AttributeError):
+                    del stream.unknown
+            # Not by setattr, and not through the class's own descriptors.
+            vars(reader)["feed_data"] = fed.append
+            client.write(b"one")
+            await until(lambda: fed == [b"one"])
+            del vars(reader)["feed_data"]
+            client.write(b"two")
+            assert await reader.read(10) == b"two"
+
+    loop.run_until_complete(main())
+
+
+def test_a_server_s_streams_can_be_copied(loop):
+    async def main():
+        async with connected() as ((reader, writer), (_, client)):
+            client.write(b"data")
+            await until(lambda: reader._buffer)
+            copies = []
+            for stream in (reader, writer, writer._protocol):
+                stream.mine = "mine"
+                copied = copy.copy(stream)
+                # The end of a writer closes its transport.
+                copies.append(copied)
+                assert type(copied) is type(stream) and copied.mine == "mine"
+                assert copied._loop is loop and copied._transport is stream._transport
+            assert copies[0]._buffer is reader._buffer
+            writer.close()
+            await until(lambda: writer.get_extra_info("socket").fileno() == -1)
+
+    loop.run_until_complete(main())
+
+
+def test_a_server_s_reader_may_be_given_another_class(loop):
+    calls = []
+
+    async def main():
+        async with connected() as ((reader, _), (_, client)):
+
+            class Derived(type(reader)):
+                __slots__ = ()
+
+                def feed_data(self, data):
+                    calls.append(data)
+                    super().feed_data(data)
+
+            reader.__class__ = Derived
+            task = loop.create_task(reader.read(10))
+            await turns(2)
+            assert reader._buffer == b"" and reader._waiter is not None
+            client.write(b"data")
+            assert await task == b"data"
+            assert calls == [b"data"] and reader._waiter is None
+
+    loop.run_until_complete(main())
+
+
+def test_slots_may_be_set_and_deleted(loop):
+    reader = _streams.ServerReader(limit=5, loop=loop)
+    reader._limit = 7
+    assert reader._limit == 7
+    waiter, reader._waiter = reader._waiter, 5
+    assert (waiter, reader._waiter) == (None, 5)
+    for name in ("_waiter", "_buffer", "_limit"):
+        delattr(reader, name)
+        with pytest.raises(AttributeError):
+            getattr(reader, name)
+        with pytest.raises(AttributeError):
+            delattr(reader, name)
+    with pytest.raises(AttributeError):
+        reader.read(1).send(None)
+    bare = _streams.ServerReader.__new__(_streams.ServerReader)
+    with pytest.raises(AttributeError):
+        bare.read(1).send(None)
+
+
+def test_a_server_s_streams_are_collected_with_their_cycles(loop):
+    async def main():
+        async with connected() as ((reader, writer), _):
+            protocol = writer._protocol
+            reader.cycle, writer.cycle, protocol.cycle = writer, protocol, reader
+            return [weakref.ref(it) for it in (reader, writer, protocol)]
+
+    references = loop.run_until_complete(main())
+    loop.run_until_complete(turns(3))
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
+
+
+def test_what_a_server_s_protocol_makes_late(loop):
+    async def main():
+        async with connected() as ((_, writer), _):
+            protocol = writer._protocol
+            assert protocol._whether_closed is None and protocol._waiters is None
+            closed = protocol._closed
+            assert type(closed) is asyncio.Future and closed is protocol._closed and not closed.done()
+            own = protocol._closed = loop.create_future()
+            assert protocol._closed is own
+            protocol.pause_writing()
+            draining = [loop.create_task(writer.drain()) for _ in range(2)]
+            await turns(2)
+            assert len(protocol._drain_waiters) == 2
+            protocol.resume_writing()
+            await asyncio.gather(*draining)
+            assert not protocol._drain_waiters
+            writer.close()
+            await writer.wait_closed()
+            assert own.done() and own.result() is None
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("ends_with", ["return", "error", "cancel"])
+def test_a_server_s_task_ends_as_asyncio_s(loop_factory, ends_with):
+    """Its callback, what is reported, and what becomes of the connection."""
+
+    def body(loop):
+        told, tasks = [], []
+
+        async def serve(reader, writer):
+            tasks.append((asyncio.current_task(), writer))
+            await reader.read(1)
+            if ends_with == "error":
+                raise ZeroDivisionError("served")
+            if ends_with == "cancel":
+                asyncio.current_task().cancel()
+                await asyncio.sleep(0)
+
+        def handle(_, context):
+            error = context.get("exception")
+            told.append((sorted(context), repr(error), getattr(context.get("transport"), "is_closing", bool)()))
+            told.append(context["message"].partition(" at ")[0])
+
+        async def main():
+            loop.set_exception_handler(handle)
+            async with connected(serve) as (_, (reader, writer)):
+                await until(lambda: tasks)
+                task, server_writer = tasks[0]
+                shown = "StreamReaderProtocol.connection_made.<locals>.callback()" in repr(task)
+                writer.write(b"x")
+                await until(task.done)
+                await turns(3)
+                closing = server_writer.is_closing()
+                server_writer.close()
+                assert await reader.read() == b""
+                return told, shown, closing, server_writer._protocol._task is None
+
+        return loop.run_until_complete(main())
+
+    same_as_asyncio(body, loop_factory)
 
 
 PATCHED_BEFORE = """
@@ -558,6 +742,44 @@ def test_a_limit_may_be_any_number(loop, limit):
     loop.run_until_complete(main())
 
 
+@pytest.mark.parametrize("limit", [2**63, 2**64, 2**70])
+def test_reading_all_with_a_limit_beyond_any_length_loses_nothing(loop_factory, limit):
+    def body(loop):
+        async def main():
+            reader = asyncio.StreamReader(limit=limit, loop=loop)
+            reader.__class__ = _streams.StreamReader if hasattr(loop, "backend") else asyncio.StreamReader
+            reader.feed_data(b"one")
+            task = loop.create_task(reader.read())
+            await turns(2)
+            reader.feed_data(b"two")
+            reader.feed_eof()
+            return await task
+
+        return loop.run_until_complete(main())
+
+    assert same_as_asyncio(body, loop_factory) == b"onetwo"
+
+
+def test_reading_all_with_an_infinite_limit_takes_nothing_that_it_does_not_return(loop_factory):
+    """Before 3.15 infinity is no index, as asyncio notices before it takes anything."""
+
+    def body(loop):
+        async def main():
+            reader = asyncio.StreamReader(limit=math.inf, loop=loop)
+            reader.__class__ = _streams.StreamReader if hasattr(loop, "backend") else asyncio.StreamReader
+            reader.feed_data(b"data")
+            reader.feed_eof()
+            try:
+                return await reader.read(), bytes(reader._buffer)
+            except TypeError:
+                return TypeError, bytes(reader._buffer)
+
+        return loop.run_until_complete(main())
+
+    wanted = (b"data", b"") if sys.version_info >= (3, 15) else (TypeError, b"data")
+    assert same_as_asyncio(body, loop_factory) == wanted
+
+
 def test_a_reader_may_be_anything_that_is_fed(loop):
     class Reader:
         __slots__ = ("__weakref__", "fed")
@@ -636,6 +858,39 @@ def test_a_call_in_a_cycle_ends_its_wait(loop):
         assert reader._waiter is None
 
 
+@pytest.mark.parametrize("by_task", [True, False])
+def test_a_call_is_collected_in_a_cycle_with_its_reader(loop, monkeypatch, by_task):
+    raised, told = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda it: raised.append(repr(it.exc_value)))
+    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    call = reader.read(4)
+    if by_task:
+        reader.task = loop.create_task(call)
+        loop.run_until_complete(turns(2))
+    else:
+        call.send(None)
+        reader.call = call
+    reference = weakref.ref(reader)
+    del reader, call
+    gc.collect()
+    assert reference() is None
+    assert raised == []
+    assert told == (["Task was destroyed but it is pending!"] if by_task else [])
+
+
+def test_a_thread_that_begins_with_native_code_may_ask_for_the_exception(loop, monkeypatch):
+    raised, found = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda it: raised.append(repr(it.exc_value)))
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    asked = map(operator.methodcaller("exception"), [reader])
+    _thread.start_new_thread(found.extend, (asked,))
+    loop.run_until_complete(until(lambda: found or raised))
+    assert (found, raised) == ([None], [])
+
+
 def test_who_resumes_without_the_exception_gets_it(loop):
     reader = asyncio.StreamReader(loop=loop)
     reader.__class__ = _streams.StreamReader
@@ -645,3 +900,396 @@ def test_who_resumes_without_the_exception_gets_it(loop):
     with pytest.raises(ValueError, match="^set$"):
         call.send(None)
     assert reader._waiter is None
+
+
+# Between the wake of a read and its step
+
+
+def add_to_buffer(reader, task):
+    reader._buffer.extend(b"more")
+
+
+def set_buffer(reader, task):
+    reader._buffer = bytearray(b"set")
+
+
+BETWEEN = {
+    "nothing": lambda reader, task: None,
+    "a look at the buffer": lambda reader, task: bytes(reader._buffer),
+    "a look at the end": lambda reader, task: (reader.feed_eof(), reader.at_eof())[1],
+    "repr": lambda reader, task: repr(reader).partition(" transport=")[0],
+    "more in the buffer": add_to_buffer,
+    "another buffer": set_buffer,
+    "more data": lambda reader, task: reader.feed_data(b"more"),
+    "an exception": lambda reader, task: reader.set_exception(ValueError("set")),
+    "cancelling": lambda reader, task: task.cancel("message"),
+    "cancelling and more data": lambda reader, task: (task.cancel(), reader.feed_data(b"more"))[0],
+    "another read": lambda reader, task: reader._loop.create_task(reader.read(2)) and None,
+    "another read that steps first": lambda reader, task: send_once(reader.read(2)),
+    "waking again": lambda reader, task: reader._wakeup_waiter(),
+    "a step by hand": lambda reader, task: send_once(task.get_coro()),
+    "closing the call": lambda reader, task: task.get_coro().close(),
+}
+
+
+def send_once(call):
+    try:
+        return type(call.send(None)) is None
+    except StopIteration as stop:
+        return stop.value
+    except (RuntimeError, ValueError) as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("kind", [("read", 100), ("readexactly", 4), ("readline",), ("readuntil", b"c\n"), ("read", 2)])
+def test_whatever_happens_between_wake_and_step(loop_factory, kind, between):
+    def body(loop):
+        async def main():
+            ours, peer = socket.socketpair()
+            ours.setblocking(False)
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=50)
+            task = loop.create_task(getattr(reader, kind[0])(*kind[1:]))
+            await turns(3)
+            assert reader._waiter is not None
+            peer.send(b"abc\n")
+            for _ in range(1000):
+                if reader._waiter is None:
+                    break
+                await asyncio.sleep(0)
+            assert reader._waiter is None and not task.done()
+            shown = BETWEEN[between](reader, task)
+            await turns(5)
+            left = outcome(task), bytes(reader._buffer), reader._waiter is None
+            if not task.done():
+                task.cancel()
+                await turns(3)
+            writer.transport.abort()
+            peer.close()
+            await turns(5)
+            return shown, left
+
+        return loop.run_until_complete(main())
+
+    same_as_asyncio(body, loop_factory)
+
+
+# Streams on connections, and asyncio's
+
+
+SEPARATORS = [b"\n", b"ab", b"aab", b"b"]
+if sys.version_info >= (3, 13):
+    SEPARATORS += [(b"ab", b"b"), (b"\n", b"aab", b"a")]
+
+ON_A_CONNECTION = st.one_of(
+    st.tuples(st.just("send"), st.text("ab\n", min_size=1, max_size=12).map(str.encode)),
+    st.tuples(st.just("send"), st.text("ab\n", min_size=1, max_size=12).map(str.encode)),
+    st.tuples(st.sampled_from(["read", "readexactly"]), st.integers(-1, 9)),
+    st.tuples(st.just("readuntil"), st.sampled_from(SEPARATORS)),
+    st.tuples(st.sampled_from(["readline", "next", "drain", "cancel", "at_eof"])),
+    st.tuples(st.just("write"), DATA),
+    st.tuples(st.just("feed"), DATA),
+    st.tuples(st.sampled_from(["end", "set_exception", "close"])),
+)
+
+
+async def converse(program, limit, server_side):
+    """What batches of actions on one end of a connection come to."""
+    loop = asyncio.get_running_loop()
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    peer.setblocking(False)
+    trace, tasks = [], []
+    if server_side:
+        accepted = loop.create_future()
+        reader = asyncio.StreamReader(limit=limit, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, lambda *streams: accepted.set_result(streams), loop=loop)
+        await loop.create_unix_connection(lambda: protocol, sock=ours)
+        reader, writer = await accepted
+    else:
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=limit)
+    actions = {
+        "send": peer.send,
+        "feed": reader.feed_data,
+        "write": writer.write,
+        "end": lambda: peer.shutdown(socket.SHUT_WR),
+        "set_exception": lambda: reader.set_exception(ValueError("set")),
+        "close": writer.close,
+        "at_eof": lambda: trace.append(reader.at_eof()),
+        "cancel": lambda: tasks and tasks[-1].cancel(),
+    }
+    calls = {
+        "read": reader.read,
+        "readexactly": reader.readexactly,
+        "readuntil": reader.readuntil,
+        "readline": reader.readline,
+        "next": lambda: anext(reader),
+        "drain": writer.drain,
+    }
+    for batch in program:
+        for name, *arguments in batch:
+            try:
+                if name in calls:
+                    tasks.append(loop.create_task(calls[name](*arguments)))
+                else:
+                    actions[name](*arguments)
+            except Exception as error:
+                trace.append((name, type(error), str(error)))
+        for _ in range(2):
+            # A loop with nothing to do but to wait looks at the kernel, where everything has arrived.
+            await asyncio.sleep(0.0001)
+            await turns(5)
+        with contextlib.suppress(OSError):
+            trace.append(peer.recv(1000))
+        state = bytes(reader._buffer), reader._eof, reader._paused, reader._waiter is None, repr(reader.exception())
+        trace.append((batch, state, [outcome(task) for task in tasks]))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    trace.append([outcome(task) for task in tasks])
+    peer.close()
+    writer.close()
+    with contextlib.suppress(Exception):
+        await writer.wait_closed()
+    return trace
+
+
+@settings(max_examples=60, **COMMON)
+@given(
+    program=st.lists(st.lists(ON_A_CONNECTION, min_size=1, max_size=3), max_size=12),
+    limit=st.sampled_from([1, 2, 5, 2**16]),
+    server_side=st.booleans(),
+)
+@example(program=[[("readline",)], [("send", b"ab\n")], [("read", 9), ("send", b"ab")]], limit=5, server_side=True)
+@example(program=[[("readexactly", 2)], [("send", b"ab"), ("cancel",)], [("read", 9)]], limit=5, server_side=False)
+@example(program=[[("read", 9)], [("send", b"ab"), ("end",)], [("at_eof",), ("next",)]], limit=5, server_side=False)
+def test_connections(loop_factory, program, limit, server_side):
+    same_as_asyncio(lambda loop: loop.run_until_complete(converse(program, limit, server_side)), loop_factory)
+
+
+# Coroutines by hand
+
+
+def test_a_new_call_is_one_that_has_not_started(loop):
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    call = reader.read(4)
+    assert inspect.getcoroutinestate(call) == inspect.CORO_CREATED
+    assert asyncio.iscoroutine(call) and not asyncio.isfuture(call)
+    with pytest.raises(TypeError, match="^can't send non-None value to a just-started coroutine$"):
+        call.send(3)
+    waiter = call.send(None)
+    assert inspect.getcoroutinestate(call) == inspect.CORO_SUSPENDED
+    assert call.cr_frame is None and reader._waiter is waiter
+    with pytest.raises(RuntimeError, match="^await wasn't used with future$"):
+        call.send(None)
+    assert inspect.getcoroutinestate(call) == inspect.CORO_CLOSED
+    assert reader._waiter is None
+
+
+def test_throwing_nothing_is_a_mistake(loop):
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        ours.setblocking(False)
+        for call in (reader.read(4), loop.sock_recv(ours, 4), loop.sock_sendall(ours, b"data")):
+            with pytest.raises(TypeError, match="^throw expected at least 1 argument, got 0$"):
+                call.throw()
+            with pytest.raises(TypeError, match="^can't send non-None value to a just-started coroutine$"):
+                call.send(3)
+            call.close()
+
+
+def test_the_waiter_is_a_future(loop):
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    told = []
+
+    def wait():
+        call = reader.read(4)
+        return call, call.send(None)
+
+    call, waiter = wait()
+    assert asyncio.isfuture(waiter) and waiter._asyncio_future_blocking is True
+    assert (waiter.done(), waiter.cancelled(), repr(waiter)) == (False, False, "<Future pending>")
+    for ask in (waiter.result, waiter.exception):
+        with pytest.raises(asyncio.InvalidStateError):
+            ask()
+    context = contextvars.copy_context()
+    waiter.add_done_callback(lambda it: told.append((it is waiter, "first")))
+    waiter.add_done_callback(told.append, context=context)
+    assert waiter.remove_done_callback(told.append) == 1
+    waiter.add_done_callback(lambda it: told.append((it is waiter, "second")))
+    with pytest.raises(TypeError):
+        waiter.add_done_callback()
+    reader.feed_data(b"data")
+    assert (waiter.done(), waiter.result(), waiter.exception()) == (True, None, None)
+    with pytest.raises(asyncio.InvalidStateError):
+        waiter.set_result(None)
+    loop.run_until_complete(turns(2))
+    assert told == [(True, "first"), (True, "second")]
+    with pytest.raises(StopIteration):
+        call.send(None)
+
+    call, waiter = wait()
+    assert waiter.cancel(msg="message") is True and waiter.cancel() is False
+    with pytest.raises(asyncio.CancelledError, match="^message$"):
+        call.send(None)
+    assert repr(waiter) == "<Future cancelled>"
+
+    call, waiter = wait()
+    with pytest.raises(TypeError):
+        waiter.set_exception(3)
+    reader.set_exception(ValueError("set"))
+    assert isinstance(waiter.exception(), ValueError)
+    with pytest.raises(ValueError, match="^set$"):
+        call.send(None)
+
+
+def test_an_exception_that_nobody_asked_for_is_reported(loop):
+    told = []
+    loop.set_exception_handler(lambda _, context: told.append((context["message"], str(context["exception"]))))
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    call = reader.read(4)
+    call.send(None)
+    reader.set_exception(ValueError("set"))
+    call.close()
+    del call, reader
+    gc.collect()
+    assert told == [("Future exception was never retrieved", "set")]
+
+
+def test_a_waiter_that_somebody_keeps_is_not_used_again(loop):
+    async def main():
+        async with connected() as ((reader, _), (_, client)):
+            kept = []
+            for text in (b"one", b"two"):
+                task = loop.create_task(reader.read(9))
+                await turns(2)
+                kept.append(reader._waiter)
+                client.write(text)
+                assert await task == text
+            assert kept[0] is not kept[1] and all(waiter.done() for waiter in kept)
+
+    loop.run_until_complete(main())
+
+
+def test_a_read_in_the_end_of_what_the_last_wait_left_is_a_second_one(loop):
+    """The message of a cancellation goes when the waiter is used again, and may be any object."""
+    told = []
+
+    class Reads:
+        def __del__(self):
+            call = reader.read(5)
+            try:
+                call.send(None)
+            except RuntimeError as error:
+                told.append(str(error))
+            finally:
+                call.close()
+
+    async def main():
+        nonlocal reader
+        async with connected() as ((reader, _), (_, client)):
+            task = loop.create_task(reader.read(5))
+            await turns(2)
+            task.cancel(Reads())
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            del task
+            task = loop.create_task(reader.read(5))
+            await turns(2)
+            assert told == ["read() called while another coroutine is already waiting for incoming data"]
+            client.write(b"data")
+            assert await task == b"data"
+
+    reader = None
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("call", [("read", 20), ("readexactly", 12), ("readline",)])
+def test_what_is_put_into_a_buffer_that_somebody_keeps_comes_first(loop, call):
+    async def main():
+        async with connected() as ((reader, _), (_, client)):
+            buffer = reader._buffer
+            task = loop.create_task(getattr(reader, call[0])(*call[1:]))
+            await turns(2)
+            buffer.extend(b"first ")
+            client.write(b"secon\n")
+            assert await task == b"first secon\n"
+
+    loop.run_until_complete(main())
+
+
+def test_a_client_s_writer_is_native_from_its_first_drain_on(loop):
+    class Writer(asyncio.StreamWriter):
+        pass
+
+    async def main():
+        async with connected() as ((reader, _), (client_reader, client)):
+            client.write(b"one ")
+            await client.drain()
+            assert type(client) is _streams.StreamWriter
+            client.write(b"two")
+            await client.drain()
+            assert await reader.readexactly(7) == b"one two"
+            other = Writer(client.transport, client._protocol, client_reader, loop)
+            await other.drain()
+            assert type(other) is Writer
+            client_reader.set_exception(ValueError("set"))
+            for writer in (client, other):
+                with pytest.raises(ValueError, match="^set$"):
+                    await writer.drain()
+
+    loop.run_until_complete(main())
+
+
+def test_what_a_read_and_a_drain_call_may_be_replaced_in_the_instance(loop):
+    async def main():
+        async with connected() as ((reader, writer), (_, client)):
+            called = []
+            reader._maybe_resume_transport = lambda: called.append("resume")
+            task = loop.create_task(reader.read(9))
+            await turns(2)
+            client.write(b"data")
+            assert await task == b"data"
+            client.write(b"more")
+            await until(lambda: reader._buffer)
+            assert await reader.readexactly(4) == b"more"
+            assert called == ["resume", "resume"]
+            transport = mock.Mock(wraps=writer.transport)
+            transport.is_closing.return_value = True
+            writer._transport = transport
+            await writer.drain()
+            assert transport.is_closing.call_count == 1
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("name", ["create_future", "call_soon"])
+def test_a_loop_with_methods_of_its_own_is_asked(new_loop, name):
+    called = []
+
+    def derive(cls):
+        def method(self, *arguments, **options):
+            called.append(name)
+            return getattr(cls, name)(self, *arguments, **options)
+
+        return type("Derived", (cls,), {name: method})
+
+    loop = new_loop()
+    base = type(loop)
+    loop.__class__ = derive(base)
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    call = reader.read(4)
+    waiter = call.send(None)
+    assert type(waiter) is asyncio.Future
+    called.clear()
+    waiter.add_done_callback(noop)
+    reader.feed_data(b"data")
+    assert called == (["call_soon"] if name == "call_soon" else [])
+    call.close()
+    loop.__class__ = base

@@ -1,5 +1,6 @@
 """Random operations on connections, on ringloop and on asyncio side by side: see state_machines.py."""
 
+import importlib
 import sys
 from asyncio.selector_events import _SelectorDatagramTransport
 
@@ -16,6 +17,7 @@ import state_machines
     [
         "PlainMachine",
         "TlsMachine",
+        "PipeMachine",
         pytest.param(
             "DatagramMachine",
             marks=pytest.mark.skipif(
@@ -27,10 +29,30 @@ import state_machines
 )
 def test_connections_behave_as_asyncio_s_whatever_is_done_to_them(arm, machine):
     """The same examples each time; `make soak` runs others, and finds the shortest that fails, which may take minutes."""
+    run_examples(lambda: getattr(state_machines, machine)(arm), 30)
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize(
+    ("module", "machine"),
+    [
+        ("stream_machines", "UnixStreamsMachine"),
+        ("stream_machines", "TcpStreamsMachine"),
+        ("file_machines", "FileMachine"),
+        ("child_machines", "ChildMachine"),
+        ("scarcity_machines", "ScarcityMachine"),
+    ],
+)
+def test_so_do_streams_files_and_children_even_without_descriptors(arm, module, machine):
+    make = getattr(importlib.import_module(module), machine)
+    run_examples(lambda: make(arm), 10)
+
+
+def run_examples(make, count):
     run_state_machine_as_test(
-        lambda: getattr(state_machines, machine)(arm),
+        make,
         settings=settings(
-            max_examples=30,
+            max_examples=count,
             stateful_step_count=20,
             derandomize=True,
             phases=[Phase.generate],

@@ -83,7 +83,7 @@ def test_scope(arm, loop, path, fields, expected):
                 "path": "/",
                 "raw_path": b"/",
                 "query_string": b"",
-                "extensions": {"http.response.trailers": {}},
+                "extensions": {"http.response.pathsend": {}, "http.response.trailers": {}},
                 "server": (support.HOST, server.port),
                 "client": address,
                 **expected,

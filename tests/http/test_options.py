@@ -129,5 +129,33 @@ def test_the_command_line_comes_before_the_environment(monkeypatch):
     assert given["reload_includes"] == ["*.a", "*.b"]
 
 
+def test_options_of_reloading_without_reloading_are_reported(caplog):
+    with caplog.at_level("WARNING", "uvicorn.error"):
+        for options in ({"reload_dirs": ["."]}, {"reload_includes": "*.a"}, {"reload": True, "reload_excludes": "*.a"}):
+            caplog.clear()
+            Config(print, log_config=None, **options)
+            assert ["will not reload" in record.message for record in caplog.records] == [True], options
+        caplog.clear()
+        Config("a:b", log_config=None, reload=True, reload_dirs=["."])
+        assert not caplog.records
+
+
+@pytest.mark.parametrize("text, workers", [("", 1), ("0", 1), ("1", 1), ("3", 3)])
+def test_the_number_of_workers_in_the_environment(monkeypatch, text, workers):
+    monkeypatch.setenv("WEB_CONCURRENCY", text)
+    assert Config(print, log_config=None).workers == workers
+    assert Config(print, log_config=None, workers=2).workers == 2
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5"])
+def test_a_wrong_number_of_workers_in_the_environment(monkeypatch, text):
+    monkeypatch.setenv("WEB_CONCURRENCY", text)
+    message = f"the environment variable WEB_CONCURRENCY must be a number of processes, not '{text}'"
+    with pytest.raises(ValueError, match=message):
+        Config(print, log_config=None)
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["a:b"])
+    assert (result.exit_code, result.output.splitlines()[-1]) == (2, f"Error: {message}")
+
+
 def test_serve_is_run():
     assert ringloop.serve is ringloop.http.run

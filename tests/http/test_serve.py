@@ -89,7 +89,10 @@ def test_a_factory_is_detected_with_a_warning(arm):
         (("applications:make_with_arguments", "--factory"), "Error loading ASGI app factory"),
         (("applications:app", "--fd", "99"), "descriptor 99: Bad file descriptor"),
         (("applications:app", "--uds", "/nowhere/at/all"), "/nowhere/at/all: No such file or directory"),
-        (("applications:app", "--ssl-certfile", "/nowhere"), "TLS can't be set up: [Errno 2]"),
+        (
+            ("applications:app", "--ssl-certfile", "/nowhere"),
+            "TLS can't be set up: [Errno 2] No such file or directory: '/nowhere'",
+        ),
     ],
 )
 def test_what_cannot_start_ends_with_status_3(arm, arguments, message):
@@ -302,6 +305,18 @@ def test_a_second_interrupt_ends_an_application_that_does_not_end(arm):
         program.wait_for("hanging")
         interrupt_until_it_ends(program)
         assert program.wait() in (0, -signal.SIGINT)
+
+
+@both_backends
+@pytest.mark.parametrize("options", [(), ("--workers", "1", "--workers-lifetime", "9999")])
+def test_the_deadline_is_for_the_end_of_the_application_too(arm, options):
+    with serving(arm, "applications:hanging_shutdown", "--timeout-graceful-shutdown", "0.2", *options) as program:
+        program.get("/")
+        assert program.stop(signal.SIGINT) == 0
+        lines = program.output.splitlines()
+        said = "ERROR:    Application shutdown did not complete in time, timeout graceful shutdown exceeded"
+        assert lines.index("hanging") < lines.index(said)
+        assert not any(line.startswith("Traceback") for line in lines)
 
 
 def test_an_application_that_fails_to_end_is_reported(arm):

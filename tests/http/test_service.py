@@ -81,6 +81,21 @@ def test_groups_of_receive_and_send(arm, loop):
     assert within_request(arm, loop, body, SIZED) == (MESSAGE, None)
 
 
+@pytest.mark.parametrize("status", [200, 204, 404])
+def test_connect_opens_no_tunnel(arm, loop, status, caplog):
+    async def application(scope, receive, send):
+        assert scope["method"] == "CONNECT"
+        await answer(send, b"", status)
+
+    async def test():
+        async with Server(arm, application) as server:
+            return await server.ask(b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nConnection: close\r\n\r\n")
+
+    expected = status if status == 404 else 500
+    assert run(loop, test()).startswith(b"HTTP/1.1 %d " % expected)
+    assert ("invalid status" in caplog.text) == (status != 404)
+
+
 def test_a_task_that_is_cancelled_before_it_starts_takes_no_message(arm, loop):
     async def body(receive, send):
         task = asyncio.create_task(receive())
@@ -712,6 +727,20 @@ def test_shutting_down(arm, loop):
             await closed
             await server.service.wait_closed()
             assert server.service.requests == 3
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT", GET + b"GET / HT"])
+def test_shutting_down_does_not_wait_for_the_rest_of_a_head(arm, loop, begun):
+    async def test():
+        off = dict.fromkeys(("timeout_keep_alive", "timeout_head"))
+        async with Server(arm, text(b"ok"), **off) as server, server.client() as client:
+            client.write(begun)
+            while server.service.connections == 0 or server.service.metrics()["bytes_received"] < len(begun):
+                await asyncio.sleep(0)
+            server.service.shut_down()
+            await server.service.wait_closed()
 
     run(loop, test())
 

@@ -219,6 +219,13 @@ def test_a_key_with_a_password(arm, files):
     assert "its password is missing (--ssl-keyfile-password)" in output
 
 
+@pytest.mark.parametrize("option", ["--ssl-keyfile", "--ssl-ca-certs"])
+def test_a_missing_file_is_named(arm, files, option):
+    status, output = fails(arm, "applications:app", *files.options(), option, "/nowhere")
+    assert status == 3
+    assert "ERROR:    TLS can't be set up: [Errno 2] No such file or directory: '/nowhere'" in output
+
+
 def test_ciphers(arm, files):
     context = files.client_context()
     context.maximum_version = ssl.TLSVersion.TLSv1_2

@@ -10,6 +10,7 @@ import pytest
 from serving import LOGGER, run
 from websocket_client import (
     BINARY,
+    CLOSE,
     CONTINUATION,
     FIN,
     PING,
@@ -504,6 +505,65 @@ def test_clients_that_break_the_rules(arm, loop, frames, code):
     assert events[0] == {"type": "websocket.receive", "text": "good"}
     assert (events[1]["type"], events[1]["code"]) == ("websocket.disconnect", code)
     assert events[2] == "returned"
+
+
+TEXTS = [
+    *("x" * length for length in (0, 1, 2, 31, 32, 33, 63, 64, 125, 126, 5000)),
+    *(edge * 50 for edge in ("\0", "\x7f", "\x80", "\xff", "\u0100", "\uffff", "\U00010000", "\U0010ffff")),
+    *("x" * length + "\u20ac" for length in (15, 31, 32, 100, 5000)),
+    "\u20ac" + "x" * 100,
+]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_text_arrives_as_it_was_sent(arm, loop, parts):
+    async def act(client):
+        heard = []
+        for text in TEXTS:
+            client.send(text, parts=parts)
+            heard.append(await client.message())
+        client.write(closing(1000))
+        return heard
+
+    events, heard = events_of(arm, loop, echo, act, ws_per_message_deflate=False)
+    assert heard == TEXTS
+    assert [event["text"] for event in events[: len(TEXTS)]] == TEXTS
+
+
+INVALID_TEXTS = [
+    b"\xff",
+    b"x" * 100 + b"\x80",
+    b"\xc0\xaf",
+    b"a surrogate \xed\xa0\x80",
+    b"beyond Unicode \xf4\x90\x80\x80",
+    b"cut off \xe2\x82",
+    "\u20ac".encode() * 40 + b"\xe2",
+]
+
+
+@pytest.mark.parametrize("invalid", INVALID_TEXTS)
+@pytest.mark.parametrize("is_compressed", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_text_that_is_not_utf8(arm, loop, invalid, is_compressed, parts):
+    async def test():
+        async with WebSocketServer(arm, application(echo)) as server:
+            fields = Deflating.FIELDS if is_compressed else b""
+            async with server.websocket(fields=fields) as client:
+                data = Deflating.compressed(invalid) if is_compressed else invalid
+                cuts = [len(data) * part // parts for part in range(parts + 1)]
+                first = TEXT | (RSV1 if is_compressed else 0)
+                for part in range(parts):
+                    last = FIN if part == parts - 1 else 0
+                    piece = data[cuts[part] : cuts[part + 1]]
+                    client.write(masked(last | (CONTINUATION if part else first), piece))
+                    if not last:
+                        client.write(masked(FIN | PING, b"between"))
+                while (frame := await client.frame())[0] == PONG:
+                    assert frame[1] == b"between"
+                return frame
+
+    opcode, payload = run(loop, test())
+    assert (opcode, int.from_bytes(payload[:2], "big")) == (CLOSE, 1007)
 
 
 # -- Compression ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import contextvars
 import gc
 import socket
 import sys
+import threading
+import time
 import weakref
 
 import pytest
@@ -93,6 +95,64 @@ def test_a_cycle_through_an_unclosed_loop(loop_factory):
             del thing, loop
             gc.collect()
         assert reference() is None
+
+
+def insert_another_timer(loop):
+    loop.call_later(3600, noop)
+
+
+def wait_once(loop):
+    """Runs the loop until it has waited for another thread: for at least 10 ms, in nearly every attempt."""
+    timer = threading.Timer(0.01, loop.call_soon_threadsafe, (loop.stop,))
+    loop.call_soon(timer.start)
+    loop.run_forever()
+    timer.join()
+
+
+@pytest.mark.parametrize("then", [insert_another_timer, wait_once])
+def test_a_cycle_through_an_unclosed_loop_and_the_handle_of_its_timer(loop_factory, then):
+    loop = loop_factory()
+    thing = Thing()
+    thing.loop = loop
+    thing.handle = loop.call_later(3600, thing.method, loop)
+    deadline = time.monotonic() + PATIENCE_S
+    then(loop)
+    while not gc.is_tracked(thing.handle):
+        assert time.monotonic() < deadline
+        then(loop)
+    reference = weakref.ref(thing)
+    with pytest.warns(ResourceWarning, match="^unclosed event loop"):
+        del thing, loop
+        gc.collect()
+    assert reference() is None
+
+
+@pytest.mark.parametrize("schedule", ["call_soon", "call_later", "call_soon_threadsafe"])
+def test_a_cycle_through_an_unclosed_loop_and_a_cancelled_handle(loop_factory, schedule):
+    loop = loop_factory()
+    thing = Thing()
+    thing.loop = loop
+    arguments = (3600,) if schedule == "call_later" else ()
+    thing.handle = getattr(loop, schedule)(*arguments, thing.method, thing)
+    thing.handle.cancel()
+    run_turns(loop)
+    reference = weakref.ref(thing)
+    with pytest.warns(ResourceWarning, match="^unclosed event loop"):
+        del thing, loop
+        gc.collect()
+    assert reference() is None
+
+
+@pytest.mark.without_debug_mode
+@pytest.mark.ringloop_only  # asyncio's handles are always tracked
+@pytest.mark.parametrize("schedule", ["call_soon", "call_later", "call_soon_threadsafe"])
+def test_the_collector_visits_no_handle_that_only_waits(loop, schedule):
+    """It would visit tens of thousands of them again and again."""
+    arguments = (3600,) if schedule == "call_later" else ()
+    before = len(gc.get_objects())
+    for _ in range(1000):
+        getattr(loop, schedule)(*arguments, noop)
+    assert len(gc.get_objects()) - before < 100
 
 
 def test_a_cycle_through_a_task_factory(loop_factory):

@@ -657,3 +657,89 @@ def test_nothing_is_left_of_many_files(loop, large_file, file):
         assert sys.getrefcount(file) == references
 
     loop.run_until_complete(main())
+
+
+@pytest.mark.without_debug_mode
+@pytest.mark.ringloop_only
+def test_a_cancelled_sock_sendfile_leaves_the_position_behind_what_was_sent(loop, large_file):
+    # As asyncio documents it; its own loop leaves the position where it was.
+    async def main():
+        ours, peer = tcp_pair()
+        with peer, ours:
+            sending = loop.create_task(loop.sock_sendfile(ours, large_file, 1000))
+            await loop.sock_recv(peer, 1)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            received = loop.create_task(receive_all(loop, peer))
+            ours.close()
+            assert large_file.tell() == 1000 + 1 + len(await received)
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.without_debug_mode
+@pytest.mark.ringloop_only
+def test_a_socket_sends_natively(loop, large_file, monkeypatch):
+    monkeypatch.setattr(loop, "_sock_sendfile_native_impl", None)
+    monkeypatch.setattr(loop, "_sock_sendfile_fallback", None)
+
+    async def body(sendfile, sock):
+        return await sendfile(sock, large_file, 5)
+
+    sent, received = loop.run_until_complete(over_socket(loop, body))
+    assert sent == len(received) == LARGE - 5
+
+
+def test_a_replaced_system_call_is_called(loop, file, monkeypatch):
+    calls = []
+    original = os.sendfile
+
+    def replacement(*arguments):
+        calls.append(arguments[2:])
+        return original(*arguments)
+
+    monkeypatch.setattr(os, "sendfile", replacement)
+
+    async def body(sendfile, sock):
+        return await sendfile(sock, file, 0, 1000)
+
+    sent, received = loop.run_until_complete(over_socket(loop, body))
+    assert (sent, received) == (1000, DATA[:1000])
+    assert calls[0] == (0, 1000)
+
+
+def test_a_peer_that_resets_in_the_middle_of_sock_sendfile(loop_factory, large_file):
+    def body(loop):
+        async def main():
+            large_file.seek(0)
+            ours, peer = tcp_pair()
+            with ours:
+                sending = loop.create_task(loop.sock_sendfile(ours, large_file))
+                await loop.sock_recv(peer, 1)
+                reset(peer)
+                with pytest.raises(OSError) as error:
+                    await sending
+                return type(error.value), error.value.errno, large_file.tell() > 0
+
+        return loop.run_until_complete(main())
+
+    same_as_asyncio(body, loop_factory)
+
+
+def test_a_socket_that_is_closed_while_it_sends_a_file(loop_factory, large_file):
+    def body(loop):
+        async def main():
+            ours, peer = tcp_pair()
+            with peer:
+                sending = loop.create_task(loop.sock_sendfile(ours, large_file))
+                await loop.sock_recv(peer, 1)
+                loop.remove_writer(ours)
+                ours.close()
+                sending.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await sending
+
+        return loop.run_until_complete(main())
+
+    same_as_asyncio(body, loop_factory)

@@ -789,3 +789,111 @@ def test_a_transport_and_a_sock_method_do_not_share_a_descriptor(loop):
             await until(lambda: protocol.lost)
 
     loop.run_until_complete(main())
+
+
+def test_connections_are_accepted_in_the_order_of_their_clients(loop):
+    async def main():
+        with tcp_listener() as listener:
+            listener.setblocking(False)
+            tasks = [loop.create_task(loop.sock_accept(listener))]
+            clients, names = [], []
+            await asyncio.sleep(0)
+            for _ in range(10):
+                client = socket.create_connection(listener.getsockname())
+                clients.append(client)
+                names.append(client.getsockname())
+            tasks += [loop.create_task(loop.sock_accept(listener)) for _ in range(9)]
+            accepted = await asyncio.gather(*tasks)
+            found = sorted(names.index(address) for _, address in accepted)
+            assert found == list(range(10))
+            for connection, _ in accepted:
+                connection.close()
+            for client in clients:
+                client.close()
+
+    loop.run_until_complete(main())
+
+
+def test_a_connection_that_was_accepted_for_a_cancelled_task_is_closed(loop_factory):
+    def body(loop):
+        async def main():
+            with tcp_listener() as listener:
+                listener.setblocking(False)
+                task = loop.create_task(loop.sock_accept(listener))
+                await asyncio.sleep(0)
+                future = task._fut_waiter
+
+                def cancel_when_done():
+                    # Runs first in each turn: before the wake of the task, which is queued after it.
+                    if future.done():
+                        task.cancel()
+                    else:
+                        loop.call_soon(cancel_when_done)
+
+                cancel_when_done()
+                with socket.create_connection(listener.getsockname()), pytest.raises(asyncio.CancelledError):
+                    await task
+
+        with pytest.warns(ResourceWarning, match="unclosed <socket.socket"):
+            loop.run_until_complete(main())
+            gc.collect()
+
+    same_as_asyncio(body, loop_factory)
+
+
+@pytest.mark.parametrize("kind", ["refused", "unix", "backlog", "closed", "names", "scope", "port", "dgram"])
+def test_connecting_comes_to_what_it_comes_to_under_asyncio(loop_factory, refused_port, tmp_path, kind):
+    path = str(tmp_path / "nothing")
+
+    def body(loop):
+        with contextlib.ExitStack() as stack:
+            family = socket.AF_UNIX if kind in ("unix", "backlog") else socket.AF_INET
+            sock = stack.enter_context(
+                socket.socket(family, socket.SOCK_DGRAM if kind == "dgram" else socket.SOCK_STREAM)
+            )
+            sock.setblocking(False)
+            address = {
+                "refused": (HOST, refused_port),
+                "unix": path,
+                "closed": (HOST, refused_port),
+                "names": ("localhost", refused_port),
+                "scope": ("127.0.0.1%lo", refused_port),
+                "port": (HOST, 1 << 20),
+                "dgram": (HOST, refused_port),
+            }.get(kind)
+            if kind == "backlog":
+                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(address := f"\0{os.getpid()}-{id(loop)}")
+                listener.listen(0)
+                while True:
+                    filler = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    filler.setblocking(False)
+                    if filler.connect_ex(address):
+                        break
+            if kind == "closed":
+                sock.close()
+            coroutine = loop.sock_connect(sock, address)
+            try:
+                result = loop.run_until_complete(asyncio.wait_for(coroutine, 2 if kind == "backlog" else None))
+            except Exception as error:
+                result = type(error), error.args
+            assert not loop.remove_writer(sock) if sock.fileno() >= 0 else True
+            return result
+
+    same_as_asyncio(body, loop_factory)
+
+
+@pytest.mark.without_debug_mode
+@pytest.mark.ringloop_only
+def test_accept_and_connect_are_native(loop):
+    with tcp_listener() as listener, socket.socket() as client:
+        client.setblocking(False)
+        listener.setblocking(False)
+        operations = [
+            loop.sock_accept(listener),
+            loop.sock_connect(client, listener.getsockname()),
+        ]
+        assert [type(each).__name__ for each in operations] == ["SocketOperation"] * 2
+        assert [repr(each).split()[2] for each in operations] == ["EventLoop.sock_accept", "EventLoop.sock_connect"]
+        for each in operations:
+            each.close()

@@ -112,6 +112,38 @@ def test_create_connection_with_what_only_acts_as_a_socket(loop):
     assert sock.calls["recv"] and sock.calls["send"]
 
 
+@pytest.mark.parametrize("name", ["recv", "send"])
+def test_create_connection_with_a_subclass_of_socket(loop, name):
+    """Its own methods are called."""
+    called = []
+
+    class Subclass(socket.socket):
+        def recv(self, *arguments):
+            called.append("recv")
+            return super().recv(*arguments)
+
+        def send(self, *arguments):
+            called.append("send")
+            return super().send(*arguments)
+
+    ours, peer = tcp_pair()
+    sock = Subclass(fileno=ours.detach())
+
+    async def main():
+        transport, protocol = await loop.create_connection(Recorder, sock=sock)
+        with peer:
+            if name == "recv":
+                peer.send(b"in")
+                await until(lambda: protocol.data == b"in")
+            else:
+                transport.write(b"out")
+                assert await receive_exactly(loop, peer, 3) == b"out"
+        await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+    assert name in called
+
+
 def test_connect_accepted_socket(loop):
     async def main():
         with tcp_listener() as listener, socket.create_connection(listener.getsockname()) as peer:

@@ -100,7 +100,7 @@ class Repeating(suites.Runner):
     """A runner whose tests end as told when they are repeated."""
 
     def __init__(self, again):
-        suite = suites.Suite("some", "1", [], [], [], explained={"explained": "it asks for asyncio's name"})
+        suite = suites.Suite("some", "Some", "1", [], [], [], explained={"explained": "it asks for asyncio's name"})
         super().__init__(suite, Path("/nowhere"), workers=1, limit_s=1)
         self.again = again
 
@@ -115,7 +115,9 @@ def test_only_what_fails_again_and_on_ringloop_alone_counts(with_control, capsys
     if with_control:
         results["asyncio"] = suites.Result(1, 0, set())
     runner = Repeating({"epoll": {"ours", "of the machine"}, "asyncio": {"of the machine"}})
-    assert suites.compare(runner, results) == 1
+    assert suites.compare(runner, results) == {
+        "epoll": {"explained": "explained", "ours": "FAILED", "of the machine": "not ours", "unsteady": "not again"}
+    }
     assert capsys.readouterr().out.splitlines() == [
         "explained   some on epoll: explained: it asks for asyncio's name",
         "not ours    some on epoll: of the machine: fails on asyncio, too",
@@ -125,13 +127,14 @@ def test_only_what_fails_again_and_on_ringloop_alone_counts(with_control, capsys
 
 
 def test_what_fails_on_asyncio_is_not_repeated(capsys):
-    results = {"asyncio": suites.Result(1, 0, {"shared"}), "epoll": suites.Result(1, 0, {"shared"})}
-    assert suites.compare(Repeating({"epoll": {"shared"}}), results) == 0
+    shared = {"shared", "explained"}
+    results = {"asyncio": suites.Result(1, 0, shared), "epoll": suites.Result(1, 0, shared)}
+    assert suites.compare(Repeating({"epoll": {"shared"}}), results) == {"epoll": {}}
     assert capsys.readouterr().out == ""
 
 
 def test_an_explanation_holds_for_all_parameters():
-    suite = suites.Suite("some", "1", [], [], [], explained={"test_a": "all", "test_b[1]": "one"})
+    suite = suites.Suite("some", "Some", "1", [], [], [], explained={"test_a": "all", "test_b[1]": "one"})
     assert [suite.explanation(name) for name in ("test_a", "test_a[1]", "test_b[1]", "test_b[2]", "test_ab")] == [
         "all", "all", "one", None, None,
     ]  # fmt: skip
@@ -139,7 +142,9 @@ def test_an_explanation_holds_for_all_parameters():
 
 def test_each_suite_is_described():
     settings = suites.read_settings()
-    assert list(settings) == ["uvicorn", "serve", "aiohttp", "anyio", "tornado"]
+    assert list(settings) == [
+        "uvicorn", "serve", "gunicorn", "aiohttp", "anyio", "tornado", "starlette", "websockets", "asyncpg", "aiofiles",
+    ]  # fmt: skip
     assert settings["serve"].package == settings["uvicorn"].package == "uvicorn"
     for suite in settings.values():
         assert all("==" in requirement for requirement in suite.requirements)

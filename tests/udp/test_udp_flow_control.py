@@ -202,6 +202,33 @@ def test_a_bad_address_in_the_buffer_is_fatal_when_its_turn_comes(loop, folder):
     assert contexts[0]["exception"] is recorder.events[-1][1]
 
 
+def test_what_connection_lost_sends_to_a_full_peer_stays_in_the_buffer(loop_factory, folder):
+    def body(loop):
+        full = os.path.join(folder, "full")
+        with unix_socket(full) as peer:
+            peer.setblocking(False)
+            transport, recorder = endpoint(loop, family=socket.AF_UNIX)
+
+            def connection_lost(_error):
+                recorder.events.append(("connection_lost",))
+                while not transport.get_write_buffer_size():
+                    transport.sendto(b"from connection_lost", full)
+
+            recorder.connection_lost = connection_lost
+            transport.close()
+            wait_for(loop, lambda: "connection_lost" in recorder.names)
+            loop.run_until_complete(turns(3))
+            sizes = [transport.get_write_buffer_size()]
+            for data in (b"more", b"", bytes(1000)):
+                transport.sendto(data, full)
+                sizes.append(transport.get_write_buffer_size())
+        os.unlink(full)
+        return sizes, recorder.names
+
+    sizes, _ = same_as_asyncio(body, loop_factory)
+    assert sizes[-1] > 1000
+
+
 @pytest.mark.parametrize("method", ["pause_writing", "resume_writing"])
 @pytest.mark.usefixtures("right_buffer_size")
 def test_a_failing_flow_control_callback(loop, method):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import io
 import logging
 import os
 import pty
@@ -778,5 +779,269 @@ def test_nothing_is_left_of_many_pipes(loop):
         for number in range(200):
             await one(number)
         assert support.open_descriptors() == descriptors
+
+    loop.run_until_complete(main())
+
+
+# What is ringloop's own
+
+
+@pytest.mark.ringloop_only
+def test_a_reader_whose_file_was_closed_does_not_read_from_another(loop):
+    contexts = capture_contexts(loop)
+
+    async def main():
+        reading, writing = pipe()
+        other_reading, other_writing = os.pipe()
+        with writing:
+            transport, protocol = await reader_of(loop, reading)
+            number = reading.fileno()
+            reading.close()
+            os.dup2(other_reading, number)
+            os.write(other_writing, b"for somebody else")
+            transport._read_ready()
+            await until(lambda: protocol.lost)
+            assert protocol.data == b""
+            assert protocol.error.errno == errno.EBADF
+            assert os.read(number, 100) == b"for somebody else"
+        for descriptor in (number, other_reading, other_writing):
+            os.close(descriptor)
+
+    loop.run_until_complete(main())
+    assert [context["message"] for context in contexts] == ["Fatal read error on pipe transport"]
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("buffering", [False, True])
+def test_a_writer_whose_file_was_closed_does_not_write_to_another(loop, buffering):
+    async def main():
+        reading, writing = os.pipe()
+        other_reading, other_writing = os.pipe()
+        os.set_blocking(other_reading, False)
+        file = io.FileIO(writing, "wb")
+        file = io.BufferedWriter(file) if buffering else file
+        transport, protocol = await writer_of(loop, file)
+        file.close()
+        os.dup2(other_writing, writing)
+        transport.write(b"not for everybody")
+        await until(lambda: protocol.lost)
+        assert protocol.error.errno == errno.EBADF
+        with pytest.raises(BlockingIOError):
+            os.read(other_reading, 100)
+        for descriptor in (reading, writing, other_reading, other_writing):
+            os.close(descriptor)
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+def test_items_larger_than_a_byte_are_written_whole(loop):
+    async def main():
+        reading, writing = pipe()
+        with reading:
+            transport, protocol = await writer_of(loop, writing)
+            items = memoryview(bytes(range(256)) * (LARGE // 256)).cast("I")
+            transport.write(items)
+            assert transport.get_write_buffer_size() > 0
+            transport.write(items[:100])
+            transport.close()
+            received = await loop.run_in_executor(None, read_all, reading)
+            await until(lambda: protocol.lost)
+            assert received == items.tobytes() + items[:100].tobytes()
+
+    loop.run_until_complete(main())
+
+
+def test_a_buffer_that_changes_after_it_was_written(loop):
+    async def main():
+        reading, writing = pipe()
+        with reading:
+            transport, protocol = await writer_of(loop, writing)
+            data = bytearray(b"x" * LARGE)
+            transport.write(data)
+            data[:] = b"y" * LARGE
+            data.extend(b"resizable")
+            transport.write(memoryview(data)[-3:])
+            transport.close()
+            received = await loop.run_in_executor(None, read_all, reading)
+            await until(lambda: protocol.lost)
+            assert received == b"x" * LARGE + b"ble"
+
+    loop.run_until_complete(main())
+
+
+def test_many_small_pieces_keep_their_order(loop):
+    async def main():
+        reading, writing = pipe()
+        with reading:
+            transport, protocol = await writer_of(loop, writing)
+            transport.write(bytes(LARGE))
+            pieces = [b"%d," % number for number in range(2000)]
+            for piece in pieces:
+                transport.write(piece)
+            assert transport.get_write_buffer_size() > sum(map(len, pieces))
+            transport.write_eof()
+            received = await loop.run_in_executor(None, read_all, reading)
+            await until(lambda: protocol.lost)
+            assert received == bytes(LARGE) + b"".join(pieces)
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("call", [lambda it: it.write(), lambda it: it.write(b"", b""), lambda it: it.write(text=b"")])
+def test_calls_with_wrong_arguments(loop_factory, call):
+    def body(loop):
+        async def main():
+            reading, writing = pipe()
+            with reading:
+                transport, protocol = await writer_of(loop, writing)
+                transport.write(data=b"by name")
+                assert os.read(reading.fileno(), 100) == b"by name"
+                with pytest.raises(TypeError) as refusal:
+                    call(transport)
+                transport.close()
+                await until(lambda: protocol.lost)
+                return str(refusal.value)
+
+        return loop.run_until_complete(main())
+
+    same_as_asyncio(body, loop_factory)
+
+
+def test_views_that_cannot_be_written(loop_factory):
+    # What is not contiguous ends the transport if it is written at once. If it has to wait, the call raises.
+    def body(loop, first):
+        contexts = capture_contexts(loop)
+
+        async def main():
+            reading, writing = pipe()
+            with reading:
+                transport, protocol = await writer_of(loop, writing)
+                outcome = None
+                transport.write(first)
+                try:
+                    transport.write(memoryview(bytes(100))[::2])
+                except Exception as error:
+                    outcome = type(error)
+                transport.abort() if not transport.is_closing() else None
+                await until(lambda: protocol.lost)
+                return outcome, type(protocol.error), [context["message"] for context in contexts]
+
+        return loop.run_until_complete(main())
+
+    for first in (b"", bytes(LARGE)):
+        same_as_asyncio(lambda loop, first=first: body(loop, first), loop_factory)
+
+
+def test_errors_name_the_callback_as_asyncio_does(loop_factory):
+    class Broken(Recorder):
+        def data_received(self, data):
+            raise ZeroDivisionError
+
+    def body(loop):
+        contexts = capture_contexts(loop)
+
+        async def main():
+            reading, writing = pipe()
+            with writing:
+                protocol = Broken()
+                transport, _ = await loop.connect_read_pipe(lambda: protocol, reading)
+                writing.write(b"x")
+                await until(lambda: contexts)
+                transport.close()
+                await until(lambda: protocol.lost)
+                return contexts[0]["message"], sorted(contexts[0])
+
+        return loop.run_until_complete(main())
+
+    assert same_as_asyncio(body, loop_factory)[0] == "Exception in callback _UnixReadPipeTransport._read_ready()"
+
+
+def test_one_file_for_both_directions(loop, tmp_path):
+    # A terminal, which a writer doesn't watch for its end.
+    async def main():
+        master, slave = open_terminal()
+        tty.setraw(slave)
+        tty.setraw(master)
+        with open(master, "r+b", buffering=0) as file, open(slave, "r+b", buffering=0) as peer:
+            reader, heard = await reader_of(loop, file)
+            writer, wrote = await writer_of(loop, file)
+            data = os.urandom(200_000)
+            writer.write(data)
+            echo = loop.run_in_executor(None, copy_back, peer, len(data))
+            await until(lambda: len(heard.data) == len(data))
+            await echo
+            assert heard.data == data
+            writer.close()
+            await until(lambda: wrote.lost)
+            reader.close()
+            await until(lambda: heard.lost)
+
+    def copy_back(peer, left):
+        while left:
+            chunk = os.read(peer.fileno(), 1000)
+            left -= len(chunk)
+            while chunk:
+                chunk = chunk[os.write(peer.fileno(), chunk) :]
+
+    loop.run_until_complete(main())
+
+
+def test_a_file_that_somebody_made_blocking_stops_no_other_thread(loop):
+    # The flag belongs to the open file, which other processes may share. The thread that reads needs the GIL.
+    async def main():
+        reading, writing = pipe()
+        with reading:
+            transport, protocol = await writer_of(loop, writing)
+            os.set_blocking(writing.fileno(), True)
+            thread = support.BackgroundThread(lambda: read_all(reading))
+            data = os.urandom(LARGE)
+            transport.write(data)
+            transport.close()
+            await until(lambda: protocol.lost)
+            return thread.result() == data
+
+    assert loop.run_until_complete(main())
+
+
+def test_both_ends_closed_from_within_each_other(loop):
+    class Closing(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            self.other.abort()
+            self.transport.close()
+
+    async def main():
+        reading, writing = pipe()
+        protocol = Closing()
+        await loop.connect_read_pipe(lambda: protocol, reading)
+        writer, wrote = await writer_of(loop, writing)
+        protocol.other = writer
+        writer.write(bytes(LARGE))
+        await until(lambda: protocol.lost and wrote.lost)
+        assert protocol.error is None and wrote.error is None
+        assert reading.closed and writing.closed
+        assert protocol.names == ["connection_made", "data_received", "connection_lost"]
+
+    loop.run_until_complete(main())
+
+
+def test_a_child_that_inherits_an_end_keeps_the_pipe_open(loop):
+    async def main():
+        reading, writing = pipe()
+        transport, protocol = await reader_of(loop, reading)
+        gate_reading, gate_writing = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", "read line; echo from the child", stdin=gate_reading, stdout=writing
+        )  # fmt: skip
+        writing.close()
+        await turns(5)
+        assert not protocol.lost
+        os.write(gate_writing, b"go\n")
+        await process.wait()
+        await until(lambda: protocol.lost)
+        assert protocol.data == b"from the child\n"
+        os.close(gate_reading)
+        os.close(gate_writing)
 
     loop.run_until_complete(main())

@@ -12,7 +12,7 @@ import click
 import ringloop
 
 from ._applications import INTERFACES
-from ._config import Config
+from ._config import Config, workers_in_environment
 from ._run import run
 from .logging import LOG_LEVELS
 
@@ -96,14 +96,14 @@ def _options() -> list[click.Parameter]:
         if isinstance(default, enum.IntEnum):
             default = int(default)
         if name in _DEFAULTS and not attributes.get("multiple"):
-            shown = isinstance(default, int | float | str) and not isinstance(default, bool) and default != ""
+            shown = isinstance(default, int | float | str) and default is not False and default != ""
             attributes = {"default": default, "show_default": shown, **attributes}
         options.append(_Option(names, group=group, ours=ours, **attributes))
 
     group = "Listening"
-    add(group, "--host", help="Address or name to listen on; an empty one means all addresses.")
+    add(group, "--host", help="Address or name to listen on; empty: all addresses.")
     add(group, "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
-    add(group, "--uds", metavar="PATH", help="Unix socket to listen on. An existing one's mode is kept.")
+    add(group, "--uds", metavar="PATH", help="Unix socket to listen on. The mode of an existing one is kept.")
     add(group, "--fd", type=_COUNT, help="Descriptor of a socket to listen on. Sockets in LISTEN_FDS need no option.")
     add(group, "--reuse-port/--no-reuse-port", ours=True, help="Listen with SO_REUSEPORT, a socket for each worker.")
     add(group, "--backlog", type=_POSITIVE, help="Length of the kernel's queue of new connections.")
@@ -171,7 +171,7 @@ def _options() -> list[click.Parameter]:
     )
     add(group, "--log-config", type=_PATH, help="Logging configuration: a .json, .yaml or .ini file.")
     add(group, "--access-log/--no-access-log", help="Log each request.")
-    add(group, "--use-colors/--no-use-colors", help="Use colours in the log. Default: if it goes to a terminal.")
+    add(group, "--use-colors/--no-use-colors", help="Use colours in the log. Default: if the log goes to a terminal.")
     add(
         group,
         "--metrics",
@@ -210,7 +210,7 @@ def _options() -> list[click.Parameter]:
         ours=True,
         type=_COUNT,
         callback=_none_if_zero,
-        help="Requests after which an HTTP/2 client is asked to connect anew; 0: no limit.",
+        help="Requests after which an HTTP/2 client is asked to open a new connection; 0: no limit.",
     )
     add(group, "--limit-head", ours=True, type=_POSITIVE, help="Largest size of a request's head, in bytes.")
     add(group, "--limit-fields", ours=True, type=_POSITIVE, help="Largest number of a request's header fields.")
@@ -274,6 +274,11 @@ _UVICORNS: dict[str, dict[str, Any]] = {
 
 
 def _serve(app: str, app_dir: str, **options: Any) -> None:
+    if options["workers"] is None:
+        try:
+            workers_in_environment()
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
     for name in ("reload_dirs", "reload_includes", "reload_excludes"):
         options[name] = list(options[name]) or None
     if options["log_config"] is None:

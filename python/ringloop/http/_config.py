@@ -34,6 +34,18 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 
 
+def workers_in_environment() -> int:
+    """Return the number of processes that WEB_CONCURRENCY asks for. Some platforms say 0 for one, and uvicorn takes it."""
+    text = os.environ.get("WEB_CONCURRENCY") or "1"
+    try:
+        workers = int(text)
+    except ValueError:
+        workers = -1
+    if workers < 0:
+        raise ValueError(f"the environment variable WEB_CONCURRENCY must be a number of processes, not {text!r}")
+    return workers or 1
+
+
 @dataclasses.dataclass(eq=False)
 class Config:
     """A server's settings; docs/serve.md explains each of them.
@@ -130,7 +142,7 @@ class Config:
             logger.info("Loading environment from '%s'", self.env_file)
             dotenv.load_dotenv(dotenv_path=self.env_file)
         if self.workers is None:
-            self.workers = int(os.environ.get("WEB_CONCURRENCY") or 1)
+            self.workers = workers_in_environment()
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
         if self.forwarded_allow_ips is None:
@@ -142,6 +154,10 @@ class Config:
         for name, usual in _WITHOUT_EFFECT.items():
             if getattr(self, name) not in usual:
                 logger.warning("'%s' has no effect: it is for uvicorn alone.", name)
+        if (self.reload_dirs or self.reload_includes or self.reload_excludes) and not self.should_reload:
+            logger.warning(
+                "Current configuration will not reload as not all conditions are met, please refer to documentation."
+            )
         if self.reload and self.workers > 1:
             logger.warning('"workers" flag is ignored when reloading is enabled.')
 

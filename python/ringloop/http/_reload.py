@@ -72,9 +72,9 @@ class Reloader(Parent):
         # Before anything is opened or started.
         self._watchfiles: Any = import_optional("watchfiles", "watchfiles", "--reload")
         self._filter = FileFilter(
-            _listed(config.reload_dirs),
-            _listed(config.reload_includes),
-            _listed(config.reload_excludes),
+            listed(config.reload_dirs),
+            listed(config.reload_includes),
+            listed(config.reload_excludes),
             pathlib.Path.cwd(),
         )
         self._changed = asyncio.Event()
@@ -124,7 +124,8 @@ class Reloader(Parent):
         self._changed.set()
 
 
-def _listed(names: list[str] | str | None) -> list[str]:
+def listed(names: list[str] | str | None) -> list[str]:
+    """The names that an option gives."""
     return [names] if isinstance(names, str) else list(names or ())
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from .. import EventLoop, _core
@@ -30,6 +31,9 @@ _FILES_INTERVAL_S = 1.0
 
 # How long cancelled tasks have to end.
 _CANCELLED_S = 1.0
+
+# How long the application may take to end if the requests have taken all the time.
+_LIFESPAN_S = 1.0
 
 # How long until streams get `http.disconnect` if shutdown has no deadline; otherwise it is half of the deadline.
 _DISCONNECT_S = 5.0
@@ -144,7 +148,7 @@ class Server:
         try:
             await self._listen(sockets)
         except BaseException:
-            await lifespan.shutdown()
+            await self._end_application(lifespan)
             raise
         self.started = True
 
@@ -166,11 +170,11 @@ class Server:
             self._tls_watch.cancel()
         self._stop_listening(sockets or [])
         assert self._lifespan is not None
+        since = time.monotonic()
         try:
             await self._finish_requests()
         finally:
-            if self._force_exit or not await self._unless(self._force_asked, self._lifespan.shutdown()):
-                self._lifespan.abandon()
+            await self._end_application(self._lifespan, time.monotonic() - since)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -312,6 +316,19 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.wait_closed(), _CANCELLED_S)
         self._report_stubborn(service.tasks())
+
+    async def _end_application(self, lifespan: Lifespan, elapsed: float = 0.0) -> None:
+        """Lets the application end, up to the deadline, but for a moment at least; then cancels it."""
+        timeout = self.config.timeout_graceful_shutdown
+        left = None if timeout is None else max(timeout - elapsed, _LIFESPAN_S)
+        try:
+            async with asyncio.timeout(left):
+                if not self._force_exit and await self._unless(self._force_asked, lifespan.shutdown()):
+                    return
+        except TimeoutError:
+            text = "Application shutdown did not complete in time, timeout graceful shutdown exceeded"
+            logger.error(text)
+        lifespan.abandon()
 
     async def _end_tasks(self) -> None:
         """Cancels the tasks that are left, and gives up those that don't end: the runner would wait for them for ever."""

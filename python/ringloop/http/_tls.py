@@ -27,11 +27,19 @@ def make_context(
 ) -> ssl.SSLContext:
     """A context for servers. Raises OSError (ssl.SSLError) where a file is missing or its content is wrong."""
     context = ssl.SSLContext(version)
-    # Without a password OpenSSL would ask on the terminal.
-    context.load_cert_chain(certfile, keyfile, (lambda: password) if password else _refuse_to_ask)
-    context.verify_mode = ssl.VerifyMode(cert_reqs)
-    if ca_certs:
-        context.load_verify_locations(ca_certs)
+    try:
+        # Without a password OpenSSL would ask on the terminal.
+        context.load_cert_chain(certfile, keyfile, (lambda: password) if password else _refuse_to_ask)
+        context.verify_mode = ssl.VerifyMode(cert_reqs)
+        if ca_certs:
+            context.load_verify_locations(ca_certs)
+    except (FileNotFoundError, PermissionError):
+        # The errors of the module ssl name no file.
+        for file in (certfile, keyfile, ca_certs):
+            if file:
+                with open(file, "rb"):
+                    pass
+        raise
     if ciphers:
         context.set_ciphers(ciphers)
     context.set_alpn_protocols(protocols)

@@ -1,0 +1,751 @@
+"""Binary files: what `io.FileIO`, `io.BufferedReader`, `io.BufferedWriter` and `io.BufferedRandom` do, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import operator
+import os
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from ._descriptor import Descriptor, Lock
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_AnyStr = TypeVar("_AnyStr", str, bytes)
+
+
+def to_size(size: int | None) -> int:
+    """Return a size as `io` takes it: None is -1."""
+    if size is None:
+        return -1
+    try:
+        return operator.index(size)
+    except TypeError:
+        raise TypeError(f"argument should be integer or None, not '{type(size).__name__}'") from None
+
+
+def view_of(data: ReadableBuffer) -> memoryview:
+    """Return the bytes of an object, or raise `io`'s error where it has none."""
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise TypeError(f"a bytes-like object is required, not '{type(data).__name__}'") from None
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+class File(Generic[_AnyStr]):
+    """What all files have. Calls on one file take turns, in the order in which they were made."""
+
+    _descriptor: Descriptor
+    _lock: Lock
+    _close_file: Callable[[], None]
+    _closed = False
+    _detached = False
+    # What `tempfile` has made, if it has made the file.
+    _temporary: Any = None
+
+    def __init__(self, descriptor: Descriptor, close: Callable[[], None] | None = None) -> None:
+        self._descriptor = descriptor
+        self._lock = descriptor.lock
+        self._close_file = close or descriptor.raw.close
+
+    def __repr__(self) -> str:
+        return f"<ringloop.files.{type(self).__name__} name={self.name!r} mode={self.mode!r}>"
+
+    def __del__(self) -> None:
+        if self._closed or self._detached or not hasattr(self, "_descriptor"):
+            return
+        if self._descriptor.raw.closefd:
+            warnings.warn(f"unclosed file {self!r}", ResourceWarning, source=self, stacklevel=2)
+        self._descriptor.when_unused(self._close_now)
+
+    def _close_now(self) -> None:
+        """Flush and close, waiting as long as that takes."""
+        try:
+            self._flush_now()
+        finally:
+            self._closed = True
+            self._close_file()
+
+    def _flush_now(self) -> None:
+        """Write what was buffered, waiting as long as that takes: the file was never closed."""
+
+    def _check_open(self, message: str = "I/O operation on closed file.") -> None:
+        if self._closed:
+            raise ValueError(message)
+        if self._detached:
+            raise ValueError("raw stream has been detached")
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        self._check_attached()
+        return self._closed
+
+    def _check_attached(self) -> None:
+        if self._detached:
+            raise ValueError("raw stream has been detached")
+
+    @property
+    def name(self) -> Any:
+        """The path, or the number, that it was opened by."""
+        return getattr(self._temporary or self._descriptor.raw, "name", None)
+
+    @property
+    def delete(self) -> bool:
+        """Whether a named temporary file is removed when it is closed."""
+        if not hasattr(self._temporary, "delete"):
+            raise AttributeError("this is not a named temporary file")
+        return bool(self._temporary.delete)
+
+    @property
+    def mode(self) -> str:
+        """The mode, as of the blocking file."""
+        return self._descriptor.raw.mode
+
+    @property
+    def closefd(self) -> bool:
+        """Whether closing it closes its descriptor."""
+        return self._descriptor.raw.closefd
+
+    def fileno(self) -> int:
+        """Return the descriptor. The file closes it."""
+        self._check_open("I/O operation on closed file")
+        return self._descriptor.fd
+
+    async def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        self._check_open("I/O operation on closed file")
+        return os.isatty(self._descriptor.fd)
+
+    async def seekable(self) -> bool:
+        """Whether it has a position."""
+        self._check_open("I/O operation on closed file")
+        return self._descriptor.seekable
+
+    def readable(self) -> Any:
+        """Whether it was opened for reading."""
+        self._check_open("I/O operation on closed file")
+        return self._descriptor.raw.readable()
+
+    async def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        self._check_open("I/O operation on closed file")
+        return self._descriptor.raw.writable()
+
+    async def fsync(self, *, data_only: bool = False) -> None:
+        """Flush the file's buffer, and then the kernel's, to the device: fsync(2), or fdatasync(2)."""
+        async with self._lock:
+            self._check_open()
+            await self._flush()
+            await self._descriptor.sync(data_only=data_only)
+
+    async def flush(self) -> None:
+        """Write what is buffered to the file."""
+        async with self._lock:
+            self._check_open()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Flush with the lock held."""
+
+    async def close(self) -> None:
+        """Flush and close. Calls that were made before are finished first. Once begun, it is not cancelled."""
+        self._check_attached()
+        if self._closed or self._close_at_once():
+            return
+        if asyncio.get_running_loop() is not self._descriptor.loop:
+            raise RuntimeError("this file belongs to another event loop; close it in the loop that has opened it")
+        # Its place in the queue is taken now: later calls find the file closed.
+        await asyncio.shield(self._descriptor.loop.create_task(self._close(self._lock.reserve())))
+
+    def _close_at_once(self) -> bool:
+        """Close a file that needs no waiting."""
+        descriptor = self._descriptor
+        simple = (
+            descriptor.read_only
+            and asyncio.get_running_loop() is descriptor.loop
+            and not self._lock.taken
+            and not descriptor.in_flight
+            and self._close_file == descriptor.raw.close
+        )
+        if simple:
+            self._closed = True
+            descriptor.direct.close()
+            descriptor.raw.close()
+        return simple
+
+    async def _close(self, turn: asyncio.Future[None] | None) -> None:
+        await self._lock.wait(turn)
+        try:
+            if self._closed:
+                return
+            try:
+                await self._flush()
+            finally:
+                self._closed = True
+                await self._descriptor.close(self._close_file)
+        finally:
+            self._lock.release()
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[_AnyStr]:
+        self._check_open()
+        return self
+
+    async def __anext__(self) -> _AnyStr:
+        line = await self.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+    async def readline(self, size: int | None = -1, /) -> _AnyStr:
+        """Read a line, with its end."""
+        raise NotImplementedError
+
+    async def readlines(self, hint: int | None = None, /) -> list[_AnyStr]:
+        """Read lines until the end, or until there are more than `hint` bytes or characters of them."""
+        self._check_open()
+        limit = to_size(hint)
+        lines: list[_AnyStr] = []
+        total = 0
+        while line := await self.readline():
+            lines.append(line)
+            total += len(line)
+            if 0 < limit < total:
+                break
+        return lines
+
+    async def write(self, data: Any, /) -> int:
+        """Write, or put into the buffer."""
+        raise NotImplementedError
+
+    async def writelines(self, lines: Iterable[Any], /) -> None:
+        """Write several pieces; they need no ends of lines."""
+        self._check_open()
+        for line in lines:
+            await self.write(line)
+
+
+WHENCES = frozenset((os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, os.SEEK_DATA, os.SEEK_HOLE))
+
+
+def check_whence(whence: int) -> None:
+    """Refuse what lseek(2) has no name for."""
+    if whence not in WHENCES:
+        raise ValueError(f"whence value {whence} unsupported")
+
+
+class _Binary(File[bytes]):
+    """What binary files share."""
+
+    def __init__(self, descriptor: Descriptor, close: Callable[[], None] | None = None) -> None:
+        super().__init__(descriptor, close)
+        self._direct_read = descriptor.direct.read
+
+    async def pread(self, size: int, offset: int, /) -> bytes:
+        """Read up to `size` bytes at an offset, as `os.pread`: past the buffer, and without moving the file."""
+        if offset < 0 or size < 0:
+            self._check_open()
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        data = self._direct_read(size, offset)
+        if data is None:
+            return await self._descriptor.pread(size, offset)
+        return data
+
+    async def pwrite(self, data: ReadableBuffer, offset: int, /) -> int:
+        """Write at an offset, as `os.pwrite`: past the buffer, and without moving the file. Returns how many bytes."""
+        self._check_open()
+        if offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return await self._descriptor.pwrite(data, offset)
+
+    def detach(self) -> io.FileIO:
+        """Return the blocking raw file, which the caller closes. What was buffered must be flushed before."""
+        self._check_open()
+        if self._lock.taken or self._descriptor.in_flight:
+            raise RuntimeError("the file is in use; await what is in progress before detach()")
+        self._detached = True
+        self._descriptor.direct.close()
+        return self._descriptor.raw
+
+
+class RawFile(_Binary):
+    """An unbuffered binary file, as `io.FileIO`. Each call is one operation of the kernel."""
+
+    def _check_raw(self) -> None:
+        self._check_open("I/O operation on closed file")
+
+    def _check_readable(self) -> None:
+        self._check_raw()
+        if not self._descriptor.raw.readable():
+            raise io.UnsupportedOperation("File not open for reading")
+
+    def _check_writable(self) -> None:
+        self._check_raw()
+        if not self._descriptor.raw.writable():
+            raise io.UnsupportedOperation("File not open for writing")
+
+    async def read(self, size: int | None = -1, /) -> bytes | None:
+        """Read up to `size` bytes, or all. None if a non-blocking file has nothing now."""
+        size = to_size(size)
+        async with self._lock:
+            self._check_readable()
+            return await (self._descriptor.read_all() if size < 0 else self._descriptor.read_fully(size))
+
+    async def readall(self) -> bytes | None:
+        """Read to the end."""
+        async with self._lock:
+            self._check_raw()
+            if not self._descriptor.raw.readable():
+                # It fails at once, with an error that depends on the version of Python.
+                return self._descriptor.raw.readall()
+            return await self._descriptor.read_all()
+
+    async def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        """Read into a buffer; return how many bytes."""
+        async with self._lock:
+            self._check_readable()
+            return await self._descriptor.readinto(buffer)
+
+    async def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line, byte by byte: what follows stays in the file."""
+        limit = to_size(size)
+        async with self._lock:
+            self._check_raw()
+            if limit != 0:
+                self._check_readable()
+            line = bytearray()
+            try:
+                while limit < 0 or len(line) < limit:
+                    byte = await self._descriptor.read(1)
+                    if not byte:
+                        break
+                    line += byte
+                    if byte == b"\n":
+                        break
+            except BaseException:
+                self._descriptor.give_back(bytes(line))
+                raise
+            return bytes(line)
+
+    async def write(self, data: ReadableBuffer, /) -> int:
+        """Write, perhaps less than all; return how many bytes."""
+        with view_of(data) as view:
+            async with self._lock:
+                self._check_writable()
+                return await self._descriptor.write(view)  # type: ignore[return-value]
+
+    async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move the file; return where it is."""
+        async with self._lock:
+            self._check_raw()
+            position = os.lseek(self._descriptor.fd, offset, whence)
+            self._descriptor.left = b""
+            return position
+
+    async def tell(self) -> int:
+        """Return where the file is."""
+        async with self._lock:
+            self._check_raw()
+            return os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
+
+    async def truncate(self, size: int | None = None, /) -> int:
+        """Set the length; the position stays."""
+        async with self._lock:
+            self._check_writable()
+            if size is None:
+                size = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
+            await self._descriptor.call(os.ftruncate, self._descriptor.fd, size)
+            return size
+
+
+class _Buffered(_Binary):
+    """What buffered files share. The methods with an underscore are called with the lock held."""
+
+    def __init__(self, descriptor: Descriptor, size: int, close: Callable[[], None] | None = None) -> None:
+        super().__init__(descriptor, close)
+        self._size = size
+        # What was read in advance, and how much of it was given out.
+        self._ahead = b""
+        self._used = 0
+        # What is to be written.
+        self._out = bytearray()
+        self._reads = descriptor.raw.readable()
+        self._writes = descriptor.raw.writable()
+
+    @property
+    def raw(self) -> io.FileIO:
+        """The blocking file below. Reading it moves this file."""
+        return self._descriptor.raw
+
+    # Reading
+
+    def _start_reading(self, operation: str, closed: str | None = None) -> None:
+        if not self._reads:
+            raise io.UnsupportedOperation(operation)
+        if self._closed or self._detached:
+            self._check_open(closed or f"{operation} of closed file")
+
+    def _fill_now(self) -> bool:
+        """Read ahead, if that needs no waiting: whether it was possible."""
+        descriptor = self._descriptor
+        if self._out or descriptor.left:
+            return False
+        data = self._direct_read(self._size, -1)
+        if data is None:
+            return False
+        self._ahead, self._used = data, 0
+        return True
+
+    async def _fill(self) -> bool | None:
+        """Read ahead when all was given out. False at the end, None if a non-blocking file has nothing."""
+        if not self._fill_now():
+            if self._out:
+                await self._flush()
+            data = await self._descriptor.read(self._size)
+            self._ahead, self._used = data or b"", 0
+            if data is None:
+                return None
+        return bool(self._ahead)
+
+    def _take(self, size: int) -> bytes:
+        start = self._used
+        data = self._ahead[start : start + size]
+        self._used = start + len(data)
+        return data
+
+    async def _read(self, size: int) -> bytes | None:
+        have = len(self._ahead) - self._used
+        if 0 <= size <= have:
+            return self._take(size)
+        if self._out:
+            await self._flush()
+        if size < 0:
+            rest = await self._descriptor.read_all()
+            data = self._take(have)
+            self._ahead, self._used = b"", 0
+            if rest is None and not data:
+                return None
+            return data + rest if data and rest else data or rest or b""
+        # Nothing is taken out of the buffer before all is there: a call that is cancelled has read nothing.
+        while have < size:
+            want = size - have
+            piece = await self._descriptor.read(want if want >= self._size else self._size)
+            if not piece:
+                if piece is None and not have:
+                    return None
+                break
+            self._push(piece)
+            have += len(piece)
+        return self._take(size)
+
+    def _push(self, piece: bytes) -> None:
+        """Append to what was read ahead."""
+        self._ahead = self._ahead[self._used :] + piece if self._used < len(self._ahead) else piece
+        self._used = 0
+
+    async def _read1(self, size: int) -> bytes | None:
+        if size < 0:
+            size = self._size
+        if self._used < len(self._ahead):
+            return self._take(size)
+        self._ahead, self._used = b"", 0
+        if self._out:
+            await self._flush()
+        return await self._descriptor.read(size)
+
+    async def _read_once(self, size: int, have: int) -> bytes | None:
+        """Read what was read ahead, and what one read gives if that is nothing, or much is wanted: as `readinto1`."""
+        rest = size - have
+        if rest > self._size or not have:
+            if self._out:
+                await self._flush()
+            piece = await self._descriptor.read(max(rest, self._size))
+            if piece is None and not have:
+                return None
+            self._push(piece or b"")
+        return self._take(size)
+
+    def _read1_now(self, size: int) -> bytes | None:
+        """`_read1`, or None if that might wait."""
+        if self._used < len(self._ahead):
+            return self._take(size)
+        if self._out or self._descriptor.left:
+            return None
+        return self._direct_read(size, -1)
+
+    async def _readline(self, limit: int) -> bytes:
+        searched = 0
+        while True:
+            start = self._used
+            end = self._ahead.find(b"\n", start + searched) + 1
+            have = (end or len(self._ahead)) - start
+            if end or 0 <= limit <= have:
+                return self._take(have if limit < 0 else min(have, limit))
+            searched = have
+            if self._out:
+                await self._flush()
+            piece = self._direct_read(self._size, -1) if not self._descriptor.left else None
+            if piece is None:
+                piece = await self._descriptor.read(self._size)
+            if not piece:
+                return self._take(have)
+            self._push(piece)
+
+    async def read(self, size: int | None = -1, /) -> bytes | None:
+        """Read `size` bytes, fewer at the end, or all. None if a non-blocking file has nothing now."""
+        if not self._reads:
+            raise io.UnsupportedOperation("read")
+        size = to_size(size)
+        if size < -1:
+            raise ValueError("read length must be non-negative or -1")
+        lock = self._lock
+        if turn := lock.reserve():
+            await lock.wait(turn)
+        try:
+            if self._closed or self._detached:
+                self._check_open("read of closed file")
+            end = self._used + size
+            if size >= 0 and end <= len(self._ahead):
+                data = self._ahead[self._used : end]
+                self._used = end
+                return data
+            if size < 0 and not self._out and self._used == len(self._ahead) and not self._descriptor.left:
+                rest = self._descriptor.direct.read_all()
+                if rest is not None:
+                    self._ahead, self._used = b"", 0
+                    return rest
+            return await self._read(size)
+        finally:
+            lock.release()
+
+    async def read1(self, size: int = -1, /) -> bytes | None:
+        """Read up to `size` bytes with at most one read of the file."""
+        if not self._reads:
+            raise io.UnsupportedOperation("read1")
+        size = operator.index(size)
+        async with self._lock:
+            self._start_reading("read1", "read of closed file")
+            return await self._read1(size)
+
+    async def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        """Read into a buffer, fewer bytes than it has only at the end; return how many."""
+        return await self._readinto(buffer, once=False)
+
+    async def readinto1(self, buffer: WriteableBuffer, /) -> int | None:
+        """Read into a buffer, with at most one read of the file; return how many bytes."""
+        return await self._readinto(buffer, once=True)
+
+    async def _readinto(self, buffer: WriteableBuffer, *, once: bool) -> int | None:
+        if not self._reads:
+            raise io.UnsupportedOperation("read1" if once else "read")
+        with memoryview(buffer) as view, view.cast("B") as target:
+            if target.readonly:
+                raise TypeError("readinto() argument must be read-write bytes-like object, not bytes")
+            async with self._lock:
+                self._start_reading("readinto")
+                size = len(target)
+                have = len(self._ahead) - self._used
+                if not once and not self._out and not have and size >= self._size and not self._descriptor.left:
+                    return await self._descriptor.readinto(target)
+                data = await (self._read_once(size, have) if once else self._read(size))
+                if data is None:
+                    return None
+                target[: len(data)] = data
+                return len(data)
+
+    async def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line, with its end."""
+        limit = to_size(size)
+        if not self._reads:
+            if limit == 0:
+                return b""
+            raise io.UnsupportedOperation("read")
+        lock = self._lock
+        if turn := lock.reserve():
+            await lock.wait(turn)
+        try:
+            self._start_reading("readline")
+            return await self._readline(limit)
+        finally:
+            lock.release()
+
+    async def __anext__(self) -> bytes:
+        if not self._lock.taken and not self._closed and not self._detached:
+            end = self._ahead.find(b"\n", self._used) + 1
+            if end:
+                line = self._ahead[self._used : end]
+                self._used = end
+                return line
+        line = await self.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+    async def _peek(self) -> bytes:
+        async with self._lock:
+            self._start_reading("peek")
+            if self._used >= len(self._ahead):
+                await self._fill()
+            return self._ahead[self._used :]
+
+    # Writing
+
+    async def _flush(self) -> None:
+        while self._out:
+            if not await self._descriptor.write(self._out, self._written):
+                raise BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
+
+    def _written(self, count: int) -> None:
+        del self._out[:count]
+
+    def _flush_now(self) -> None:
+        while self._out:
+            self._written(os.write(self._descriptor.fd, self._out))
+
+    async def _write(self, view: memoryview) -> int:
+        size = view.nbytes
+        if self._ahead:
+            self._drop_ahead()
+        out = self._out
+        if len(out) + size <= self._size:
+            out += view
+            return size
+        await self._flush()
+        if size <= self._size:
+            self._out += view
+            return size
+        # From here on the data count as written: what the kernel has not taken when the call is cancelled goes on.
+        self._out += view
+        try:
+            await self._flush()
+        except OSError:
+            # It belongs to this call, which has failed.
+            self._out.clear()
+            raise
+        return size
+
+    def _drop_ahead(self) -> None:
+        """Forget what was read in advance: the kernel's position becomes this file's."""
+        unused = len(self._ahead) - self._used
+        if unused and self._descriptor.seekable:
+            os.lseek(self._descriptor.fd, -unused, os.SEEK_CUR)
+        self._ahead, self._used = b"", 0
+
+    async def write(self, data: ReadableBuffer, /) -> int:
+        """Write all, or put it into the buffer; return how many bytes that are."""
+        if not self._writes:
+            raise io.UnsupportedOperation("write")
+        view = view_of(data)
+        lock = self._lock
+        if turn := lock.reserve():
+            await lock.wait(turn)
+        try:
+            if self._closed or self._detached:
+                self._check_open("write to closed file")
+            return await self._write(view)
+        finally:
+            lock.release()
+            view.release()
+
+    # Both
+
+    async def flush(self) -> None:
+        """Write what is buffered to the file."""
+        async with self._lock:
+            self._check_open("flush of closed file" if self._writes else "I/O operation on closed file.")
+            await self._flush()
+            if self._writes and self._ahead:
+                self._drop_ahead()
+
+    def _tell(self) -> int:
+        position = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
+        return position - (len(self._ahead) - self._used) + len(self._out)
+
+    async def tell(self) -> int:
+        """Return where the file is, as its reader and writer see it."""
+        async with self._lock:
+            self._check_open("I/O operation on closed file")
+            return self._tell()
+
+    async def _seek(self, offset: int, whence: int) -> int:
+        if self._out:
+            await self._flush()
+        if whence == os.SEEK_CUR:
+            offset -= len(self._ahead) - self._used
+        position = os.lseek(self._descriptor.fd, offset, whence)
+        self._ahead, self._used = b"", 0
+        return position
+
+    async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move the file; return where it is."""
+        check_whence(whence)
+        lock = self._lock
+        if turn := lock.reserve():
+            await lock.wait(turn)
+        try:
+            self._check_open("seek of closed file")
+            if not self._descriptor.seekable:
+                raise io.UnsupportedOperation("File or stream is not seekable.")
+            return await self._seek(offset, whence)
+        finally:
+            lock.release()
+
+    async def truncate(self, size: int | None = None, /) -> int:
+        """Set the length; the position stays."""
+        async with self._lock:
+            self._check_open("truncate of closed file")
+            return await self._truncate(size)
+
+    async def _truncate(self, size: int | None) -> int:
+        if not self._writes:
+            raise io.UnsupportedOperation("truncate")
+        await self._flush()
+        if self._ahead:
+            self._drop_ahead()
+        if size is None:
+            size = self._tell()
+        await self._descriptor.call(os.ftruncate, self._descriptor.fd, size)
+        return size
+
+    def detach(self) -> io.FileIO:
+        """Return the blocking raw file, which the caller closes. What is buffered for writing must be flushed before."""
+        self._check_open()
+        if self._out:
+            raise RuntimeError("flush() before detach(): there are data that were not written")
+        return super().detach()
+
+
+class BufferedReader(_Buffered):
+    """A binary file for reading, as `io.BufferedReader`."""
+
+    async def peek(self, size: int = 0, /) -> bytes:
+        """Return what was read in advance, or what one read gives, without moving the file."""
+        return await self._peek()
+
+
+class BufferedWriter(_Buffered):
+    """A binary file for writing, as `io.BufferedWriter`."""
+
+
+class BufferedRandom(_Buffered):
+    """A binary file for both, as `io.BufferedRandom`."""
+
+    async def peek(self, size: int = 0, /) -> bytes:
+        """Return what was read in advance, or what one read gives, without moving the file."""
+        return await self._peek()

@@ -1,0 +1,443 @@
+"""What a file does at once, what it must wait for, and who may use it meanwhile.
+
+Reads from the page cache and the like are done at once, on the loop's thread (`_core.DirectFile`). What would have to wait
+for a device is done by the driver on a ringloop loop, and in a thread of the loop's executor on others.
+
+A call that is cancelled while the kernel works for it ends at once. The kernel's operation goes on: its buffer is not the
+caller's, and the file stays locked until it is over. Of a file with a position, a cancelled read moves nothing. What was
+read from a pipe is kept for the next read. A cancelled write happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import io
+import os
+import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .._core import DirectFile, FileOperation, _burst_is_over, _end_burst
+from .._loop import EventLoop
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+DIRECT_MAX = 2 * 1024 * 1024
+"""The bytes that one direct call transfers at most; as in files/direct.rs."""
+OPERATION_MAX = 8 * 1024 * 1024
+"""The bytes that one operation of the kernel reads at most."""
+
+
+async def let_the_loop_turn() -> None:
+    """Suspend until the loop has turned, if direct calls have kept it from that for too long."""
+    if _burst_is_over():
+        await asyncio.sleep(0)
+        _end_burst()
+
+
+class Lock:
+    """Who uses a file. Calls take turns, in the order in which they came."""
+
+    __slots__ = ("loop", "pending", "taken", "waiters")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.taken = False
+        self.waiters: collections.deque[asyncio.Future[None]] | None = None
+        self.pending: Pending | None = None
+
+    def reserve(self) -> asyncio.Future[None] | None:
+        """Take it, or take a place in the queue: what is to be waited for then, with `wait`."""
+        if not self.taken:
+            self.taken = True
+            return None
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
+        waiter = self.loop.create_future()
+        if self.waiters is None:
+            self.waiters = collections.deque()
+        self.waiters.append(waiter)
+        return waiter
+
+    async def wait(self, waiter: asyncio.Future[None] | None) -> None:
+        """Wait until the one who had it has passed it on."""
+        if waiter is None:
+            return
+        try:
+            await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                self.release()
+            elif self.waiters is not None and waiter in self.waiters:
+                self.waiters.remove(waiter)
+            raise
+
+    async def acquire(self) -> None:
+        """Take it, when it is this call's turn."""
+        await self.wait(self.reserve())
+
+    def release(self) -> None:
+        """Pass it on, unless the kernel still works for a call that was cancelled; its end then passes it on."""
+        if self.pending is not None:
+            return
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self.taken = False
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+
+class Pending:
+    """An operation of the kernel, or a call in a thread. Whoever waits for it may be cancelled; it goes on."""
+
+    __slots__ = ("done", "effect", "error", "inner", "lock", "loop", "value", "waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, effect: Callable[[Any], None] | None = None) -> None:
+        self.loop = loop
+        self.effect = effect
+        self.inner: Any = None
+        self.done = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.lock: Lock | None = None
+
+    def complete(self, inner: Any) -> None:
+        """Take the result. It has its effect on the file now, whether or not somebody still waits."""
+        try:
+            self.value = inner.result()
+        except BaseException as error:
+            self.error = error
+        self.done = True
+        if self.error is None and self.effect is not None:
+            try:
+                self.effect(self.value)
+            except OSError as error:
+                # The descriptor was closed behind the file's back.
+                self.error = error
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+        if self.lock is not None:
+            lock, self.lock = self.lock, None
+            lock.pending = None
+            lock.release()
+
+    def is_over(self) -> bool:
+        """Whether the result is there."""
+        return self.done
+
+    async def wait(
+        self, lock: Lock | None = None, *, cancel: bool = False, keep: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Wait for the result. If that is cancelled, `lock` stays taken until the operation is over.
+
+        With `cancel` the kernel is asked to end it then. `keep` gets the value that nobody waits for.
+        """
+        if not self.done:
+            self.waiter = self.loop.create_future()
+            try:
+                await self.waiter
+            except BaseException:
+                if self.is_over():
+                    if keep is not None and self.error is None:
+                        keep(self.value)
+                else:
+                    self.effect = self.effect or keep
+                    if lock is not None:
+                        self.lock, lock.pending = lock, self
+                    if cancel and isinstance(self.inner, FileOperation):
+                        self.inner.cancel()
+                raise
+            finally:
+                self.waiter = None
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None
+        return self.value
+
+
+class Descriptor:
+    """An open file: its descriptor, its position, and the operations that are in progress on it."""
+
+    __slots__ = (
+        "appending",
+        "direct",
+        "drained",
+        "fd",
+        "in_flight",
+        "is_regular",
+        "left",
+        "lock",
+        "loop",
+        "native_loop",
+        "raw",
+        "read_only",
+        "seekable",
+        "unused",
+    )
+
+    def __init__(self, raw: io.FileIO, loop: asyncio.AbstractEventLoop, is_regular: bool | None = None) -> None:
+        self.raw = raw
+        self.loop = loop
+        self.native_loop = loop if isinstance(loop, EventLoop) else None
+        self.fd = raw.fileno()
+        self.is_regular = stat.S_ISREG(os.fstat(self.fd).st_mode) if is_regular is None else is_regular
+        self.direct = DirectFile(self.fd, self.is_regular, loop)
+        self.seekable = self.is_regular or raw.seekable()
+        self.appending = raw.mode.startswith("a")
+        self.read_only = not raw.writable()
+        self.lock = Lock(loop)
+        self.left = b""
+        self.in_flight = 0
+        self.drained: asyncio.Future[None] | None = None
+        self.unused: Callable[[], None] | None = None
+
+    def when_unused(self, close: Callable[[], None]) -> None:
+        """Close it, for nobody has it any longer: at once, or when the operations in progress are over.
+
+        They were given the number of the descriptor. Once it is closed, another file may have that number.
+        """
+        if self.in_flight:
+            self.unused = close
+        else:
+            close()
+
+    def start(
+        self, start: Callable[[Callable[[Any], None]], Any], effect: Callable[[Any], None] | None = None
+    ) -> Pending:
+        """Start an operation, with a function that is given the callback."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
+        pending = Pending(self.loop, effect)
+
+        def complete(inner: Any) -> None:
+            self.in_flight -= 1
+            pending.complete(inner)
+            if self.in_flight:
+                return
+            if self.drained is not None and not self.drained.done():
+                self.drained.set_result(None)
+            if self.unused is not None:
+                close, self.unused = self.unused, None
+                close()
+
+        pending.inner = start(complete)
+        self.in_flight += 1
+        return pending
+
+    def start_call(
+        self, function: Callable[..., Any], *args: Any, effect: Callable[[Any], None] | None = None
+    ) -> Pending:
+        """Start a call in a thread."""
+
+        def start(complete: Callable[[Any], None]) -> Any:
+            future = self.loop.run_in_executor(None, function, *args)
+            future.add_done_callback(complete)
+            return future
+
+        return self.start(start, effect)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in a thread, with the file's lock held."""
+        return await self.start_call(function, *args).wait(self.lock)
+
+    def start_read(self, size: int, offset: int | None) -> Pending:
+        """Read in the kernel's time. Without an offset, from a file that has no position."""
+        loop = self.native_loop
+        size = min(size, OPERATION_MAX)
+        if loop is not None:
+            return self.start(lambda complete: loop._read_file(self.fd, size, offset, complete))
+        if offset is None:
+            return self.start_call(os.read, self.fd, size)
+        return self.start_call(os.pread, self.fd, size, offset)
+
+    def start_write(self, data: ReadableBuffer, offset: int | None, effect: Callable[[int], None] | None) -> Pending:
+        """Write a copy of the data in the kernel's time."""
+        loop = self.native_loop
+        if loop is not None:
+            return self.start(lambda complete: loop._write_file(self.fd, data, offset, complete), effect)
+        if offset is None:
+            return self.start_call(os.write, self.fd, bytes(data), effect=effect)
+        return self.start_call(os.pwrite, self.fd, bytes(data), offset, effect=effect)
+
+    def keep(self, data: bytes) -> None:
+        """Keep what a cancelled read has taken from a pipe."""
+        self.left += data
+
+    def give_back(self, data: bytes) -> None:
+        """Undo the reads of a call that was cancelled, or failed, before it had all: the next read gives these bytes."""
+        if not self.seekable:
+            self.left = data + self.left
+        elif data:
+            # It fails if the descriptor was closed behind the file's back.
+            with contextlib.suppress(OSError):
+                os.lseek(self.fd, -len(data), os.SEEK_CUR)
+
+    async def read(self, size: int) -> bytes | None:
+        """Read up to `size` bytes where the file is; the lock is held. None if a non-blocking file has nothing."""
+        if size == 0:
+            return b""
+        if self.left:
+            data, self.left = self.left[:size], self.left[size:]
+            return data
+        await let_the_loop_turn()
+        now = self.direct.read(min(size, DIRECT_MAX), -1)
+        if now is not None:
+            return now
+        try:
+            if not self.is_regular and not os.get_blocking(self.fd):
+                return os.read(self.fd, size)
+            if not self.seekable:
+                data = await self.start_read(size, None).wait(self.lock, cancel=True, keep=self.keep)
+                return bytes(data)
+            offset = os.lseek(self.fd, 0, os.SEEK_CUR)
+            data = await self.start_read(size, offset).wait(self.lock, cancel=True)
+        except BlockingIOError:
+            return None
+        os.lseek(self.fd, offset + len(data), os.SEEK_SET)
+        return bytes(data)
+
+    async def read_fully(self, size: int) -> bytes | None:
+        """Read `size` bytes of a regular file, fewer only at its end; of other files what one read gives."""
+        first = await self.read(size)
+        if not first or len(first) == size or not self.is_regular:
+            return first
+        pieces, rest = [first], size - len(first)
+        try:
+            while rest:
+                piece = await self.read(rest)
+                if not piece:
+                    break
+                pieces.append(piece)
+                rest -= len(piece)
+        except BaseException:
+            self.give_back(b"".join(pieces))
+            raise
+        return b"".join(pieces)
+
+    async def read_all(self) -> bytes | None:
+        """Read to the end; the lock is held."""
+        size = io.DEFAULT_BUFFER_SIZE
+        if self.is_regular:
+            data = self.direct.read_all()
+            if data is not None:
+                return data
+            # One more: a read that gives nothing has found the end.
+            size = max(os.fstat(self.fd).st_size - os.lseek(self.fd, 0, os.SEEK_CUR), 0) + 1
+        pieces: list[bytes] = []
+        try:
+            while piece := await self.read(size):
+                pieces.append(piece)
+                size = max(size - len(piece), io.DEFAULT_BUFFER_SIZE)
+        except BaseException:
+            self.give_back(b"".join(pieces))
+            raise
+        return None if piece is None and not pieces else b"".join(pieces)
+
+    async def readinto(self, buffer: WriteableBuffer) -> int | None:
+        """Read into a buffer; the lock is held."""
+        with memoryview(buffer) as view, view.cast("B") as target:
+            if not self.left and not _burst_is_over():
+                count = self.direct.readinto(target[:DIRECT_MAX], -1)
+                if count is not None and (count == len(target) or count < DIRECT_MAX):
+                    return count
+            else:
+                count = None
+            done = count or 0
+            try:
+                data = await self.read_fully(len(target) - done)
+            except BaseException:
+                self.give_back(bytes(target[:done]))
+                raise
+            if data is None:
+                return done or None
+            target[done : done + len(data)] = data
+            return done + len(data)
+
+    async def write(self, data: ReadableBuffer, taken: Callable[[int], None] | None = None) -> int | None:
+        """Write where the file is; the lock is held. `taken` hears how many bytes, also if the call is cancelled."""
+        await let_the_loop_turn()
+        count = self.direct.write(data, -1)
+        if count is not None:
+            if taken is not None:
+                taken(count)
+            return count
+        offset = os.lseek(self.fd, 0, os.SEEK_CUR) if self.seekable else None
+
+        def move(count: int) -> None:
+            if self.appending and self.seekable:
+                # Writing nothing moves nothing.
+                if count:
+                    os.lseek(self.fd, 0, os.SEEK_END)
+            elif offset is not None:
+                os.lseek(self.fd, offset + count, os.SEEK_SET)
+            if taken is not None:
+                taken(count)
+
+        if not self.is_regular and not os.get_blocking(self.fd):
+            try:
+                count = os.write(self.fd, data)
+            except BlockingIOError:
+                return None
+            move(count)
+            return count
+        written: int = await self.start_write(data, offset, move).wait(self.lock)
+        return written
+
+    async def pread(self, size: int, offset: int) -> bytes:
+        """Read at an offset."""
+        await let_the_loop_turn()
+        pieces: list[bytes] = []
+        while True:
+            piece = self.direct.read(min(size, DIRECT_MAX), offset)
+            if piece is None:
+                piece = await self.start_read(size, offset).wait(cancel=True) if size else b""
+            size -= len(piece)
+            offset += len(piece)
+            if not piece or not size or not self.is_regular:
+                return b"".join([*pieces, piece]) if pieces else piece
+            pieces.append(piece)
+            await let_the_loop_turn()
+
+    async def pwrite(self, data: ReadableBuffer, offset: int) -> int:
+        """Write at an offset."""
+        await let_the_loop_turn()
+        count = self.direct.write(data, offset)
+        if count is None:
+            count = await self.start_write(data, offset, None).wait()
+        return count
+
+    async def sync(self, *, data_only: bool) -> None:
+        """Flush to the device; the lock is held."""
+        loop = self.native_loop
+        if loop is not None:
+            await self.start(lambda complete: loop._sync_file(self.fd, data_only, complete)).wait(self.lock)
+        else:
+            await self.call(os.fdatasync if data_only else os.fsync, self.fd)
+
+    async def close(self, finish: Callable[[], None]) -> None:
+        """Close it, when nothing is in progress any more."""
+        self.direct.close()
+        while self.in_flight:
+            self.drained = self.loop.create_future()
+            try:
+                await self.drained
+            finally:
+                self.drained = None
+        if self.read_only and finish == self.raw.close:
+            # Nothing is written back then.
+            self.raw.close()
+        else:
+            await self.call(finish)

@@ -1,0 +1,500 @@
+"""Text files: what `io.TextIOWrapper` does, awaited, with the same codecs and the same positions.
+
+The algorithms of `read`, `readline`, `seek` and `tell` are those of CPython's `Lib/_pyio.py`: positions are exchangeable
+with those of blocking files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import io
+import operator
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ._binary import File, _Buffered, to_size
+
+CHUNK_SIZE = 8192
+"""As `io.TextIOWrapper`'s: positions within characters depend on it."""
+
+
+def pack_cookie(
+    position: int, dec_flags: int = 0, bytes_to_feed: int = 0, need_eof: bool = False, chars_to_skip: int = 0
+) -> int:
+    """Return a position with the state of a decoder, as `TextIOWrapper.tell` does."""
+    return position | (dec_flags << 64) | (bytes_to_feed << 128) | (chars_to_skip << 192) | (int(bool(need_eof)) << 256)
+
+
+def unpack_cookie(cookie: int) -> tuple[int, int, int, bool, int]:
+    """Return what `pack_cookie` was given."""
+    rest, position = divmod(cookie, 1 << 64)
+    rest, dec_flags = divmod(rest, 1 << 64)
+    rest, bytes_to_feed = divmod(rest, 1 << 64)
+    need_eof, chars_to_skip = divmod(rest, 1 << 64)
+    return position, dec_flags, bytes_to_feed, bool(need_eof), chars_to_skip
+
+
+class TextFile(File[str]):
+    """A text file, as `io.TextIOWrapper`."""
+
+    def __init__(
+        self,
+        buffer: _Buffered,
+        mode: str,
+        encoding: str | None,
+        errors: str | None,
+        newline: str | None,
+        line_buffering: bool,
+    ) -> None:
+        # What the arguments mean, and what is wrong with them, `io` knows.
+        with io.TextIOWrapper(io.BytesIO(), encoding, errors, newline, line_buffering) as pattern:
+            self._encoding, self._errors = pattern.encoding, pattern.errors
+        super().__init__(buffer._descriptor, buffer._close_file)
+        self._buffer = buffer
+        self._mode = mode
+        self._line_buffering = line_buffering
+        self._encoder: codecs.IncrementalEncoder | None = None
+        self._decoder: Any = None
+        self._universal = not newline
+        self._translates = newline is None
+        self._read_newline = newline or ""
+        self._write_newline = (newline or os.linesep) if newline != "" else "\n"
+        self._bytes_per_char = 0.0
+        # What was decoded, and how much of it was given out.
+        self._decoded = ""
+        self._used = 0
+        # The flags of the decoder before the last chunk, and the bytes that it has been given since.
+        self._snapshot: tuple[int, bytes] | None = None
+        if self._descriptor.seekable and self._descriptor.raw.writable() and buffer._tell() != 0:
+            # No byte-order mark in the middle of a file.
+            self._get_encoder().setstate(0)
+
+    def __repr__(self) -> str:
+        return f"<ringloop.files.TextFile name={self.name!r} mode={self._mode!r} encoding={self._encoding!r}>"
+
+    def _check_attached(self) -> None:
+        if self._detached:
+            raise ValueError("underlying buffer has been detached")
+
+    def _check_open(self, message: str = "I/O operation on closed file.") -> None:
+        if self._closed:
+            raise ValueError(message)
+        self._check_attached()
+
+    def __del__(self) -> None:
+        try:
+            super().__del__()
+        finally:
+            buffer = getattr(self, "_buffer", None)
+            if buffer is not None and not self._detached:
+                # It has warned for both.
+                buffer._closed = True
+
+    @property
+    def mode(self) -> str:
+        """The mode that it was opened with."""
+        return self._mode
+
+    @property
+    def encoding(self) -> str:
+        """The encoding."""
+        return self._encoding
+
+    @property
+    def errors(self) -> str | None:
+        """What happens to what cannot be encoded or decoded."""
+        return self._errors
+
+    @property
+    def line_buffering(self) -> bool:
+        """Whether writing the end of a line flushes."""
+        return self._line_buffering
+
+    @property
+    def newlines(self) -> Any:
+        """The ends of lines that were read so far, if they are translated."""
+        return getattr(self._decoder, "newlines", None) if self._universal else None
+
+    @property
+    def buffer(self) -> _Buffered:
+        """The binary file below. It takes turns with this one."""
+        self._check_attached()
+        return self._buffer
+
+    async def readable(self) -> bool:
+        """Whether it was opened for reading."""
+        return bool(super().readable())
+
+    def detach(self) -> Any:
+        """Return the blocking raw file, which the caller closes. What is buffered for writing must be flushed before."""
+        self._check_attached()
+        raw = self._buffer.detach()
+        self._detached = True
+        return raw
+
+    def _get_encoder(self) -> codecs.IncrementalEncoder:
+        if self._encoder is None:
+            self._encoder = codecs.getincrementalencoder(self._encoding)(self._errors or "strict")
+        return self._encoder
+
+    def _get_decoder(self) -> Any:
+        if self._decoder is None:
+            decoder: Any = codecs.getincrementaldecoder(self._encoding)(self._errors or "strict")
+            if self._universal:
+                decoder = io.IncrementalNewlineDecoder(decoder, self._translates)
+            self._decoder = decoder
+        return self._decoder
+
+    async def _flush(self) -> None:
+        await self._buffer._flush()
+
+    def _flush_now(self) -> None:
+        self._buffer._flush_now()
+
+    async def _close(self, turn: asyncio.Future[None] | None) -> None:
+        try:
+            await super()._close(turn)
+        finally:
+            self._buffer._closed = self._closed
+
+    def _close_at_once(self) -> bool:
+        closed = super()._close_at_once()
+        self._buffer._closed = self._closed
+        return closed
+
+    # Reading
+
+    def _check_readable(self) -> None:
+        self._check_open()
+        if not self._buffer._reads:
+            raise io.UnsupportedOperation("not readable")
+
+    async def _read_chunk(self, hint: int = 0) -> bytes:
+        """Decode the next chunk, in place of the last one; return its bytes. None of them at the end."""
+        decoder = self._get_decoder()
+        buffer = self._buffer
+        size = max(CHUNK_SIZE, int(max(self._bytes_per_char, 1.0) * hint)) if hint > 0 else CHUNK_SIZE
+        chunk = buffer._read1_now(size)
+        if chunk is None:
+            chunk = await buffer._read1(size)
+            if chunk is None:
+                raise TypeError("underlying read1() should have returned a bytes-like object, not 'NoneType'")
+        if self._descriptor.seekable:
+            held, flags = decoder.getstate()
+            decoded = decoder.decode(chunk, not chunk)
+            self._snapshot = (flags, held + chunk)
+        else:
+            decoded = decoder.decode(chunk, not chunk)
+        self._decoded, self._used = decoded, 0
+        self._bytes_per_char = len(chunk) / len(decoded) if decoded else 0.0
+        return chunk
+
+    def _forget(self) -> None:
+        """Drop what was decoded and not given out."""
+        self._decoded, self._used, self._snapshot = "", 0, None
+
+    def _note(self) -> tuple[Any, ...]:
+        """Everything that a call may change before it waits."""
+        state = self._decoder.getstate() if self._decoder is not None else None
+        return self._decoded, self._used, self._snapshot, self._bytes_per_char, state
+
+    def _restore(self, note: tuple[Any, ...], chunks: list[bytes]) -> None:
+        """Undo what a cancelled call has done: what it took from the buffer is read again."""
+        self._decoded, self._used, self._snapshot, self._bytes_per_char, state = note
+        if state is not None:
+            self._decoder.setstate(state)
+        elif self._decoder is not None:
+            self._decoder.reset()
+        buffer = self._buffer
+        buffer._ahead = b"".join(chunks) + buffer._ahead[buffer._used :]
+        buffer._used = 0
+
+    async def read(self, size: int | None = -1, /) -> str:
+        """Read `size` characters, fewer at the end, or all."""
+        size = to_size(size)
+        async with self._lock:
+            self._check_readable()
+            start = self._used
+            if 0 <= size <= len(self._decoded) - start and self._decoder is not None:
+                self._used = start + size
+                return self._decoded[start : start + size]
+            if self._buffer._out:
+                await self._flush()
+            decoder = self._get_decoder()
+            if size < 0:
+                rest = await self._buffer._read(-1)
+                text: str = self._decoded[self._used :] + decoder.decode(rest or b"", True)
+                if self._snapshot is not None:
+                    self._forget()
+                else:
+                    self._used = len(self._decoded)
+                return text
+            note, chunks = self._note(), []
+            try:
+                text = self._decoded[self._used :]
+                self._used = len(self._decoded)
+                while len(text) < size:
+                    chunk = await self._read_chunk(size - len(text))
+                    chunks.append(chunk)
+                    piece = self._decoded[: size - len(text)]
+                    self._used = len(piece)
+                    text += piece
+                    if not chunk:
+                        break
+                return text
+            except Exception:
+                raise
+            except BaseException:
+                self._restore(note, chunks)
+                raise
+
+    def _line_end(self, text: str, start: int) -> int:
+        """Return where the first line of a text ends, or -1; its end is not before `start`."""
+        if self._translates:
+            return text.find("\n", start) + 1 or -1
+        if self._universal:
+            feed, carriage = text.find("\n", start), text.find("\r", start)
+            if carriage < 0:
+                return feed + 1 or -1
+            if feed < 0 or feed > carriage + 1 or feed < carriage:
+                return (feed if 0 <= feed < carriage else carriage) + 1
+            return feed + 1
+        found = text.find(self._read_newline, max(start - len(self._read_newline) + 1, 0))
+        return found + len(self._read_newline) if found >= 0 else -1
+
+    async def readline(self, size: int | None = -1, /) -> str:
+        """Read a line, with its end as it is translated."""
+        limit = -1 if size is None else operator.index(size)
+        lock = self._lock
+        if turn := lock.reserve():
+            await lock.wait(turn)
+        try:
+            self._check_readable()
+            if self._buffer._out:
+                await self._flush()
+            return await self._readline(limit)
+        finally:
+            lock.release()
+
+    async def _readline(self, limit: int) -> str:
+        note, chunks = self._note(), []
+        self._get_decoder()
+        start = self._used
+        line, searched = self._decoded[start:], 0
+        # How much of the line came before what is decoded now.
+        before = -start
+        try:
+            while True:
+                end = self._line_end(line, searched)
+                if end < 0 and 0 <= limit <= len(line):
+                    end = limit
+                if end >= 0:
+                    if 0 <= limit < end:
+                        end = limit
+                    self._used = end - before
+                    return line[:end]
+                searched = len(line)
+                while True:
+                    chunk = await self._read_chunk()
+                    chunks.append(chunk)
+                    if self._decoded or not chunk:
+                        break
+                if not self._decoded:
+                    self._forget()
+                    return line
+                before = len(line)
+                line += self._decoded
+        except Exception:
+            raise
+        except BaseException:
+            self._restore(note, chunks)
+            raise
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        self._check_open()
+        return self
+
+    async def __anext__(self) -> str:
+        if self._translates and not self._lock.taken and not self._closed and not self._detached:
+            end = self._decoded.find("\n", self._used) + 1
+            if end:
+                line = self._decoded[self._used : end]
+                self._used = end
+                return line
+        line = await self.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+    # Writing
+
+    async def write(self, text: str, /) -> int:
+        """Write all, or put it into the buffer; return how many characters that are."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        lock = self._lock
+        if turn := lock.reserve():
+            await lock.wait(turn)
+        try:
+            self._check_open()
+            if not self._buffer._writes:
+                raise io.UnsupportedOperation("not writable")
+            has_newline = "\n" in text
+            flush = self._line_buffering and (has_newline or "\r" in text)
+            length = len(text)
+            if has_newline and self._write_newline != "\n":
+                text = text.replace("\n", self._write_newline)
+            data = self._get_encoder().encode(text)
+            if self._snapshot is not None or self._decoded:
+                self._forget()
+            if self._decoder is not None:
+                self._decoder.reset()
+            await self._buffer._write(memoryview(data))
+            if flush:
+                await self._flush()
+            return length
+        finally:
+            lock.release()
+
+    async def flush(self) -> None:
+        """Write what is buffered to the file."""
+        async with self._lock:
+            self._check_open()
+            await self._flush()
+            if self._buffer._writes and self._buffer._ahead:
+                self._buffer._drop_ahead()
+
+    # Both
+
+    async def tell(self) -> int:
+        """Return where the file is: a number for `seek`, and of blocking files' `seek`, too."""
+        async with self._lock:
+            self._check_open()
+            return await self._tell()
+
+    async def _tell(self) -> int:
+        if not self._descriptor.seekable:
+            raise io.UnsupportedOperation("underlying stream is not seekable")
+        await self._flush()
+        position = self._buffer._tell()
+        decoder = self._decoder
+        if decoder is None or self._snapshot is None:
+            return position
+        # Back to where the decoder had nothing in store.
+        dec_flags, next_input = self._snapshot
+        position -= len(next_input)
+        chars_to_skip = self._used
+        if chars_to_skip == 0:
+            return pack_cookie(position, dec_flags)
+        saved_state = decoder.getstate()
+        try:
+            # A point near the current position at which the decoder has nothing in store.
+            skip_bytes = int(self._bytes_per_char * chars_to_skip)
+            skip_back = 1
+            while skip_bytes > 0:
+                decoder.setstate((b"", dec_flags))
+                count = len(decoder.decode(next_input[:skip_bytes]))
+                if count <= chars_to_skip:
+                    held, flags = decoder.getstate()
+                    if not held:
+                        dec_flags = flags
+                        chars_to_skip -= count
+                        break
+                    skip_bytes -= len(held)
+                    skip_back = 1
+                else:
+                    skip_bytes -= skip_back
+                    skip_back *= 2
+            else:
+                skip_bytes = 0
+                decoder.setstate((b"", dec_flags))
+            start_pos = position + skip_bytes
+            start_flags = dec_flags
+            if chars_to_skip == 0:
+                return pack_cookie(start_pos, start_flags)
+            # From there, byte by byte.
+            bytes_fed = chars_decoded = 0
+            need_eof = False
+            for index in range(skip_bytes, len(next_input)):
+                bytes_fed += 1
+                chars_decoded += len(decoder.decode(next_input[index : index + 1]))
+                held, dec_flags = decoder.getstate()
+                if not held and chars_decoded <= chars_to_skip:
+                    start_pos += bytes_fed
+                    chars_to_skip -= chars_decoded
+                    start_flags, bytes_fed, chars_decoded = dec_flags, 0, 0
+                if chars_decoded >= chars_to_skip:
+                    break
+            else:
+                chars_decoded += len(decoder.decode(b"", True))
+                need_eof = True
+                if chars_decoded < chars_to_skip:
+                    raise OSError("can't reconstruct logical file position")
+            return pack_cookie(start_pos, start_flags, bytes_fed, need_eof, chars_to_skip)
+        finally:
+            decoder.setstate(saved_state)
+
+    def _reset_encoder(self, position: int) -> None:
+        if self._buffer._writes or self._encoder is not None:
+            encoder = self._get_encoder()
+            if position != 0:
+                encoder.setstate(0)
+            else:
+                encoder.reset()
+
+    async def seek(self, cookie: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move the file to where `tell` has said that it is, or to its beginning or end."""
+        async with self._lock:
+            self._check_open()
+            return await self._seek(cookie, whence)
+
+    async def _seek(self, cookie: int, whence: int) -> int:
+        if not self._descriptor.seekable:
+            raise io.UnsupportedOperation("underlying stream is not seekable")
+        buffer = self._buffer
+        if whence == os.SEEK_CUR:
+            if cookie != 0:
+                raise io.UnsupportedOperation("can't do nonzero cur-relative seeks")
+            cookie = await self._tell()
+        elif whence == os.SEEK_END:
+            if cookie != 0:
+                raise io.UnsupportedOperation("can't do nonzero end-relative seeks")
+            position = await buffer._seek(0, os.SEEK_END)
+            self._forget()
+            if self._decoder is not None:
+                self._decoder.reset()
+            self._reset_encoder(position)
+            return position
+        elif whence != os.SEEK_SET:
+            raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
+        if cookie < 0:
+            raise ValueError(f"negative seek position {cookie}")
+        await self._flush()
+        start_pos, dec_flags, bytes_to_feed, need_eof, chars_to_skip = unpack_cookie(cookie)
+        await buffer._seek(start_pos, os.SEEK_SET)
+        self._forget()
+        if cookie == 0 and self._decoder is not None:
+            self._decoder.reset()
+        elif self._decoder is not None or dec_flags or chars_to_skip:
+            self._get_decoder().setstate((b"", dec_flags))
+            self._snapshot = (dec_flags, b"")
+        if chars_to_skip:
+            chunk = await buffer._read(bytes_to_feed) or b""
+            self._decoded = self._get_decoder().decode(chunk, need_eof)
+            self._snapshot = (dec_flags, chunk)
+            if len(self._decoded) < chars_to_skip:
+                raise OSError("can't restore logical file position")
+            self._used = chars_to_skip
+        self._reset_encoder(cookie)
+        return cookie
+
+    async def truncate(self, size: int | None = None, /) -> int:
+        """Set the length in bytes; the position stays."""
+        async with self._lock:
+            self._check_open()
+            await self._flush()
+            if size is None:
+                size = await self._tell() if self._buffer._writes else None
+            return await self._buffer._truncate(size)

@@ -1,0 +1,273 @@
+"""Random operations on an asynchronous file and on a blocking one: equal results, exceptions, positions and contents."""
+
+import asyncio
+import io
+import itertools
+import os
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from ringloop import files
+
+SETTINGS = hypothesis.settings(
+    max_examples=int(os.environ.get("RINGLOOP_TEST_EXAMPLES", "10")),
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+SIZES = st.one_of(st.none(), st.integers(-1, 40), st.sampled_from([4095, 4096, 8192, 8193, 20000]))
+OFFSETS = st.one_of(st.integers(0, 60), st.integers(-3, 3), st.sampled_from([4096, 8191, 20000]))
+PIECE = st.sampled_from(
+    [b"a", b"line\n", b"two\r\nlines\n", b"\r", "gr\u00fc\u00df\u20ac\U0001f600\n".encode(), b"x" * 5000, b"\n" * 9]
+)
+TEXT = st.sampled_from(["a", "line\n", "two\r\nlines\n", "\r", "grüß€😀\n", "x" * 5000, "ü" * 4097, "\n" * 9, "\r\n"])
+
+# CPython's `read1` of a file that is written, too, reads before it writes what is buffered, which then is written behind
+# what was read; so do all reads of text. Ours write first.
+UNFLUSHED = ("read1", "readinto1", "peek")
+UNFLUSHED_TEXT = ("read", "readline", "readlines", "next")
+
+READS = [
+    st.tuples(st.just("read"), st.tuples(SIZES)),
+    st.tuples(st.just("readline"), st.tuples(st.one_of(st.just(-1), st.integers(0, 30)))),
+    st.tuples(st.just("readlines"), st.tuples(st.one_of(st.none(), st.integers(0, 30)))),
+    st.tuples(st.just("next"), st.just(())),
+]
+MOVES = [
+    st.tuples(st.just("tell"), st.just(())),
+    st.tuples(st.just("seek"), st.tuples(OFFSETS)),
+    st.tuples(st.just("flush"), st.just(())),
+    st.tuples(st.just("truncate"), st.just(())),
+    st.tuples(st.just("truncate"), st.tuples(st.integers(0, 50))),
+    st.tuples(st.sampled_from(["readable", "writable", "seekable", "isatty"]), st.just(())),
+]
+BINARY = st.lists(
+    st.one_of(
+        *READS,
+        *MOVES,
+        st.tuples(st.just("seek"), st.tuples(OFFSETS, st.sampled_from([0, 1, 2, 9]))),
+        st.tuples(st.just("read1"), st.tuples(st.integers(-1, 9000))),
+        st.tuples(st.just("readinto"), st.tuples(st.integers(0, 9000))),
+        st.tuples(st.just("readinto1"), st.tuples(st.integers(0, 9000))),
+        st.tuples(st.just("peek"), st.just(())),
+        st.tuples(st.just("readall"), st.just(())),
+        st.tuples(st.just("write"), st.tuples(PIECE)),
+        st.tuples(st.just("write"), st.tuples(st.sampled_from(["text", 1, None]))),
+        st.tuples(st.just("writelines"), st.tuples(st.lists(PIECE, max_size=3))),
+        st.tuples(st.just("close"), st.just(())),
+    ),
+    max_size=14,
+)
+TEXTUAL = st.lists(
+    st.one_of(
+        *READS,
+        *MOVES,
+        st.tuples(st.just("seek"), st.tuples(st.just(0), st.sampled_from([0, 1, 2, 9]))),
+        st.tuples(st.just("back"), st.tuples(st.integers(0, 5))),
+        st.tuples(st.just("back"), st.tuples(st.integers(0, 5))),
+        st.tuples(st.just("write"), st.tuples(TEXT)),
+        st.tuples(st.just("write"), st.tuples(st.sampled_from([b"bytes", 1, None]))),
+        st.tuples(st.just("writelines"), st.tuples(st.lists(TEXT, max_size=3))),
+        st.tuples(st.just("newlines"), st.just(())),
+        st.tuples(st.just("close"), st.just(())),
+    ),
+    max_size=14,
+)
+
+
+def outcome(call):
+    """Return what a call returns, or its exception in a form that can be compared."""
+    try:
+        return call()
+    except StopIteration:
+        return "the end"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return type(error), getattr(error, "errno", None), str(error) if type(error) is not AttributeError else ""
+
+
+def blocking_call(file, name, arguments, told):
+    """Perform an operation on a blocking file."""
+    if name == "next":
+        # `next` of a text file switches `tell` off, which aiofiles' iteration doesn't.
+        iter(file)
+        line = file.readline()
+        return line or "the end"
+    if name == "newlines":
+        return file.newlines
+    if name == "back":
+        return file.seek(told[arguments[0] % len(told)]) if told else None
+    if name.startswith("readinto"):
+        buffer = bytearray(arguments[0])
+        return getattr(file, name)(buffer), buffer
+    return getattr(file, name)(*arguments)
+
+
+async def awaited_call(file, name, arguments, told):
+    """Perform it on an asynchronous one."""
+    if name == "next":
+        try:
+            return await anext(aiter(file))
+        except StopAsyncIteration:
+            return "the end"
+    if name == "newlines":
+        return file.newlines
+    if name == "back":
+        return await file.seek(told[arguments[0] % len(told)]) if told else None
+    if name.startswith("readinto"):
+        buffer = bytearray(arguments[0])
+        return await getattr(file, name)(buffer), buffer
+    result = getattr(file, name)(*arguments)
+    return await result if asyncio.iscoroutine(result) else result
+
+
+async def awaited_outcome(file, name, arguments, told):
+    try:
+        return await awaited_call(file, name, arguments, told)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return type(error), getattr(error, "errno", None), str(error) if type(error) is not AttributeError else ""
+
+
+async def compare(folder, content, mode, options, operations):
+    """Perform the same operations on both."""
+    paths = [folder / "blocking", folder / "awaited"]
+    for path in paths:
+        path.unlink(missing_ok=True)
+        if "x" not in mode:
+            path.write_bytes(content)
+    told = []
+    with open(paths[0], mode, **options) as blocking:
+        async with files.open(paths[1], mode, **options) as awaited:
+            for step, (name, arguments) in enumerate(operations):
+                if "+" in mode and name in (UNFLUSHED if "b" in mode else [*UNFLUSHED, *UNFLUSHED_TEXT]):
+                    assert await awaited_outcome(awaited, "flush", (), told) == outcome(blocking.flush)
+                expected = outcome(
+                    lambda name=name, arguments=arguments: blocking_call(blocking, name, arguments, told)
+                )
+                actual = await awaited_outcome(awaited, name, arguments, told)
+                assert actual == expected, (step, name, arguments)
+                if name == "tell" and isinstance(expected, int):
+                    told.append(expected)
+                assert awaited.closed == blocking.closed
+                if name in ("flush", "close", "truncate"):
+                    assert paths[1].read_bytes() == paths[0].read_bytes()
+    assert paths[1].read_bytes() == paths[0].read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+CONTENTS = st.lists(PIECE, max_size=8).map(b"".join)
+MODES = ("r", "r+", "w", "w+", "a", "a+", "x", "x+")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("buffering", [-1, 0, 3])
+def test_binary_files_do_what_blocking_ones_do(loop, folder, mode, buffering):
+    @SETTINGS
+    @hypothesis.given(CONTENTS, BINARY)
+    def run(content, operations):
+        loop.run_until_complete(compare(folder, content, f"{mode}b", {"buffering": buffering}, operations))
+
+    run()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("encoding", "newline"),
+    [("utf-8", None), ("utf-8", ""), ("utf-8", "\r\n"), ("utf-16", None), ("utf-8-sig", "\n"), ("latin-1", "\r")],
+)
+def test_text_files_do_what_blocking_ones_do(loop, folder, mode, encoding, newline):
+    @SETTINGS
+    @hypothesis.given(st.lists(TEXT, max_size=8).map("".join), TEXTUAL)
+    def run(content, operations):
+        options = {"encoding": encoding, "newline": newline}
+        content = content.encode(encoding, "replace")
+        loop.run_until_complete(compare(folder, content, mode, options, operations))
+
+    run()
+
+
+@pytest.mark.parametrize("errors", ["strict", "replace", "surrogateescape"])
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_text_that_cannot_be_decoded_is_treated_as_by_blocking_files(loop, folder, mode, errors):
+    @SETTINGS
+    @hypothesis.given(st.lists(st.one_of(PIECE, st.binary(max_size=4)), max_size=8).map(b"".join), TEXTUAL)
+    def run(content, operations):
+        # What `tell` says after an error depends on how far the decoder came.
+        operations = [each for each in operations if errors != "strict" or each[0] not in ("tell", "write", "truncate")]
+        loop.run_until_complete(compare(folder, content, mode, {"encoding": "utf-8", "errors": errors}, operations))
+
+    run()
+
+
+def test_arguments_are_refused_as_open_refuses_them(loop, folder):
+    path = folder / "file"
+    path.write_text("content")
+    folder.joinpath("locked").write_text("")
+    arguments = [
+        *itertools.product([path], ["", "rw", "rb+t", "q", "rr", "br", "+r", "U", "rx", "t"]),
+        (path, "rb", -1, "utf-8"),
+        (path, "rb", -1, None, "strict"),
+        (path, "rb", -1, None, None, "\n"),
+        (path, "r", 0),
+        (path, "r", -1, "no such encoding"),
+        (path, "r", -1, "utf-8", "no such handler"),
+        (path, "r", -1, "utf-8", None, "bad"),
+        (path, 1),
+        (path, "r", "1"),
+        (path, "x"),
+        (path, "r", -1, None, None, None, False),
+        (folder, "r"),
+        (folder, "w"),
+        (folder / "missing",),
+        (folder / "missing" / "file", "w"),
+        (folder / ("n" * 300),),
+        (path / "below",),
+        ("with\0null",),
+        (None,),
+        (1.5,),
+        (-1,),
+        (99999,),
+        (b"missing",),
+        (os.fsdecode(b"\xff missing"),),
+    ]
+
+    async def awaited(args):
+        async with files.open(*args):
+            pass
+
+    for args in arguments:
+
+        def blocking(args=args):
+            with open(*args):
+                pass
+
+        expected = error_of(blocking)
+        actual = error_of(lambda args=args: loop.run_until_complete(awaited(args)))
+        assert actual == expected, args
+
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error), str(error), getattr(error, "filename", None), getattr(error, "errno", None)
+    return None
+
+
+def test_buffers_are_as_large_as_those_of_open(loop, folder):
+    (folder / "file").write_bytes(b"x" * (io.DEFAULT_BUFFER_SIZE * 3))
+    with open(folder / "file", "rb") as blocking:
+        expected = len(blocking.peek())
+
+    async def main():
+        async with files.open(folder / "file", "rb") as file:
+            return len(await file.peek())
+
+    assert loop.run_until_complete(main()) == expected

@@ -1,0 +1,68 @@
+"""What a program sees where memory is limited: MemoryError, and nothing of the user's size that ends the process."""
+
+import pytest
+
+from support import run_child
+
+PROGRAM = """
+import asyncio, contextlib, os, resource, socket, sys, tempfile
+from ringloop import files
+
+SIZE = 40_000_000
+
+@contextlib.contextmanager
+def limited():
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + SIZE // 2, resource.RLIM_INFINITY))
+    try:
+        yield
+    except MemoryError:
+        print("no memory")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+async def stream(write):
+    ours, peer = socket.socketpair()
+    transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+    with peer, contextlib.closing(transport):
+        with limited():
+            write(transport)
+        transport.abort()
+
+async def pipe(data):
+    reading, writing = os.pipe()
+    transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.Protocol, open(writing, "wb", 0))
+    with limited():
+        transport.write(data)
+    transport.abort()
+    os.close(reading)
+
+async def file(data):
+    with tempfile.NamedTemporaryFile() as place:
+        async with files.open(place.name, "wb", 0) as file:
+            with limited():
+                await file._descriptor.start_write(data, 0, None).wait()
+
+async def main():
+    data = bytearray(SIZE)
+    match sys.argv[1]:
+        case "write":
+            await stream(lambda transport: transport.write(data))
+        case "writelines":
+            await stream(lambda transport: transport.writelines([data]))
+        case "pipe":
+            await pipe(data)
+        case "file":
+            await file(data)
+    await asyncio.sleep(0)
+
+with asyncio.Runner(loop_factory=new_loop) as runner:
+    runner.run(main())
+"""
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("what", ["write", "writelines", "pipe", "file"])
+def test_data_that_cannot_be_copied_is_refused(arm, what):
+    done = run_child(PROGRAM, arm, what, env={"PYTHONASYNCIODEBUG": None})
+    assert (done.returncode, done.stdout.strip()) == (0, "no memory"), done.stderr

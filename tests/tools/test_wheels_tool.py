@@ -1,0 +1,147 @@
+"""What `make wheels` decides before it builds, and `make try-wheels` before it tries."""
+
+import subprocess
+import sys
+
+import pytest
+
+from support import REPOSITORY, load_tool
+
+wheels = load_tool("wheels")
+licences = load_tool("licences")
+try_wheels = load_tool("try_wheels")
+
+MUSL = "aarch64-unknown-linux-musl"
+
+
+@pytest.fixture
+def sysroot(tmp_path):
+    return tmp_path / "rust"
+
+
+def toolchain(sysroot):
+    return wheels.Toolchain(sysroot, sysroot / "cargo")
+
+
+def test_an_installed_standard_library_is_used(sysroot):
+    folder = sysroot / "lib/rustlib" / MUSL / "lib"
+    folder.mkdir(parents=True)
+    assert toolchain(sysroot).plan(MUSL) == ""  # what is left of a target that was removed
+    (folder / "libstd-0123.rlib").touch()
+    assert toolchain(sysroot).plan(MUSL) == "installed"
+    assert "RUSTC_BOOTSTRAP" not in wheels.build_environment(toolchain(sysroot), "installed", False)
+
+
+def test_otherwise_it_is_built_from_its_source(sysroot):
+    folder = sysroot / "lib/rustlib/src/rust/library"
+    folder.mkdir(parents=True)
+    (folder / "Cargo.lock").touch()
+    assert toolchain(sysroot).plan(MUSL) == "built"
+    assert wheels.build_environment(toolchain(sysroot), "built", False)["RUSTC_BOOTSTRAP"] == "1"
+
+
+def test_what_is_missing_is_said_with_its_remedy(sysroot):
+    assert toolchain(sysroot).plan(MUSL) == ""
+    assert f"rustup target add {MUSL}" in wheels.remedy(MUSL)
+
+
+def test_no_path_of_this_machine_and_no_time_goes_into_a_wheel(sysroot, monkeypatch):
+    monkeypatch.setenv("RUSTFLAGS", "-Ctarget-cpu=x86-64-v2")
+    monkeypatch.setenv("PYO3_PYTHON", "/another/python")
+    environment = wheels.build_environment(toolchain(sysroot), "installed", False)
+    flags = environment["RUSTFLAGS"].split()
+    assert flags[0] == "-Ctarget-cpu=x86-64-v2"
+    assert f"--remap-path-prefix={REPOSITORY}=/ringloop" in flags
+    assert f"--remap-path-prefix={sysroot}/cargo=/cargo" in flags
+    assert "PYO3_PYTHON" not in environment
+    assert environment["SOURCE_DATE_EPOCH"] == "315532800"
+
+
+def test_a_fast_build_is_another_one(sysroot):
+    fast, whole = (wheels.build_environment(toolchain(sysroot), "installed", fast) for fast in (True, False))
+    assert fast["CARGO_PROFILE_RELEASE_LTO"] == "off"
+    assert {name: value for name, value in fast.items() if name not in wheels.FAST} == {
+        name: value for name, value in whole.items() if name not in wheels.FAST
+    }
+
+
+@pytest.mark.parametrize(
+    ("expression", "chosen"),
+    [("MIT", "MIT"), ("Unlicense OR MIT", "MIT"), ("Apache-2.0 OR BSL-1.0", "Apache-2.0"), ("Zlib", "Zlib")],
+)
+def test_a_licence_that_is_allowed_is_chosen(tmp_path, expression, chosen):
+    crate = licences.Crate("a", "1.0.0", expression, tmp_path, "", "")
+    assert licences.chosen_licence(crate) == chosen
+
+
+@pytest.mark.parametrize("expression", ["GPL-3.0", "MIT AND GPL-3.0", "", "BSL-1.0"])
+def test_a_licence_that_is_not_allowed_is_refused(tmp_path, expression):
+    with pytest.raises(licences.Refused, match=r"a 1\.0\.0 is under"):
+        licences.chosen_licence(licences.Crate("a", "1.0.0", expression, tmp_path, "", ""))
+
+
+def test_a_crate_without_the_text_of_its_licence_is_refused(tmp_path):
+    crate = licences.Crate("a", "1.0.0", "MIT OR Apache-2.0", tmp_path, "", "")
+    (tmp_path / "LICENSE-APACHE").write_text("Apache")
+    with pytest.raises(licences.Refused, match="comes without the text of its licence, MIT"):
+        licences.licence_text(crate, "MIT")
+    (tmp_path / "LICENSE-MIT").write_text("mine  \n")
+    assert licences.licence_text(crate, "MIT") == "mine"
+
+
+def test_texts_that_are_equal_occur_once(tmp_path):
+    (tmp_path / "LICENSE").write_text("the text")
+    crates = [licences.Crate(name, "1.0.0", "MIT", tmp_path, "", "") for name in "ab"]
+    text = licences.document(crates)
+    assert text.count("the text") == 1
+    assert "a 1.0.0, b 1.0.0\nused under MIT:\n" in text
+
+
+def test_wheels_that_nothing_here_can_run_are_named(tmp_path):
+    wheel = tmp_path / "ringloop-0.1.0-cp399-cp399-musllinux_1_2_riscv64.whl"
+    wheel.touch()
+    command = [sys.executable, REPOSITORY / "tools/try_wheels.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == f"not tried  {wheel.name}: its name is not understood\n"
+    assert done.returncode == 0
+    assert subprocess.run([*command, "--required"], capture_output=True, check=False).returncode == 1
+    found, reason = try_wheels.interpreter(tmp_path / "ringloop-0.1.0-cp399-cp399-musllinux_1_2_aarch64.whl")
+    assert found == []
+    assert "tools/foreign_pythons.sh" in reason
+
+
+def test_a_foreign_python_is_used_only_if_it_runs_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(try_wheels, "FOREIGN", tmp_path)
+    wheel = tmp_path / "ringloop-0.1.0-cp399-cp399-musllinux_1_2_aarch64.whl"
+    script = tmp_path / "musl-aarch64" / "python3.99"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\nexec /nonexistent/qemu-aarch64\n")
+    script.chmod(0o755)
+    assert try_wheels.interpreter(wheel) == ([], f"{script} does not run here")
+    script.write_text("#!/bin/sh\n")
+    assert try_wheels.interpreter(wheel) == (["--foreign", str(script)], "")
+
+
+def test_a_load_generator_that_cannot_be_built_is_named(sysroot, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(REPOSITORY / "tools")
+    ringlab_packages = load_tool("ringlab_packages")
+    monkeypatch.setattr(ringlab_packages.wheels.Toolchain, "find", lambda: toolchain(sysroot))
+    packaged = []
+    monkeypatch.setattr(ringlab_packages, "package", lambda output, kind, variables: packaged.append((kind, variables)))
+    monkeypatch.setattr("sys.argv", ["ringlab_packages.py", "--output", str(tmp_path)])
+    assert ringlab_packages.main() == wheels.LACKING
+    assert "rustup target add aarch64-unknown-linux-gnu" in capsys.readouterr().out
+    assert packaged == [("sdist", {})]  # it contains no compiled code
+
+
+@pytest.mark.parametrize(
+    ("tags", "first", "last"),
+    [
+        ("manylinux_2_28_aarch64", "manylinux_2_28_aarch64", "manylinux2014_aarch64"),
+        ("musllinux_1_2_x86_64", "musllinux_1_2_x86_64", "musllinux_1_1_x86_64"),
+    ],
+)
+def test_what_a_foreign_python_needs_may_be_for_an_older_c_library(tags, first, last):
+    platforms = load_tool("try_wheel").foreign_platforms(tags)
+    assert (platforms[0], platforms[-1]) == (first, last)
+    assert ("manylinux_2_17_aarch64" in platforms) == (last == "manylinux2014_aarch64")
