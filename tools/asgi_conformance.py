@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import os
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HOST = "127.0.0.1"
-PATIENCE_S = 60
+from server_process import HOST, PATIENCE_S, free_port, running, serve
+
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
 
 # -- The application: the header "case" says what it does ---------------------------------------------------------------
@@ -602,24 +600,12 @@ def _(client: Client) -> None:
 # -- Servers ------------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def commands(controls: str | None, names: list[str]) -> dict[str, Callable[[int, str], list[str]]]:
     """How each server is started at a port, with a root path."""
     target = f"{Path(__file__).stem}:app"
 
     def ringloop(backend: str) -> Callable[[int, str], list[str]]:
-        # fmt: off
-        return lambda port, root: [
-            sys.executable, "-m", "ringloop", "serve", target, "--port", str(port), "--backend", backend,
-            "--root-path", root, "--log-level", "critical",
-        ]
-        # fmt: on
+        return lambda port, root: serve(target, port, backend, "--root-path", root, "--log-level", "critical")
 
     def uvicorn(port: int, root: str) -> list[str]:
         options = ["--port", str(port), "--root-path", root, "--log-level", "critical"]
@@ -638,37 +624,13 @@ def commands(controls: str | None, names: list[str]) -> dict[str, Callable[[int,
     return {name: command for name, command in servers.items() if not names or name in names}
 
 
-@contextlib.contextmanager
-def running(command: Callable[[int, str], list[str]], root: str, log: Path) -> Iterator[Client]:
-    port = free_port()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command(port, root), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-        )
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection((HOST, port)):
-                break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{process.args!r} doesn't serve:\n{log.read_text()}")
-            time.sleep(0.05)
-        yield Client(port)
-    finally:
-        process.terminate()
-        try:
-            process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def differences(command: Callable[[int, str], list[str]], log: Path) -> dict[str, str]:
     """The cases that a server differs in, and how."""
     found: dict[str, str] = {}
     for root, cases in (("", CASES), ("/api", ROOTED)):
-        with running(command, root, log) as client:
+        port = free_port()
+        with running(command(port, root), port, log):
+            client = Client(port)
             for name, check in cases.items():
                 try:
                     check(client)

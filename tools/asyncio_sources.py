@@ -57,7 +57,15 @@ PARTS = {
         "AppProtocolState",
         "add_flowcontrol_defaults",
     ),
-    "streams": ("FlowControlMixin", "StreamReader", "StreamReaderProtocol", "StreamWriter"),
+    "streams": (
+        "FlowControlMixin",
+        "StreamReader",
+        "StreamReaderProtocol",
+        "StreamWriter",
+        "start_server",
+        "start_unix_server",
+    ),
+    "subprocess": ("SubprocessStreamProtocol", "Process"),
     "transports": (
         "BaseTransport",
         "ReadTransport",
@@ -69,6 +77,8 @@ PARTS = {
     "trsock": ("TransportSocket",),
     "unix_events": (
         "_UnixSelectorEventLoop",
+        "_UnixReadPipeTransport",
+        "_UnixWritePipeTransport",
         "_UnixSubprocessTransport",
         "PidfdChildWatcher",
         "ThreadedChildWatcher",

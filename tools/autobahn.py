@@ -13,7 +13,6 @@ Exits with 0 if all cases passed, with 1 if one failed, with 2 if the suite can'
 from __future__ import annotations
 
 import argparse
-import asyncio
 import collections
 import json
 import os
@@ -21,9 +20,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-BACKENDS = ("io_uring", "epoll")
+from server_process import BACKENDS, HOST, free_port, running, serve
+
 PACKAGE = "autobahntestsuite==25.10.1"
 PASSED = {"OK", "INFORMATIONAL", "NON-STRICT", "UNIMPLEMENTED"}
 
@@ -32,28 +32,12 @@ class UsageError(Exception):
     """A reason why the suite cannot be run."""
 
 
-async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """The application."""
-    assert scope["type"] == "websocket"
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Echoes the messages of a WebSocket."""
     await receive()
     await send({"type": "websocket.accept"})
     while (message := await receive())["type"] == "websocket.receive":
         await send({**message, "type": "websocket.send"})
-
-
-async def serve(backend: Literal["io_uring", "epoll"]) -> None:
-    """Serves the application, and prints the port, until the input ends."""
-    from ringloop.http import Config, Server
-
-    config = Config(echo, port=0, lifespan="off", log_level="error", backend=backend)
-    server = Server(config)
-    loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), setattr, server, "should_exit", True)
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
-    await serving
 
 
 def find_python(wanted: str | None) -> str:
@@ -90,45 +74,32 @@ def run_backend(
     """Runs the cases on a backend: what the suite says about each of them."""
     reports = folder / "reports" / backend
     shutil.rmtree(reports, ignore_errors=True)
-    command = [sys.executable, __file__, "--serve", backend]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    port = free_port()
+    command = serve(f"{Path(__file__).stem}:app", port, backend, "--lifespan", "off", "--log-level", "error")
+    specification = {
+        "outdir": str(reports),
+        "servers": [{"agent": "ringloop", "url": f"ws://{HOST}:{port}"}],
+        "cases": cases,
+        "exclude-cases": [],
+    }
+    spec = folder / f"{backend}.json"
+    spec.write_text(json.dumps(specification))
+    # The folder's .pth files make its namespace packages.
+    program = f"import site; site.addsitedir({str(packages)!r}); from autobahntestsuite.wstest import run; run()"
+    log = folder / f"{backend}.log"
+    with running(command, port, folder / f"{backend}-server.log"), log.open("w") as output:
         try:
-            assert server.stdout is not None
-            port = server.stdout.readline().strip()
-            if not port:
-                raise UsageError(f"the server has not started on {backend}")
-            specification = {
-                "outdir": str(reports),
-                "servers": [{"agent": "ringloop", "url": f"ws://127.0.0.1:{port}"}],
-                "cases": cases,
-                "exclude-cases": [],
-            }
-            spec = folder / f"{backend}.json"
-            spec.write_text(json.dumps(specification))
-            # The folder's .pth files make its namespace packages.
-            program = (
-                f"import site; site.addsitedir({str(packages)!r}); " + "from autobahntestsuite.wstest import run; run()"
+            subprocess.run(
+                [python, "-c", program, "-m", "fuzzingclient", "-s", spec],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                check=False,
             )
-            log = folder / f"{backend}.log"
-            with log.open("w") as output:
-                subprocess.run(
-                    [python, "-c", program, "-m", "fuzzingclient", "-s", spec],
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    timeout=timeout_s,
-                    check=False,
-                )
         except subprocess.TimeoutExpired as error:
             raise UsageError(f"the suite has not ended after {timeout_s:.0f} s: see {log}") from error
-        finally:
-            assert server.stdin is not None
-            server.stdin.close()
-            try:
-                server.wait(30)
-            except subprocess.TimeoutExpired:
-                server.kill()
     try:
         found = json.loads((reports / "index.json").read_text())
     except OSError as error:
@@ -160,13 +131,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: both")
     parser.add_argument("--case", action="append", help="cases to run, such as '1.*'; default: all")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for each backend")
-    parser.add_argument("--serve", choices=BACKENDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve:
-        import ringloop
-
-        ringloop.run(serve(arguments.serve))
-        return 0
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -26,6 +26,7 @@ import importlib
 import json
 import os
 import pkgutil
+import platform
 import select
 import shutil
 import signal
@@ -42,6 +43,8 @@ from asyncio import base_events, unix_events
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+import compatibility
 
 BACKENDS = ("io_uring", "epoll")
 CONTROL = "asyncio"
@@ -359,20 +362,42 @@ class Runner:
         return Outcome(running.name.split(".")[0], running.name, self._backend, status, seconds, detail)
 
 
-def run_on_asyncio(failed: Sequence[str], arguments: argparse.Namespace) -> set[str]:
-    """Run these tests again on stock asyncio, and return which of them fail there too."""
+def run_on_asyncio(tests: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
+    """Run these tests on stock asyncio, or all that the command line asks for, and return the status of each."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         command = [sys.executable, __file__, "--backend", CONTROL, "--json", file.name, "--jobs", str(arguments.jobs)]
         command += ["--timeout", str(arguments.timeout), "--package", arguments.package]
-        command += ["--settings", str(arguments.settings), "--exact", *failed]
+        command += ["--settings", str(arguments.settings)]
+        command += ["--exact", *tests] if tests else []
         completed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if completed.returncode not in (0, 1):
             raise UsageError(f"the control run on asyncio failed:\n{completed.stdout}")
-        return {outcome["test"] for outcome in json.load(file)["tests"] if outcome["status"] == "failed"}
+        return {outcome["test"]: outcome["status"] for outcome in json.load(file)["tests"]}
+
+
+def describe(outcomes: Sequence[Outcome], control: dict[str, str]) -> dict[str, Any]:
+    """What compatibility.py records; `control` is the status of each test on asyncio. What is left out counts there neither."""
+    left_out = {outcome.test for outcome in outcomes if outcome.status == "left out"}
+    ended = {CONTROL: {test: "left out" if test in left_out else status for test, status in control.items()}}
+    for outcome in outcomes:
+        ended.setdefault(outcome.backend, {})[outcome.test] = outcome.status
+    loops: dict[str, dict[str, Any]] = {
+        loop: {
+            **{name.replace(" ", "_"): list(of_tests.values()).count(name) for name in RECORDED},
+            "failed": sorted(test for test, status in of_tests.items() if status == "failed"),
+        }
+        for loop, of_tests in ended.items()
+    }
+    for outcome in outcomes:
+        if outcome.status == "failed" and control.get(outcome.test) != "failed":
+            verdict = "not ours" if outcome.fails_on_asyncio else "FAILED"
+            loops[outcome.backend].setdefault("verdicts", {})[outcome.test] = verdict
+    return {"suite": "CPython", "version": platform.python_version(), "loops": loops}
 
 
 # Output.
 
+RECORDED = ("passed", "skipped", "left out", "no loop")
 COLUMNS = ("passed", "failed", "as asyncio", "skipped", "left out", "no loop")
 
 
@@ -493,6 +518,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tests at a time (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="per test (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome into FILE as well")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="put the figures into FILE, for compatibility.py; needs all tests"
+    )
     parser.add_argument("--list", action="store_true", help="name the tests that would run, and run none")
     parser.add_argument("--verbose", action="store_true", help="a line for each test, and CPython's skips in the end")
     parser.add_argument("--run-left-out", action="store_true", help="run what conformance.toml leaves out, too")
@@ -554,6 +582,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def conform(arguments: argparse.Namespace) -> int:
     """Find the tests, run them, print the result."""
     backends = choose_backends(arguments.backend)
+    if arguments.results and (tuple(backends) != BACKENDS or arguments.tests or arguments.pattern):
+        raise UsageError("--results is for a run of all tests on both backends")
     plugged = backends != [CONTROL]
     modules_left_out, entries = read_settings(arguments.settings)
     entries = [entry for entry in entries if entry.applies]
@@ -618,11 +648,13 @@ def conform(arguments: argparse.Namespace) -> int:
     if failed and plugged:
         shared = run_on_asyncio(failed, arguments)
         for outcome in outcomes:
-            outcome.fails_on_asyncio = outcome.status == "failed" and outcome.test in shared
+            outcome.fails_on_asyncio = outcome.status == "failed" and shared.get(outcome.test) == "failed"
 
     if arguments.json:
         report = {"python": sys.version, "tests": [dataclasses.asdict(outcome) for outcome in outcomes]}
         arguments.json.write_text(json.dumps(report, indent=1))
+    if arguments.results:
+        compatibility.record(arguments.results, describe(outcomes, run_on_asyncio([], arguments)))
     print_failures(outcomes)
     if arguments.verbose:
         print_skipped(outcomes)

@@ -1,9 +1,10 @@
-"""Fuzz the message layer of HTTP (crates/ringloop-http) with cargo-fuzz, each target for a bounded time.
+"""Fuzz the message layer of HTTP (crates/ringloop-http) and the driver's operations (crates/ringloop-driver) with cargo-fuzz,
+each target for a bounded time.
 
 usage: tools/fuzz.py [--seconds N] [--collect] [TARGET...]
 
-The fuzzer starts from the corpus, which is a file of hexadecimal lines for each target in crates/ringloop-http/tests/corpus,
-and from the table of requests next to it. What it finds is kept in the cargo folder for the next run. `--collect` writes a
+The fuzzer starts from the corpus, which is a file of hexadecimal lines for each target in the crate's tests/corpus, and for
+HTTP/1 from the table of requests next to it. What it finds is kept in the cargo folder for the next run. `--collect` writes a
 minimal set of it to the corpus.
 
 Exits with 0 if no input failed, with 1 if one did, and with 77 if something is missing; a message says what.
@@ -21,11 +22,11 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-CRATE = ROOT / "crates/ringloop-http"
-CORPUS = CRATE / "tests/corpus"
+HTTP = ROOT / "crates/ringloop-http"
+CRATES = (HTTP, ROOT / "crates/ringloop-driver")
 TARGET_FOLDER = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "fuzz"
-FOLDERS = ["--fuzz-dir", str(CRATE / "fuzz"), "--target-dir", str(TARGET_FOLDER)]
-TARGETS = [path.stem for path in sorted((CRATE / "fuzz/fuzz_targets").glob("*.rs"))]
+# The crate of each target.
+TARGETS = {path.stem: crate for crate in CRATES for path in sorted((crate / "fuzz/fuzz_targets").glob("*.rs"))}
 # Longer inputs reach no more code, but take longer.
 INPUT_BYTES_MAX = 4096
 # The targets whose inputs are HTTP/1 requests, and the number of bytes before the request.
@@ -49,9 +50,19 @@ def fuzz_command() -> list[str]:
     return ["cargo", "fuzz"]
 
 
+def folders_for(target: str) -> list[str]:
+    """The options that name a target's folders."""
+    return ["--fuzz-dir", str(TARGETS[target] / "fuzz"), "--target-dir", str(TARGET_FOLDER)]
+
+
+def corpus_path(target: str) -> pathlib.Path:
+    """The file that has the corpus of `target`."""
+    return TARGETS[target] / "tests/corpus" / f"{target}.txt"
+
+
 def corpus_of(target: str) -> list[bytes]:
     """The corpus of `target`."""
-    path = CORPUS / f"{target}.txt"
+    path = corpus_path(target)
     return [bytes.fromhex(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -59,7 +70,7 @@ def requests_for(target: str) -> list[bytes]:
     """The requests of the table, as inputs of `target`, if it takes requests."""
     if target not in TAKES_REQUESTS:
         return []
-    rows = json.loads((CRATE / "tests/data/requests.json").read_text())
+    rows = json.loads((HTTP / "tests/data/requests.json").read_text())
     before = bytes(TAKES_REQUESTS[target])
     return [before + row["input"].encode("latin-1") for row in rows]
 
@@ -75,7 +86,7 @@ def run(fuzz: list[str], target: str, seconds: int) -> bool:
     found = TARGET_FOLDER / "found" / target
     write_inputs(found, corpus_of(target) + requests_for(target))
     options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", "-timeout=20"]
-    command = [*fuzz, "run", *FOLDERS, target, str(found), "--", *options]
+    command = [*fuzz, "run", *folders_for(target), target, str(found), "--", *options]
     return subprocess.run(command, check=False).returncode == 0
 
 
@@ -87,10 +98,10 @@ def collect(fuzz: list[str], target: str) -> None:
     folders = [str(collected), str(TARGET_FOLDER / "found" / target)]
     # Without counters, it does not matter how often code is reached.
     options = ["-set_cover_merge=1", "-use_counters=0", f"-max_len={INPUT_BYTES_MAX}"]
-    subprocess.run([*fuzz, "run", *FOLDERS, target, *folders, "--", *options], check=True)
+    subprocess.run([*fuzz, "run", *folders_for(target), target, *folders, "--", *options], check=True)
     needless = set(requests_for(target))
     inputs = sorted({path.read_bytes() for path in collected.iterdir()} - needless, key=lambda data: (len(data), data))
-    (CORPUS / f"{target}.txt").write_text("".join(f"{data.hex()}\n" for data in inputs))
+    corpus_path(target).write_text("".join(f"{data.hex()}\n" for data in inputs))
     print(f"{target}: {len(inputs)} inputs of {sum(map(len, inputs))} bytes")
 
 
@@ -112,7 +123,7 @@ def main() -> int:
         elif arguments.collect:
             collect(fuzz, target)
     if failed:
-        print(f"failed: {', '.join(failed)}; the inputs are in {CRATE / 'fuzz/artifacts'}")
+        print(f"failed: {', '.join(failed)}; the inputs are in fuzz/artifacts of their crates")
     return 1 if failed else 0
 
 

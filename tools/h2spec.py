@@ -2,13 +2,13 @@
 """Run h2spec, the conformance tests of HTTP/2, in strict mode against `ringloop serve`, on both backends.
 
 h2spec is built with Go, through the Go module proxy, into the folder of cargo. Each backend is tested over TLS and over
-plain TCP. Exits with 1 if another test fails than those in EXPECTED, or one of those passes, and with 77 if Go is missing.
+plain TCP. Exits with 1 if another test fails than those in EXPECTED, or one of those passes, with 2 if h2spec cannot be built,
+and with 77 if Go is missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shutil
@@ -16,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import trustme
+from server_process import BACKENDS, HOST, free_port, running, serve
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSION = "v2.2.1"
+VERSION = "v2.2.1+incompatible"
 PROGRAM = f"github.com/summerwind/h2spec/cmd/h2spec@{VERSION}"
 MISSING = 77
 
@@ -31,17 +32,15 @@ EXPECTED = {
     "http2/3.5: Sends invalid connection preface": "What is not HTTP/2's preface is a request of HTTP/1.1: it gets a 400.",
 }
 
-APPLICATION = """
-async def app(scope, receive, send):
-    if scope["type"] == "http":
-        # An answer before the end of a request that is wrong would hide that.
-        while (message := await receive()).get("more_body"):
-            pass
-        if message["type"] == "http.disconnect":
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
-        await send({"type": "http.response.body", "body": b"hello"})
-"""
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the whole body before it answers: an answer before the end of a request that is wrong would hide that."""
+    while (message := await receive()).get("more_body"):
+        pass
+    if message["type"] == "http.disconnect":
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": b"hello"})
 
 
 def install(folder: Path) -> Path:
@@ -55,34 +54,16 @@ def install(folder: Path) -> Path:
     return program
 
 
-@contextlib.contextmanager
-def serving(folder: Path, backend: str, *options: str) -> Iterator[int]:
-    """A server for the length of the context: its port."""
-    arguments = ["--backend", backend, "--port", "0", "--lifespan", "off", "--no-access-log", *options]
-    command = [sys.executable, "-m", "ringloop", "serve", "app:app", "--app-dir", str(folder), *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        try:
-            output = ""
-            for line in server.stderr:
-                output += line
-                if "Ringloop running on" in line:
-                    break
-            else:
-                raise RuntimeError(f"the server has not started:\n{output}")
-            yield int(output.rpartition("://")[2].split()[0].rpartition(":")[2])
-        finally:
-            server.terminate()
-            # So that it does not wait for somebody to read its log.
-            server.communicate()
-
-
 def run(program: Path, folder: Path, backend: str, *, tls: bool) -> tuple[int, set[str]]:
     """The number of tests, and the names of those that failed."""
     report = folder / f"{backend}.xml"
-    options = ["--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")] if tls else []
-    with serving(folder, backend, *options) as port:
-        command = [str(program), "--strict", "-h", "127.0.0.1", "-p", str(port), "-j", str(report)]
+    options = ["--lifespan", "off", "--no-access-log"]
+    if tls:
+        options += ["--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")]
+    port = free_port()
+    server = serve(f"{Path(__file__).stem}:app", port, backend, *options)
+    with running(server, port, folder / "server.log"):
+        command = [str(program), "--strict", "-h", HOST, "-p", str(port), "-j", str(report)]
         done = subprocess.run([*command, *(["-t", "-k"] if tls else [])], capture_output=True, text=True, check=False)
     if not report.exists():
         raise RuntimeError(f"h2spec has failed:\n{done.stdout}{done.stderr}")
@@ -103,22 +84,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     parser.add_argument("--folder", type=Path, default=target / "h2spec", help="where h2spec is built")
-    parser.add_argument("--backend", choices=("io_uring", "epoll"), action="append", help="default: both")
+    parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: both")
     arguments = parser.parse_args()
     if shutil.which("go") is None:
         print("left out: h2spec needs Go to be built")
         return MISSING
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    program = install(folder)
+    try:
+        program = install(folder)
+    except subprocess.CalledProcessError as error:
+        print(f"h2spec can't be built: {error}", file=sys.stderr)
+        return 2
     status = 0
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        (scratch / "app.py").write_text(APPLICATION)
         certificate = trustme.CA().issue_cert("127.0.0.1")
         (scratch / "cert.pem").write_bytes(b"".join(part.bytes() for part in certificate.cert_chain_pems))
         certificate.private_key_pem.write_to_path(str(scratch / "key.pem"))
-        for backend in arguments.backend or ("io_uring", "epoll"):
+        for backend in arguments.backend or BACKENDS:
             for tls in (True, False):
                 tests, failed = run(program, scratch, backend, tls=tls)
                 expected = set() if tls else set(EXPECTED)

@@ -18,17 +18,13 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BACKENDS = ("io_uring", "epoll")
-HOST = "127.0.0.1"
-PATIENCE_S = 30
+from server_process import BACKENDS, HOST, PATIENCE_S, free_port, running, serve
+
 TABLE = Path(__file__).parent.parent / "crates/ringloop-http/tests/data/requests.json"
 
 HAPROXY = """
@@ -102,34 +98,6 @@ def is_same(line: bytes, meant: bytes) -> bool:
     return line == method + b" " + target.removesuffix(b"?")
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def running(command: list[str], port: int, log: Path, **environment: str) -> Iterator[None]:
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **environment}
-        ) as process,
-    ):
-        try:
-            deadline = time.monotonic() + PATIENCE_S
-            while True:
-                with contextlib.suppress(ConnectionRefusedError), socket.create_connection((HOST, port)):
-                    break
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{command[0]} doesn't start:\n{log.read_text()}")
-                time.sleep(0.05)
-            yield
-        finally:
-            process.terminate()
-
-
 def exchange(port: int, request: bytes, silence_s: float) -> bytes:
     """What comes until the connection ends, or nothing comes for some time."""
     data = b""
@@ -155,12 +123,8 @@ def send_row(port: int, number: int, row: dict[str, Any]) -> list[str]:
 def run(proxy: str, backend: str, folder: Path) -> int:
     """Sends all rows through a proxy; returns how many problems there were."""
     port, server = free_port(), free_port()
-    # fmt: off
-    ringloop = [
-        sys.executable, "-m", "ringloop", "serve", f"{Path(__file__).stem}:app", "--port", str(server), "--backend", backend,
-        "--lifespan", "off", "--no-access-log", "--timeout-keep-alive", "60",
-    ]
-    # fmt: on
+    options = ["--lifespan", "off", "--no-access-log", "--timeout-keep-alive", "60"]
+    ringloop = serve(f"{Path(__file__).stem}:app", server, backend, *options)
     settings = folder / "settings"
     template = HAPROXY if proxy == "haproxy" else VARNISH
     folder.chmod(0o755)  # Varnish reads it under an account of its own.
@@ -172,8 +136,7 @@ def run(proxy: str, backend: str, folder: Path) -> int:
     rows = json.loads(TABLE.read_text())
     found: list[str] = []
     with contextlib.ExitStack() as stack:
-        here = str(Path(__file__).parent)
-        stack.enter_context(running(ringloop, server, folder / "server.log", PYTHONPATH=here))
+        stack.enter_context(running(ringloop, server, folder / "server.log"))
         stack.enter_context(running(commands[proxy], port, folder / "proxy.log"))
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             for wrong in pool.map(lambda numbered: send_row(port, *numbered), enumerate(rows)):

@@ -181,7 +181,7 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 mkdir -p "$cargo_home"
 share "$repository" "$cargo_home" ${sysroot:+"$sysroot"}
 # The folders for compiled C programs; the environment sets cargo's folder.
-for folder in bench/bin lab/targets/.build; do
+for folder in lab/targets/.build; do
     mkdir -p "$repository/$folder" "$repository/target/debian/$folder"
     mount --bind "$repository/target/debian/$folder" "$tree$repository/$folder"
 done

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,17 +22,33 @@ import pytest
 import ringloop.http
 from ringloop import EventLoop
 from ringloop._core import HttpService
-from ringloop.http import _config, _importing, _lifespan, _proxies, _run, logging
+from ringloop.http import _command_line, _config, _importing, _lifespan, _proxies, _reload, _run, logging
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 IS_CONTROL = os.environ["RINGLOOP_SUITES_LOOP"] == "asyncio"
-# Of uvicorn's protocols: ringloop has one.
-PROTOCOL = "HttpToolsProtocol"
+# Of uvicorn's protocols, by the fixture that chooses one: ringloop has one.
+PROTOCOLS = {"http_protocol_cls": "HttpToolsProtocol", "ws_protocol_cls": "WebSocketsSansIOProtocol"}
 # The numbers of the deadlines that keep-alive has; see the native half's deadlines.rs.
 KEEP_ALIVE = (0, 1)
 # A second of the tests of keep-alive lasts so long.
 SECOND = 0.2
+
+
+class Config(ringloop.http.Config):
+    """ringloop's, with what uvicorn's makes of its options."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.should_reload:
+            options = self.reload_dirs, self.reload_includes, self.reload_excludes
+            directories, includes, excludes = map(_reload.listed, options)
+            watched = _reload.FileFilter(directories, includes, excludes, Path.cwd()).directories
+            self.reload_dirs = watched  # type: ignore[assignment]
+
+    def bind_socket(self) -> socket.socket:
+        (bound,) = self.bind().sockets
+        return bound
 
 
 class Lifespan(_lifespan.Lifespan):
@@ -39,7 +57,28 @@ class Lifespan(_lifespan.Lifespan):
     def __init__(self, config: ringloop.http.Config) -> None:
         if not config.loaded:
             config.load()
-        super().__init__(config.loaded_app, config.lifespan, config.asgi_version)
+        self.error_occurred = self.startup_failed = self.shutdown_failed = False
+
+        async def noting(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await config.loaded_app(scope, receive, send)
+            except BaseException:
+                self.error_occurred = True
+                raise
+
+        super().__init__(noting, config.lifespan, config.asgi_version)
+
+    @property
+    def should_exit(self) -> bool:
+        return self.failed
+
+    async def startup(self) -> None:
+        await super().startup()
+        self.startup_failed = self.failed
+
+    async def shutdown(self) -> None:
+        await super().shutdown()
+        self.shutdown_failed = self.failed and not self.startup_failed
 
 
 class ProxyHeaders:
@@ -126,10 +165,15 @@ def get_connected_protocol(
     return Connected(Transport(), app, lifespan, options)
 
 
+def run_as_uvicorn(*arguments: Any, **options: Any) -> None:
+    """Calls what uvicorn's tests may have put in the place of `run`."""
+    sys.modules["uvicorn.main"].run(*arguments, **options)
+
+
 def plug_in() -> None:
     """Replace what uvicorn's users import."""
     replaced: dict[str, dict[str, Any]] = {
-        "uvicorn.main": {"run": _run.run},
+        "uvicorn.main": {"run": _run.run, "main": _command_line.command("ringloop")},
         "uvicorn.config": {"LOGGING_CONFIG": logging.LOGGING_CONFIG, "STARTUP_FAILURE": _config.STARTUP_FAILURE},
         "uvicorn.importer": {
             "import_from_string": _importing.import_from_string,
@@ -142,12 +186,13 @@ def plug_in() -> None:
         "uvicorn.server": {},
     }
     for name in ("uvicorn", "uvicorn.config", "uvicorn.main", "uvicorn.server"):
-        replaced[name] |= {"Config": ringloop.http.Config, "Server": ringloop.http.Server}
+        replaced[name] |= {"Config": Config, "Server": ringloop.http.Server}
     for name, objects in replaced.items():
         importlib.import_module(name)
         for attribute, replacement in objects.items():
             # uvicorn.main is a function, too.
             setattr(sys.modules[name], attribute, replacement)
+    setattr(_command_line, "run", run_as_uvicorn)  # noqa: B010
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -160,8 +205,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not IS_CONTROL and hasattr(module, "get_connected_protocol"):
             setattr(module, "get_connected_protocol", get_connected_protocol)  # noqa: B010
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        wanted = parameters.get("http_protocol_cls", PROTOCOL).endswith(PROTOCOL)
-        (kept if wanted else dropped).append(item)
+        wanted = all(parameters.get(name, one).endswith(one) for name, one in PROTOCOLS.items())
+        # Without a server, it is uvicorn's protocol that is tested.
+        uses_uvicorns = "ws_protocol_cls" in parameters and "http_protocol_cls" not in parameters
+        (kept if wanted and not uses_uvicorns else dropped).append(item)
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept
 

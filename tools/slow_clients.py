@@ -14,18 +14,16 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BACKENDS = ("io_uring", "epoll")
-HOST = "127.0.0.1"
+from server_process import BACKENDS, HOST, free_port, running, serve
+
 CONNECTIONS = 300
 DEADLINE_S = 4
 # Of slowhttptest's run. Followup data comes more often than the deadline: only a limit on the whole helps, or on progress.
@@ -49,35 +47,6 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@contextlib.contextmanager
-def serving(backend: str, log: Path) -> Iterator[tuple[int, int]]:
-    """The port of a server, and the number of its process."""
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        port = sock.getsockname()[1]
-    # fmt: off
-    command = [
-        sys.executable, "-m", "ringloop", "serve", f"{Path(__file__).stem}:app", "--port", str(port), "--backend", backend,
-        "--lifespan", "off", "--timeout-head", str(DEADLINE_S), "--timeout-body", str(DEADLINE_S),
-        "--timeout-write", str(DEADLINE_S), "--no-access-log",
-    ]
-    # fmt: on
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment) as server,
-    ):
-        try:
-            deadline = time.monotonic() + 60
-            while b"running on" not in log.read_bytes():
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the server doesn't start:\n{log.read_text()}")
-                time.sleep(0.05)
-            yield port, server.pid
-        finally:
-            server.terminate()
-
-
 def connections(pid: int) -> int:
     """How many sockets a process has."""
     count = 0
@@ -90,7 +59,11 @@ def connections(pid: int) -> int:
 def attack(name: str, backend: str, folder: Path) -> list[str]:
     """What is wrong after an attack."""
     wrong = []
-    with serving(backend, folder / "server.log") as (port, pid):
+    deadlines = [f"--timeout-{of}={DEADLINE_S}" for of in ("head", "body", "write")]
+    port = free_port()
+    command = serve(f"{Path(__file__).stem}:app", port, backend, "--lifespan", "off", "--no-access-log", *deadlines)
+    with running(command, port, folder / "server.log") as server:
+        pid = server.pid
         before = connections(pid)
         url = f"http://{HOST}:{port}"
         target = f"{url}/large" if name == "slow reading" else f"{url}/"

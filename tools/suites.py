@@ -1,6 +1,7 @@
 """Run the test suites of uvicorn, aiohttp, AnyIO and Tornado on asyncio and on ringloop, and print what only ringloop fails.
 
-The suite "serve" is uvicorn's, with `ringloop serve` in uvicorn's place.
+The suite "serve" is uvicorn's, with `ringloop serve` in uvicorn's place, and "gunicorn" has gunicorn's tests of ASGI
+servers. There the control is uvicorn or gunicorn itself.
 
 Each suite has an environment of its own below target/suites, with the versions that suites.toml names; packages come from
 PyPI. Its tests run on asyncio, on epoll and on io_uring, with ringloop's loop wherever asyncio would make its own. What
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import hashlib
 import os
 import re
 import shutil
@@ -27,10 +29,14 @@ import sys
 import tarfile
 import time
 import tomllib
+import urllib.request
 import venv
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import compatibility
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SETTINGS = Path(__file__).with_suffix(".toml")
@@ -48,14 +54,19 @@ class Suite:
     """The tests of a package, as suites.toml describes them."""
 
     name: str
+    title: str
     version: str
     requirements: list[str]
     sources: list[str]
     command: list[str]
+    about: str = ""
+    control: str = CONTROL
     package: str = ""
     plugins: list[str] = dataclasses.field(default_factory=list)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     explained: dict[str, str] = dataclasses.field(default_factory=dict)
+    everywhere: dict[str, str] = dataclasses.field(default_factory=dict)
+    archive: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         self.package = self.package or self.name
@@ -78,7 +89,7 @@ class Result:
 def read_settings() -> dict[str, Suite]:
     """Read suites.toml."""
     with open(SETTINGS, "rb") as file:
-        return {name: Suite(name, **settings) for name, settings in tomllib.load(file).items()}
+        return {name: Suite(name=name, **settings) for name, settings in tomllib.load(file).items()}
 
 
 @dataclasses.dataclass
@@ -97,7 +108,15 @@ class Runner:
     def install(self) -> None:
         """Create the environment and unpack the tests, unless that was already done with the same settings."""
         suite, stamp = self.suite, self.folder / "installed"
-        wanted = "\n".join([sys.version, f"{suite.package}=={suite.version}", *suite.requirements, *suite.sources])
+        wanted = "\n".join(
+            [
+                sys.version,
+                f"{suite.package}=={suite.version}",
+                *suite.requirements,
+                *suite.sources,
+                *(suite.archive or ()),
+            ]
+        )
         if not stamp.exists() or stamp.read_text() != wanted:
             print(f"installing {suite.name} {suite.version} in {self.folder}", flush=True)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -106,14 +125,30 @@ class Runner:
             pinned = f"{suite.package}=={suite.version}"
             prepare([*pip, "install", pinned, *suite.requirements])
             (self.folder / "tests").mkdir()
+            if suite.archive:
+                self.download(*suite.archive)
+            elif suite.sources:
+                # Only this package from source: its build dependencies may be wheels.
+                prepare(
+                    [*pip, "download", "--no-deps", "--no-binary", suite.package, "--dest", str(self.folder), pinned]
+                )
             if suite.sources:
-                prepare([*pip, "download", "--no-deps", "--no-binary", ":all:", "--dest", str(self.folder), pinned])
                 self.unpack()
             stamp.write_text(wanted)
         for library in self.folder.glob("venv/lib/python3.*/site-packages"):
             # What `pip install --editable` would write, and the folder of the module that installs ringloop's loop.
             (library / "ringloop.pth").write_text(f"{REPOSITORY / 'python'}\n{REPOSITORY / 'tools'}\n")
         prepare([str(self.python), "-c", "import ringloop"])
+
+    def download(self, url: str, sha256: str) -> None:
+        try:
+            with urllib.request.urlopen(url, timeout=60) as response:
+                data: bytes = response.read()
+        except OSError as error:
+            raise UsageError(f"{url} cannot be downloaded: {error}") from None
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise UsageError(f"{url} is another file than the one that suites.toml names by its SHA-256")
+        (self.folder / "tests.tar.gz").write_bytes(data)
 
     def unpack(self) -> None:
         (archive,) = self.folder.glob("*.tar.gz")
@@ -208,28 +243,42 @@ def read_unittest(text: str) -> Result:
     return Result(int(ran[1]) - skips - len(failed), skips, failed)
 
 
-def compare(runner: Runner, results: dict[str, Result]) -> int:
-    """Print what fails on ringloop but not on asyncio; return how many of these failures are not explained."""
-    suite, unexplained = runner.suite, 0
+def compare(runner: Runner, results: dict[str, Result]) -> dict[str, dict[str, str]]:
+    """Print what fails on ringloop but not on asyncio. Return for each loop a verdict on each of these tests: `explained`,
+    `not again`, `not ours` or `FAILED`."""
+    suite, verdicts = runner.suite, {}
     control = results[CONTROL].failed if CONTROL in results else set()
     for loop, result in results.items():
         if loop == CONTROL:
             continue
-        explained = {test: text for test in sorted(result.failed) if (text := suite.explanation(test))}
+        differing = result.failed - control
+        explained = {test: text for test in sorted(differing) if (text := suite.explanation(test))}
         for test, text in explained.items():
             print(f"explained   {suite.name} on {loop}: {test}: {text}")
-        suspects = sorted(result.failed - control - explained.keys())
+        verdicts[loop] = dict.fromkeys(explained, "explained")
+        suspects = sorted(differing - explained.keys())
         again = runner.fails_again(loop, suspects)
         shared = runner.fails_again(CONTROL, sorted(again))
         for test in suspects:
             if test not in again:
-                print(f"not again   {suite.name} on {loop}: {test}: passed {REPETITIONS} times by itself")
+                verdict, reason = "not again", f": passed {REPETITIONS} times by itself"
             elif test in shared:
-                print(f"not ours    {suite.name} on {loop}: {test}: fails on asyncio, too")
+                verdict, reason = "not ours", ": fails on asyncio, too"
             else:
-                print(f"FAILED      {suite.name} on {loop}: {test}")
-                unexplained += 1
-    return unexplained
+                verdict, reason = "FAILED", ""
+            print(f"{verdict:11} {suite.name} on {loop}: {test}{reason}")
+            verdicts[loop][test] = verdict
+    return verdicts
+
+
+def describe(suite: Suite, results: dict[str, Result], verdicts: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """What compatibility.py records of a suite."""
+    loops = {
+        loop: {"passed": result.passed, "skipped": result.skipped, "failed": sorted(result.failed)}
+        | ({"verdicts": verdicts[loop]} if loop in verdicts else {})
+        for loop, result in results.items()
+    }
+    return {"suite": suite.name, "version": suite.version, "loops": loops}
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -248,6 +297,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--folder", type=Path, default=REPOSITORY / "target" / "suites", help="where everything is installed and logged"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="put the results into this file as well, as compatibility.py reads it",
     )
     return parser.parse_args(argv)
 
@@ -274,7 +329,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{name:8} {suite.version:8} {loop:8} {result.passed:7} {len(result.failed):7} {result.skipped:8}"
                     f" {result.seconds:8.0f}"
                 )
-            unexplained += compare(runner, results)
+            verdicts = compare(runner, results)
+            unexplained += sum(list(of_loop.values()).count("FAILED") for of_loop in verdicts.values())
+            if arguments.results and set(results) == set(LOOPS):
+                compatibility.record(arguments.results, describe(suite, results, verdicts))
         except UsageError as error:
             print(f"suites: {error}", file=sys.stderr)
             broken = True
