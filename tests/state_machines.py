@@ -124,11 +124,15 @@ class Machine(RuleBasedStateMachine):
         """Run `function(world)`, a coroutine, in each world; what it comes to must be the same, and so must be what has happened."""
         wanted, found = (world.run(function(world)) or () for world in self.worlds)
         for one, other in zip(*(world.ends for world in self.worlds), strict=True):
-            # To find the end of a file, asyncio waits until the socket is nearly empty. If the peer does not read, that is never.
-            assume(other.tasks or not one.tasks)
+            assume(self.is_comparable(one, other))
         for one, other in zip(wanted, found, strict=True):
             assert one == other or is_mistake(one), (wanted, found)
         self.compare()
+
+    def is_comparable(self, one, other):
+        """Whether asyncio's end and the other's had the same chances; an example where they had not is given up."""
+        # To find the end of a file, asyncio waits until the socket is nearly empty. If the peer does not read, that is never.
+        return other.tasks or not one.tasks
 
     def compare(self):
         model, subject = self.worlds
@@ -267,6 +271,7 @@ class StreamEnd(End):
         self.written = 0
         self.received = bytearray()
         self.receives_all = True
+        self.sent_file = False
         # What has been called, but for data: the two directions do not depend on each other.
         self.reading, self.writing = [], []
         self.delivering = False
@@ -407,6 +412,7 @@ class StreamEnd(End):
         if self.tasks:
             # Of two at a time asyncio may forget the first.
             return
+        self.sent_file = True
         task = self.world.loop.create_task(self.sending(count))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -522,6 +528,11 @@ class StreamMachine(Machine):
             world.loop.create_connection(lambda: protocols[0], sock=sockets[0], **self.options[0]),
             world.loop.connect_accepted_socket(lambda: protocols[1], sockets[1], **self.options[1]),
         )
+
+    def is_comparable(self, one, other):
+        # asyncio does not read while it sends a file, and may hear that the connection was reset before it hears its end.
+        heard_the_same = not one.sent_file or ("eof" in one.reading) == ("eof" in other.reading)
+        return super().is_comparable(one, other) and heard_the_same
 
     def act_in_both(self, steps):
         async def act(world):
