@@ -212,6 +212,7 @@ def test_messages_to_subscribers(loop, client):
     async def main():
         async with client() as connection, connection.pubsub() as subscriber:
             await subscriber.subscribe("channel")
+            its_socket = subscriber.connection._writer.get_extra_info("socket")
             heard = []
 
             async def listen():
@@ -226,6 +227,8 @@ def test_messages_to_subscribers(loop, client):
                 assert await connection.publish("channel", str(number)) == 1
             await asyncio.wait_for(listener, support.PATIENCE_S)
             assert heard[1:] == [str(number).encode() for number in range(20)]
+        # redis-py closes the connection of a subscriber without waiting for its end.
+        await support.until(lambda: its_socket.fileno() == -1, "the end of the subscriber's connection")
 
     loop.run_until_complete(main())
 
