@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.util
 import inspect
+import itertools
 import os
 import pathlib
 import signal
@@ -205,6 +206,29 @@ async def until(condition, what="the condition"):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {PATIENCE_S} s")
         await asyncio.sleep(0.001)
+
+
+@functools.cache
+def port_numbers():
+    """An endless iterator of numbers below those that the system gives away: a thousand for each process of pytest-xdist.
+
+    They begin at different places, for whoever runs the tests twice at once. Where the system gives them away too, it is asked.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 20_000 + 1000 * (worker % 12)
+    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first + 1000 > lowest:
+        return itertools.repeat(0)
+    return (first + (os.getpid() + number) % 1000 for number in itertools.count())
+
+
+def free_port():
+    """A port that was free a moment ago. Programs that are told a number, and do not say what they got, need one."""
+    for number in itertools.islice(port_numbers(), 1000):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("", number))
+            return sock.getsockname()[1]
+    pytest.fail("no port is free")
 
 
 def tcp_listener(host=HOST, backlog=128):

@@ -108,7 +108,7 @@ def postgres(certificate):
             shutil.copy(source, data / name)
             shutil.chown(data / name, user or os.getuid())
             (data / name).chmod(0o600)
-        port = processes.free_port()
+        port = support.free_port()
         # fmt: off
         settings = [
             "-c", "listen_addresses=127.0.0.1", "-c", f"port={port}", "-c", f"unix_socket_directories={folder}",
@@ -140,7 +140,7 @@ def redis_server(certificate):
     """A private Redis, with its Unix socket "redis.sock" in the service's folder."""
     server = processes.debian_program("redis-server", "redis-server")
     with service_folder(None) as folder:
-        service = Service(processes.free_port(), processes.free_port(), folder)
+        service = Service(support.free_port(), support.free_port(), folder)
         # fmt: off
         command = [
             server, "--bind", "127.0.0.1", "--port", str(service.port), "--save", "", "--appendonly", "no",

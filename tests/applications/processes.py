@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import os
 import pathlib
 import signal
@@ -14,29 +13,6 @@ import time
 import pytest
 
 import support
-
-
-@functools.cache
-def port_numbers():
-    """An endless iterator of numbers below those that the system gives away: a thousand for each process of pytest-xdist.
-
-    They begin at different places, for whoever runs the tests twice at once. Where the system gives them away too, it is asked.
-    """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 20_000 + 1000 * (worker % 12)
-    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    if first + 1000 > lowest:
-        return itertools.repeat(0)
-    return (first + (os.getpid() + number) % 1000 for number in itertools.count())
-
-
-def free_port():
-    """A port that was free a moment ago. Programs that are told a number, and do not say what they got, need one."""
-    for number in itertools.islice(port_numbers(), 1000):
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("", number))
-            return sock.getsockname()[1]
-    pytest.fail("no port is free")
 
 
 def wait_until(condition, process, log):

@@ -62,7 +62,7 @@ def run_snippet(title, folder, arm, *arguments):
 @contextlib.contextmanager
 def serving(command, folder, arm):
     """Run a server's command line, on a port of ours in place of the page's; yield the program and its URL."""
-    port = processes.free_port()
+    port = support.free_port()
     for name in folder.glob("*.py"):
         name.write_text(name.read_text().replace("8000", str(port)))
     command = [part.replace("8000", str(port)) for part in command]

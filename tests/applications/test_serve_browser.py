@@ -138,7 +138,7 @@ def find(server, url, folder):
 def test_a_browser(arm, tmp_path, certificate, options, protocol):
     pytest.importorskip("click", reason="make test-applications installs it")
     (tmp_path / "served.py").write_text(APPLICATION)
-    port = processes.free_port()
+    port = support.free_port()
     # fmt: off
     command = [
         sys.executable, "-m", "ringloop", "serve", "served:app", "--port", str(port), "--lifespan", "off",

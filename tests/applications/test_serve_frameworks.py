@@ -62,7 +62,7 @@ class Served:
 def serving(arm, folder, source, *options):
     """Serves `app` of this source."""
     (folder / "served.py").write_text(textwrap.dedent(source))
-    port = processes.free_port()
+    port = support.free_port()
     server = ["ringloop", "serve"] if arm != "asyncio" else ["uvicorn", "--loop", "asyncio"]
     # fmt: off
     command = [

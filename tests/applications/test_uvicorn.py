@@ -38,7 +38,7 @@ class Server(processes.Program):
     """One uvicorn."""
 
     def __init__(self, arm, folder, *options, certificate=None):
-        self.port = processes.free_port()
+        self.port = support.free_port()
         # fmt: off
         command = [
             sys.executable, "-W", "always::ResourceWarning", "-m", "uvicorn", "starlette_application:application",

@@ -517,7 +517,7 @@ def soak(backends, *, minutes, seed, many=MANY, once=ONCE, kinds=("plain", "TLS"
         with contextlib.ExitStack() as stack:
             for backend in backends:
                 for kind in kinds:
-                    port, log = server_process.free_port(), folder / f"{backend}-{kind}.log"
+                    port, log = support.free_port(), folder / f"{backend}-{kind}.log"
                     more = secure if kind == "TLS" else []
                     command = server_process.serve("soak_application:app", port, backend, *options(), *more)
                     # The access log is written, but not kept.

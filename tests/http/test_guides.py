@@ -87,7 +87,7 @@ def run_with_await(code, given):
 
 def echo(arm, folder, code):
     """Run an echo server that listens on port 8888, on a port of ours; return what it has printed when it serves."""
-    port = free_port()
+    port = support.free_port()
     (folder / "echo.py").write_text(code.replace("8888", str(port)))
     with subprocess.Popen(
         [sys.executable, "-u", "-W", "error", "echo.py"], cwd=folder, stdout=subprocess.PIPE, text=True
@@ -99,12 +99,6 @@ def echo(arm, folder, code):
         finally:
             program.terminate()
         return program.stdout.read()
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind((support.HOST, 0))
-        return sock.getsockname()[1]
 
 
 def connect(program, port):

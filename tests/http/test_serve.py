@@ -203,9 +203,7 @@ def test_hosts(arm, host):
 
 def test_the_port_opens_when_the_application_has_started(arm, tmp_path):
     gate = tmp_path / "gate"
-    with socket.socket() as sock:
-        sock.bind((support.HOST, 0))
-        port = sock.getsockname()[1]
+    port = support.free_port()
     with serving(arm, "applications:slow_to_start", "--port", str(port), env={"GATE": str(gate)}) as program:
         program.wait_for("starting")
         with socket.socket() as client:
