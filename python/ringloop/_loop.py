@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import errno
-import functools
 import os
 import signal
 import socket
@@ -20,7 +17,7 @@ import threading
 import weakref
 from asyncio import base_events, events
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import _children, _core, _platform, _tls
 from ._datagrams import DatagramTransport, can_be_native
@@ -28,10 +25,10 @@ from ._metrics import Metrics
 from ._names import find_literal
 from ._pipes import ReadPipeTransport, WritePipeTransport, adopt_child
 from ._streams import for_server
-from ._support import wake_waiter
 from ._transports import SocketTransport, send_file, send_file_over_socket
 
 if TYPE_CHECKING:
+    import contextvars
     import ssl
     from collections.abc import Callable, Coroutine, Iterator
     from socket import _GetAddrInfoResult
@@ -47,18 +44,8 @@ _ProtocolT = TypeVar("_ProtocolT", bound=asyncio.BaseProtocol)
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 
-_STREAM_NONBLOCKING = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-
 # From Python 3.15 on, all callbacks of a stream transport run in one context, which is copied before the protocol is made.
 _ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
-
-
-def _is_ipv4(host: object) -> TypeGuard[str]:
-    """Whether this is a numeric IPv4 address in the usual notation."""
-    try:
-        return type(host) is str and bool(socket.inet_pton(socket.AF_INET, host))
-    except (OSError, ValueError):
-        return False
 
 
 # The sockets through which signals have been sent, of loops that still exist.
@@ -402,59 +389,11 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         port: int | None = None,
         **options: Any,
     ) -> tuple[asyncio.Transport, _ProtocolT]:
-        """Connects a stream; see `asyncio.loop.create_connection`.
-
-        An IPv4 address without options takes a shortcut: asyncio spends more time on resolving an address that is numeric, and on
-        waiting for a connection that exists, than the kernel spends on connecting.
-        """
-        self._lend(options.get("sock"))
-        if (
-            options
-            or not _platform.IS_TESTED
-            or self._debug
-            or not _is_ipv4(host)
-            or type(port) is not int
-            or not 0 <= port <= 65535
-            # The user has replaced sock_connect.
-            or type(self).sock_connect is not _SOCK_CONNECT
-            or "sock_connect" in vars(self)
-        ):
+        """Connects a stream; see `asyncio.loop.create_connection`. Address literals without options have a native way."""
+        if options or not _platform.IS_TESTED or (connecting := self._connect(protocol_factory, host, port)) is None:
+            self._lend(options.get("sock"))
             return await super().create_connection(protocol_factory, cast(Any, host), cast(Any, port), **options)
-        address = (host, port)
-        sock = socket.socket(socket.AF_INET, _STREAM_NONBLOCKING)
-        try:
-            error = sock.connect_ex(address)
-            if error in (errno.EINPROGRESS, errno.EINTR):
-                waiter = self.create_future()
-                # Over loopback the outcome is known by now; a second call returns it.
-                error = sock.connect_ex(address)
-                if error in (errno.EINPROGRESS, errno.EALREADY, errno.EINTR):
-                    error = 0
-                    handle = self._add_writer(sock.fileno(), self._sock_connect_cb, waiter, sock, address)
-                    waiter.add_done_callback(functools.partial(self._sock_write_done, sock.fileno(), handle=handle))
-                else:
-                    # asyncio waits for the kernel's report even if the outcome is known. Meanwhile a server of this loop accepts,
-                    # and a client that tries again and again lets others run. This timer is due in the next turn and runs where
-                    # asyncio's callback would: after what the kernel reports about other descriptors.
-                    self.call_at(0, wake_waiter, waiter, None)
-                await waiter
-            if error not in (0, errno.EISCONN):
-                raise OSError(error, f"Connect call failed {address}")
-            context = contextvars.copy_context() if _ONE_CONTEXT_PER_CONNECTION else None
-            protocol = protocol_factory()
-            waiter = self.create_future()
-            transport = self._make_socket_transport(
-                sock, protocol, waiter, extra={"peername": address}, context=context
-            )
-        except BaseException:
-            sock.close()
-            raise
-        try:
-            await waiter
-        except BaseException:
-            transport.close()
-            raise
-        return transport, protocol
+        return await connecting
 
     async def create_server(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], *address: Any, **options: Any
@@ -490,7 +429,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         return await super().create_datagram_endpoint(cast(Any, protocol_factory), *addresses, **options)
 
 
-_SOCK_CONNECT = EventLoop.sock_connect
+# Where a loop has others, asyncio connects.
+_core._note_connecting_methods(EventLoop)
 
 
 def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = None) -> EventLoop:

@@ -130,6 +130,12 @@ def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
     return strict(left._when, right._when) or equal
 
 
+def end_empty_waiter(waiter: asyncio.Future[None]) -> None:
+    """Tells who waits for an empty write buffer that the connection is over."""
+    if not waiter.done():
+        waiter.set_exception(ConnectionError("Connection is closed by peer"))
+
+
 wake_waiter = futures._set_result_unless_cancelled  # type: ignore[attr-defined]
 set_nodelay = base_events._set_nodelay  # type: ignore[attr-defined]
 

@@ -120,14 +120,6 @@ class SocketTransport(_core.SocketTransport):
         finally:
             self._disconnect()
 
-    def _disconnect(self) -> None:
-        sock, empty_waiter = self._detach()
-        if sock is not None:
-            sock.close()
-        self._leave_server()
-        if empty_waiter is not None and not empty_waiter.done():
-            empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
-
 
 async def send_file(loop: _Loop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
     """Sends a file with sendfile(2) after all earlier writes; see `asyncio.loop.sendfile`.

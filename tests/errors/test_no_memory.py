@@ -32,6 +32,28 @@ SCENARIOS = {
             server.close()
             await turns()
     """,
+    "connecting": """
+        async def body():
+            with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as unused:
+                unused.bind(("127.0.0.1", 0))
+                address = listener.getsockname()
+                fail()
+                transport, _ = await loop.create_connection(asyncio.Protocol, *address)
+                transport.get_extra_info("peername")
+                transport.close()
+                for count in range(1, 4):
+                    task = loop.create_task(loop.create_connection(asyncio.Protocol, *address))
+                    for _ in range(count):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    await asyncio.wait([task])
+                for refused in (unused.getsockname(), ("255.255.255.255", 1)):
+                    try:
+                        await loop.create_connection(asyncio.Protocol, *refused)
+                    except OSError as error:
+                        str(error)
+                await turns()
+    """,
     "a protocol": """
         class Protocol(asyncio.Protocol):
             def connection_made(self, transport):

@@ -51,6 +51,9 @@ unsafe extern "C" {
     fn PySys_Audit(event: *const c_char, format: *const c_char, ...) -> c_int;
 }
 
+/// No numeric address is longer, in the usual notation.
+const LITERAL_MAX: ffi::Py_ssize_t = 45;
+
 /// Where the path begins in a `sockaddr_un`.
 const PATH_OFFSET: usize = offset_of!(libc::sockaddr_un, sun_path);
 const PATH_SIZE: usize = size_of::<libc::sockaddr_un>() - PATH_OFFSET;
@@ -202,6 +205,58 @@ impl Address {
                 }
             }
             _ => None,
+        }
+    }
+
+    /// The kernel's form of a host that is a numeric address, and of a port: exactly a string and an int.
+    pub(crate) fn of_literal(host: &Bound<'_, PyAny>, port: &Bound<'_, PyAny>) -> Option<Self> {
+        if !host.is_exact_instance_of::<PyString>() || !port.is_exact_instance_of::<PyInt>() {
+            return None;
+        }
+        // SAFETY: its type was checked.
+        let host = unsafe { host.cast_unchecked::<PyString>() };
+        // SAFETY: the string is alive.
+        if unsafe { ffi::PyUnicode_GET_LENGTH(host.as_ptr()) } > LITERAL_MAX {
+            return None;
+        }
+        let text = host.to_str().ok()?;
+        if let Ok(host) = text.parse() {
+            return Some(Self::ipv4(host, port.extract().ok()?));
+        }
+        let host = text.parse().ok()?;
+        Some(Self::ipv6(host, port.extract().ok()?, 0, 0))
+    }
+
+    pub(crate) fn family(&self) -> c_int {
+        c_int::from(self.storage.ss_family)
+    }
+
+    /// Whether it is "0.0.0.0" or "::".
+    pub(crate) fn is_unspecified(&self) -> bool {
+        let storage = &raw const self.storage;
+        // SAFETY: the storage is large enough for, and aligned as, each family's type.
+        unsafe {
+            match self.family() {
+                libc::AF_INET => (*storage.cast::<libc::sockaddr_in>()).sin_addr.s_addr == 0,
+                libc::AF_INET6 => {
+                    (*storage.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr == [0; 16]
+                }
+                _ => false,
+            }
+        }
+    }
+
+    /// The tuple that asyncio makes of a literal, which this address is, and of its port.
+    pub(crate) fn of_parts<'py>(
+        &self,
+        host: &Bound<'py, PyAny>,
+        port: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let py = host.py();
+        if self.family() == libc::AF_INET {
+            objects::tuple(py, [host.clone(), port.clone()])
+        } else {
+            New((host, port, New(0), New(0))).into_pyobject(py)
         }
     }
 
@@ -380,6 +435,18 @@ pub(crate) fn accept(fd: RawFd) -> io::Result<(OwnedFd, CompactAddress)> {
     Ok((accepted, peer))
 }
 
+/// connect(2), without waiting: 0, or the errno.
+pub(crate) fn connect(fd: RawFd, address: &Address) -> c_int {
+    metrics::count_system_call();
+    // SAFETY: the address is valid for reading.
+    if unsafe { libc::connect(fd, address.as_ptr(), address.length) } == 0 {
+        return 0;
+    }
+    io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EINVAL)
+}
+
 /// Raises the audit event that the socket module raises.
 pub(crate) fn audit_sendto(sock: &Bound<'_, PyAny>, address: &Bound<'_, PyAny>) -> PyResult<()> {
     // SAFETY: the GIL is held, and the format takes two objects, which are alive.
@@ -391,8 +458,40 @@ pub(crate) fn audit_sendto(sock: &Bound<'_, PyAny>, address: &Bound<'_, PyAny>) 
             address.as_ptr(),
         )
     };
+    settle_audit(sock.py(), status)
+}
+
+/// The same for connecting to a literal, whose tuple is made only if somebody listens.
+pub(crate) fn audit_connect(
+    sock: &Bound<'_, PyAny>,
+    address: &Address,
+    host: &Bound<'_, PyAny>,
+    port: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let format = if address.family() == libc::AF_INET {
+        c"O(OO)"
+    } else {
+        c"O(OOii)"
+    };
+    let zero: c_int = 0;
+    // SAFETY: the GIL is held, and the format takes three objects, which are alive, and no more than two integers.
+    let status = unsafe {
+        PySys_Audit(
+            c"socket.connect".as_ptr(),
+            format.as_ptr(),
+            sock.as_ptr(),
+            host.as_ptr(),
+            port.as_ptr(),
+            zero,
+            zero,
+        )
+    };
+    settle_audit(sock.py(), status)
+}
+
+fn settle_audit(py: Python<'_>, status: c_int) -> PyResult<()> {
     if status != 0 {
-        return Err(PyErr::fetch(sock.py()));
+        return Err(PyErr::fetch(py));
     }
     Ok(())
 }

@@ -606,19 +606,20 @@ fn released(py: Python<'_>, call: impl FnOnce() -> isize + Send) -> io::Result<u
 }
 
 /// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`. Sockets that are not TCP have no such delay.
-pub(crate) fn disable_nagle(fd: RawFd) {
+pub(crate) fn disable_nagle(fd: RawFd) -> bool {
     metrics::count_system_call();
     let on: libc::c_int = 1;
-    // SAFETY: the option's value is an int that lives for the call. Failure (no TCP) is as good as success.
-    unsafe {
+    // SAFETY: the option's value is an int that lives for the call.
+    let result = unsafe {
         libc::setsockopt(
             fd,
             libc::IPPROTO_TCP,
             libc::TCP_NODELAY,
             (&raw const on).cast(),
             size_of_val(&on) as libc::socklen_t,
-        );
-    }
+        )
+    };
+    result == 0
 }
 
 /// shutdown(2) of the sending side.

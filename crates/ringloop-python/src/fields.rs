@@ -143,6 +143,20 @@ impl<'a, 'py> Fields<'a, 'py> {
         }
     }
 
+    /// Whether the object has one of these itself. None of them is in a slot.
+    pub(crate) fn has_any(&self, names: &[&Bound<'py, PyString>]) -> PyResult<bool> {
+        let dict = self.dict()?;
+        for name in names {
+            // SAFETY: the GIL is held, and both objects are alive.
+            match unsafe { ffi::PyDict_Contains(dict.as_ptr(), name.as_ptr()) } {
+                0 => {}
+                1 => return Ok(true),
+                _ => return Err(PyErr::fetch(dict.py())),
+            }
+        }
+        Ok(false)
+    }
+
     /// An attribute, if the object has it itself.
     pub(crate) fn own(&self, attribute: &Attribute) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = self.object.py();

@@ -103,5 +103,5 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     waiter::add_to(module)?;
     streams::add_to(module)?;
     pipes::add_to(module)?;
-    module.add_class::<transport::SocketTransport>()
+    transport::add_to(module)
 }

@@ -180,6 +180,18 @@ impl Loop {
         transport::accept(slf, protocol_factory, sock, server, count_max)
     }
 
+    /// Connects to an address literal, as asyncio's `create_connection` does: an awaitable of (transport, protocol). None
+    /// if asyncio has to do it.
+    #[pyo3(signature = (protocol_factory, host, port, /))]
+    fn _connect<'py>(
+        slf: &Bound<'py, Self>,
+        protocol_factory: &Bound<'py, PyAny>,
+        host: &Bound<'py, PyAny>,
+        port: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        transport::connect(slf, protocol_factory, host, port)
+    }
+
     fn _remove_reader(slf: &Bound<'_, Self>, fd: &Bound<'_, PyAny>) -> PyResult<bool> {
         watching::remove(slf, fd, false)
     }

@@ -12,7 +12,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use crate::names::intern;
-use crate::objects::New;
+use crate::objects::{self, New};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -153,6 +154,23 @@ pub(crate) fn for_accepted<'py>(
     let sock = listener.get_type().call1(fields)?;
     // It belongs to the object now.
     let _ = accepted.into_raw_fd();
+    sock.call_method1(intern!(py, "setblocking"), (false,))?;
+    Ok(sock)
+}
+
+/// `socket.socket`; null if it was something else when the module was imported.
+pub(crate) fn usual_class() -> *mut ffi::PyTypeObject {
+    USUAL.load(Relaxed)
+}
+
+/// `socket.socket(family, SOCK_STREAM, IPPROTO_TCP)`, which doesn't block. The class is the usual one.
+pub(crate) fn for_stream(py: Python<'_>, family: c_int) -> PyResult<Bound<'_, PyAny>> {
+    let class = usual_class().cast::<ffi::PyObject>();
+    // SAFETY: the GIL is held; the class lives for ever.
+    let Some(class) = (unsafe { Bound::from_borrowed_ptr_or_opt(py, class) }) else {
+        return Err(objects::error::<PyRuntimeError>(py, "no class of sockets"));
+    };
+    let sock = class.call1((New(family), New(libc::SOCK_STREAM), New(libc::IPPROTO_TCP)))?;
     sock.call_method1(intern!(py, "setblocking"), (false,))?;
     Ok(sock)
 }

@@ -302,6 +302,11 @@ pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
 }
 
+/// Whether all callbacks of a stream transport run in one context, which is copied before the protocol is made.
+pub(crate) fn has_one_context_per_connection() -> bool {
+    python_is_at_least(15)
+}
+
 /// Runs `body` in a `contextvars.Context`.
 pub(crate) fn in_context(
     py: Python<'_>,

@@ -10,6 +10,7 @@
 
 mod accepting;
 mod closing;
+mod connecting;
 mod extra_info;
 mod file_sending;
 mod flow_control;
@@ -26,7 +27,6 @@ use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit};
 
 use self::accepting::AcceptedConnection;
-use self::closing::Detached;
 use self::extra_info::ExtraInfo;
 use self::state::{State, way_to};
 use crate::endpoint::{self, Attachment, Endpoint};
@@ -36,8 +36,10 @@ use crate::objects::New;
 use crate::queue::{Transport, TransportKind};
 use crate::socket_object;
 use crate::support::{self, CloneRefOption, GilCell, Made, ask};
+use crate::waiter;
 
 pub(crate) use self::accepting::accept;
+pub(crate) use self::connecting::connect;
 pub(crate) use self::readiness::{on_ready, on_start};
 
 #[pyclass(module = "ringloop._core", subclass, frozen, weakref)]
@@ -59,7 +61,10 @@ impl SocketTransport {
     ) -> PyResult<Self> {
         let extra = match extra.map(|it| it.cast::<AcceptedConnection>()) {
             Some(Ok(accepted)) => ExtraInfo::of_accepted(sock, accepted.get().peer())?,
-            _ => ExtraInfo::new(sock, extra.map(|it| it.cast()).transpose()?)?,
+            _ => match extra.and_then(connecting::address) {
+                Some(address) => ExtraInfo::of_connected(sock, &address)?,
+                None => ExtraInfo::new(sock, extra.map(|it| it.cast()).transpose()?)?,
+            },
         };
         let attachment = Attachment::new(event_loop, sock, lent)?;
         let is_unix = socket_object::family(sock)? == libc::AF_UNIX;
@@ -72,7 +77,13 @@ impl SocketTransport {
     /// Sets the connection up and queues its beginning: `connection_made`, then reading, then the waiter's wake.
     #[pyo3(signature = (waiter=None))]
     fn _begin(slf: &Bound<'_, Self>, waiter: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        readiness::begin(slf, waiter)
+        let event_loop = endpoint::event_loop(slf.get(), slf.py())?;
+        let is_plain = waiter::is_plain(event_loop.bind(slf.py()).as_any())?;
+        readiness::begin(slf, is_plain)?;
+        match waiter {
+            Some(waiter) => readiness::wake_soon(slf, waiter, is_plain),
+            None => Ok(()),
+        }
     }
 
     /// Information on the connection: "socket", "sockname", "peername", or what the caller added.
@@ -223,9 +234,9 @@ impl SocketTransport {
         New(file_sending::stop(slf))
     }
 
-    /// Takes the connection off the loop for good; the caller closes the socket next. Returns (sock, `empty_waiter`).
-    fn _detach(&self, py: Python<'_>) -> New<Detached> {
-        New(closing::detach(self, py))
+    /// Takes the connection off the loop for good, and closes its socket.
+    fn _disconnect(slf: &Bound<'_, Self>) -> PyResult<()> {
+        closing::disconnect(slf)
     }
 
     /// Has the loop and the kernel forget the socket, so that its peer hears at once when the caller closes it next.
@@ -343,6 +354,12 @@ impl Drop for SocketTransport {
             Python::attach(|py| endpoint::detach(self, py));
         }
     }
+}
+
+/// Adds the types to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    connecting::add_to(module)?;
+    module.add_class::<SocketTransport>()
 }
 
 fn log_if_debug(transport: &Bound<'_, SocketTransport>, text: &str) -> PyResult<()> {

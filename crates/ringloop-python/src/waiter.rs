@@ -198,30 +198,34 @@ pub(crate) fn reuse(
     Ok(previous)
 }
 
-/// A new waiter for a read that is about to wait. None where only the loop's `create_future` will do: in debug mode, or if
-/// the user has replaced it or `call_soon`.
-pub(crate) fn new<'py>(
-    event_loop: &Bound<'py, PyAny>,
-    wanted: Wanted,
-    limit: usize,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
+/// Whether a future, and what a future calls, need not be asked of a loop by name: outside of debug mode, if the user has
+/// replaced neither `create_future` nor `call_soon`.
+pub(crate) fn is_plain(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = event_loop.py();
     if !has_own_methods(event_loop)? {
-        return Ok(None);
+        return Ok(false);
     }
     // SAFETY: its class is derived from `Loop`.
     if unsafe { event_loop.cast_unchecked::<Loop>() }
         .get()
         .is_debug()
     {
+        return Ok(false);
+    }
+    let names = [intern!(py, "create_future"), intern!(py, "call_soon")];
+    Ok(!Fields::of(event_loop).has_any(&names)?)
+}
+
+/// A new waiter for a read that is about to wait. None where only the loop's `create_future` will do, as `is_plain` says.
+pub(crate) fn new<'py>(
+    event_loop: &Bound<'py, PyAny>,
+    wanted: Wanted,
+    limit: usize,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if !is_plain(event_loop)? {
         return Ok(None);
     }
-    let loop_fields = Fields::of(event_loop);
-    for name in [intern!(py, "create_future"), intern!(py, "call_soon")] {
-        if loop_fields.find(name)?.is_some() {
-            return Ok(None);
-        }
-    }
+    let py = event_loop.py();
     // SAFETY: the GIL is held; every field that may not be zero is set before the object is tracked.
     let waiter = unsafe {
         let object = native_type::allocate(CLASS);

@@ -18,6 +18,7 @@ use pyo3::types::{PyInt, PyType};
 use ringloop_driver::{BackendKind, Interest, Mode};
 
 use crate::event_loop::Loop;
+use crate::fields::{Attribute, Fields, attribute};
 use crate::handle::{Call, HandleRef};
 use crate::names::intern;
 use crate::objects;
@@ -98,8 +99,7 @@ pub(crate) fn ensure_no_transport(
     }
     // asyncio's own transports (pipes, TLS) are entered by themselves.
     static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let others = event_loop.getattr(intern!(py, "_transports"))?;
-    if others.getattr(intern!(py, "data"))?.is_truthy()? {
+    if has_others(event_loop)? {
         support::class(
             py,
             &BASE,
@@ -109,6 +109,14 @@ pub(crate) fn ensure_no_transport(
         .call_method1(intern!(py, "_ensure_fd_no_transport"), (event_loop, file))?;
     }
     Ok(())
+}
+
+/// Whether there are transports of asyncio's own.
+fn has_others(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
+    static OTHERS: Attribute = attribute!("_transports");
+    static DATA: Attribute = attribute!("data");
+    let others = Fields::of(event_loop).get(&OTHERS)?;
+    Fields::of(&others).is(&DATA)
 }
 
 /// Watches `file` with a callback, which runs in its context or in a copy of the current one; returns the callback's

@@ -14,6 +14,7 @@ use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::socket_object;
 use crate::support;
+use crate::waiter;
 
 /// A connection that was accepted, and gets its protocol and its transport in the next turn, when it is called.
 #[pyclass(module = "ringloop._core", frozen)]
@@ -68,7 +69,7 @@ fn set_up(accepted: &Bound<'_, AcceptedConnection>) -> PyResult<()> {
     if let Some(server) = &this.server {
         transport.call_method1(intern!(py, "_attach"), (server,))?;
     }
-    readiness::begin(transport, None)
+    readiness::begin(transport, waiter::is_plain(event_loop.as_any())?)
 }
 
 /// Accepts the connections that wait, up to `count_max`, and queues each of them. False if an error is left to asyncio,

@@ -8,6 +8,7 @@ use crate::endpoint;
 use crate::names::intern;
 use crate::objects::New;
 use crate::support::{self, CloneRefOption};
+use crate::waiter;
 
 /// The socket, and the future that waits for an empty buffer.
 pub(super) type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>);
@@ -56,7 +57,10 @@ fn schedule_connection_lost(
     endpoint::delist(transport.get(), py);
     let event_loop = endpoint::event_loop(transport.get(), py)?;
     let callback = transport.getattr(intern!(py, "_call_connection_lost"))?;
-    call_soon(transport, event_loop.bind(py), (callback, exception))
+    let event_loop = event_loop.bind(py);
+    let is_plain = waiter::is_plain(event_loop.as_any())?;
+    let exception = exception.unwrap_or_else(|| py.None().into_bound(py));
+    call_soon(transport, event_loop, is_plain, &callback, &[&exception])
 }
 
 /// Ends the connection by an error, as asyncio reports it.
@@ -96,6 +100,25 @@ pub(super) fn detach(transport: &SocketTransport, py: Python<'_>) -> Detached {
     };
     drop(dropped);
     result
+}
+
+/// The same, and closes the socket: the connection is over.
+pub(super) fn disconnect(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    let py = transport.py();
+    let (sock, empty_waiter) = detach(transport.get(), py);
+    if let Some(sock) = sock {
+        sock.bind(py).call_method0(intern!(py, "close"))?;
+    }
+    if transport.get().state.get(py).server.is_some() {
+        transport.call_method0(intern!(py, "_leave_server"))?;
+    }
+    match empty_waiter {
+        Some(waiter) => support::python(py)?
+            .getattr(intern!(py, "end_empty_waiter"))?
+            .call1((waiter,))
+            .map(drop),
+        None => Ok(()),
+    }
 }
 
 /// Drops what refers to others' objects, for the collector.

@@ -84,6 +84,18 @@ impl ExtraInfo {
         })
     }
 
+    /// The same of a socket that was connected to an address.
+    pub(super) fn of_connected(sock: &Bound<'_, PyAny>, address: &Address) -> PyResult<Self> {
+        let fd = socket_object::number(sock)?;
+        // No address stands for this machine, which the kernel gives another.
+        let peer = (!address.is_unspecified()).then(|| CompactAddress::from(address));
+        Ok(Self::Addresses {
+            socket_name: Name::from(CompactAddress::of_socket(fd)),
+            peer_name: Name::from(peer.or_else(|| CompactAddress::of_peer(fd))),
+            closed: None,
+        })
+    }
+
     /// Remembers the socket, which the transport is about to close.
     pub(super) fn keep_closed(&mut self, sock: Py<PyAny>) {
         if let Self::Addresses { closed, .. } = self {

@@ -1,7 +1,10 @@
 //! When a stream transport is served: when its socket reports an event, while there is more to do, and when it starts
 //! to read.
 
-use pyo3::call::PyCallArgs;
+#![allow(unsafe_code)]
+
+use std::ptr;
+
 use pyo3::prelude::*;
 use ringloop_driver::{Interest, Mode};
 
@@ -11,11 +14,17 @@ use super::{SocketTransport, file_sending};
 use crate::buffers;
 use crate::endpoint::{self, queue_ready, report};
 use crate::event_loop::Loop;
+use crate::handle::Call;
 use crate::names::intern;
 use crate::objects;
 use crate::queue::{Readiness, Ready, Reason, Served};
+use crate::scheduling;
+use crate::socket_object;
 use crate::support::{self, CloneRefOption, ask, copy_context, in_context};
 use crate::watching;
+
+/// How many arguments callbacks have here at most.
+const ARGUMENTS_MAX: usize = 2;
 
 /// The context of a callback that is scheduled now: the transport's, where it has one for all.
 pub(super) fn context_for(transport: &Bound<'_, SocketTransport>) -> PyResult<Py<PyAny>> {
@@ -24,14 +33,32 @@ pub(super) fn context_for(transport: &Bound<'_, SocketTransport>) -> PyResult<Py
     own.map_or_else(|| copy_context(py), Ok)
 }
 
-/// `loop.call_soon(*arguments)`, in the transport's context where it has one for all.
+/// `loop.call_soon(callback, *arguments)`, in the transport's context where it has one for all. By name, unless the loop
+/// `is_plain`.
 pub(super) fn call_soon<'py>(
     transport: &Bound<'py, SocketTransport>,
     event_loop: &Bound<'py, Loop>,
-    arguments: impl PyCallArgs<'py>,
+    is_plain: bool,
+    callback: &Bound<'py, PyAny>,
+    arguments: &[&Bound<'py, PyAny>],
 ) -> PyResult<()> {
     let py = transport.py();
     let context = transport.get().state.get(py).context.clone_ref_opt(py);
+    if is_plain {
+        let mut pointers = [ptr::null_mut(); ARGUMENTS_MAX];
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = argument.as_ptr();
+        }
+        let call = Call {
+            callback: callback.as_ptr(),
+            arguments: &pointers[..arguments.len()],
+            context: context.as_ref().map_or(ptr::null_mut(), Py::as_ptr),
+        };
+        // SAFETY: the GIL is held, and all objects are alive.
+        return unsafe {
+            scheduling::schedule_soon(py, event_loop.as_ptr(), &call, "call_soon_debug").map(drop)
+        };
+    }
     let options = match context {
         Some(context) => {
             let options = objects::dict(py)?;
@@ -40,16 +67,14 @@ pub(super) fn call_soon<'py>(
         }
         None => None,
     };
+    let all = objects::list(py, std::iter::once(&callback).chain(arguments))?.to_tuple();
     event_loop
-        .call_method(intern!(py, "call_soon"), arguments, options.as_ref())
+        .call_method(intern!(py, "call_soon"), all, options.as_ref())
         .map(drop)
 }
 
-/// Sets the connection up and queues its beginning: `connection_made`, then reading, then the wake of `waiter`.
-pub(super) fn begin(
-    transport: &Bound<'_, SocketTransport>,
-    waiter: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
+/// Sets the connection up and queues its beginning: `connection_made`, then reading.
+pub(super) fn begin(transport: &Bound<'_, SocketTransport>, is_plain: bool) -> PyResult<()> {
     let py = transport.py();
     let (event_loop, sock, protocol, current) = {
         let state = transport.get().state.get(py);
@@ -66,16 +91,26 @@ pub(super) fn begin(
             attachment.descriptor(py),
         )
     };
-    if current < 0 {
+    let is_tcp = matches!(
+        socket_object::family(&sock)?,
+        libc::AF_INET | libc::AF_INET6
+    );
+    if current < 0 || (!buffers::disable_nagle(current) && is_tcp) {
         // The socket was closed by whoever made the protocol; asyncio says what that means.
         support::python(py)?
             .getattr(intern!(py, "set_nodelay"))?
             .call1((&sock,))?;
     }
-    buffers::disable_nagle(current);
     endpoint::enter(transport, event_loop.get());
     let connection_made = protocol.getattr(intern!(py, "connection_made"))?;
-    call_soon(transport, &event_loop, (connection_made, transport))?;
+    let arguments = [transport.as_any()];
+    call_soon(
+        transport,
+        &event_loop,
+        is_plain,
+        &connection_made,
+        &arguments,
+    )?;
     take_read_context(transport)?;
     event_loop
         .get()
@@ -83,11 +118,26 @@ pub(super) fn begin(
         .get_mut(py)
         .ready
         .push_back(Ready::Transport(Served::new(transport, Reason::Begin)));
-    if let Some(waiter) = waiter {
-        let wake = support::python(py)?.getattr(intern!(py, "wake_waiter"))?;
-        call_soon(transport, &event_loop, (wake, waiter, py.None()))?;
-    }
     Ok(())
+}
+
+/// Queues the wake of a future, behind the beginning.
+pub(super) fn wake_soon(
+    transport: &Bound<'_, SocketTransport>,
+    waiter: &Bound<'_, PyAny>,
+    is_plain: bool,
+) -> PyResult<()> {
+    let py = transport.py();
+    let event_loop = endpoint::event_loop(transport.get(), py)?;
+    let wake = support::python(py)?.getattr(intern!(py, "wake_waiter"))?;
+    let none = py.None().into_bound(py);
+    call_soon(
+        transport,
+        event_loop.bind(py),
+        is_plain,
+        &wake,
+        &[waiter, &none],
+    )
 }
 
 /// Takes the context that arriving data is delivered in, where reading is asked for; it begins later.

@@ -1,0 +1,557 @@
+//! `create_connection` to an address literal: one awaitable from the socket to the transport.
+//!
+//! Under asyncio these are four coroutines with two futures, and a callback each for the socket and for the transport.
+//! Here it is one object, which takes the same steps in the same turns, and is itself the callback that ends its waits.
+//! It serves only where nobody has replaced one of asyncio's methods on the way (`is_served`); the caller then awaits
+//! asyncio's own coroutine.
+
+#![allow(unsafe_code)]
+
+mod object;
+
+use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use pyo3::exceptions::PyBaseException;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString, PyType};
+use ringloop_driver::Mode;
+
+use super::{SocketTransport, readiness};
+use crate::addresses::{self, Address};
+use crate::coroutine::{self, Phase, Step};
+use crate::event_loop::Loop;
+use crate::fields::Fields;
+use crate::handle::{Call, Deadline};
+use crate::names::intern;
+use crate::native_type::{self, Head};
+use crate::objects;
+use crate::scheduling;
+use crate::socket_object;
+use crate::support::{self, CloneRefOption};
+use crate::waiter::{self, Wanted};
+use crate::watching;
+
+pub(crate) use self::object::add_to;
+
+struct Connecting {
+    event_loop: Py<Loop>,
+    protocol_factory: Py<PyAny>,
+    host: Py<PyAny>,
+    port: Py<PyAny>,
+    address: Address,
+    phase: Phase,
+    sock: Option<Py<PyAny>>,
+    /// While the kernel connects: the handle of the watch, and the watched descriptor.
+    watch: Option<(Py<PyAny>, RawFd)>,
+    /// Why there is no connection.
+    failure: Option<Py<PyBaseException>>,
+    /// From when it was begun until this object is over.
+    made: Option<Made>,
+    /// What the task waits for.
+    future: Option<Py<PyAny>>,
+}
+
+struct Made {
+    transport: Py<PyAny>,
+    protocol: Py<PyAny>,
+}
+
+#[repr(C)]
+struct ConnectingObject {
+    head: Head,
+    connecting: ManuallyDrop<Connecting>,
+}
+
+static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
+
+/// The object's content.
+///
+/// # Safety
+/// The GIL is held and `object` is a live `ConnectingObject`. The reference must not be held while Python code runs.
+unsafe fn content<'a>(object: *mut ffi::PyObject) -> &'a mut Connecting {
+    // SAFETY: as the function asks.
+    unsafe { &mut (*object.cast::<ConnectingObject>()).connecting }
+}
+
+/// The address that was connected to, if `object` is an awaitable of this module.
+pub(super) fn address(object: &Bound<'_, PyAny>) -> Option<Address> {
+    // SAFETY: the GIL is held and the object is alive; the type is made when the module is imported.
+    unsafe { (ffi::Py_TYPE(object.as_ptr()) == CLASS).then(|| content(object.as_ptr()).address) }
+}
+
+/// Makes the awaitable of a connection. None if asyncio has to connect: the address is no literal, the loop is in debug
+/// mode, or the user has replaced something that asyncio would call.
+pub(crate) fn connect<'py>(
+    event_loop: &Bound<'py, Loop>,
+    protocol_factory: &Bound<'py, PyAny>,
+    host: &Bound<'py, PyAny>,
+    port: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = event_loop.py();
+    let Some(address) = Address::of_literal(host, port) else {
+        return Ok(None);
+    };
+    if !is_served(event_loop)? {
+        return Ok(None);
+    }
+    // SAFETY: the GIL is held; the content is written before the object is tracked and can be seen.
+    unsafe {
+        let object = native_type::allocate(CLASS);
+        if object.is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        let this = object.cast::<ConnectingObject>();
+        (&raw mut (*this).connecting).write(ManuallyDrop::new(Connecting {
+            event_loop: event_loop.clone().unbind(),
+            protocol_factory: protocol_factory.clone().unbind(),
+            host: host.clone().unbind(),
+            port: port.clone().unbind(),
+            address,
+            phase: Phase::Created,
+            sock: None,
+            watch: None,
+            failure: None,
+            made: None,
+            future: None,
+        }));
+        ffi::PyObject_GC_Track(object.cast());
+        Ok(Some(Bound::from_owned_ptr(py, object)))
+    }
+}
+
+// What asyncio calls, and this module doesn't
+
+/// The methods of a loop that asyncio calls while it connects, and that this module calls by no name.
+const METHODS: [&str; 6] = [
+    "_connect_sock",
+    "_create_connection_transport",
+    "_ensure_fd_no_transport",
+    "_ensure_resolved",
+    "_make_socket_transport",
+    "sock_connect",
+];
+
+/// `ringloop.EventLoop`'s, as they were when it was made.
+static ORIGINALS: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
+
+/// The class of the last loop that was asked about, by its address and its version, and in the lowest bit of the second
+/// whether it has the originals. The GIL guards both.
+static LOOP_CLASS: AtomicUsize = AtomicUsize::new(0);
+static LOOP_VERSION: AtomicU64 = AtomicU64::new(0);
+
+/// Notes the methods of `ringloop.EventLoop`. Until then, asyncio connects.
+#[pyfunction]
+fn _note_connecting_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
+    let found = find_methods(class)?;
+    ORIGINALS.get_or_init(class.py(), || found);
+    Ok(())
+}
+
+fn find_methods(class: &Bound<'_, PyType>) -> PyResult<Vec<Py<PyAny>>> {
+    let names = METHODS.iter();
+    names
+        .map(|name| Ok(class.getattr(objects::New(*name))?.unbind()))
+        .collect()
+}
+
+fn is_served(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
+    let py = event_loop.py();
+    if event_loop.get().is_debug() || !has_originals(event_loop)? || !has_usual_sockets(py)? {
+        return Ok(false);
+    }
+    let replaced = Fields::of(event_loop.as_any()).has_any(&[
+        intern!(py, "_connect_sock"),
+        intern!(py, "_create_connection_transport"),
+        intern!(py, "_ensure_fd_no_transport"),
+        intern!(py, "_ensure_resolved"),
+        intern!(py, "_make_socket_transport"),
+        intern!(py, "sock_connect"),
+    ])?;
+    Ok(!replaced)
+}
+
+fn has_originals(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
+    let class = event_loop.get_type();
+    // SAFETY: the GIL is held and the class is alive.
+    let version = || u64::from(unsafe { (*class.as_type_ptr()).tp_version_tag });
+    let checked = LOOP_VERSION.load(Relaxed);
+    if version() != 0
+        && checked >> 1 == version()
+        && LOOP_CLASS.load(Relaxed) == class.as_ptr() as usize
+    {
+        return Ok(checked & 1 == 1);
+    }
+    let found = find_methods(&class)?;
+    let originals = ORIGINALS.get(class.py());
+    let same = originals.is_some_and(|them| them.iter().zip(&found).all(|(it, now)| it.is(now)));
+    LOOP_CLASS.store(class.as_ptr() as usize, Relaxed);
+    LOOP_VERSION.store(version() << 1 | u64::from(same), Relaxed);
+    Ok(same)
+}
+
+/// Whether `socket.socket`, as asyncio finds it, is the interpreter's.
+fn has_usual_sockets(py: Python<'_>) -> PyResult<bool> {
+    static MODULES: PyOnceLock<(Py<PyAny>, Py<PyDict>, Py<PyDict>)> = PyOnceLock::new();
+    let (module, names, asyncios) = MODULES.get_or_try_init(py, || {
+        let module = py.import(intern!(py, "socket"))?;
+        let asyncio = py.import(objects::New("asyncio.base_events").into_pyobject(py)?)?;
+        let names = module.dict().unbind();
+        PyResult::Ok((module.into_any().unbind(), names, asyncio.dict().unbind()))
+    })?;
+    let name = intern!(py, "socket");
+    let is = |names: &Py<PyDict>, what: *mut ffi::PyObject| {
+        // SAFETY: the GIL is held; the item is borrowed, or null, perhaps with an exception set.
+        let found = unsafe { ffi::PyDict_GetItemWithError(names.as_ptr(), name.as_ptr()) };
+        if found.is_null()
+            && let Some(error) = PyErr::take(py)
+        {
+            return Err(error);
+        }
+        Ok(!found.is_null() && found == what)
+    };
+    Ok(is(asyncios, module.as_ptr())? && is(names, socket_object::usual_class().cast())?)
+}
+
+// The steps
+
+/// Takes the next step.
+fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+    // SAFETY: called with the GIL for a live object of our type, here and below; no reference to its content is held
+    // while Python code runs.
+    let (phase, future) = unsafe {
+        let this = content(object);
+        this.phase.check(py)?;
+        (
+            std::mem::replace(&mut this.phase, Phase::Running),
+            this.future.take(),
+        )
+    };
+    let result = match (phase, future) {
+        (Phase::Created, _) => begin(py, object),
+        (_, Some(future)) => outcome(future.bind(py)).and_then(|()| go_on(py, object)),
+        (_, None) => Err(coroutine::not_awaited(py)),
+    };
+    match result {
+        Ok(Step::Yield(future)) => {
+            // SAFETY: as above.
+            unsafe {
+                let this = content(object);
+                this.phase = Phase::Waiting;
+                this.future = Some(future.clone().unbind());
+            }
+            Ok(Step::Yield(future))
+        }
+        Ok(step) => {
+            drop(finish(object));
+            Ok(step)
+        }
+        Err(error) => Err(give_up(py, object, error)),
+    }
+}
+
+/// What a coroutine that is resumed gets from the future that it waited for.
+fn outcome(future: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = future.py();
+    if waiter::is_one(future) {
+        return waiter::outcome(future);
+    }
+    if !support::ask(future, intern!(py, "done"))? {
+        return Err(coroutine::not_awaited(py));
+    }
+    future.call_method0(intern!(py, "result")).map(drop)
+}
+
+/// Makes the socket, and has the kernel connect it.
+fn begin(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+    // SAFETY: as in `step`.
+    let (event_loop, host, port, address) = unsafe {
+        let this = content(object);
+        (
+            this.event_loop.clone_ref(py).into_bound(py),
+            this.host.clone_ref(py).into_bound(py),
+            this.port.clone_ref(py).into_bound(py),
+            this.address,
+        )
+    };
+    let sock = socket_object::for_stream(py, address.family())?;
+    // SAFETY: as in `step`.
+    unsafe { content(object).sock = Some(sock.clone().unbind()) };
+    addresses::audit_connect(&sock, &address, &host, &port)?;
+    let fd = socket_object::number(&sock)?;
+    match addresses::connect(fd, &address) {
+        0 => return begin_transport(py, object),
+        libc::EINPROGRESS | libc::EINTR => {}
+        code => return Err(support::errno_error(py, code)),
+    }
+    let number = objects::New(fd).into_pyobject(py)?;
+    watching::ensure_no_transport(&event_loop, number.as_any(), fd)?;
+    let future = new_future(&event_loop)?;
+    // Over loopback the outcome is known by now; a second call returns it.
+    let call = Call {
+        callback: object,
+        arguments: &[],
+        context: ptr::null_mut(),
+    };
+    match addresses::connect(fd, &address) {
+        libc::EINPROGRESS | libc::EALREADY | libc::EINTR => {
+            let handle = scheduling::handle_in_table(&event_loop, &call)?;
+            watching::insert(&event_loop, fd, &handle, true, Mode::Level)?;
+            // SAFETY: as in `step`.
+            unsafe { content(object).watch = Some((handle.unbind(), fd)) };
+        }
+        code => {
+            if !matches!(code, 0 | libc::EISCONN) {
+                let error = failure(&sock, &address, &host, &port, code)?;
+                // SAFETY: as in `step`.
+                unsafe { content(object).failure = Some(error) };
+            }
+            // asyncio waits for the kernel's report even if the outcome is known. Meanwhile a server of this loop accepts,
+            // and a client that tries again and again lets others run. This timer is due in the next turn and runs where
+            // asyncio's callback would: after what the kernel reports about other descriptors.
+            let now = Deadline {
+                seconds: 0.0,
+                integer: true,
+            };
+            let callback = callback(py, object, waiter::is_one(&future))?;
+            let call = Call {
+                callback: callback.as_ptr(),
+                ..call
+            };
+            // SAFETY: the GIL is held, and all objects are alive.
+            unsafe { scheduling::schedule_at(py, event_loop.as_ptr(), now, &call)? };
+        }
+    }
+    Ok(Step::Yield(future))
+}
+
+/// After a wait: makes the transport, or returns it.
+fn go_on(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+    // SAFETY: as in `step`.
+    let (failure, pair) = unsafe {
+        let this = content(object);
+        let pair = this.made.as_ref().map(|made| {
+            [&made.transport, &made.protocol].map(|it| it.clone_ref(py).into_bound(py))
+        });
+        (this.failure.take(), pair)
+    };
+    if let Some(error) = failure {
+        return Err(support::raised(error.bind(py)));
+    }
+    match pair {
+        Some(pair) => Ok(Step::Return(objects::tuple(py, pair)?.into_any())),
+        None => begin_transport(py, object),
+    }
+}
+
+/// Makes the protocol and the transport, whose beginning the task waits for.
+fn begin_transport(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
+    static TRANSPORT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    // SAFETY: as in `step`.
+    let (event_loop, factory, sock, this) = unsafe {
+        let this = content(object);
+        (
+            this.event_loop.clone_ref(py).into_bound(py),
+            this.protocol_factory.clone_ref(py).into_bound(py),
+            this.sock.clone_ref_opt(py).map(|it| it.into_bound(py)),
+            Bound::from_borrowed_ptr(py, object),
+        )
+    };
+    let context = if support::has_one_context_per_connection() {
+        Some(support::copy_context(py)?)
+    } else {
+        None
+    };
+    let protocol = factory.call0()?;
+    let future = new_future(&event_loop)?;
+    let Some(sock) = sock else {
+        return Err(coroutine::executing(py));
+    };
+    watching::ensure_no_transport(&event_loop, &sock, socket_object::number(&sock)?)?;
+    let class = support::class(py, &TRANSPORT, "ringloop._transports", "SocketTransport")?;
+    let transport = class.call1((&event_loop, &sock, &protocol, &this, context))?;
+    let transport = transport.cast_into::<SocketTransport>()?;
+    let is_plain = waiter::is_one(&future);
+    readiness::begin(&transport, is_plain)?;
+    let callback = callback(py, object, is_plain)?;
+    readiness::call_soon(&transport, &event_loop, is_plain, &callback, &[])?;
+    // SAFETY: as in `step`.
+    unsafe {
+        content(object).made = Some(Made {
+            transport: transport.into_any().unbind(),
+            protocol: protocol.unbind(),
+        });
+    }
+    Ok(Step::Yield(future))
+}
+
+/// What is to be called to end a wait. asyncio refuses to call coroutines in debug mode, and so may methods of the user's.
+fn callback(
+    py: Python<'_>,
+    object: *mut ffi::PyObject,
+    is_plain: bool,
+) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the GIL is held, and the object is alive.
+    let this = unsafe { Bound::from_borrowed_ptr(py, object) };
+    if is_plain {
+        return Ok(this);
+    }
+    this.getattr(intern!(py, "_end_wait"))
+}
+
+/// What a task waits for.
+fn new_future<'py>(event_loop: &Bound<'py, Loop>) -> PyResult<Bound<'py, PyAny>> {
+    let py = event_loop.py();
+    if let Some(waiter) = waiter::new(event_loop.as_any(), Wanted::Other, 0)? {
+        return Ok(waiter);
+    }
+    let future = event_loop.call_method0(intern!(py, "create_future"))?;
+    future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
+    Ok(future)
+}
+
+/// The wait is over, unless the task was cancelled: the outcome of connecting is known, the socket is writable, or the
+/// transport has begun.
+fn on_called(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: as in `step`.
+    let (phase, future, watched) = unsafe {
+        let this = content(object);
+        (
+            this.phase,
+            this.future.clone_ref_opt(py),
+            this.watch.is_some(),
+        )
+    };
+    let (Phase::Waiting, Some(future)) = (phase, future) else {
+        return Ok(());
+    };
+    let future = future.bind(py);
+    if watched {
+        if support::ask(future, intern!(py, "done"))? {
+            // Cancelled in this turn; the task is about to come and clean up.
+            return Ok(());
+        }
+        match end_connecting(py, object) {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(error) => {
+                let error = error.into_value(py);
+                // SAFETY: as in `step`.
+                unsafe { content(object).failure = Some(error) };
+            }
+        }
+        // This fails only if the loop is gone, and the watch with it.
+        drop(stop_watching(py, object));
+    }
+    if waiter::is_one(future) {
+        return waiter::wake(future);
+    }
+    support::python(py)?
+        .getattr(intern!(py, "wake_waiter"))?
+        .call1((future, py.None()))
+        .map(drop)
+}
+
+/// Finds out how connecting has ended, from the socket that has become writable. False if it has not.
+fn end_connecting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<bool> {
+    // SAFETY: as in `step`.
+    let (sock, host, port, address) = unsafe {
+        let this = content(object);
+        let Some(sock) = this.sock.clone_ref_opt(py) else {
+            return Ok(true);
+        };
+        (
+            sock.into_bound(py),
+            this.host.clone_ref(py).into_bound(py),
+            this.port.clone_ref(py).into_bound(py),
+            this.address,
+        )
+    };
+    let level = (objects::New(libc::SOL_SOCKET), objects::New(libc::SO_ERROR));
+    let code = sock
+        .call_method1(intern!(py, "getsockopt"), level)?
+        .extract()?;
+    match code {
+        0 => Ok(true),
+        libc::EAGAIN | libc::EINPROGRESS | libc::EALREADY | libc::EINTR => Ok(false),
+        code => {
+            let error = failure(&sock, &address, &host, &port, code)?;
+            Err(PyErr::from_value(error.into_bound(py).into_any()))
+        }
+    }
+}
+
+/// The error of a connection that was refused.
+fn failure(
+    sock: &Bound<'_, PyAny>,
+    address: &Address,
+    host: &Bound<'_, PyAny>,
+    port: &Bound<'_, PyAny>,
+    code: i32,
+) -> PyResult<Py<PyBaseException>> {
+    let py = sock.py();
+    let address = address.of_parts(host, port)?;
+    let text = format!("Connect call failed {}", address.str()?.to_str()?);
+    Ok(objects::os_error(py, code, &text).into_value(py))
+}
+
+// The end
+
+/// Takes the watch back, if it is still ours.
+fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: as in `step`.
+    let (event_loop, watch) = unsafe {
+        let this = content(object);
+        (this.event_loop.clone_ref(py), this.watch.take())
+    };
+    match watch {
+        Some((handle, fd)) => watching::take_out_if(event_loop.bind(py), fd, true, handle.bind(py)),
+        None => Ok(()),
+    }
+}
+
+/// What the object refers to until it is over.
+type Rest = (
+    Option<Py<PyAny>>,
+    Option<Py<PyBaseException>>,
+    Option<Made>,
+    Option<Py<PyAny>>,
+);
+
+/// It is over. The caller drops what is returned.
+fn finish(object: *mut ffi::PyObject) -> Rest {
+    // SAFETY: as in `step`.
+    let this = unsafe { content(object) };
+    this.phase = Phase::Finished;
+    (
+        this.sock.take(),
+        this.failure.take(),
+        this.made.take(),
+        this.future.take(),
+    )
+}
+
+/// Closes what there is of the connection; returns the error that is to be raised.
+fn give_up(py: Python<'_>, object: *mut ffi::PyObject, error: PyErr) -> PyErr {
+    match close(py, object) {
+        Ok(()) => error,
+        Err(another) => another,
+    }
+}
+
+/// Closes what there is of the connection.
+fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // This fails only if the loop was closed or is waiting in another thread; there is no watch to take back then.
+    drop(stop_watching(py, object));
+    let (sock, _failure, made, _future) = finish(object);
+    let open = made.map(|made| made.transport).or(sock);
+    let name: &Bound<'_, PyString> = intern!(py, "close");
+    match open {
+        Some(open) => open.bind(py).call_method0(name).map(drop),
+        None => Ok(()),
+    }
+}
