@@ -563,6 +563,8 @@ def grown(cell: Cell) -> list[str]:
             connections = cell.parameters.get("connections", 1)
             before = rest + sample.figures.get("rss_per_connection_bytes", 0.0) * connections
             operations = sample.figures.get("operations", 0)
+            if cell.operation == "MB":
+                operations = sample.figures.get("megabytes_per_s", 0) * sample.figures.get("window_s", 0)
             if end - before > GROWN_BYTES and end > GROWN_TIMES * before:
                 each = (
                     f", {figures.significant((end - before) / operations)} bytes for each {cell.operation}"

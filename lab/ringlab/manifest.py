@@ -25,11 +25,13 @@ from typing import Any, TypeVar
 from ringlab import Refused, results, sources
 
 FILE_NAME = "target.toml"
-KINDS = ("echo", "http", "bind", "loop", "asgi", "loops", "files")
+KINDS = ("echo", "http", "discard", "bind", "loop", "asgi", "loops", "files")
 """What a program can be asked to do."""
 WORKLOADS = ("bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files")
-KIND_OF_WORKLOAD = {name: name for name in WORKLOADS} | {"rtt": "echo"}
-SERVERS = ("echo", "http", "asgi")
+SERVED = (*WORKLOADS, "discard")
+"""What arms can serve: workloads, and what a workload of another name needs (workloads.LOADS)."""
+KIND_OF_WORKLOAD = {name: name for name in SERVED} | {"rtt": "echo"}
+SERVERS = ("echo", "http", "discard", "asgi")
 """The kinds that are loaded from another process."""
 SUBJECTS = ("loops", "files")
 """The kinds whose program measures one thing itself, and prints its figures; what it measures is appended to its command."""
@@ -40,6 +42,7 @@ PLACEHOLDERS_EVERYWHERE = frozenset({"build", "target", "python", "binary"})
 PLACEHOLDERS = {
     "echo": frozenset({"host", "port", "workers"}),
     "http": frozenset({"host", "port", "workers"}),
+    "discard": frozenset({"host", "port", "workers"}),
     "bind": frozenset({"mode", "count", "concurrent"}),
     "loop": frozenset({"benchmark", "window"}),
     "asgi": frozenset({"host", "port", "workers", "feature"}),
@@ -364,16 +367,16 @@ def read_declares(table: Table, default: Declares) -> Declares:
 
 def read_workloads(table: Table, commands: Mapping[str, str]) -> tuple[str, ...]:
     """Read which workloads a variant serves: those that the target has commands for, or fewer."""
-    served = tuple(name for name in WORKLOADS if KIND_OF_WORKLOAD[name] in commands)
+    served = tuple(name for name in SERVED if KIND_OF_WORKLOAD[name] in commands)
     asked = table.texts("workloads", served)
     if not asked:
         raise table.fail("workloads", f"is empty; choose from {', '.join(served)}")
     for name in asked:
-        if name not in WORKLOADS:
-            raise table.fail("workloads", f"accepts {', '.join(WORKLOADS)}, not {name!r}")
+        if name not in SERVED:
+            raise table.fail("workloads", f"accepts {', '.join(SERVED)}, not {name!r}")
         if name not in served:
             raise table.fail("workloads", f"has {name!r}, but there is no run.{KIND_OF_WORKLOAD[name]} to serve it")
-    return tuple(name for name in WORKLOADS if name in asked)
+    return tuple(name for name in SERVED if name in asked)
 
 
 def read_commands(table: Table) -> dict[str, str]:
@@ -428,7 +431,7 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
         folder=path.parent.resolve(),
         build_folder=(build_root / name).absolute(),
         commands=commands,
-        workloads=tuple(each for each in WORKLOADS if KIND_OF_WORKLOAD[each] in commands),
+        workloads=tuple(each for each in SERVED if KIND_OF_WORKLOAD[each] in commands),
         environment=environment,
         detects=(detect,),
         build=build,

@@ -758,7 +758,7 @@ class Race:
             words = plan.load_options(scale, rate, system_calls.WINDOW_S_LEAST) + self.common_words(server, plan)
             with system_calls.Counter(tool, server.tree(), events) as counter:
                 event = self.load(words, plan.sample_s(scale) + system_calls.WINDOW_S_LEAST, counter.see)
-        return counter, event["bytes_in"] / 1e6 if plan.stream else event["operations"], event["window_s"]
+        return counter, plan.amount(event), event["window_s"]
 
 
 def overhead_key(plan: CellPlan, arm: manifest.Arm) -> str:

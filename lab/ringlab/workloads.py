@@ -11,7 +11,7 @@ from ringlab.manifest import KIND_OF_WORKLOAD, SUBJECTS, WORKLOADS, Arm
 from ringlab.results import Metric
 
 ScaleName = Literal["quick", "normal", "publish"]
-Protocol = Literal["echo", "http"]
+Protocol = Literal["echo", "http", "discard"]
 SCALES: dict[ScaleName, results.Scale] = {
     # With fewer rounds many arms can hardly be told apart; cells that have no time for them end with statistics.ROUNDS_LEAST.
     "quick": results.Scale(name="quick", rounds=9, window_s=0.5, warm_up_s=0.15, ramp_s=0.0),
@@ -22,7 +22,7 @@ COMPARE_ROUNDS = 15
 """Of two arms, which take little time."""
 
 LOADS = ("sweep", "churn", "idle", "stream")
-"""Workloads that load the servers of echo or http in other ways, so that arms needn't say that they serve these."""
+"""Workloads that load the servers of echo, http or discard in other ways, so that arms needn't say that they serve these."""
 EVERY_WORKLOAD = (*WORKLOADS, *LOADS)
 QUICK_IF_ASKED = ("asgi", *LOADS)
 """A quick run has no time for these unless they are asked for."""
@@ -115,6 +115,9 @@ BYTES_PER_CONNECTION = Metric(
 CPU_PER_MEGABYTE = Metric(
     key="server_cpu_us", title="server CPU per MB echoed", unit="us", better="lower", primary=True
 )
+CPU_PER_MEGABYTE_TAKEN = replace(CPU_PER_MEGABYTE, title="server CPU per MB received")
+MEGABYTES_TAKEN = replace(MEGABYTES, title="throughput")
+CHANNEL_TAKEN = replace(CHANNEL, title="bandwidth per connection")
 OPERATION_NS = Metric(key="operation_ns", title="time per operation", unit="ns", better="lower", primary=True)
 CPU_NS = Metric(key="cpu_ns", title="CPU per operation", unit="ns", better="lower")
 
@@ -174,6 +177,17 @@ class CellPlan:
     def serves(self) -> str:
         """The workload that an arm must serve to take part."""
         return self.protocol or self.workload
+
+    @property
+    def one_way(self) -> bool:
+        """Whether the server of a stream only takes, and answers the end alone."""
+        return self.protocol == "discard"
+
+    def amount(self, event: Mapping[str, Any]) -> float:
+        """Return the operations of the load generator's result, or the MB of a stream."""
+        if self.stream:
+            return float(event["bytes_out" if self.one_way else "bytes_in"] / 1e6)
+        return float(event["operations"])
 
     @property
     def sweeps(self) -> bool:
@@ -270,7 +284,7 @@ class CellPlan:
             words += ["--connections", str(self.connections)]
         if self.size_bytes and self.kind == "echo":
             words += ["--size", str(self.size_bytes)]
-        if self.stream:
+        if self.stream and not self.one_way:
             words += ["--mode", "stream"]
         if rate:
             words += ["--rate", f"{rate:.1f}"]
@@ -629,21 +643,31 @@ def idle_cells() -> list[CellPlan]:
 
 
 def stream_cells() -> list[CellPlan]:
-    """What tcpkali measures."""
+    """What tcpkali measures: streams to a server that sends everything back, or to one that throws everything away."""
+    kinds: tuple[tuple[str, Protocol, str, tuple[Metric, ...]], ...] = (
+        ("stream", "echo", "in both directions", (CPU_PER_MEGABYTE, MEGABYTES, CHANNEL)),
+        (
+            "stream/discard",
+            "discard",
+            "in one direction, counted by the server",
+            (CPU_PER_MEGABYTE_TAKEN, MEGABYTES_TAKEN, CHANNEL_TAKEN),
+        ),
+    )
     return [
         CellPlan(
-            name=f"stream/{connections}",
+            name=f"{name}/{connections}",
             workload="stream",
-            title=f"'hello world' again and again in both directions, on {plural(connections, 'connection')}, as tcpkali does it",
+            title=f"'hello world' again and again {where}, on {plural(connections, 'connection')}, as tcpkali does it",
             operation="MB",
-            metrics=(CPU_PER_MEGABYTE, MEGABYTES, CHANNEL),
+            metrics=metrics,
             scales=QUICK if connections == 100 else NORMAL,
             connections=connections,
             stream=True,
-            protocol="echo",
-            words=("echo",),
+            protocol=protocol,
+            words=(protocol,),
             windows_s={"quick": 1.0, "normal": 5.0, "publish": 10.0},
         )
+        for name, protocol, where, metrics in kinds
         for connections in (1, 100, 500)
     ]
 
@@ -707,9 +731,8 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
         "client_max_loop_us": divided(event["client"]["max_loop_ns"], 1e3),
         "in_flight_average": (event.get("littles_law") or {}).get("in_flight_average"),
     }
-    megabytes = event["bytes_in"] / 1e6
-    found["megabytes_per_s"] = divided(megabytes, window_s)
-    counted = megabytes if plan.stream else operations
+    counted = plan.amount(event)
+    found["megabytes_per_s"] = divided(counted if plan.stream else event["bytes_in"] / 1e6, window_s)
     server = event.get("server") or {}
     if not server.get("error"):
         cpu_ns, user_ns, system_ns = (server.get(key) for key in ("cpu_ns", "user_ns", "system_ns"))

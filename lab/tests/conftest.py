@@ -26,6 +26,7 @@ title = "a fake"
 [run]
 echo = "{{python}} {server} echo --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
 http = "{{python}} {server} http --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
+discard = "{{python}} {server} discard --host {{host}} --port {{port}} --cost {cost} --fault '{fault}'"
 bind = "{{python}} {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
 asgi = "{{python}} {server} asgi --host {{host}} --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
 loop = "{{python}} {server} loop --benchmark {{benchmark}} --cost {cost} --fault '{fault}'"

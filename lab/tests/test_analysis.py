@@ -371,6 +371,16 @@ def test_a_server_of_streams_that_had_to_be_waited_for_is_named() -> None:
     ]
 
 
+def test_the_growth_of_a_server_of_streams_is_told_by_the_megabyte() -> None:
+    cell = make_cell({"leaks": [5.0] * 3})
+    cell.operation = "MB"
+    for sample in cell.samples:
+        sample.figures |= {"rss_rest_bytes": 20e6, "rss_end_bytes": 20e6}
+    cell.samples[-1].figures |= {"rss_end_bytes": 220e6, "operations": 9e9, "megabytes_per_s": 1000.0, "window_s": 2.0}
+    (note,) = analyse(cell).notes
+    assert "from 20.0 to 220 MB while it was measured, 100,000 bytes for each MB" in note
+
+
 def test_a_server_whose_memory_grows_is_named_with_the_figures() -> None:
     cell = make_cell({"steady": [5.0] * 3, "leaks": [5.0] * 3})
     cell.parameters["connections"] = 100

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from ringlab import exports, results, runner, sweep, workloads
+from ringlab import exports, generator, results, runner, sweep, workloads
 from ringlab.audit import document, tools
 from ringlab.report import html, markdown, terminal
 
@@ -188,7 +188,7 @@ def test_a_slope_needs_two_levels_and_is_never_negative() -> None:
     assert workloads.slope(levels(5000, 3000), "pss_bytes") == 0.0
 
 
-@pytest.mark.parametrize("cell", ["churn/echo/64B/50", "idle/echo/1000", "stream/100"])
+@pytest.mark.parametrize("cell", ["churn/echo/64B/50", "idle/echo/1000", "stream/100", "stream/discard/100"])
 def test_a_lying_server_is_void_in_every_load(cell: str, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_LOAD_TROUBLE", "mismatch")
     race = make_race([cell], rounds=1, one=1.0)
@@ -198,19 +198,20 @@ def test_a_lying_server_is_void_in_every_load(cell: str, make_race: MakeRace, mo
     assert "should be 0x41" in first_sample(race).reasons[0]
 
 
-def test_streams_have_a_summary_that_the_audit_of_tcpkalis_reads(make_race: MakeRace) -> None:
-    race = make_race(["stream/100"], rounds=3, one=1.0)
+@pytest.mark.parametrize("name", ["stream/100", "stream/discard/100"])
+def test_streams_have_a_summary_that_the_audit_of_tcpkalis_reads(name: str, make_race: MakeRace) -> None:
+    race = make_race([name], rounds=3, one=1.0)
     race.run()
     (cell,) = race.result.cells
     text = exports.result_tcpkali(race.result)
-    for name, report in (("ours.txt", text), ("report.md", markdown.render(race.result))):
-        records = tools.read_blocks(document.read(report, name))
+    for file_name, report in (("ours.txt", text), ("report.md", markdown.render(race.result))):
+        records = tools.read_blocks(document.read(report, file_name))
         assert len(records) == 2
         for record, arm in zip(records, ("one", "one (again)"), strict=True):
             figures = [sample.figures for sample in cell.measured(arm)]
-            received = sorted(each["bytes_received"] for each in figures)[1]
-            sample = next(each for each in figures if each["bytes_received"] == received)
-            window_s = sample["window_s"]
+            sample = sorted(figures, key=lambda each: each["megabytes_per_s"])[1]
+            received, window_s = sample["bytes_received"], sample["window_s"]
+            assert (received == 0) == (name == "stream/discard/100")
             assert record.settings["connections"].quantity.value == 100
             for kind, value in (
                 ("bytes_sent", sample["bytes_sent"]),
@@ -221,6 +222,52 @@ def test_streams_have_a_summary_that_the_audit_of_tcpkalis_reads(make_race: Make
                 ("measured_time", window_s),
             ):
                 assert record.figures[kind].quantity.meets(0.9999 * value, 1.0001 * value), (kind, value)
+
+
+def test_a_stream_in_one_direction_is_ranked_by_cpu_per_megabyte_that_was_taken(make_race: MakeRace) -> None:
+    race = make_race(["stream/discard/100"], rounds=3, one=1.0, two=2.0)
+    race.run()
+    (cell,) = race.result.cells
+    assert (cell.primary.key, cell.operation) == ("server_cpu_us", "MB")
+    assert [metric.title for metric in cell.metrics] == [
+        "server CPU per MB received", "throughput", "bandwidth per connection"
+    ]  # fmt: skip
+    figures = next(sample.figures for sample in cell.measured("one"))
+    sent, window_s = figures["bytes_sent"], figures["window_s"]
+    assert (figures["bytes_received"], sent) == (0, 64 * figures["operations"])
+    assert figures["megabytes_per_s"] == pytest.approx(sent / 1e6 / window_s)
+    assert figures["channel_mbps"] == pytest.approx(8e-6 * sent / window_s / 100)
+    # The fake's server takes 5 us of CPU for each of its operations.
+    assert figures["server_cpu_us"] == pytest.approx(5 / 64e-6, rel=0.01)
+    (group,) = cell.analysis.groups
+    assert group.verdict.arms == ["one"]
+
+
+def test_a_server_that_miscounts_is_caught_at_its_first_connection(make_race: MakeRace) -> None:
+    race = make_race(["stream/discard/100"], rounds=1, one=1.0, faults={"one": "miscounts"})
+    race.options.again = False
+    race.run()
+    sample = first_sample(race)
+    assert sample.status == "failed"
+    assert "the server has counted b'1000\\n' of a first 32 bytes" in sample.reasons[0]
+
+
+def test_a_server_that_miscounts_is_void_by_the_real_load_generator(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = make_race(["stream/discard/1"], rounds=1, honest=1.0, liar=1.0, faults={"liar": "miscounts-later"})
+    race.options.again = False
+    monkeypatch.delenv("RINGLAB_LOAD")
+    race.program = generator.find()
+    race.result.run.scale.window_s, race.result.run.scale.warm_up_s = 0.05, 0.02
+    race.run()
+    honest, liar = first_sample(race, "honest"), first_sample(race, "liar")
+    assert (honest.status, honest.reasons) == ("measured", [])
+    assert honest.figures["bytes_sent"] > 0
+    assert liar.status == "void"
+    assert liar.reasons[0].startswith(
+        'wrong count on connection 0: the server says that it has received "1000" bytes, and '
+    )
 
 
 def test_the_summary_is_for_streams_only(make_race: MakeRace) -> None:
@@ -242,7 +289,7 @@ def test_a_quick_run_has_these_loads_only_if_they_are_asked_for() -> None:
         assert chosen([name], "quick") == {name}
 
 
-@pytest.mark.parametrize("name", [SWEEP, "churn/http/50", "idle/echo/10000", "stream/100"])
+@pytest.mark.parametrize("name", [SWEEP, "churn/http/50", "idle/echo/10000", "stream/100", "stream/discard/1"])
 def test_the_time_that_a_sample_takes_is_estimated(name: str) -> None:
     plan = workloads.BY_NAME[name]
     for scale in workloads.SCALES.values():

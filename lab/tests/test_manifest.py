@@ -124,7 +124,7 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants[1].workloads accepts bind, http, rtt, loop, echo, asgi, loops, files, not 'ftp'",
+            "variants[1].workloads accepts bind, http, rtt, loop, echo, asgi, loops, files, discard, not 'ftp'",
         ),
         ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
@@ -163,7 +163,7 @@ def test_an_error_names_file_key_and_remedy(old: str, new: str, message: str, tm
 
 
 def test_a_target_without_commands_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(manifest.ManifestError, match="has no command; add one of echo, http, bind, loop"):
+    with pytest.raises(manifest.ManifestError, match="has no command; add one of echo, http, discard, bind, loop"):
         read(tmp_path, 'name = "good"\nlanguage = "C"\ntitle = "t"\n')
 
 

@@ -23,6 +23,7 @@ CELLS = (
     "loop/call_soon",
     "echo/framed/1KB/100",
     "echo/stream/1",
+    "stream/discard/1",
     "asgi/hello/50",
     "loops/echo/protocol/1KB/50",
     "files/pread_4KB",

@@ -20,7 +20,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,20 @@ def http_arm(request: pytest.FixtureRequest) -> Arm:
 @pytest.fixture(scope="module")
 def http(http_arm: Arm) -> Iterator[Server]:
     with Server(http_arm, "http", http_arm.declares.workers) as server:
+        yield server
+        check_ending(server)
+
+
+@pytest.fixture(scope="module", params=serving("discard"))
+def discard_arm(request: pytest.FixtureRequest) -> Arm:
+    arm: Arm = request.param
+    manifest.build(arm, BUILT)
+    return arm
+
+
+@pytest.fixture(scope="module")
+def discard(discard_arm: Arm) -> Iterator[Server]:
+    with Server(discard_arm, "discard", discard_arm.declares.workers) as server:
         yield server
         check_ending(server)
 
@@ -394,7 +408,65 @@ def test_http_parser_is_what_is_declared(http_arm: Arm, http: Server) -> None:
         assert body == BODY
 
 
-# --- both: what is declared, starting and ending ---
+# --- discard ---
+
+
+def end_and_count(connection: socket.socket) -> bytes:
+    """End sending; return all that is answered."""
+    connection.shutdown(socket.SHUT_WR)
+    received = b""
+    while b"\n" not in received and (part := connection.recv(4096)):
+        received += part
+    return received
+
+
+def test_discard_counts_what_was_sent(discard_arm: Arm, discard: Server) -> None:
+    for size in (0, 1, 65_535, 65_536, 65_537, 24_000_000):
+        with connect(discard) as connection:
+            connection.sendall(bytes(size))
+            assert end_and_count(connection) == b"%d\n" % size
+            if discard_arm.declares.half_close:
+                assert connection.recv(1) == b""
+
+
+def test_discard_counts_what_comes_byte_by_byte(discard: Server) -> None:
+    with connect(discard) as connection:
+        for _ in range(300):
+            connection.sendall(b"x")
+        assert end_and_count(connection) == b"300\n"
+
+
+def test_discard_says_nothing_before_the_end(discard: Server) -> None:
+    with connect(discard) as connection:
+        connection.sendall(seeded(1_000_000))
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(ANSWER_TIMEOUT_S)
+        assert end_and_count(connection) == b"1000000\n"
+
+
+def test_discard_on_500_connections(discard: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(discard)) for _ in range(500)]
+        for turn in range(2):
+            for number, connection in enumerate(connections):
+                connection.sendall(bytes(number + turn))
+        for number, connection in reversed(list(enumerate(connections))):
+            assert end_and_count(connection) == b"%d\n" % (2 * number + 1)
+
+
+def test_discard_survives_clients_that_reset(discard: Server) -> None:
+    with connect(discard) as bystander:
+        for _ in range(30):
+            with connect(discard) as connection:
+                connection.sendall(seeded(200_000))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            bystander.sendall(b"still there?")
+        assert end_and_count(bystander) == b"360\n"
+
+
+# --- all: what is declared, starting and ending ---
 
 
 def check_options(server: Server) -> None:
@@ -413,6 +485,10 @@ def test_echo_options_are_what_is_declared(echo: Server) -> None:
 
 def test_http_options_are_what_is_declared(http: Server) -> None:
     check_options(http)
+
+
+def test_discard_options_are_what_is_declared(discard: Server) -> None:
+    check_options(discard)
 
 
 def test_echo_ends_at_the_signal_with_connections_open(echo_arm: Arm) -> None:
@@ -564,14 +640,14 @@ def test_largest_read_of_a_log(log: str, largest: int) -> None:
     assert largest_read(log) == largest
 
 
-def test_echo_reads_with_at_most_the_buffer_that_is_declared(echo_arm: Arm, echo: Server, tmp_path: Path) -> None:
-    declared = echo_arm.declares.buffer_bytes
-    if declared is None:
+def trace_reads(server: Server, talk: Callable[[bytes], None], log: Path) -> tuple[str, int]:
+    """What strace sees a server call to read while a client talks to it, and its largest read; 0 where a ring reads by itself."""
+    if server.arm.declares.buffer_bytes is None:
         pytest.skip("it declares no buffer")
     if not shutil.which("strace"):
         pytest.skip("what is read is seen by strace; install it with: apt-get install -y strace")
-    log, pids = tmp_path / "log", [str(pid) for pid in echo.tree()]
-    command = ["strace", "-f", "-qq", "-y", "-s", "0", "-o", str(log), "-e", f"trace={','.join(READS)},io_uring_enter"]
+    pids, traced = [str(pid) for pid in server.tree()], ",".join((*READS, "splice", "io_uring_enter"))
+    command = ["strace", "-f", "-qq", "-y", "-s", "0", "-o", str(log), "-e", f"trace={traced}"]
     for pid in pids:
         command += ["-p", pid]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
@@ -586,15 +662,36 @@ def test_echo_reads_with_at_most_the_buffer_that_is_declared(echo_arm: Arm, echo
             data, calls = seeded(1 << 20), ""
             # What a ring reads by itself strace doesn't see.
             while not (largest_read(calls) or "io_uring_enter(" in calls) and time.monotonic() < seen_by:
-                with connect(echo) as connection, sending(connection, data):
-                    assert receive(connection, len(data)) == data
+                talk(data)
                 calls = log.read_text()
         finally:
             tracer.send_signal(signal.SIGINT)
     calls = log.read_text()
     found = largest_read(calls)
     assert found > 0 or "io_uring_enter(" in calls
-    assert found <= declared
+    return calls, found
+
+
+def test_echo_reads_with_at_most_the_buffer_that_is_declared(echo: Server, tmp_path: Path) -> None:
+    def talk(data: bytes) -> None:
+        with connect(echo) as connection, sending(connection, data):
+            assert receive(connection, len(data)) == data
+
+    _, found = trace_reads(echo, talk, tmp_path / "log")
+    assert found <= (echo.arm.declares.buffer_bytes or 0)
+
+
+def test_discard_reads_what_it_counts_into_the_buffer_that_is_declared(discard: Server, tmp_path: Path) -> None:
+    def talk(data: bytes) -> None:
+        with connect(discard) as connection:
+            connection.sendall(data)
+            assert end_and_count(connection) == b"%d\n" % len(data)
+
+    calls, found = trace_reads(discard, talk, tmp_path / "log")
+    assert found <= (discard.arm.declares.buffer_bytes or 0)
+    # Both throw bytes away within the kernel.
+    assert "MSG_TRUNC" not in calls
+    assert "splice(" not in calls
 
 
 # --- loop ---

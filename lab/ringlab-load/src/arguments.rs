@@ -54,7 +54,8 @@ The result:
   streams       (echo --mode stream) outstanding_bytes_max: the maximum that was sent on a
                 connection and had not come back; held_back: how often sending stopped on a
                 connection, because outstanding_bytes_most was reached, until half had come back;
-                reads and writes: calls in the window that received or sent something
+                reads and writes: calls in the window that received or sent something.
+                (discard) counted_bytes: what the server has counted, over the whole run
   levels        (--idle with --steps) the memory of the server's processes after each step:
                 connections, rss_bytes, pss_bytes. The slope over the connections is what one costs
   littles_law   requests in flight: in_flight_average is rate times latency, expected is counted;
@@ -84,6 +85,12 @@ Examples:
   ringlab-load echo --address 127.0.0.1:5050 --rate 20000
   ringlab-load echo --address 127.0.0.1:5050 --churn
   ringlab-load echo --address 127.0.0.1:5050 --idle -c 1000 --steps 10
+
+`ringlab-load --help` explains the result.";
+
+const DISCARD_HELP: &str = "\
+Example:
+  ringlab-load discard --address 127.0.0.1:5051 --connections 100 --message 'hello world'
 
 `ringlab-load --help` explains the result.";
 
@@ -134,26 +141,36 @@ impl Arguments {
     /// The command line. Ends the process if it is wrong or asks for help.
     pub(crate) fn get() -> Self {
         let arguments = Self::parse();
-        if let Workload::Echo(echo) = &arguments.workload
-            && echo.mode == Mode::Stream
-        {
-            let Connecting { churn, idle, .. } = echo.connecting;
-            let for_messages = [
-                ("--pipeline", echo.load.pipeline > 1),
-                ("--rate", echo.rate.is_some()),
-                ("--churn", churn),
-                ("--idle", idle),
-            ];
-            if let Some((option, _)) = for_messages.iter().find(|(_, given)| *given) {
-                let words = format!(
-                    "{option} is for messages, and a stream has none: leave it out, or use --mode framed"
-                );
-                Self::command()
-                    .error(ErrorKind::ArgumentConflict, words)
-                    .exit();
-            }
+        if let Some(words) = arguments.workload.contradiction() {
+            Self::command()
+                .error(ErrorKind::ArgumentConflict, words)
+                .exit();
         }
         arguments
+    }
+}
+
+impl Workload {
+    /// Why its options contradict each other, if they do.
+    fn contradiction(&self) -> Option<String> {
+        let (given, instead) = match self {
+            Self::Echo(echo) if echo.mode == Mode::Stream => {
+                let Connecting { churn, idle, .. } = echo.connecting;
+                let given = [
+                    ("--pipeline", echo.load.pipeline > 1),
+                    ("--rate", echo.rate.is_some()),
+                    ("--churn", churn),
+                    ("--idle", idle),
+                ];
+                (given.to_vec(), ", or use --mode framed")
+            }
+            Self::Discard(discard) => (vec![("--pipeline", discard.load.pipeline > 1)], ""),
+            _ => return None,
+        };
+        let (option, _) = given.into_iter().find(|(_, given)| *given)?;
+        Some(format!(
+            "{option} is for messages, and a stream has none: leave it out{instead}"
+        ))
     }
 }
 
@@ -166,6 +183,14 @@ pub(crate) enum Workload {
     /// when it has received the whole echo (closed loop). A single wrong byte ends the run and voids it. An operation is one frame.
     #[command(after_long_help = ECHO_HELP)]
     Echo(Echo),
+
+    /// Endless streams that a server reads and throws away, on many connections
+    ///
+    /// After the window the generator ends each stream (shutdown(2)), and the server must answer with the number of bytes that it has received
+    /// on the connection, in decimal digits and with a line feed. A wrong number, or anything that comes earlier, voids the run. An operation
+    /// is one --message. Counted is what the server's kernel has acknowledged in the window, not what lies in this machine's buffers.
+    #[command(after_long_help = DISCARD_HELP)]
+    Discard(Discard),
 
     /// Requests to an HTTP server: as many as it can answer, or at a fixed rate; or a probe of its parser; or idle connections
     ///
@@ -341,6 +366,21 @@ pub(crate) struct Echo {
     #[command(flatten)]
     #[serde(flatten)]
     pub(crate) connecting: Connecting,
+}
+
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Discard {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) common: Common,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) load: Load,
+
+    /// What a stream repeats
+    #[arg(long, value_name = "TEXT", default_value = "hello world", value_parser = parse_message)]
+    pub(crate) message: String,
 }
 
 /// What connections are for, other than requests one after the other.

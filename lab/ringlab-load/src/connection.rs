@@ -33,8 +33,12 @@ pub(crate) struct Connection<P> {
     pub(crate) due: u32,
     /// How many bytes of request `sent` are sent. For a stream, the position in the repeated message.
     pub(crate) position: usize,
-    /// The number of bytes that were sent on a stream and have not come back.
+    /// The number of bytes that were sent on a stream and have not come back. If nothing comes back, all that were sent.
     pub(crate) outstanding: u64,
+    /// How many bytes of a stream in one direction the server's kernel had acknowledged when the window was opened, and when that was
+    /// last looked up.
+    pub(crate) acknowledged_before: u64,
+    pub(crate) acknowledged: u64,
     /// Sending failed, because the server has closed or reset the connection.
     pub(crate) broken: bool,
     /// When its cycle of --churn began, if it is in one.
@@ -67,6 +71,8 @@ impl<P: Default> Connection<P> {
             due: 0,
             position: 0,
             outstanding: 0,
+            acknowledged_before: 0,
+            acknowledged: 0,
             broken: false,
             cycle_ns: None,
             opened: false,

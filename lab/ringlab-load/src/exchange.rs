@@ -1,6 +1,7 @@
 //! Protocols: what is sent, and what must come back.
 
 use std::io::{self, Write};
+use std::net::Shutdown;
 
 use crate::failure::{Failure, Kind};
 use crate::link::Link;
@@ -13,6 +14,9 @@ pub(crate) trait Exchange {
 
     /// Whether bytes flow both ways without pauses. Then the bytes that come back are counted, and there are no latencies.
     const STREAMING: bool = false;
+
+    /// Whether the server sends nothing before the end of a stream, and then its whole answer.
+    const ONE_WAY: bool = false;
 
     /// Whether to open a connection again that the server closes after an answer, with no request outstanding.
     const RECONNECTS: bool = false;
@@ -41,6 +45,11 @@ pub(crate) trait Exchange {
         position: usize,
         count: usize,
     ) -> io::Result<usize>;
+
+    /// Ends a stream, if that is what the server waits for.
+    fn end(&mut self, _to: &Link, _connection: u32) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Takes received bytes (at least one) of the answer to `request`, at most up to its end.
     fn take(
@@ -284,5 +293,98 @@ impl Exchange for Stream {
 
     fn describe(&self, partial: &u64) -> Option<String> {
         Some(format!("{partial} bytes of the stream"))
+    }
+}
+
+/// The maximum length of the count of a stream: 20 digits and a line feed.
+const COUNT_BYTES_MAX: usize = 21;
+
+/// Endless streams of one message that the server reads and throws away. After the end of a stream it answers with the number of
+/// bytes that it has received on the connection, in decimal digits and with a line feed. So it can't have left any of them in a buffer.
+#[derive(Clone, Debug)]
+pub(crate) struct Discarded {
+    stream: Stream,
+    /// By the number of the connection: how many bytes were sent on it, and whether that was all.
+    sent: Vec<(u64, bool)>,
+}
+
+impl Discarded {
+    /// Streams of this message, which is not empty, on so many connections.
+    pub(crate) fn new(message: &[u8], connections: u32) -> Self {
+        Self {
+            stream: Stream::new(message, 0),
+            sent: vec![(0, false); connections as usize],
+        }
+    }
+}
+
+impl Exchange for Discarded {
+    /// What has come of the count.
+    type Partial = Vec<u8>;
+
+    const STREAMING: bool = true;
+    const ONE_WAY: bool = true;
+
+    fn request_bytes(&self) -> usize {
+        self.stream.request_bytes()
+    }
+
+    fn send(
+        &mut self,
+        to: &mut Link,
+        first: Frame,
+        position: usize,
+        count: usize,
+    ) -> io::Result<usize> {
+        let bytes = self.stream.send(to, first, position, count)?;
+        self.sent[first.connection as usize].0 += bytes as u64;
+        Ok(bytes)
+    }
+
+    fn end(&mut self, to: &Link, connection: u32) -> io::Result<()> {
+        self.sent[connection as usize].1 = true;
+        to.socket().shutdown(Shutdown::Write)
+    }
+
+    fn take(
+        &mut self,
+        request: Frame,
+        partial: &mut Vec<u8>,
+        received: &[u8],
+    ) -> Result<Taken, Failure> {
+        let connection = request.connection;
+        let (sent, ended) = self.sent[connection as usize];
+        let bytes = received.len();
+        if !ended {
+            let words = format!(
+                "{bytes} bytes came on connection {connection} before the end of its stream"
+            );
+            return Err(Failure::new(Kind::Unexpected, words));
+        }
+        partial.extend_from_slice(received);
+        if !partial.contains(&b'\n') && partial.len() < COUNT_BYTES_MAX {
+            let answer = Answer::Incomplete;
+            return Ok(Taken { bytes, answer });
+        }
+        if *partial != format!("{sent}\n").as_bytes() {
+            let shown = &partial[..partial.len().min(2 * COUNT_BYTES_MAX)];
+            let words = format!(
+                "wrong count on connection {connection}: the server says that it has received \"{}\" bytes, and {sent} were sent",
+                shown.trim_ascii_end().escape_ascii(),
+            );
+            return Err(Failure::new(Kind::Mismatch, words));
+        }
+        let answer = Answer::Complete {
+            last: true,
+            wrong: None,
+        };
+        Ok(Taken { bytes, answer })
+    }
+
+    fn describe(&self, partial: &Vec<u8>) -> Option<String> {
+        Some(format!(
+            "{} bytes of the count of its stream",
+            partial.len()
+        ))
     }
 }

@@ -56,8 +56,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::arguments::{Arguments, Echo, Http, Mode, Rtt, WebSocket, Workload};
-use crate::exchange::{Frames, Resting, Stream};
+use crate::arguments::{Arguments, Discard, Echo, Http, Mode, Rtt, WebSocket, Workload};
+use crate::exchange::{Discarded, Frames, Resting, Stream};
 use crate::failure::Failures;
 use crate::http::{Expected, Requests};
 use crate::http2::Streams;
@@ -99,6 +99,10 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
     }
     match workload {
         Workload::Echo(echo) => print_result("echo", echo, measure_echo(echo, &interrupted)?),
+        Workload::Discard(discard) => {
+            let result = measure_discard(discard, &interrupted)?;
+            print_result("discard", discard, result);
+        }
         Workload::Http(http) => print_result("http", http, measure_http(http, &interrupted)?),
         Workload::Websocket(websocket) => {
             let result = measure_websocket(websocket, &interrupted)?;
@@ -134,6 +138,17 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
         }),
     }?;
     Ok(result)
+}
+
+fn measure_discard(discard: &Discard, interrupted: &AtomicBool) -> anyhow::Result<Value> {
+    let settings = discard.common.settings(&discard.load, CONNECTIONS, None);
+    let message = discard.message.as_bytes();
+    Ok(run::run(
+        &settings,
+        interrupted,
+        Failures::default(),
+        || Discarded::new(message, settings.connections),
+    )?)
 }
 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {

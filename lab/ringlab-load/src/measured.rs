@@ -34,6 +34,8 @@ pub(crate) struct Measured {
     /// Calls in the window that received from or sent to a stream.
     pub(crate) reads: u64,
     pub(crate) writes: u64,
+    /// The bytes of streams in one direction that servers have counted, over the whole run.
+    pub(crate) counted: u64,
     /// The maximum of the outstanding bytes on a stream.
     pub(crate) outstanding_max: u64,
 }
@@ -59,6 +61,7 @@ impl Measured {
             held_back: 0,
             reads: 0,
             writes: 0,
+            counted: 0,
             outstanding_max: 0,
         }
     }

@@ -10,7 +10,8 @@ use crate::measured::Measured;
 use crate::settings::Settings;
 use crate::shared::Shared;
 
-/// The result as JSON: `measured` has one value for each thread. With `streaming` there are no latencies.
+/// The result as JSON: `measured` has one value for each thread. With `streaming` there are no latencies, and with `one_way` nothing came
+/// back before the end.
 pub(crate) fn outcome(
     settings: &Settings,
     shared: &Shared,
@@ -18,6 +19,7 @@ pub(crate) fn outcome(
     record: &Record,
     measured: &[Measured],
     streaming: bool,
+    one_way: bool,
 ) -> Value {
     let total = |count: fn(&Measured) -> u64| measured.iter().map(count).sum::<u64>();
     let merged = |which: fn(&Measured) -> &Latencies| {
@@ -75,8 +77,11 @@ pub(crate) fn outcome(
         },
         "streams": streaming.then(|| json!({
             "held_back": total(|one| one.held_back),
-            "outstanding_bytes_max": measured.iter().map(|one| one.outstanding_max).max(),
-            "outstanding_bytes_most": outstanding_most(settings.connections),
+            "outstanding_bytes_max":
+                measured.iter().map(|one| one.outstanding_max).max().filter(|_| !one_way),
+            "outstanding_bytes_most":
+                (!one_way).then(|| outstanding_most(settings.connections)),
+            "counted_bytes": one_way.then(|| total(|one| one.counted)),
             "reads": total(|one| one.reads),
             "writes": total(|one| one.writes),
         })),

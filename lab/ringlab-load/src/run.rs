@@ -132,5 +132,6 @@ pub(crate) fn run<E: Exchange>(
         &record,
         &measured,
         E::STREAMING,
+        E::ONE_WAY,
     ))
 }

@@ -216,6 +216,14 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// How many bytes of a socket its peer's kernel has not acknowledged yet.
+pub(crate) fn unacknowledged_bytes(socket: &impl AsRawFd) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the pointer is to a local that outlives the call. TIOCOUTQ is SIOCOUTQ, see tcp(7).
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) })?;
+    Ok(bytes as u64)
+}
+
 /// How often the threads of this process gave up their CPU, and how often they were preempted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Switches {

@@ -28,6 +28,7 @@ use crate::settings::Settings;
 use crate::shared::{Phase, Shared};
 use crate::system::{
     EDGE_TRIGGERED, ENDED, Epoll, Event, NO_EVENT, READABLE, WRITABLE, Wait, now_ns,
+    unacknowledged_bytes,
 };
 
 /// The maximum number of bytes received at once.
@@ -44,6 +45,10 @@ const TICK_NS: u64 = 50_000_000;
 const IDLE_NS: u64 = 1_000_000;
 
 /// One thread's part of a run.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is about another part of the state: sending, measuring, connecting, draining"
+)]
 pub(crate) struct Worker<'a, E: Exchange> {
     settings: &'a Settings,
     shared: &'a Shared,
@@ -58,6 +63,8 @@ pub(crate) struct Worker<'a, E: Exchange> {
     outstanding_most: u64,
     /// Whether new requests may be started.
     sending: bool,
+    /// Whether the acknowledged bytes at the beginning of the window are known (streams in one direction).
+    measuring: bool,
     /// How many connections were begun, how many of these are neither open nor dead yet, and when the first was begun.
     begun: usize,
     connecting: usize,
@@ -101,6 +108,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             schedule,
             outstanding_most: outstanding_most(settings.connections),
             sending: false,
+            measuring: false,
             begun: 0,
             connecting: 0,
             begun_ns: 0,
@@ -129,6 +137,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             }
             match self.shared.phase() {
                 Phase::Connecting => self.connect_some(now),
+                Phase::Window if E::ONE_WAY && !self.measuring => self.begin_measuring(),
                 Phase::WarmUp | Phase::Window if !self.sending => self.begin_sending(),
                 Phase::WarmUp | Phase::Window => {}
                 Phase::Drain => self.drain(),
@@ -238,6 +247,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 Err(error) => return Err(error),
             };
             let events = READABLE | WRITABLE | ENDED;
+            if E::ONE_WAY {
+                // Otherwise the kernel would keep up to 4 MB (tcp_wmem) for each connection, and say that these are sent.
+                socket.set_tcp_notsent_lowat(STREAM_WRITE_BYTES as u32)?;
+            }
             let trigger = if E::STREAMING { 0 } else { EDGE_TRIGGERED };
             self.epoll.add(&socket, events | trigger, index as u64)?;
             Ok((Link::new(TcpStream::from(socket), tls)?, connected))
@@ -522,6 +535,15 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     }
                     let sent = connection.position + bytes;
                     connection.position = sent % request_bytes;
+                    if E::ONE_WAY {
+                        if self.shared.phase() == Phase::Window {
+                            let messages = |bytes: u64| bytes / request_bytes as u64;
+                            self.completed += messages(connection.outstanding + bytes as u64)
+                                - messages(connection.outstanding);
+                        }
+                        connection.outstanding += bytes as u64;
+                        return;
+                    }
                     if E::STREAMING {
                         connection.outstanding += bytes as u64;
                         let outstanding = connection.outstanding;
@@ -582,6 +604,68 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let connection = &mut self.connections[index];
         connection.sent = connection.answered;
         self.watch_stream(index, READABLE | WRITABLE | ENDED);
+    }
+
+    /// How many bytes of a stream the server's kernel has acknowledged. 0 if the connection is gone.
+    fn acknowledged(connection: &Connection<E::Partial>) -> u64 {
+        let link = connection.link.as_ref();
+        link.and_then(|link| unacknowledged_bytes(link.socket()).ok())
+            .map_or(0, |bytes| connection.outstanding.saturating_sub(bytes))
+    }
+
+    /// Looks up at the beginning of the window what the server's kernel has acknowledged of each stream in one direction.
+    #[cold]
+    fn begin_measuring(&mut self) {
+        self.measuring = true;
+        for connection in &mut self.connections {
+            connection.acknowledged_before = Self::acknowledged(connection);
+        }
+        if !self.sending {
+            self.begin_sending();
+        }
+    }
+
+    /// Counts at the end of the window what the server's kernel has acknowledged in it: what was written may still be in this machine's
+    /// buffers.
+    #[cold]
+    fn end_measuring(&mut self) {
+        self.measured.bytes_out = 0;
+        for connection in &mut self.connections {
+            let acknowledged = Self::acknowledged(connection);
+            connection.operations = acknowledged.saturating_sub(connection.acknowledged_before);
+            self.measured.bytes_out += connection.operations;
+        }
+    }
+
+    /// Tells the servers of streams in one direction that these end.
+    #[cold]
+    fn end_sending(&mut self, now: u64) {
+        for index in 0..self.connections.len() {
+            if self.connections[index].state != State::Open {
+                continue;
+            }
+            self.stop_stream(index);
+            let connection = &mut self.connections[index];
+            connection.since_ns = now;
+            if let Some(link) = &connection.link
+                && self.exchange.end(link, connection.number).is_err()
+            {
+                // The socket's event brings the reason.
+                connection.broken = true;
+            }
+        }
+    }
+
+    /// Lets a stream go that the server has counted.
+    #[cold]
+    fn end_counted(&mut self, index: usize, now: u64) {
+        self.count_in_flight(now);
+        self.in_flight -= 1;
+        let connection = &mut self.connections[index];
+        connection.answered = connection.started;
+        connection.sent = connection.started;
+        connection.link = None;
+        self.measured.counted += connection.outstanding;
     }
 
     /// Changes the events of a stream. It is level-triggered, so an event that is not handled would repeat at once.
@@ -693,6 +777,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 }
             };
             rest = &rest[taken.bytes..];
+            if E::ONE_WAY {
+                if matches!(taken.answer, Answer::Complete { .. }) {
+                    self.end_counted(index, now);
+                    return false;
+                }
+                continue;
+            }
             if E::STREAMING {
                 if taken.bytes as u64 > connection.outstanding {
                     let failure = Failure::new(
@@ -904,7 +995,15 @@ impl<'a, E: Exchange> Worker<'a, E> {
     fn tick(&mut self, now: u64) {
         let timeout_ns = self.settings.timeout_ns;
         for index in 0..self.connections.len() {
-            let connection = &self.connections[index];
+            let connection = &mut self.connections[index];
+            if E::ONE_WAY && connection.state == State::Open && connection.in_flight() > 0 {
+                // Nothing comes back, but the server goes on as long as its kernel acknowledges something.
+                let acknowledged = Self::acknowledged(connection);
+                if acknowledged != connection.acknowledged {
+                    connection.acknowledged = acknowledged;
+                    connection.since_ns = now;
+                }
+            }
             match connection.state {
                 State::Connecting if now.saturating_sub(connection.since_ns) > timeout_ns => {
                     let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
@@ -975,7 +1074,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
             self.send_due(self.shared.window_end_ns());
             self.sending = false;
             self.count_in_flight(now_ns());
-            if E::STREAMING {
+            if E::ONE_WAY {
+                self.end_measuring();
+                self.end_sending(now_ns());
+            } else if E::STREAMING {
                 for index in 0..self.connections.len() {
                     self.stop_stream(index);
                     self.end_stream(index);

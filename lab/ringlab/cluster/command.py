@@ -75,7 +75,7 @@ def arms_of_addresses(addresses: tuple[str, ...]) -> list[manifest.Arm]:
                 build_folder=Path(),
                 commands={},
                 workloads=tuple(
-                    name for name in manifest.WORKLOADS if manifest.KIND_OF_WORKLOAD[name] in manifest.SERVERS
+                    name for name in manifest.SERVED if manifest.KIND_OF_WORKLOAD[name] in manifest.SERVERS
                 ),
                 address=address,
             )

@@ -170,6 +170,7 @@ def merge_streams(found: Sequence[Event | None]) -> dict[str, Any] | None:
         "held_back": sum(each["held_back"] for each in present),
         "outstanding_bytes_max": largest(present, "outstanding_bytes_max"),
         "outstanding_bytes_most": largest(present, "outstanding_bytes_most"),
+        **{key: sum(each.get(key) or 0 for each in present) for key in ("reads", "writes", "counted_bytes")},
     }
 
 

@@ -1,11 +1,10 @@
 """Summaries of streams in the format of tcpkali 1.1, so that figures can be put beside others' and read by what reads those.
 
-tcpkali counts both directions in the bandwidth of a channel (⇅). Its estimate of packets takes the bytes of each call that sent or
-received something, in segments of MSS_BYTES.
+A server that discards sends nothing back. tcpkali counts both directions in the bandwidth of a channel (⇅). Its estimate of packets
+takes the bytes of each call that sent or received something, in segments of MSS_BYTES.
 """
 
 import math
-import statistics as averages
 from collections.abc import Iterator
 
 from ringlab.results import Cell, Sample
@@ -15,12 +14,11 @@ MIB = 1 << 20
 
 
 def summaries(cell: Cell) -> Iterator[tuple[str, str]]:
-    """Yield each arm of a cell of streams with the summary of its median round, by the bytes that came back."""
+    """Yield each arm of a cell of streams with the summary of its median round, by the bytes that came back, or that were taken."""
     for arm in cell.arms:
-        samples = cell.measured(arm)
+        samples = sorted(cell.measured(arm), key=lambda sample: sample.figures["megabytes_per_s"])
         if samples:
-            middle = averages.median_low(sample.figures["bytes_received"] for sample in samples)
-            yield arm, summary(cell, next(each for each in samples if each.figures["bytes_received"] == middle))
+            yield arm, summary(cell, samples[(len(samples) - 1) // 2])
 
 
 def summary(cell: Cell, sample: Sample) -> str:
@@ -34,13 +32,18 @@ def summary(cell: Cell, sample: Sample) -> str:
     return (
         f"; as tcpkali -m 'hello world' -c {connections} -T {duration_s:.3g} HOST:PORT prints it\n"
         f"Ramped up to {connections} connections.\n"
-        f"Total data sent:     {sent / MIB:.1f} MiB ({sent:.0f} bytes)\n"
-        f"Total data received: {received / MIB:.1f} MiB ({received:.0f} bytes)\n"
+        f"Total data sent:     {size(sent)} ({sent:.0f} bytes)\n"
+        f"Total data received: {size(received)} ({received:.0f} bytes)\n"
         f"Bandwidth per channel: {each * 8e-6:.3f}⇅ Mbps ({each / 1e3:.1f} kBps)\n"
         f"Aggregate bandwidth: {received / duration_s * 8e-6:.3f}↓, {sent / duration_s * 8e-6:.3f}↑ Mbps\n"
         f"Packet rate estimate: {rates[0]:.1f}↓, {rates[1]:.1f}↑ ({down[1]}↓, {up[1]}↑ TCP MSS/op)\n"
         f"Test duration: {duration_s:.4f} s.\n"
     )
+
+
+def size(transferred: float) -> str:
+    """Return an amount of data; tcpkali has no decimals for less than 2 KiB."""
+    return f"{transferred / MIB:.1f} MiB" if transferred >= 2048 else f"{transferred:.0f} bytes"
 
 
 def packets(transferred: float, calls: float) -> tuple[float, int]:

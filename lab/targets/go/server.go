@@ -1,16 +1,18 @@
-// Echo and HTTP servers on Go's net, with a goroutine for each connection. Measured by ringlab.
+// Echo, HTTP and discard servers on Go's net, with a goroutine for each connection. Measured by ringlab.
 package main
 
 import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -65,6 +67,23 @@ func echo(connection net.Conn) {
 			return
 		}
 		if _, err := connection.Write(buffer[:count]); err != nil {
+			return
+		}
+	}
+}
+
+// discard throws away what it receives, and answers the end with how much that was.
+func discard(connection net.Conn) {
+	defer connection.Close()
+	buffer := make([]byte, bufferBytes)
+	received := 0
+	for {
+		count, err := connection.Read(buffer)
+		received += count
+		if err == io.EOF {
+			fmt.Fprintf(connection, "%d\n", received)
+		}
+		if err != nil {
 			return
 		}
 	}
@@ -189,6 +208,8 @@ func run(command string, arguments []string) error {
 	switch {
 	case command == "echo":
 		return serve(listener, echo)
+	case command == "discard":
+		return serve(listener, discard)
 	case *parser == "real":
 		return serveNetHTTP(listener)
 	default:
@@ -197,8 +218,8 @@ func run(command string, arguments []string) error {
 }
 
 func main() {
-	if len(os.Args) < 2 || (os.Args[1] != "echo" && os.Args[1] != "http" && os.Args[1] != "bind") {
-		log.Fatal("usage: server echo|http|bind [options]; -help explains them")
+	if len(os.Args) < 2 || !strings.Contains(" echo http discard bind ", " "+os.Args[1]+" ") {
+		log.Fatal("usage: server echo|http|discard|bind [options]; -help explains them")
 	}
 	if err := run(os.Args[1], os.Args[2:]); err != nil {
 		log.Fatal(err)

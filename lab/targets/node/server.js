@@ -1,4 +1,4 @@
-// Echo and HTTP servers on Node.js's net and http. Measured by ringlab.
+// Echo, HTTP and discard servers on Node.js's net and http. Measured by ringlab.
 'use strict';
 
 const http = require('node:http');
@@ -20,6 +20,14 @@ function fail(error) {
 function echo(socket) {
   socket.on('error', () => {}); // The peer has gone; so does its connection.
   socket.pipe(socket);
+}
+
+// Throws away what it receives, and answers the end with how much that was.
+function discard(socket) {
+  let received = 0;
+  socket.on('error', () => {});
+  socket.on('data', (data) => { received += data.length; });
+  socket.on('end', () => socket.end(`${received}\n`));
 }
 
 // Answers each request with the same bytes, and looks at nothing but where a request ends.
@@ -103,11 +111,12 @@ function main() {
   const host = values.host;
   const port = Number(values.port);
   if (command === 'echo') serve(net.createServer(listening, echo), host, port);
+  else if (command === 'discard') serve(net.createServer(listening, discard), host, port);
   // By itself it would close connections that rest for five seconds.
   else if (command === 'http' && values.parser === 'real') serve(http.createServer({ noDelay: true, keepAliveTimeout: 0 }, answerParsed), host, port);
   else if (command === 'http') serve(net.createServer({ noDelay: true }, hello), host, port);
   else if (command === 'bind') timeBinding(values.mode, Number(values.count), Number(values.concurrent)).catch(fail);
-  else fail(new Error('usage: server.js echo|http|bind [--host ADDRESS] [--port P] [--parser canned|real] [--mode listen|accept] [--count N] [--concurrent N]'));
+  else fail(new Error('usage: server.js echo|http|discard|bind [--host ADDRESS] [--port P] [--parser canned|real] [--mode listen|accept] [--count N] [--concurrent N]'));
 }
 
 main();

@@ -1,6 +1,6 @@
 """The Python servers that ringlab measures, and what it times on a loop. Nothing of ringlab is imported.
 
-    server.py echo|http --loop LOOP --api API [--host ADDRESS] [--port PORT]
+    server.py echo|http|discard --loop LOOP --api API [--host ADDRESS] [--port PORT]
     server.py bind --loop LOOP --api API --mode bind|listen|accept --count N [--concurrent N]
     server.py loop --loop LOOP --benchmark NAME --window SECONDS      (--list: the names)
     server.py probe --loop LOOP --api API                             (what the loop is; fails where it is missing)
@@ -97,6 +97,18 @@ class Hello(Echo):
             self.transport.write(ANSWER * requests)
 
 
+class Discard(Echo):
+    """Throws away what it receives, and answers the end with how much that was."""
+
+    received = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+
+    def eof_received(self) -> None:
+        self.transport.write(b"%d\n" % self.received)
+
+
 async def echo_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send back what comes, until the peer has no more."""
     try:
@@ -109,6 +121,19 @@ async def echo_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         writer.close()
 
 
+async def discard_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Throw away what comes, until the peer has no more."""
+    received = 0
+    try:
+        while data := await reader.read(BUFFER_BYTES):
+            received += len(data)
+        writer.write(b"%d\n" % received)
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
 async def serve(kind: str, api: str, listener: socket.socket) -> None:
     """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
@@ -117,9 +142,11 @@ async def serve(kind: str, api: str, listener: socket.socket) -> None:
     address = listener.getsockname()  # Asked now: rloop takes the socket's descriptor away.
     server: asyncio.AbstractServer
     if api == "streams":
-        server = await asyncio.start_server(echo_stream, sock=listener, backlog=BACKLOG)
+        converse = echo_stream if kind == "echo" else discard_stream
+        server = await asyncio.start_server(converse, sock=listener, backlog=BACKLOG)
     else:
-        server = await loop.create_server(Echo if kind == "echo" else Hello, sock=listener, backlog=BACKLOG)
+        protocol = {"echo": Echo, "http": Hello, "discard": Discard}[kind]
+        server = await loop.create_server(protocol, sock=listener, backlog=BACKLOG)
     announce(*address)
     await terminated.wait()
     server.close()
@@ -186,14 +213,26 @@ def answer_connection(connection: socket.socket) -> None:
             pass
 
 
+def discard_connection(connection: socket.socket) -> None:
+    """Throw away what comes, until the peer has no more."""
+    received = 0
+    with connection:
+        try:
+            while data := connection.recv(BUFFER_BYTES):
+                received += len(data)
+            connection.sendall(b"%d\n" % received)
+        except ConnectionError:
+            pass
+
+
 def serve_threaded(kind: str, listener: socket.socket) -> None:
     """Accept for ever, with a thread for each connection."""
     signal.signal(signal.SIGTERM, exit_cleanly)
-    serve_connection = echo_connection if kind == "echo" else answer_connection
+    served = {"echo": echo_connection, "http": answer_connection, "discard": discard_connection}
     announce(*listener.getsockname())
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=serve_connection, args=(connection,), daemon=True).start()
+        threading.Thread(target=served[kind], args=(connection,), daemon=True).start()
 
 
 # --- bind: one operation is bind and close; or bind, listen and close; or these with one connection accepted ---
@@ -331,7 +370,7 @@ def positive(text: str) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The Python servers that ringlab measures.")
-    parser.add_argument("command", choices=["echo", "http", "bind", "loop", "probe"])
+    parser.add_argument("command", choices=["echo", "http", "discard", "bind", "loop", "probe"])
     parser.add_argument("--loop", default="asyncio", help="a module with a new_event_loop (default: %(default)s)")
     parser.add_argument("--api", default="protocol", choices=["protocol", "streams", "uvicorn", "threaded"])
     parser.add_argument("--host", default=HOST, help="the address to listen on (default: %(default)s)")
@@ -343,7 +382,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--window", type=float, default=1.0, help="for how many seconds")
     parser.add_argument("--list", action="store_true", help="print the names of the benchmarks")
     arguments = parser.parse_args()
-    if arguments.command == "echo" and arguments.api == "uvicorn":
+    if arguments.command in ("echo", "discard") and arguments.api == "uvicorn":
         parser.error("uvicorn serves http only")
     if arguments.command == "http" and arguments.api == "streams":
         parser.error("http is served by protocol, uvicorn and threaded")

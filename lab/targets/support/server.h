@@ -1,6 +1,6 @@
 /* What the C servers have in common: all but how they wait for the kernel. Included once, by each of them.
  *
- *   SERVER echo|http [--port P] [--workers N] [--buffer BYTES]
+ *   SERVER echo|http|discard [--port P] [--workers N] [--buffer BYTES]
  *   SERVER bind [--mode bind|listen|accept] [--count N] [--concurrent N]
  *
  * Each worker is a thread with a listening socket of its own. An includer defines serve().
@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -29,7 +30,7 @@ static const char end_of_request[] = "\r\n\r\n";
 enum { END_BYTES = sizeof end_of_request - 1 };
 
 static const char *program;
-static bool serves_http;
+static bool serves_http, discards;
 static struct in_addr host;
 static size_t buffer_bytes = 64 * 1024;
 
@@ -65,6 +66,8 @@ struct connection {
     int descriptor;
     /* How much of the end of a request has been seen, so that it is found across packets. */
     unsigned matched;
+    /* Of discard: how much has been received. */
+    uint64_t received_bytes;
     /* What the socket didn't take; nothing is read meanwhile, so the peer is slowed down and this stays bounded. */
     unsigned char *unsent;
     size_t unsent_offset, unsent_bytes;
@@ -157,13 +160,26 @@ static bool answer_requests(struct connection *connection, unsigned requests) {
     return is_sent;
 }
 
+/* Tells the peer, which has sent its last, how much of it has been received. */
+static void answer_count(const struct connection *connection) {
+    char count[24];
+    int length = snprintf(count, sizeof count, "%" PRIu64 "\n", connection->received_bytes);
+    /* The socket has room, because nothing has been sent on it before. */
+    (void)send_some(connection->descriptor, count, (size_t)length);
+}
+
 /* Reads once and answers. */
 static enum next converse(struct connection *connection, unsigned char *buffer) {
     ssize_t length = recv(connection->descriptor, buffer, buffer_bytes, 0);
     if (length < 0)
         return errno == EAGAIN || errno == EINTR ? WAIT_READABLE : CLOSE;
+    if (length == 0 && discards)
+        answer_count(connection);
     if (length == 0)
         return CLOSE;
+    connection->received_bytes += (uint64_t)length;
+    if (discards)
+        return (size_t)length == buffer_bytes || connection->has_ended ? READ_AGAIN : WAIT_READABLE;
     bool is_sent = serves_http ? answer_requests(connection, requests_in(connection, buffer, (size_t)length))
                                : send_all(connection, buffer, (size_t)length);
     if (!is_sent)
@@ -268,7 +284,7 @@ static void start_workers(uint16_t port, long workers) {
 
 __attribute__((noreturn)) static void refuse_usage(void) {
     fprintf(stderr,
-            "usage: %s echo|http [--host ADDRESS] [--port P] [--workers N] [--buffer BYTES]\n"
+            "usage: %s echo|http|discard [--host ADDRESS] [--port P] [--workers N] [--buffer BYTES]\n"
             "       %s bind [--mode bind|listen|accept] [--count N] [--concurrent N]\n",
             program, program);
     exit(2);
@@ -323,7 +339,8 @@ int main(int count, char **arguments) {
         return 0;
     }
     serves_http = strcmp(workload, "http") == 0;
-    if (!serves_http && strcmp(workload, "echo") != 0)
+    discards = strcmp(workload, "discard") == 0;
+    if (!serves_http && !discards && strcmp(workload, "echo") != 0)
         refuse_usage();
     start_workers((uint16_t)port, workers);
 }

@@ -29,6 +29,8 @@ def cost_of(pids: list[int]) -> float:
 
 
 def exchange(connection: socket.socket, workload: str) -> bool:
+    if workload == "discard":
+        return count(connection)
     message = REQUEST if workload == "http" else b"x" * 64
     try:
         connection.sendall(message)
@@ -41,6 +43,15 @@ def exchange(connection: socket.socket, workload: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def count(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"x" * 64)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.recv(4096) == b"64\n"
+    except OSError:
+        return False
 
 
 def latency(p50_us: float, *, hdr: bool) -> dict[str, Any]:
@@ -89,7 +100,7 @@ def main() -> None:
         action="version",
         version=os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release), protocol 1"),
     )
-    parser.add_argument("workload", choices=["echo", "rtt", "http", "websocket", "ceiling", "account"])
+    parser.add_argument("workload", choices=["echo", "rtt", "http", "discard", "websocket", "ceiling", "account"])
     parser.add_argument("of", nargs="?")
     parser.add_argument("--address")
     parser.add_argument("--connections", type=int, default=1)
@@ -160,12 +171,13 @@ def main() -> None:
     result = {
         "event": "result", "schema_version": 1, "workload": options.workload, "void": None, "window_s": options.window,
         "operations": operations, "operations_per_s": operations / options.window,
-        "bytes_in": operations * options.size, "bytes_out": operations * options.size,
+        "bytes_in": 0 if options.workload == "discard" else operations * options.size, "bytes_out": operations * options.size,
         "latency": {"service": latency(100 * cost, hdr=options.hdr), "cold": None,
                     "corrected": latency(120 * cost * waiting, hdr=options.hdr) if options.rate else None},
         "errors": {}, "connections": {"asked": asked, "opened": asked, "alive_at_end": alive},
         "streams": {"held_back": 2, "outstanding_bytes_max": 256_000_000, "reads": 1000, "writes": 500}
-        if options.mode == "stream" else None,
+        if options.mode == "stream" else {"held_back": 0, "outstanding_bytes_max": None, "reads": 0, "writes": 500}
+        if options.workload == "discard" else None,
         "fairness": {"min": 1, "p5": 1, "median": 1, "p95": 1, "max": 1, "jain": 1.0},
         "littles_law": None if options.rate else {"in_flight_average": asked, "expected": asked, "ratio": 1.0},
         "client": {"cpu_ns": 1000, "cpu_fraction": 0.4, "threads": 1, "max_loop_ns": 1000},

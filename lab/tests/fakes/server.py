@@ -17,6 +17,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!"
 def serve(connection: socket.socket, options: argparse.Namespace, number: int) -> None:
     if options.fault != "nagle":
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    received = 0
     with connection:
         while data := connection.recv(65536):
             if options.fault == "crash" and number > 1:
@@ -29,12 +30,17 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
             if options.fault == "forks" and number > 1:
                 # Another process does the work, and has used the CPU when the answer goes out.
                 subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
-            connection.sendall(ANSWER if options.what in ("http", "asgi") else data)
+            received += len(data)
+            if options.what != "discard":
+                connection.sendall(ANSWER if options.what in ("http", "asgi") else data)
+        if options.what == "discard":
+            lie = options.fault == "miscounts" or (options.fault == "miscounts-later" and number > 1)
+            connection.sendall(b"%d\n" % (1000 if lie else received))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["echo", "http", "bind", "loop", "asgi"])
+    parser.add_argument("what", choices=["echo", "http", "discard", "bind", "loop", "asgi"])
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)

@@ -3,6 +3,7 @@
 mod command;
 mod common;
 mod connections;
+mod discard;
 mod echo;
 mod http;
 mod protocols;

@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 fn main() -> io::Result<()> {
     match <Arguments as clap::Parser>::parse().command {
         Command::Http(serving) => serve(serving),
-        Command::Echo(_) | Command::Bind(_) => {
+        Command::Echo(_) | Command::Discard(_) | Command::Bind(_) => {
             eprintln!("hyper: it serves HTTP only: use http");
             std::process::exit(2);
         }

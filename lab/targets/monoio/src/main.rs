@@ -1,4 +1,4 @@
-//! Echo and a fixed HTTP answer on monoio, with `io_uring`: a thread with a listener of its own per worker.
+//! Echo, a fixed HTTP answer and discarding on monoio, with `io_uring`: a thread with a listener of its own per worker.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,6 +14,7 @@ fn main() -> io::Result<()> {
     match <Arguments as clap::Parser>::parse().command {
         Command::Echo(serving) => serve(serving, echo),
         Command::Http(serving) => serve(serving, http),
+        Command::Discard(serving) => serve(serving, discard),
         Command::Bind(binding) => time_binding(binding),
     }
 }
@@ -83,6 +84,25 @@ async fn http(mut stream: TcpStream, buffer_bytes: usize) -> io::Result<()> {
             std::borrow::Cow::Owned(answers) => stream.write_all(answers).await.0?,
         };
         buffer = received;
+        buffer.clear();
+    }
+}
+
+async fn discard(mut stream: TcpStream, buffer_bytes: usize) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(buffer_bytes);
+    let mut received = 0;
+    loop {
+        let (count, returned) = stream.read(buffer).await;
+        let count = count?;
+        if count == 0 {
+            return stream
+                .write_all(target_support::count(received))
+                .await
+                .0
+                .map(drop);
+        }
+        received += count as u64;
+        buffer = returned;
         buffer.clear();
     }
 }

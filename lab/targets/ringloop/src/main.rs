@@ -1,6 +1,8 @@
-//! Echo and a fixed HTTP answer on ringloop's socket pool. `RINGLOOP_BACKEND` chooses the backend.
+//! Echo and a fixed HTTP answer on ringloop's socket pool, and discarding on its streams: the pool's handlers don't hear of the end of a
+//! stream. `RINGLOOP_BACKEND` chooses the backend.
 
 use std::io;
+use std::thread;
 use std::time::Instant;
 
 use ringloop::net::{TcpListener, TcpStream};
@@ -29,6 +31,7 @@ fn main() -> io::Result<()> {
     match <Arguments as clap::Parser>::parse().command {
         Command::Echo(serving) => serve(&server(serving)?.start(|| Echo)?),
         Command::Http(serving) => serve(&server(serving)?.start(Hello::default)?),
+        Command::Discard(serving) => discard_all(serving),
         Command::Bind(binding) => time_binding(binding),
     }
 }
@@ -47,7 +50,46 @@ fn serve(server: &Running) -> io::Result<()> {
     target_support::announce_at(server.local_addr())?;
     loop {
         // The signal ends the process.
-        std::thread::park();
+        thread::park();
+    }
+}
+
+fn discard_all(serving: Serving) -> io::Result<()> {
+    let listeners = target_support::listen(serving)?;
+    target_support::announce(&listeners[0])?;
+    let workers: Vec<_> = listeners
+        .into_iter()
+        .map(|listener| thread::spawn(move || work(listener, serving.buffer as usize)))
+        .collect();
+    for worker in workers {
+        worker.join().expect("a worker panicked")?;
+    }
+    Ok(())
+}
+
+fn work(listener: std::net::TcpListener, buffer_bytes: usize) -> io::Result<()> {
+    let mut config = RuntimeConfig::from_env()?;
+    config.hot_buffer_bytes = buffer_bytes;
+    Runtime::new(&config)?.block_on(async {
+        let listener = TcpListener::try_from(listener)?;
+        loop {
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            // A connection that fails is over, and nobody else's business.
+            drop(spawn(discard(stream)));
+        }
+    })
+}
+
+async fn discard(mut stream: TcpStream) -> io::Result<()> {
+    let mut received = 0;
+    loop {
+        let count = stream.read_with(|bytes, _| bytes.len()).await?;
+        if count == 0 {
+            let answer = target_support::count(received);
+            return stream.write_all(&answer[..]).await.0;
+        }
+        received += count as u64;
     }
 }
 

@@ -35,6 +35,8 @@ pub enum Command {
     Echo(Serving),
     /// Answer every HTTP request with "Hello, World!".
     Http(Serving),
+    /// Read and throw away, and answer the end with how much that was.
+    Discard(Serving),
     /// Time making and closing listeners.
     Bind(Binding),
 }
@@ -186,6 +188,12 @@ impl Requests {
         }
         requests
     }
+}
+
+/// The answer of a server that throws away what it receives, when the peer has sent its last.
+#[must_use]
+pub fn count(received: u64) -> Vec<u8> {
+    format!("{received}\n").into_bytes()
 }
 
 /// Tells how long the operations took, as one line of JSON.

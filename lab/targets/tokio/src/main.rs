@@ -1,4 +1,4 @@
-//! Echo and a fixed HTTP answer on tokio: its current-thread runtime with one worker, else its multi-threaded one.
+//! Echo, a fixed HTTP answer and discarding on tokio: its current-thread runtime with one worker, else its multi-threaded one.
 
 use std::io;
 use std::time::Instant;
@@ -12,6 +12,7 @@ fn main() -> io::Result<()> {
     match <Arguments as clap::Parser>::parse().command {
         Command::Echo(serving) => serve(serving, echo),
         Command::Http(serving) => serve(serving, http),
+        Command::Discard(serving) => serve(serving, discard),
         Command::Bind(binding) => time_binding(binding),
     }
 }
@@ -70,6 +71,18 @@ async fn http(mut stream: TcpStream, buffer_bytes: usize) -> io::Result<()> {
         stream
             .write_all(&requests.answers(&buffer[..count]))
             .await?;
+    }
+}
+
+async fn discard(mut stream: TcpStream, buffer_bytes: usize) -> io::Result<()> {
+    let mut buffer = vec![0; buffer_bytes];
+    let mut received = 0;
+    loop {
+        let count = stream.read(&mut buffer).await?;
+        if count == 0 {
+            return stream.write_all(&target_support::count(received)).await;
+        }
+        received += count as u64;
     }
 }
 
