@@ -227,7 +227,7 @@ def main() -> None:
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Resume an interrupted run from its result.json, with its cells, arms, rounds and seed.",
+    help="Resume an interrupted run from its result.json, with its cells, arms, rounds, seed and machines.",
 )
 @click.option(
     "--preset",

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringlab import generator, manifest, preflight, process, results
+from ringlab import generator, instruments, manifest, preflight, process, results
+from ringlab.instruments import Instrument, Instruments
 from ringlab.process import SampleFailed, Server
 
 
@@ -51,6 +52,9 @@ class Loaded:
     """The load generator's result, or those of several as one."""
     figures: dict[str, float] = field(default_factory=dict)
     """Of the machine of the server."""
+    counted: dict[str, float] = field(default_factory=dict)
+    stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """What an instrument has found, if one was asked for."""
 
 
 class Serving(Protocol):
@@ -64,8 +68,8 @@ class Serving(Protocol):
     def ask(self, words: Sequence[str], limit_s: float, final: str = "result") -> dict[str, Any]:
         """Run one load generator that measures nothing; return its last event."""
 
-    def load(self, words: Sequence[str], expected_s: float) -> Loaded:
-        """Load the server, as the words of the load generator say."""
+    def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
+        """Load the server, as the words of the load generator say, and look into it meanwhile, if that is asked for."""
 
 
 class Executor(Protocol):
@@ -77,6 +81,12 @@ class Executor(Protocol):
 
     def serve(self, order: Order) -> AbstractContextManager[Serving]:
         """Give a server, and end it; errors inside of the block are SampleFailed, SampleVoid and MachineLost."""
+
+    def instruments(self) -> Instruments:
+        """Return what can look into a server; raises MachineLost."""
+
+    def ceiling(self, words: Sequence[str], expected_s: float) -> list[dict[str, Any]]:
+        """Return what each load generator reaches by itself, all at once; errors as in serve()."""
 
     def recover(self) -> None:
         """Wait until a trial can be run after a machine was lost; raises NoMachines."""
@@ -135,6 +145,11 @@ def cpu_words(cpus: Sequence[int]) -> list[str]:
     return ["--cpu", ",".join(map(str, cpus))] if cpus else []
 
 
+def responder_words(cpus: Sequence[int]) -> list[str]:
+    """Return the load generator's words about the CPU of its responder."""
+    return ["--responder-cpu", str(cpus[0])] if cpus else []
+
+
 @dataclass
 class Local:
     """Runs everything on this machine."""
@@ -155,6 +170,16 @@ class Local:
             yield serving
         serving.complaint = hosting.complaint
 
+    def instruments(self) -> Instruments:
+        """Return what this machine has."""
+        return instruments.find()
+
+    def ceiling(self, words: Sequence[str], expected_s: float) -> list[dict[str, Any]]:
+        """Run the load generator against its own responder, which has the server's CPU."""
+        assert self.program is not None
+        words = [*words, *cpu_words(self.placement.client), *responder_words(self.placement.server)]
+        return [generator.run(self.program, words, expected_s)]
+
     def recover(self) -> None:
         """Nothing is ever lost."""
 
@@ -173,16 +198,21 @@ class LocalServing:
         """Run the load generator, and account for nothing."""
         return self.generate(words, limit_s, final=final)
 
-    def load(self, words: Sequence[str], expected_s: float) -> Loaded:
+    def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
         """Run the load generator, and account for the server's processes."""
         watch = StealWatch()
         if self.hosting is None:
             return Loaded(self.generate(words, expected_s, watch.see))
         # Its children count, too, whenever they start and end.
         account = ["--account", str(self.hosting.server.pid)]
-        with self.hosting.watched():
-            event = self.generate([*words, *account], expected_s, watch.see)
-        return Loaded(event, watch.figures())
+        with self.hosting.watched(), instruments.applied(instrument, self.hosting.server.tree()) as reading:
+
+            def see(event: dict[str, Any]) -> None:
+                watch.see(event)
+                reading.see(event)
+
+            event = self.generate([*words, *account], expected_s, see)
+        return Loaded(event, watch.figures(), reading.counted, reading.stacks)
 
     def generate(
         self,

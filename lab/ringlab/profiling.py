@@ -5,29 +5,21 @@ perf samples the stacks of all of a server's processes during the window. `perf 
 share of the samples (Gregg, The Flame Graph, Communications of the ACM 59, 2016).
 """
 
+import functools
 import hashlib
 import re
-import shutil
-import signal
-import subprocess
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
 from markupsafe import escape
 
-from ringlab import figures, manifest, results, runner, workloads
+from ringlab import execution, figures, instruments, manifest, runner, workloads
 from ringlab.process import SampleFailed, SampleVoid
 
 FOLDER = "profiles"
-FREQUENCY = 499
-"""Per second and CPU; no multiple of anything, so that it doesn't keep step with timers."""
 WINDOW_S = 3.0
-START_TIMEOUT_S = 30.0
-SCRIPT_TIMEOUT_S = 300.0
 
 WIDTH, ROW, PADDING = 1200.0, 17, 10
 HEAD = 34
@@ -35,138 +27,6 @@ CHARACTER = 6.6
 SHARE_LEAST = 0.0005
 """Narrower boxes can't be seen."""
 DEPTH_MOST = 120
-
-
-def why_not() -> str:
-    """Return why perf can't sample here, with the remedy; nothing if it can."""
-    if shutil.which("perf") is None:
-        return "perf isn't installed: apt-get install linux-perf (Debian), or linux-tools-generic (Ubuntu)"
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["perf", "record", "-F", "99", "-g", "-o", f"{folder}/perf.data", "--", "true"]
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
-        )
-    if done.returncode == 0:
-        return ""
-    reason = next(
-        (line.strip() for line in done.stderr.splitlines() if line.strip() and "perf record" not in line),
-        "it gave no reason",
-    )
-    return (
-        f"perf may not sample here: {results.shorten(reason)}; sysctl kernel.perf_event_paranoid=1 allows it to users, unless a"
-        " container forbids it"
-    )
-
-
-@dataclass
-class Sampler:
-    """perf, which samples processes between the two ends of a window."""
-
-    pids: Sequence[int]
-    data: Path
-    recorder: "subprocess.Popen[bytes] | None" = None
-    problem: str = ""
-
-    def __enter__(self) -> Self:
-        """Wait for the window."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End perf in any case."""
-        self.stop()
-
-    def see(self, event: dict[str, Any]) -> None:
-        """Take an event of the load generator."""
-        if event["event"] == "window_start":
-            self.start()
-        elif event["event"] == "window_end":
-            self.stop()
-
-    def start(self) -> None:
-        """Begin to sample."""
-        words = [
-            "perf",
-            "record",
-            "-q",
-            "-F",
-            str(FREQUENCY),
-            "-g",
-            "-p",
-            ",".join(map(str, self.pids)),
-            "-o",
-            str(self.data),
-        ]
-        self.recorder = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-
-    def stop(self) -> None:
-        """End it as Ctrl-C does, so that it writes what it has."""
-        recorder, self.recorder = self.recorder, None
-        if recorder is None:
-            return
-        recorder.send_signal(signal.SIGINT)
-        try:
-            _, errors = recorder.communicate(timeout=START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            recorder.kill()
-            _, errors = recorder.communicate()
-        if not self.data.exists() or self.data.stat().st_size == 0:
-            self.problem = manifest.last_line(errors.decode(errors="replace")) or "perf recorded nothing"
-
-
-def script(data: Path) -> str:
-    """Return the stacks that perf recorded, as text; raises SampleFailed."""
-    words = ["perf", "script", "-i", str(data), "-F", "comm,pid,tid,event,ip,sym,dso"]
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=SCRIPT_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise SampleFailed(f"perf script didn't end within {SCRIPT_TIMEOUT_S:.0f} s") from None
-    if done.returncode != 0:
-        raise SampleFailed(f"perf script: {manifest.last_line(done.stderr.decode(errors='replace'))}")
-    return done.stdout.decode(errors="replace")
-
-
-FRAME = re.compile(r"^\s+[0-9a-f]+\s+(?P<symbol>.*?)(?:\s+\((?P<file>[^()]*(?:\([^)]*\))?[^()]*)\))?$")
-
-
-def fold(text: str) -> Counter[tuple[str, ...]]:
-    """Count equal stacks in what `perf script` prints, the outermost function first, and before it the program's name."""
-    found: Counter[tuple[str, ...]] = Counter()
-    program = ""
-    frames: list[str] = []
-
-    def finish() -> None:
-        if program:
-            found[(program, *reversed(frames))] += 1
-
-    for line in text.splitlines():
-        if not line.strip():
-            finish()
-            program, frames = "", []
-        elif not line[:1].isspace():
-            finish()
-            # "NAME PID/TID EVENT:", of which the name may hold spaces.
-            match = re.match(r"^(.+?)\s+\d+(?:/\d+)?\s+\S+:", line)
-            program, frames = (match[1] if match else line.split()[0]), []
-        else:
-            match = FRAME.match(line)
-            if match:
-                frames.append(name_of(match["symbol"], match["file"] or ""))
-    finish()
-    return found
-
-
-def name_of(symbol: str, file: str) -> str:
-    """Return how a frame is called: its function without the offset, or the file that has it."""
-    symbol = re.sub(r"\+0x[0-9a-f]+$", "", symbol.strip())
-    # Rust appends a hash.
-    symbol = re.sub(r"::h[0-9a-f]{16}$", "", symbol)
-    if symbol and symbol != "[unknown]":
-        return f"{symbol} [kernel]" if file.startswith(("[kernel", "[guest.kernel")) else symbol
-    return f"[{Path(file).name or 'unknown'}]" if not file.startswith("[") else file
 
 
 @dataclass
@@ -245,11 +105,14 @@ def folded(stacks: Mapping[tuple[str, ...], int]) -> str:
 
 def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
     """Draw a flame graph of each server in each cell that was measured; return the files, and what could not be drawn."""
-    problem = why_not()
-    if problem:
-        return [], [problem]
+    try:
+        found = race.find_instruments(race.result.cells[0])
+    except execution.NoMachines as why:
+        return [], [str(why)]
+    if found.why_no_stacks:
+        return [], [found.why_no_stacks]
     written: list[Path] = []
-    problems = []
+    problems: list[str] = []
     folder.mkdir(parents=True, exist_ok=True)
     plans = {plan.name: plan for plan in race.plans}
     for cell in race.result.cells:
@@ -262,7 +125,9 @@ def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
                 continue
             race.progress.step(f"{cell.name}: where {name} spends its time")
             try:
-                stacks = sample(race, plan, arm, rate)
+                stacks = race.repeated(cell, name, functools.partial(sample, race, plan, arm, rate))
+            except execution.NoMachines as why:
+                return written, [*problems, str(why)]
             except (SampleFailed, SampleVoid, OSError) as failure:
                 problems.append(f"{cell.name}, {name}: {failure}")
                 continue
@@ -275,17 +140,5 @@ def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
 
 def sample(race: runner.Race, plan: workloads.CellPlan, arm: manifest.Arm, rate: float) -> Counter[tuple[str, ...]]:
     """Return the stacks of a server under a cell's load; raises SampleFailed."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ringlab-perf-") as place,
-        race.hosted(plan, arm) as server,
-    ):
-        scale = race.scale_of(arm)
-        words = plan.load_options(scale, rate, WINDOW_S) + race.common_words(server, plan)
-        with Sampler(server.tree(), Path(place) / "perf.data") as sampler:
-            race.load(words, plan.sample_s(scale) + WINDOW_S, sampler.see)
-        if sampler.problem:
-            raise SampleFailed(sampler.problem)
-        stacks = fold(script(sampler.data))
-    if not stacks:
-        raise SampleFailed("perf took no sample of it")
-    return stacks
+    loaded = race.look_into(plan, arm, rate, instruments.Instrument(instruments.STACKS), WINDOW_S)
+    return Counter(loaded.stacks)

@@ -4,7 +4,6 @@ A sample of a server is: start, ready, verify, pin, ramp, warm up, window, drain
 cell, and Ctrl-C ends the race early and keeps it.
 """
 
-import contextlib
 import datetime
 import functools
 import itertools
@@ -13,7 +12,7 @@ import os
 import random
 import statistics as averages
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, TypeVar
@@ -21,7 +20,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 from ringlab import (
     analysis,
     execution,
-    generator,
+    instruments,
     manifest,
     preflight,
     process,
@@ -31,7 +30,7 @@ from ringlab import (
     system_calls,
     workloads,
 )
-from ringlab.process import SampleFailed, SampleVoid, Server
+from ringlab.process import SampleFailed, SampleVoid
 from ringlab.workloads import CellPlan
 
 FAILURES_MOST = 2
@@ -39,6 +38,7 @@ FAILURES_MOST = 2
 REPEATS_MOST = 3
 """So often a trial is repeated that has lost a machine."""
 CEILING_WINDOW_S = 1.0
+CEILING = "the load generator's own ceiling"
 PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
 BIND_TRIALS_MOST = 6
@@ -257,7 +257,7 @@ class Race:
     def conclude(self, cell: results.Cell) -> None:
         """Analyse a cell, write the result, and tell."""
         by_name = {arm.name: arm for arm in self.result.arms}
-        limit_by_ceiling(cell)
+        limit_by_ceiling(cell, several=bool(self.result.machines))
         cell.analysis = analysis.analyse(cell, [by_name[name] for name in cell.arms], self.options.baseline)
         self.write()
         self.progress.cell_done(cell)
@@ -337,7 +337,7 @@ class Race:
                 if failures(cell, arm.name) < FAILURES_MOST:
                     self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
                     trial = functools.partial(self.measure, plan, cell, arm, number, position, rate)
-                    sample = self.repeated(cell, arm, trial)
+                    sample = self.repeated(cell, arm.name, trial)
                     cell.samples.append(sample)
                     beyond_s = sample.duration_s - plan.sample_s(self.scale_of(arm), 0.0)
                     if sample.status == "measured":
@@ -399,8 +399,11 @@ class Race:
         sample.duration_s = time.monotonic() - begin
         return sample
 
-    def repeated(self, cell: results.Cell, arm: manifest.Arm, trial: Callable[[], T]) -> T:
-        """Return what a trial returns; one that has lost a machine is repeated, and the result says so. Raises NoMachines."""
+    def repeated(self, cell: results.Cell, what: str, trial: Callable[[], T]) -> T:
+        """Return what a trial of an arm, or of something else, returns. One that has lost a machine is repeated, and the result says so.
+
+        Raises NoMachines.
+        """
         lost: execution.MachineLost | None = None
         for _ in range(1 + REPEATS_MOST):
             try:
@@ -409,9 +412,9 @@ class Race:
                 return trial()
             except execution.MachineLost as error:
                 lost = error
-                repeat = results.Repeat(cell=cell.name, arm=arm.name, machine=lost.machine, reason=str(lost))
+                repeat = results.Repeat(cell=cell.name, arm=what, machine=lost.machine, reason=str(lost))
                 self.result.run.repeats.append(repeat)
-                self.progress.warn(f"{cell.name}, {arm.name}: {lost}; the trial is repeated")
+                self.progress.warn(f"{cell.name}, {what}: {lost}; the trial is repeated")
         raise execution.NoMachines(
             f"one trial has lost a machine {1 + REPEATS_MOST} times, the last time because {lost}"
         )
@@ -593,23 +596,6 @@ class Race:
         # A closed loop's is judged again by the ceiling, where that was measured.
         sample.client_limited = busy or workloads.sent_late(event)
 
-    def common_words(self, server: Server, plan: CellPlan) -> list[str]:
-        """Return the load generator's words about where, by whom and on whom."""
-        # Its children count, too, whenever they start and end.
-        account = ["--account", str(server.pid)]
-        return ["--address", server.address, "--seed", str(self.result.run.seed), *account, *self.cpu_words(plan)]
-
-    def cpu_words(self, plan: CellPlan) -> list[str]:
-        """Return the load generator's words about its placement."""
-        return execution.cpu_words(self.placement(plan).client)
-
-    def load(
-        self, words: list[str], expected_s: float, on_event: Callable[[dict[str, Any]], None] | None = None
-    ) -> dict[str, Any]:
-        """Run the load generator."""
-        assert self.program is not None
-        return generator.run(self.program, words, expected_s, on_event)
-
     def keep_checks(self, arm: manifest.Arm, checks: Sequence[results.Check], sample: results.Sample) -> None:
         """Keep what an arm's process really has, and void the sample where it isn't what the arm declares."""
         record = next(each for each in self.result.arms if each.name == arm.name)
@@ -633,18 +619,6 @@ class Race:
         if event.get("void"):
             raise SampleFailed(f"its first client: {event['void']}")
 
-    @contextlib.contextmanager
-    def hosted(self, plan: CellPlan, arm: manifest.Arm) -> Iterator[Server]:
-        """Give a cell's server on this machine, ready to be loaded, to look into it meanwhile."""
-        placement = self.placement(plan)
-        with execution.hosted(self.order(plan, arm), process.HOST, placement.server) as hosting:
-            server = hosting.server
-            if plan.workload == "asgi":
-                self.first_client(
-                    plan, execution.LocalServing(execution.Local(self.program, placement), server.address)
-                )
-            yield server
-
     def leave_out_unable(self, plan: CellPlan, cell: results.Cell) -> None:
         """Find out which ASGI servers can't do what a cell is about, before it is measured."""
         for arm in self.contestants(plan):
@@ -652,7 +626,7 @@ class Race:
                 continue
             self.progress.step(f"{plan.name}: whether {arm.name} can do it")
             try:
-                self.repeated(cell, arm, functools.partial(self.try_first_client, plan, arm))
+                self.repeated(cell, arm.name, functools.partial(self.try_first_client, plan, arm))
             except SampleFailed as failure:
                 cell.unable[arm.name] = str(failure)
             except SampleVoid:
@@ -674,7 +648,7 @@ class Race:
                 continue
             if arm.name not in known:
                 self.progress.step(f"{cell.name}: what {arm.name} parses")
-                known[arm.name] = self.repeated(cell, arm, functools.partial(self.probe_arm, arm))
+                known[arm.name] = self.repeated(cell, arm.name, functools.partial(self.probe_arm, arm))
         cell.probes = [known[arm.name] for arm in contestants if arm.name in known]
 
     def probe_arm(self, arm: manifest.Arm) -> results.Probe:
@@ -694,27 +668,30 @@ class Race:
         )
 
     def measure_ceiling(self, plan: CellPlan, cell: results.Cell, number: int) -> None:
-        """Find out in a round what the load generator reaches by itself."""
+        """Find out in a round what the load generators reach by themselves, together if there are several."""
         self.progress.step(f"{plan.name}, round {number} of {self.scale.rounds}, the load generator's own ceiling")
-        words = ["ceiling", plan.kind, "--connections", str(plan.connections), *self.cpu_words(plan)]
+        words = ["ceiling", plan.kind, "--connections", str(plan.connections)]
         words += ["--size", str(plan.size_bytes)] if plan.kind == "echo" else []
         scale = self.ceiling_scale(plan)
         words += ["--warm-up", f"{scale.warm_up_s:g}", "--window", f"{plan.window_s(scale):g}"]
-        placement = self.placement(plan)
-        if placement.server:
-            words += ["--responder-cpu", str(placement.server[0])]
         rate: float | None = None
         try:
-            event = self.load(words, plan.sample_s(scale))
+            trial = functools.partial(self.executor(plan).ceiling, words, plan.sample_s(scale))
+            events = self.repeated(cell, CEILING, trial)
             # What its CPU time per operation allows: the responder may have been the limit of the rate itself.
-            rate, busy = float(event["ceiling"]["operations_per_s"]), workloads.busy_fraction(event)
+            rate = sum(float(event["ceiling"]["operations_per_s"]) for event in events)
             if cell.ceiling is None:
+                busy = max(map(workloads.busy_fraction, events))
                 cell.ceiling = results.Ceiling(operations_per_s=rate, client_cpu_fraction=busy)
                 cell.ceiling.rates = [None] * (number - 1)
         except (SampleFailed, KeyError, TypeError) as failure:
             self.note(f"no ceiling for {plan.name}: {failure}")
         if cell.ceiling is not None:
             cell.ceiling.rates.append(rate)
+
+    def find_instruments(self, cell: results.Cell) -> instruments.Instruments:
+        """Return what can look into servers on their machine."""
+        return self.repeated(cell, "what can look into servers", lambda: self.executor().instruments())
 
     def count_system_calls(
         self, plan: CellPlan, cell: results.Cell, contestants: Sequence[manifest.Arm], rate: float
@@ -723,42 +700,50 @@ class Race:
         contestants = [arm for arm in contestants if cell.measured(arm.name)]
         if not contestants:
             return
-        tool, why = preflight.system_call_tool()
-        instructions, why_none = preflight.instruction_event()
+        found = self.find_instruments(cell)
+        tool, instructions = found.tool, found.instructions
         if not instructions:
-            self.note(f"instructions weren't counted: {why_none}")
+            self.note(f"instructions weren't counted: {found.why_no_instructions}")
         # perf counts both at once; what strace slows isn't counted otherwise.
         together = (system_calls.SYSTEM_CALLS, instructions) if tool == "perf" and instructions else ()
+
+        def count(arm: manifest.Arm, tool: str, events: tuple[str, ...]) -> tuple[list[float], float]:
+            instrument = instruments.Instrument(tool, events)
+            trial = functools.partial(self.look_into, plan, arm, rate, instrument, system_calls.WINDOW_S_LEAST)
+            loaded = self.repeated(cell, arm.name, trial)
+            operations, window_s = plan.amount(loaded.event), loaded.event["window_s"]
+            return [
+                system_calls.per_operation(tool, loaded.counted, operations, window_s, event) for event in events
+            ], operations
+
         for arm in contestants:
-            record = results.SystemCalls(arm=arm.name, tool=tool, text="" if tool else why)
+            record = results.SystemCalls(arm=arm.name, tool=tool, text="" if tool else found.why_no_tool)
             try:
                 if tool:
                     self.progress.step(f"{plan.name}: system calls of {arm.name}")
-                    events = together or (system_calls.SYSTEM_CALLS,)
-                    counter, operations, window_s = self.count(plan, arm, rate, tool, events)
-                    record.per_operation = counter.per_operation(operations, window_s)
-                    record.operations = int(operations)
+                    each, operations = count(arm, tool, together or (system_calls.SYSTEM_CALLS,))
+                    record.per_operation, record.operations = each[0], int(operations)
                 if instructions and not together:
                     self.progress.step(f"{plan.name}: instructions of {arm.name}")
-                    counter, operations, window_s = self.count(plan, arm, rate, "perf", (instructions,))
+                    each, _ = count(arm, "perf", (instructions,))
                 if instructions:
-                    record.instructions = counter.per_operation(operations, window_s, instructions)
-                    record.instructions_of = instructions
+                    record.instructions, record.instructions_of = each[-1], instructions
             except (SampleFailed, SampleVoid, OSError) as failure:
                 record.text = record.text or str(failure)
             cell.system_calls.append(record)
 
-    def count(
-        self, plan: CellPlan, arm: manifest.Arm, rate: float, tool: str, events: Sequence[str]
-    ) -> tuple[system_calls.Counter, float, float]:
-        """Load an arm while events are counted; return the counter, the operations (MB of a stream), and the window."""
-        with self.hosted(plan, arm) as server:
+    def look_into(
+        self, plan: CellPlan, arm: manifest.Arm, rate: float, instrument: instruments.Instrument, window_s: float
+    ) -> execution.Loaded:
+        """Load an arm for at least so long, in a run of its own, while an instrument looks into it."""
+        with self.executor(plan).serve(self.order(plan, arm)) as serving:
+            if plan.workload == "asgi":
+                self.first_client(plan, serving)
             # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
-            scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if tool == "strace" else self.scale_of(arm)
-            words = plan.load_options(scale, rate, system_calls.WINDOW_S_LEAST) + self.common_words(server, plan)
-            with system_calls.Counter(tool, server.tree(), events) as counter:
-                event = self.load(words, plan.sample_s(scale) + system_calls.WINDOW_S_LEAST, counter.see)
-        return counter, plan.amount(event), event["window_s"]
+            traced = instrument.tool == "strace"
+            scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if traced else self.scale_of(arm)
+            words = [*plan.load_options(scale, rate, window_s), "--seed", str(self.result.run.seed)]
+            return serving.load(words, plan.sample_s(scale) + window_s, instrument)
 
 
 def overhead_key(plan: CellPlan, arm: manifest.Arm) -> str:
@@ -767,8 +752,11 @@ def overhead_key(plan: CellPlan, arm: manifest.Arm) -> str:
     return f"{arm.repeats or arm.name} {kind} {plan.connections}"
 
 
-def limit_by_ceiling(cell: results.Cell) -> None:
-    """Say which samples of a closed loop were near the load generator's limit: what the highest rate of all leaves no doubt about."""
+def limit_by_ceiling(cell: results.Cell, *, several: bool = False) -> None:
+    """Say which samples of a closed loop were near the load generator's limit: what the highest rate of all leaves no doubt about.
+
+    Several generators reach their ceilings without the network between them and the server, so one that was busy was a limit, too.
+    """
     if cell.ceiling is None or "rate_fraction" in cell.parameters:
         return
     reached = [sample for arm in cell.arms for sample in cell.measured(arm) if "operations_per_s" in sample.figures]
@@ -777,7 +765,8 @@ def limit_by_ceiling(cell: results.Cell) -> None:
     cell.ceiling.operations_per_s = max([*known, *rates], default=cell.ceiling.operations_per_s)
     for sample in reached:
         rate = sample.figures["operations_per_s"]
-        sample.client_limited = rate * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
+        busy = several and sample.figures.get("client_busy_fraction", 0.0) > workloads.CLIENT_BUSY
+        sample.client_limited = busy or rate * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
 
 
 def failures(cell: results.Cell, arm: str) -> int:

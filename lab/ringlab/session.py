@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import fnmatch
+import functools
 import itertools
 import math
 import random
@@ -34,7 +35,7 @@ from ringlab import (
     storage,
     workloads,
 )
-from ringlab.cluster import LOCAL
+from ringlab.cluster import LOAD, LOCAL
 from ringlab.cluster.command import Elsewhere, arms_of_addresses
 from ringlab.progress import ConsoleProgress
 from ringlab.report import terminal
@@ -162,8 +163,7 @@ def measure(
             baseline=baseline,
             again=again,
             adaptive=adaptive,
-            system_calls=elsewhere == HERE and (not quick if system_calls is None else system_calls),
-            ceilings=not elsewhere.cluster,
+            system_calls=not elsewhere.addresses and (not quick if system_calls is None else system_calls),
             # A machine of a cluster knows itself how much it has.
             memory_bytes=math.inf if elsewhere.cluster and not memory else preflight.memory_limit(memory),
             profile=profile,
@@ -191,7 +191,7 @@ def measure(
         command += ["--no-again"] if not again else []
         command += ["--adaptive"] if adaptive else []
         command += ["--goals", str(goals_file.resolve())] if goals_file and must_reach else []
-        if elsewhere == HERE and race.options.system_calls == quick:  # Unlike it would be by itself.
+        if not elsewhere.addresses and race.options.system_calls == quick:  # Unlike it would be by itself.
             command.append("--no-system-calls" if not quick else "--system-calls")
         result.run.command = command
         code = finish(console, race, asked, must_reach)
@@ -217,13 +217,13 @@ def read_goals(
 
 
 def check_elsewhere(elsewhere: Elsewhere, selectors: Sequence[str], *, system_calls: bool, profile: bool) -> None:
-    """Raise Refused for what is possible on one machine alone, and with servers that are started."""
+    """Raise Refused for what is possible only with servers that are started."""
     if elsewhere.addresses and selectors:
         raise Refused("--address measures servers that run already, --targets starts servers: use one of them")
     for option, given in (("--system-calls", system_calls), ("--profile", profile)):
-        if given:
+        if given and elsewhere.addresses:
             raise Refused(
-                f"{option} looks into a server that this machine has started: leave it out, or run without --cluster and --address"
+                f"{option} looks into a server that the lab has started: leave it out, or name targets instead of --address"
             )
 
 
@@ -373,15 +373,14 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
         raise Refused(
             f"the reports can't be written: {error}; the result is kept, and `ringlab report {shlex.quote(str(race.output))}` shows it"
         ) from None
-    if result.run.interrupted and not race.stopped and race.elsewhere is None:
-        console.print(
-            f"\ninterrupted; what was measured is kept. Resume with: ringlab run --resume {shlex.quote(str(race.output))}"
-        )
+    resumed = f"ringlab run --resume {shlex.quote(str(race.output))}"
+    if result.run.interrupted and not race.stopped and "--address" not in result.run.command:
+        console.print(f"\ninterrupted; what was measured is kept. Resume with: {resumed}")
     console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report is in:")
     for path in (race.output, *written):
         console.print(f"  {path}", markup=False, highlight=False)
     if race.stopped:
-        raise Refused(f"{race.stopped}; what was measured until then is kept")
+        raise Refused(f"{race.stopped}; what was measured until then is kept, and goes on with: {resumed}")
     if result.run.interrupted:
         return EXIT_INTERRUPTED
     if race.options.profile:
@@ -404,11 +403,14 @@ def draw_profiles(console: Console, race: runner.Race) -> None:
 def resume(path: Path, targets_folder: Path | None, if_busy: neighbours.IfBusy) -> int:
     """Go on with a run that was interrupted; return the exit status."""
     result = results.Result.read(path)
-    with (
-        storage.lock(path.parent),
-        neighbours.announced(lambda taken: keep_place(result, taken), if_busy, terminal.warn),
-    ):
-        return go_on(path, result, targets_folder)
+    elsewhere = Elsewhere.of(result.run.command)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(storage.lock(path.parent))
+        # The machines of a cluster know themselves whether they are free.
+        if elsewhere.cluster in ("", LOCAL):
+            keep = functools.partial(keep_place, result)
+            stack.enter_context(neighbours.announced(keep, if_busy, terminal.warn))
+        return go_on(path, result, targets_folder, elsewhere, stack)
 
 
 def keep_place(result: results.Result, taken: set[int]) -> results.Placement:
@@ -419,13 +421,21 @@ def keep_place(result: results.Result, taken: set[int]) -> results.Placement:
     return replace(placement)
 
 
-def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> int:
+def go_on(
+    path: Path,
+    result: results.Result,
+    targets_folder: Path | None,
+    elsewhere: Elsewhere,
+    stack: contextlib.ExitStack,
+) -> int:
     """Measure what a result lacks; return the exit status."""
     console = terminal.make_console()
     if result.run.complete:
         raise Refused(f"{path} is complete, there is nothing to resume; `ringlab report {path}` shows it")
-    if result.machines or "--address" in result.run.command:
-        raise Refused(f"{path} was measured on other machines, which may be others now; start a new run")
+    if elsewhere.addresses:
+        raise Refused(
+            f"{path} is about servers that the lab has not started, and nobody knows whether they are still the same; start a new run"
+        )
     if not result.cells:
         raise Refused(f"{path} has no cells; start a new run")
     for cell in result.cells:
@@ -447,15 +457,29 @@ def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> in
         targets_folder = Path(values["--targets-folder"])
     wanted = {arm.name for arm in result.arms if not arm.skipped and not arm.repeats}
     arms = [arm for arm in selection.find(targets_folder, (), terminal.warn) if arm.name in wanted]
+    cluster: Cluster | None = None
     with console.status("checking which targets can run here") as status:
-        present, records = selection.make_ready(arms, status.update)
+        if elsewhere.cluster in ("", LOCAL):
+            # In the network namespaces of a local cluster nothing can be downloaded.
+            present, records = selection.make_ready(arms, status.update)
+        if elsewhere.cluster:
+            status.update("connecting to the machines of the cluster")
+            loads = sum(machine.role == LOAD for machine in result.machines)
+            again = replace(elsewhere, generators=loads)
+            cluster = stack.enter_context(again.joined(result.run.placement, targets_folder))
+            check_machines(path, result.machines, cluster.records)
+            present, records = cluster.make_ready(arms, status.update)
     lost = sorted(wanted - set(present))
     if lost:
         reasons = {record.name: record.skipped for record in records}
         lines = [f"{name} ({reasons.get(name, 'there is no such target')})" for name in lost]
         raise Refused(f"these took part and can't run any more: {'; '.join(lines)}")
     before = result.environment
-    race = start_race(console, result, present, [workloads.BY_NAME[cell.name] for cell in result.cells], path)
+    plans = [workloads.BY_NAME[cell.name] for cell in result.cells]
+    race = start_race(console, result, present, plans, path, cluster)
+    for before_build, record in ((each.build, new) for new in records for each in result.arms if each.name == new.name):
+        if before_build != record.build:
+            race.note(f"what follows of {record.name} is another program ({record.build}) than before ({before_build})")
     race.options = runner.Options(
         workers=workers,
         baseline=values.get("--baseline", ""),
@@ -463,12 +487,14 @@ def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> in
         adaptive="--adaptive" in words,
         system_calls="--system-calls" in words
         or (result.run.scale.name != "quick" and "--no-system-calls" not in words),
-        memory_bytes=preflight.memory_limit(memory or None),
+        # A machine of a cluster knows itself how much it has.
+        memory_bytes=math.inf if elsewhere.cluster and not memory else preflight.memory_limit(memory or None),
     )
     for name in ("machine", "cpu_model", "cpus_usable", "kernel"):
         then, now = getattr(before, name), getattr(result.environment, name)
         if then != now:
-            raise Refused(f"this machine isn't the one of {path}: {name} was {then}, and is {now}; start a new run")
+            whose = "the server's machine" if elsewhere.cluster else "this machine"
+            raise Refused(f"{whose} isn't the one of {path}: {name} was {then}, and is {now}; start a new run")
     if before.revision != result.environment.revision:
         race.note(f"what follows is of revision {result.environment.revision}, what was before of {before.revision}")
     # Both go on from where they were.
@@ -483,6 +509,23 @@ def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> in
         f"the run was interrupted and resumed at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
     )
     return finish(console, race, asked, must_reach=True)
+
+
+def check_machines(path: Path, before: Sequence[results.Machine], now: Sequence[results.Machine]) -> None:
+    """Raise Refused where the machines of a cluster aren't those of a result: rounds on others can't be put together with its own."""
+
+    def seen(machine: results.Machine) -> tuple[str, ...]:
+        return (machine.role, machine.name, machine.cpu_model, f"{machine.cpus} CPUs", machine.kernel)
+
+    for one, other in itertools.zip_longest(sorted(map(seen, before)), sorted(map(seen, now))):
+        if one != other:
+            shown = (
+                ", ".join(filter(None, each[1:])) + f" ({each[0]})" if each else "no machine" for each in (one, other)
+            )
+            raise Refused(
+                f"the machines aren't those of {path}: {next(shown)} took part, and now there is {next(shown)};"
+                " start their `ringlab worker` again with the same --name, or start a new run"
+            )
 
 
 def compare_within(source: Path, first: str, second: str, what: Sequence[str]) -> None:

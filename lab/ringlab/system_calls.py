@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +28,7 @@ class Counter:
     """Counts system calls of processes within a `with` block, and with perf other events as well."""
 
     def __init__(self, tool: str, pids: Sequence[int], events: Sequence[str] = (SYSTEM_CALLS,)) -> None:
-        """Prepare to count by `tool`, perf or strace; the first of the events is what per_operation() is about."""
+        """Prepare to count by `tool`, perf or strace."""
         self.events = events
         self.tool = tool
         self.pids = [str(pid) for pid in pids]
@@ -119,12 +119,15 @@ class Counter:
             return {event: events_per_s(text, event) for event in self.events}
         return {SYSTEM_CALLS: calls_in_all(text)}
 
-    def per_operation(self, operations: float, window_s: float, event: str = SYSTEM_CALLS) -> float:
-        """Return how often an event came in one operation."""
-        counted = self.counted.get(event)
-        if not counted or operations <= 0:
-            raise SampleFailed("nothing was counted")
-        return counted / operations * (window_s if self.tool == "perf" else 1)
+
+def per_operation(
+    tool: str, counted: Mapping[str, float], operations: float, window_s: float, event: str = SYSTEM_CALLS
+) -> float:
+    """Return how often an event came in one operation, of what a counter has counted."""
+    count = counted.get(event)
+    if not count or operations <= 0:
+        raise SampleFailed("nothing was counted")
+    return count / operations * (window_s if tool == "perf" else 1)
 
 
 def is_traced(pid: str) -> bool:

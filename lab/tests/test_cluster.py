@@ -21,7 +21,19 @@ from click.testing import CliRunner
 from hdrh.histogram import HdrHistogram
 
 from conftest import FAKES, TARGET, SilentProgress, command_of, lives, wait_until_gone
-from ringlab import Refused, cli, execution, generator, manifest, results, runner, session, trend, workloads
+from ringlab import (
+    Refused,
+    cli,
+    execution,
+    generator,
+    instruments,
+    manifest,
+    results,
+    runner,
+    session,
+    trend,
+    workloads,
+)
 from ringlab.cluster import Encryption, coordinator, merging, namespaces, seat, worker
 from ringlab.cluster.command import Elsewhere
 
@@ -195,7 +207,9 @@ def test_what_can_not_be_asked_of_other_machines_is_refused(fake_load: Path) -> 
     assert "is no address of a server" in refused("run", "echo", "--address", "8080")
     assert "is named twice" in refused("run", "echo", *["--address", "127.0.0.1:1"] * 2)
     assert "use one of them" in refused("run", "echo", "--address", "127.0.0.1:1", "--targets", "go")
-    assert "--system-calls looks into a server" in refused("run", "echo", "--address", "127.0.0.1:1", "--system-calls")
+    assert "or name targets instead of --address" in refused(
+        "run", "echo", "--address", "127.0.0.1:1", "--system-calls"
+    )
     assert "can't be measured from outside" not in refused("run", "bind", "--address", "8080")
     assert "add --cluster" in refused("run", "echo", "--generators", "2")
     assert "no server is loaded in them" in refused("run", "bind", "--cluster", "tcp://127.0.0.1:1")
@@ -540,6 +554,128 @@ def test_nothing_is_left_of_a_local_cluster(fake_program: Path, tmp_path: Path, 
     assert not list(namespaces.FOLDER.glob(f"ringlab-{lab.pid}-*"))
 
 
+@needs_dask
+@needs_namespaces
+def test_the_ceiling_is_that_of_all_generators_together(three: Three) -> None:
+    with three.joined() as cluster:
+        race = three.race(cluster, rounds=2)
+        race.options.ceilings, race.options.again = True, False
+        race.run()
+    (cell,) = race.result.cells
+    assert cell.ceiling is not None
+    # The fake does five times as much as a server that costs 1.0, and there are two.
+    assert cell.ceiling.rates == [2 * 5 * 20_000.0] * 2
+    assert cell.ceiling.operations_per_s == 200_000.0
+    assert not any(sample.client_limited for sample in cell.samples)
+
+
+def test_a_busy_generator_limits_several_whatever_their_ceiling() -> None:
+    sample = results.Sample(arm="a", round=1, position=1, begun_s=0.0, duration_s=1.0, status="measured",
+                            figures={"operations_per_s": 100.0, "client_busy_fraction": 0.9})  # fmt: skip
+    cell = results.Cell(name=ECHO, workload="echo", title="", operation="message", arms=["a"], samples=[sample])
+    cell.ceiling = results.Ceiling(operations_per_s=1000.0, client_cpu_fraction=1.0, rates=[1000.0])
+    for several in (False, True):
+        runner.limit_by_ceiling(cell, several=several)
+        assert sample.client_limited == several
+
+
+@needs_dask
+@needs_namespaces
+def test_a_server_that_is_loaded_again_and_again_is_accounted_for_each_time(three: Three) -> None:
+    with three.joined() as cluster:
+        race = three.race(cluster)
+        arm = next(iter(race.arms.values()))
+        with cluster.serve(execution.Order(arm=arm, kind="echo", workers=1)) as serving:
+            words = ["echo", "--connections", "4", "--seed", "1", "--warm-up", "0", "--window"]
+            loads = [serving.load([*words, window], 5.0) for window in ("0.1", "0.4")]
+    first, second = (loaded.event["server"]["cpu_ns"] for loaded in loads)
+    assert second == pytest.approx(4 * first, rel=0.01)
+
+
+def on_local_cluster(*words: object, environment: dict[str, str] | None = None) -> str:
+    command = command_of(*words)
+    done = subprocess.run(
+        command, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@needs_dask
+@needs_namespaces
+@pytest.mark.timeout(300)
+def test_system_calls_and_flame_graphs_are_those_of_the_server_s_machine(
+    fake_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the real load generator: a fake one gives perf no time."""
+    monkeypatch.delenv("RINGLAB_LOAD", raising=False)
+    found = instruments.find()
+    words = ("run", ECHO, "--cluster", "local", "--rounds", 1, "--seconds", 0.3, "--no-again", "--if-busy", "wait")
+    words += ("--targets-folder", fake_program.parent / "targets", "--output", tmp_path / "out")
+    output = on_local_cluster(*words, "--system-calls", "--profile")
+    result = results.Result.read(tmp_path / "out" / "result.json")
+    (cell,) = result.cells
+    assert cell.ceiling is not None
+    assert cell.ceiling.operations_per_s > 0
+    assert [each.arm for each in cell.system_calls] == ["fast", "slow"]
+    for each in cell.system_calls:
+        assert each.tool == found.tool
+        # A message takes two: it is received, and sent back.
+        assert 1.5 < (each.per_operation or 0) < 10 if found.tool else found.why_no_tool in each.text
+        assert bool(each.instructions) == bool(found.instructions)
+    if not found.instructions:
+        assert f"instructions weren't counted: {found.why_no_instructions}" in result.run.notes
+    graphs = sorted(path.name for path in (tmp_path / "out" / "profiles").glob("*.folded"))
+    if found.why_no_stacks:
+        assert found.why_no_stacks in " ".join(output.split())
+    else:
+        assert graphs == [f"echo-framed-1KB-100-{arm}.folded" for arm in ("fast", "slow")]
+
+
+@needs_dask
+@needs_namespaces
+@pytest.mark.timeout(300)
+def test_a_run_on_a_local_cluster_is_resumed(fake_program: Path, tmp_path: Path) -> None:
+    pause, out, log = tmp_path / "pause", tmp_path / "out", tmp_path / "log"
+    environment = {"RINGLAB_LOAD": str(fake_program), "FAKE_LOAD_PAUSE": str(pause)}
+    words = command_of("run", ECHO, "--cluster", "local", "--rounds", 3, "--seconds", 0.2, "--no-system-calls")
+    words += ["--targets-folder", str(fake_program.parent / "targets"), "--output", str(out), "--if-busy", "wait"]
+    with log.open("w") as output:
+        lab = subprocess.Popen(words, env=os.environ | environment, stdout=output, stderr=output)
+    with lab:
+        pause.touch()
+        while not pause.with_suffix(".taken").exists():
+            assert lab.poll() is None, log.read_text()
+            time.sleep(0.02)
+        lab.send_signal(signal.SIGINT)
+        assert lab.wait() == session.EXIT_INTERRUPTED, log.read_text()
+    assert f"ringlab run --resume {out / 'result.json'}" in " ".join(log.read_text().split())
+    kept = results.Result.read(out / "result.json")
+    assert not kept.run.complete
+    assert [machine.name for machine in kept.machines] == ["server", "load1", "load2"]
+    on_local_cluster("run", "--resume", out / "result.json", "--if-busy", "wait", environment=environment)
+    result = results.Result.read(out / "result.json")
+    assert result.run.complete
+    (cell,) = result.cells
+    assert [sample.status for sample in cell.samples] == ["measured"] * 9
+    assert any("was interrupted and resumed" in note for note in result.run.notes)
+
+
+def test_a_run_is_not_resumed_on_other_machines() -> None:
+    before = [machine("server", role="server").record, machine("load1").record]
+    session.check_machines(Path("r"), before, list(reversed(before)))
+    for now, words in (
+        (
+            [machine("server", role="server").record, machine("load1", kernel="7.0").record],
+            r"there is load1, 0 CPUs, 7.0 \(load\)",
+        ),
+        ([machine("server", role="server").record], "load1, 0 CPUs"),
+        ([*before, machine("load2").record], "load2, 0 CPUs"),
+    ):
+        with pytest.raises(Refused, match=f"^the machines aren't those of r: .*{words}.*with the same --name"):
+            session.check_machines(Path("r"), before, now)
+
+
 def test_a_local_cluster_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Refused, match="only root may do: run it with sudo, or start `dask scheduler`"):
@@ -550,4 +686,6 @@ def test_options_of_other_machines_are_kept() -> None:
     elsewhere = Elsewhere("tls://a:1", ("b:2",), 3, Encryption("ca", "cert", "key"))
     words = " ".join(elsewhere.words())
     assert words == "--address b:2 --cluster tls://a:1 --generators 3 --tls-ca-file ca --tls-cert cert --tls-key key"
+    assert Elsewhere.of(["ringlab", "run", ECHO, *elsewhere.words(), "--rounds", "3"]) == elsewhere
+    assert Elsewhere.of(["ringlab", "run", ECHO, "--rounds", "3"]) == Elsewhere()
     assert lives(os.getpid())

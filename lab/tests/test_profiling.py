@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlab import process, profiling
+from ringlab import process, profiling, sampling
 
 PRINTED = """
 python 3.11 4242/4242 cpu-clock:pppH:
@@ -30,7 +30,7 @@ tokio-worker 77/78 cycles:
 
 
 def test_stacks_are_counted_from_what_perf_prints() -> None:
-    assert profiling.fold(PRINTED) == {
+    assert sampling.fold(PRINTED) == {
         ("python 3.11", "__libc_start_main", "[python3.11]", "_PyEval_EvalFrameDefault"): 2,
         (
             "tokio-worker", "operator()(int, char const*) const", "<tokio::net::Tcp as core::future::Future>::poll",
@@ -40,8 +40,8 @@ def test_stacks_are_counted_from_what_perf_prints() -> None:
 
 
 def test_stacks_without_an_empty_line_at_the_end_count() -> None:
-    assert sum(profiling.fold(PRINTED.rstrip()).values()) == 3
-    assert profiling.fold("") == {}
+    assert sum(sampling.fold(PRINTED.rstrip()).values()) == 3
+    assert sampling.fold("") == {}
 
 
 def test_a_box_is_as_wide_as_its_share() -> None:
@@ -71,7 +71,7 @@ def test_folded_stacks_are_for_other_tools() -> None:
 
 def test_a_missing_perf_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert profiling.why_not() == (
+    assert sampling.why_not() == (
         "perf isn't installed: apt-get install linux-perf (Debian), or linux-tools-generic (Ubuntu)"
     )
 
@@ -81,7 +81,7 @@ def test_a_forbidden_perf_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatc
     perf.write_text("#!/bin/sh\necho 'Access to performance monitoring is limited.' >&2\nexit 255\n")
     perf.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = profiling.why_not()
+    found = sampling.why_not()
     assert "perf may not sample here: Access to performance monitoring is limited." in found
     assert "sysctl kernel.perf_event_paranoid=1" in found
 
@@ -91,27 +91,27 @@ def test_a_recording_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     perf.write_text("#!/bin/sh\necho 'no such process' >&2\nexit 1\n")
     perf.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with profiling.Sampler([1], tmp_path / "perf.data") as sampler:
+    with sampling.Sampler([1], tmp_path / "perf.data") as sampler:
         sampler.see({"event": "window_start"})
         assert sampler.recorder is not None
         sampler.recorder.wait()
         sampler.see({"event": "window_end"})
     assert sampler.problem == "no such process"
     with pytest.raises(process.SampleFailed, match="perf script: no such process"):
-        profiling.script(tmp_path / "perf.data")
+        sampling.script(tmp_path / "perf.data")
 
 
 def test_perf_itself_is_read(tmp_path: Path) -> None:
-    problem = profiling.why_not()
+    problem = sampling.why_not()
     if problem:
         pytest.skip(problem)
     perf = shutil.which("perf")
     assert perf is not None
     data = tmp_path / "perf.data"
-    profiling.subprocess.run(
+    sampling.subprocess.run(
         [perf, "record", "-q", "-F", "499", "-g", "-o", data, "--", "sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"],
         check=True, capture_output=True,
     )  # fmt: skip
-    stacks = profiling.fold(profiling.script(data))
+    stacks = sampling.fold(sampling.script(data))
     assert sum(stacks.values()) > 0
     assert any(stack[0] in ("sh", "dash", "bash", "busybox") for stack in stacks)

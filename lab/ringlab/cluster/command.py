@@ -1,11 +1,12 @@
 """The options of a cluster on the command line, `ringlab worker`, and how a run gets its machines."""
 
 import contextlib
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -28,6 +29,18 @@ class Elsewhere:
     """As HOST:PORT, of servers that run already."""
     generators: int = 0
     encryption: Encryption = field(default_factory=Encryption)
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> Self:
+        """Return what a command asks for, as words() has written it."""
+        pairs = list(itertools.pairwise(command))
+        values = dict(pairs)
+        return cls(
+            cluster=values.get("--cluster", ""),
+            addresses=tuple(value for option, value in pairs if option == "--address"),
+            generators=int(values.get("--generators", 0)),
+            encryption=Encryption(*(values.get(option, "") for option in ("--tls-ca-file", "--tls-cert", "--tls-key"))),
+        )
 
     def words(self) -> list[str]:
         """Return the options that ask for this again."""

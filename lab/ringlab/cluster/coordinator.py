@@ -10,9 +10,10 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from ringlab import Refused, execution, generator, manifest, results
+from ringlab import Refused, execution, generator, manifest, results, sampling
 from ringlab.cluster import LOAD, SERVER, Encryption, merging, seat, worker
 from ringlab.execution import Loaded, MachineLost, NoMachines
+from ringlab.instruments import STACKS, Instrument, Instruments
 from ringlab.process import SampleFailed, SampleVoid
 
 ANSWER_S = 10.0
@@ -397,7 +398,38 @@ class Cluster:
         finally:
             await self.forget(task.future)
 
+    def instruments(self) -> Instruments:
+        """Return what can look into a server on its machine; raises MachineLost."""
+        if self.server is None:
+            return Instruments()
+        return self.do(self.ask(self.server, seat.find_instruments))
+
     # --- trials ---
+
+    def ceiling(self, words: Sequence[str], expected_s: float) -> list[dict[str, Any]]:
+        """Return what each load generator reaches by itself on its machine, with its share of the connections, all at once."""
+        return self.do(self.ceiling_soon(list(words), expected_s))
+
+    async def ceiling_soon(self, words: list[str], expected_s: float) -> list[dict[str, Any]]:
+        """Run them, and wait for all."""
+        limit_s = expected_s + GRACE_S
+        shares = merging.share(words, len(self.loads))
+        tasks = [self.start(each, seat.ceiling, part, limit_s) for each, part in zip(self.loads, shares, strict=False)]
+        try:
+            what = "the ceilings of the load generators weren't measured"
+            await self.watch(tasks, lambda: all(map(finished, tasks)), limit_s + GRACE_S, what, LATER_S)
+            return [await each.future for each in tasks]
+        finally:
+            await asyncio.gather(*map(self.end, tasks))
+
+    async def end(self, task: Task) -> None:
+        """End a task, if it hasn't ended."""
+        if not task.done:
+            with contextlib.suppress(OSError, MachineLost, asyncio.CancelledError):
+                await self.ask(task.machine, seat.abandon, task.name)
+                # The next trial needs its place.
+                await asyncio.wait_for(task.future.exception(), ANSWER_S)
+        await self.forget(task.future)
 
     def submit(self, machine: Machine, function: Callable[..., Any], *arguments: Any) -> Any:
         """Place a task on a machine."""
@@ -505,16 +537,7 @@ class ClusterServing:
 
     async def close(self) -> None:
         """End what hasn't ended."""
-
-        async def end(task: Task) -> None:
-            if not task.done:
-                with contextlib.suppress(OSError, MachineLost, asyncio.CancelledError):
-                    await self.cluster.ask(task.machine, seat.abandon, task.name)
-                    # The next trial needs its place.
-                    await asyncio.wait_for(task.future.exception(), ANSWER_S)
-            await self.cluster.forget(task.future)
-
-        await asyncio.gather(*map(end, self.tasks))
+        await asyncio.gather(*map(self.cluster.end, self.tasks))
 
     def ask(self, words: Sequence[str], limit_s: float, final: str = "result") -> dict[str, Any]:
         """Run one load generator that measures nothing."""
@@ -530,22 +553,29 @@ class ClusterServing:
         event: dict[str, Any] = await task.future
         return event
 
-    def load(self, words: Sequence[str], expected_s: float) -> Loaded:
+    def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
         """Load the server from all machines at once."""
-        return self.cluster.do(self.load_soon(list(words), expected_s))
+        return self.cluster.do(self.load_soon(list(words), expected_s, instrument))
 
-    async def load_soon(self, words: list[str], expected_s: float) -> Loaded:
+    async def load_soon(self, words: list[str], expected_s: float, instrument: Instrument | None) -> Loaded:
         """Prepare everything, start it on one clock, and put together what comes back."""
         cluster, server = self.cluster, self.server
         values = dict(itertools.pairwise(words))
         limit_s = expected_s + GRACE_S
         watched = [server] if server is not None else []
+        load = next(NUMBERS)
         if server is not None:
             window = [word for option in ("--warm-up", "--window") for word in (option, values[option])]
-            message = {"do": "account", "words": window, "expected_s": limit_s}
+            message = {
+                "do": "account",
+                "number": load,
+                "words": window,
+                "expected_s": limit_s,
+                "instrument": instrument,
+            }
             await cluster.ask(server.machine, seat.tell, server.name, message)
             await cluster.watch(
-                watched, lambda: "accounting" in server.reports, GRACE_S, "nobody counted the server's CPU"
+                watched, lambda: server.reports.get("accounting") == load, GRACE_S, "nobody counted the server's CPU"
             )
         seed = int(values["--seed"])
         shares = merging.share(words, len(cluster.loads))
@@ -570,11 +600,18 @@ class ClusterServing:
         await cluster.watch(watched, lambda: all(map(finished, generators)), limit_s, "the load didn't end", LATER_S)
         figures: dict[str, float] = {}
         accounted: Mapping[str, Any] | None = None
+        read: Mapping[str, Any] = {"counted": {}, "stacks": {}}
         if server is not None:
+            # perf prints the stacks that it has sampled in its own time.
+            more_s = sampling.SCRIPT_TIMEOUT_S if instrument is not None and instrument.tool == STACKS else 0.0
             await cluster.watch(
-                [server], lambda: "accounted" in server.reports, GRACE_S, "nobody counted the server's CPU"
+                [server],
+                lambda: server.reports.get("accounted", {}).get("number") == load,
+                GRACE_S + more_s,
+                "nobody counted the server's CPU",
             )
-            accounted, figures = server.reports["accounted"]["event"], server.reports["accounted"]["figures"]
+            read = server.reports["accounted"]
+            accounted, figures = read["event"], read["figures"]
         events = {each.machine.name: await each.future for each in generators}
         merged = merging.merge(events, accounted["server"] if accounted is not None else None)
         late = [each.get("start_late_ns") or 0 for each in (*events.values(), *([accounted] if accounted else []))]
@@ -586,7 +623,7 @@ class ClusterServing:
                 merged["void"] = (
                     f"the windows of the machines differ by up to {misaligned_ns / 1e6:.3g} ms, {100 * share:.0f}% of their length"
                 )
-        return Loaded(merged, figures)
+        return Loaded(merged, figures, read["counted"], read["stacks"])
 
     async def begin(self, tasks: Sequence[Task]) -> int:
         """Tell all machines when to start, each on its own clock; return how uncertain the clocks are, in ns."""

@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import ringlab
-from ringlab import __version__, execution, generator, manifest, preflight, process, results, selection, sources
+from ringlab import (
+    __version__,
+    execution,
+    generator,
+    instruments,
+    manifest,
+    preflight,
+    process,
+    results,
+    selection,
+    sources,
+)
 from ringlab.process import SampleFailed
 
 LEASE_S = 30.0
@@ -190,6 +201,11 @@ def describe() -> dict[str, Any]:
     }
 
 
+def find_instruments() -> instruments.Instruments:
+    """Return what can look into a server here."""
+    return instruments.find()
+
+
 # --- tasks ---
 
 
@@ -242,23 +258,34 @@ def serve(task: str, order: execution.Order) -> str:
         with execution.hosted(order, me.host, me.cpus) as hosting:
             seat.reports["serving"] = {"address": hosting.server.address, "checks": list(hosting.checks)}
             while (message := seat.next())["do"] != "stop":
-                account(seat, hosting, message["words"], message["expected_s"])
+                account(seat, hosting, message)
         return hosting.complaint
 
 
-def account(seat: Seat, hosting: execution.Hosted, words: Sequence[str], expected_s: float) -> None:
-    """Account for the server's processes over the window of a load."""
+def account(seat: Seat, hosting: execution.Hosted, message: dict[str, Any]) -> None:
+    """Account for the server's processes over the window of a load, and look into them with an instrument, if there is one.
+
+    What is reported has the load's number: a server may be loaded again and again.
+    """
+    number = message["number"]
     watch = execution.StealWatch()
 
     def see(event: dict[str, Any]) -> None:
         if event["event"] == "accounting":
-            seat.reports["accounting"] = True
+            seat.reports["accounting"] = number
         watch.see(event)
+        reading.see(event)
 
-    words = ["account", *words, "--account", str(hosting.server.pid)]
-    with hosting.watched():
-        event = run_on_time(seat, words, expected_s, see)
-    seat.reports["accounted"] = {"event": event, "figures": watch.figures()}
+    words = ["account", *message["words"], "--account", str(hosting.server.pid)]
+    with hosting.watched(), instruments.applied(message["instrument"], hosting.server.tree()) as reading:
+        event = run_on_time(seat, words, message["expected_s"], see)
+    seat.reports["accounted"] = {
+        "number": number,
+        "event": event,
+        "figures": watch.figures(),
+        "counted": reading.counted,
+        "stacks": reading.stacks,
+    }
 
 
 def generate(task: str, words: Sequence[str], expected_s: float, final: str = "result") -> dict[str, Any]:
@@ -271,6 +298,15 @@ def generate(task: str, words: Sequence[str], expected_s: float, final: str = "r
                 seat.reports["connected"] = True
 
         return run_on_time(seat, [*words, *execution.cpu_words(here().cpus)], expected_s, see, final)
+
+
+def ceiling(task: str, words: Sequence[str], expected_s: float) -> dict[str, Any]:
+    """Run a load generator against its own responder, which has another CPU of this machine, and return its last event."""
+    me = here()
+    others = sorted(os.sched_getaffinity(0).difference(me.cpus)) if me.cpus else []
+    words = [*words, *execution.cpu_words(me.cpus), *execution.responder_words(others)]
+    with seated(task) as seat:
+        return generator.run(me.generator(), words, expected_s, check=seat.check)
 
 
 def run_on_time(

@@ -1,0 +1,84 @@
+"""What looks into a server's processes while it is loaded: counters of events, and samples of stacks.
+
+It works on the machine of the server, wherever that is.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringlab import preflight, sampling, system_calls
+from ringlab.process import SampleFailed
+
+STACKS = "stacks"
+NOT_STARTED = "the lab has not started the server"
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """What is looked up in a load."""
+
+    tool: str
+    """perf or strace, which count events; or STACKS."""
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What a machine has."""
+
+    tool: str = ""
+    """What counts system calls, if anything does."""
+    why_no_tool: str = NOT_STARTED
+    instructions: str = ""
+    """perf's event for instructions, if there is one."""
+    why_no_instructions: str = NOT_STARTED
+    why_no_stacks: str = NOT_STARTED
+
+
+def find() -> Instruments:
+    """Return what this machine has."""
+    tool, why_no_tool = preflight.system_call_tool()
+    instructions, why_no_instructions = preflight.instruction_event()
+    return Instruments(tool, why_no_tool, instructions, why_no_instructions, sampling.why_not())
+
+
+@dataclass
+class Reading:
+    """What an instrument has found."""
+
+    counted: dict[str, float] = field(default_factory=dict)
+    """By event, as system_calls.per_operation() takes it."""
+    stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
+    inner: "system_calls.Counter | sampling.Sampler | None" = None
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take an event of the load generator."""
+        if self.inner is not None:
+            self.inner.see(event)
+
+
+@contextlib.contextmanager
+def applied(instrument: Instrument | None, pids: Sequence[int]) -> Iterator[Reading]:
+    """Look into processes while they are loaded; the reading is complete at the end. Raises SampleFailed where nothing was found."""
+    if instrument is None:
+        yield Reading()
+    elif instrument.tool == STACKS:
+        with tempfile.TemporaryDirectory(prefix="ringlab-perf-") as place:
+            sampler = sampling.Sampler(pids, Path(place) / "perf.data")
+            reading = Reading(inner=sampler)
+            with sampler:
+                yield reading
+            if sampler.problem:
+                raise SampleFailed(sampler.problem)
+            reading.stacks = dict(sampling.fold(sampling.script(sampler.data)))
+            if not reading.stacks:
+                raise SampleFailed("perf took no sample of it")
+    else:
+        with system_calls.Counter(instrument.tool, pids, instrument.events) as counter:
+            reading = Reading(inner=counter)
+            yield reading
+        reading.counted = dict(counter.counted)
