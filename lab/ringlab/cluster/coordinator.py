@@ -584,6 +584,8 @@ class ClusterServing:
             # Each has bytes of its own: a server that mixes up connections of different machines sends wrong ones.
             own = with_value(part, "--seed", str((seed + number) % (1 << 64)))
             own += ["--address", self.address, "--start-on-stdin"]
+            # Percentiles of all operations come from histograms alone.
+            own += ["--hdr"] if "--hdr" not in own else []
             generators.append(cluster.start(machine, seat.generate, own, limit_s))
         self.tasks += generators
         watched = [*watched, *generators]

@@ -23,7 +23,7 @@ from typing import Self
 
 import psutil
 
-from ringlab import Refused, results
+from ringlab import Refused, generator, results
 from ringlab.cluster import LOAD, PORT, SERVER
 from ringlab.manifest import MARK, RUN_MARK, last_line
 from ringlab.process import die_with_parent, end_marked
@@ -120,6 +120,9 @@ class Namespaces:
     def __enter__(self) -> Self:
         """Make everything; raises Refused."""
         check_rights()
+        # What is missing is told of each machine later.
+        with contextlib.suppress(generator.GeneratorMissing):
+            generator.find()
         with self.stack as stack:
             for name in remove_stale():
                 print(f"removed {name}, which a run has left that was killed", file=sys.stderr)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringlab import Refused
+from ringlab import Refused, generator
 from ringlab.cluster import INSTALL, LOAD, PORT, SERVER, Encryption, seat
 from ringlab.manifest import MARK, RUN_MARK
 from ringlab.process import die_with_parent, end_marked
@@ -193,6 +193,9 @@ def run(options: Options) -> int:
     options.host = options.host or own_address(options.scheduler)
     options.name = options.name or f"{socket.gethostname()}-{options.role}"
     words = [sys.executable, "-m", "ringlab.cluster.worker", json.dumps(dataclasses.asdict(options))]
+    # It may have to be built, which takes longer than the lab waits for a machine that is asked what it has.
+    with contextlib.suppress(generator.GeneratorMissing):
+        generator.find()
     connected = False
     while True:
         # It inherits the mark, and its own is within: what it starts is found by both.
