@@ -742,6 +742,26 @@ def test_a_limit_may_be_any_number(loop, limit):
     loop.run_until_complete(main())
 
 
+def test_reading_all_resumes_the_transport_even_if_nothing_is_left(loop_factory):
+    def body(loop):
+        async def main():
+            transport = mock.Mock(["pause_reading", "resume_reading"])
+            reader = asyncio.StreamReader(limit=1, loop=loop)
+            reader.__class__ = _streams.StreamReader if hasattr(loop, "backend") else asyncio.StreamReader
+            reader.set_transport(transport)
+            reader.feed_data(b"more than twice the limit")
+            reader.feed_eof()
+            with pytest.raises(asyncio.IncompleteReadError):
+                await reader.readexactly(100)
+            called = [transport.mock_calls.copy(), await reader.read(), transport.mock_calls]
+            return [*called, reader._paused]
+
+        return loop.run_until_complete(main())
+
+    before = [mock.call.pause_reading()]
+    assert same_as_asyncio(body, loop_factory) == [before, b"", [*before, mock.call.resume_reading()], False]
+
+
 @pytest.mark.parametrize("limit", [2**63, 2**64, 2**70])
 def test_reading_all_with_a_limit_beyond_any_length_loses_nothing(loop_factory, limit):
     def body(loop):

@@ -611,7 +611,7 @@ unsafe fn go_on_reading_all<'py>(
         resume_transport(stream, fields)?;
     } else if has_waited {
         // A block without content is the end to asyncio.
-        return Ok(Progress::Return(collected.join(py)?.into_any()));
+        return taken(stream, fields, collected.join(py)?);
     }
     // With the next block, asyncio looks again.
     if !fields.get(&EXCEPTION)?.is_none() {
@@ -619,7 +619,7 @@ unsafe fn go_on_reading_all<'py>(
         return unsafe { take_over(py, this) };
     }
     if fields.is(&EOF)? {
-        return Ok(Progress::Return(collected.join(py)?.into_any()));
+        return taken(stream, fields, collected.join(py)?);
     }
     let wanted = unless_kept(buffer, Wanted::up_to(limit));
     wait_for_data(stream, fields, waiter, "read", wanted)
