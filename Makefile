@@ -116,7 +116,7 @@ miri: prerequisites ## the Rust tests that need no kernel, under Miri; if it is 
 	$(say) 'Miri'
 	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
 
-fuzz: prerequisites ## fuzz the message layer of HTTP and the driver's operations, each target for a minute or ARGS="--seconds N"; says what is missing on this machine
+fuzz: prerequisites ## fuzz the message layer of HTTP, TLS records and the driver's operations, each target for a minute or ARGS="--seconds N"; says what is missing on this machine
 	$(say) 'fuzzing'
 	@$(PYTHON) tools/fuzz.py $(ARGS) || [ $$? = 77 ]
 

@@ -1,5 +1,5 @@
-"""Fuzz the message layer of HTTP (crates/ringloop-http) and the driver's operations (crates/ringloop-driver) with cargo-fuzz,
-each target for a bounded time.
+"""Fuzz the message layer of HTTP and TLS records (crates/ringloop-http), and the driver's operations (crates/ringloop-driver),
+with cargo-fuzz, each target for a bounded time.
 
 usage: tools/fuzz.py [--seconds N] [--collect] [TARGET...]
 

@@ -50,6 +50,11 @@ const TOKENS: &[&[u8]] = &[
     b"\0\0\x01\0\x01\0\0\0\x01a",
     b"\0\0\x04\x03\0\0\0\0\x01\0\0\0\x08",
     b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01",
+    // TLS records: an alert, a change of the cipher, application data, and the beginning of the longest.
+    b"\x15\x03\x03\0\x02\x02\x28",
+    b"\x14\x03\x03\0\x01\x01",
+    b"\x17\x03\x03\0\x05hello",
+    b"\x17\x03\x03\x41\x40",
 ];
 
 /// A xorshift64 generator.
@@ -176,4 +181,9 @@ fn websocket_deflate() {
 #[test]
 fn h2_feed() {
     run("h2_feed", targets::h2::feed, Vec::new());
+}
+
+#[test]
+fn tls_records() {
+    run("tls_records", targets::tls::records, Vec::new());
 }

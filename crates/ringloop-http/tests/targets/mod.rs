@@ -6,6 +6,7 @@
 pub(crate) mod h1;
 pub(crate) mod h2;
 pub(crate) mod hyper_server;
+pub(crate) mod tls;
 pub(crate) mod websocket;
 
 /// Cut `input` into pieces of pseudo-random lengths.
