@@ -205,7 +205,7 @@ release-check: prerequisites $(VENV)/.wheels-installed ## everything in docs/rel
 licences: prerequisites ## write THIRD-PARTY-LICENSES again, from Cargo.lock; needed after a change of dependencies
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
 
-bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on this machine, five workloads, under 10 minutes; FULL=1 for hours, without --quick
+bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on this machine, four workloads, under 10 minutes; FULL=1 for hours, without --quick
 	$(say) 'ringlab'
 	@$(VENV)/bin/ringlab run $(if $(FULL),,--quick) $(ARGS)
 

@@ -210,9 +210,7 @@ def would_take(rounds: int | None) -> str:
 
 def choose_baseline(arms: Sequence[str], asked: str, workload: str) -> str:
     """Return the arm that the others are compared with: the one asked for, a floor, a control, or the first."""
-    controls = {"loop": CONTROLS, "loops": CONTROLS, "asgi": ASGI_CONTROLS, "files": FILE_CONTROLS}.get(
-        workload, (*FLOORS, *CONTROLS)
-    )
+    controls = {"loops": CONTROLS, "asgi": ASGI_CONTROLS, "files": FILE_CONTROLS}.get(workload, (*FLOORS, *CONTROLS))
     preferred = (asked, *controls)
     return next((arm for arm in preferred if arm in arms), arms[0])
 

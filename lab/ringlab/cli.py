@@ -262,8 +262,8 @@ def run(
     tls_key: str | None,
     **options: Any,
 ) -> None:
-    """Measure workloads (bind, http, rtt, loop, echo, asgi, sweep, churn, idle, stream, loops, files) or single cells on every target
-    that can run here. The default is all but loops and files, or with --quick the first five.
+    """Measure workloads (bind, http, rtt, echo, asgi, sweep, churn, idle, stream, loops, files) or single cells on every target
+    that can run here. The default is all but loops and files, or with --quick the first four.
 
     \b
     Examples:

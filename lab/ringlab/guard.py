@@ -48,9 +48,9 @@ CELLS = (
     "echo/framed/1KB/100",
     "http/50/closed",
     "rtt/1KB",
-    "loop/call_soon",
-    "loop/iteration",
-    "loop/timer_insert",
+    "loops/schedule/call_soon",
+    "loops/schedule/chain",
+    "loops/schedule/timers",
     "bind/accept/1",
 )
 

@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 from ringlab import Refused, results, sources
 
 FILE_NAME = "target.toml"
-KINDS = ("echo", "http", "discard", "bind", "loop", "asgi", "loops", "files")
+KINDS = ("echo", "http", "discard", "bind", "asgi", "loops", "files")
 """What a program can be asked to do."""
-WORKLOADS = ("bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files")
+WORKLOADS = ("bind", "http", "rtt", "echo", "asgi", "loops", "files")
 SERVED = (*WORKLOADS, "discard")
 """What arms can serve: workloads, and what a workload of another name needs (workloads.LOADS)."""
 KIND_OF_WORKLOAD = {name: name for name in SERVED} | {"rtt": "echo"}
@@ -44,7 +44,6 @@ PLACEHOLDERS = {
     "http": frozenset({"host", "port", "workers"}),
     "discard": frozenset({"host", "port", "workers"}),
     "bind": frozenset({"mode", "count", "concurrent"}),
-    "loop": frozenset({"benchmark", "window"}),
     "asgi": frozenset({"host", "port", "workers", "feature"}),
     **dict.fromkeys(SUBJECTS, frozenset({"window", "warm_up", "server_cpus", "load_cpus"})),
 }

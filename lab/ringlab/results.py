@@ -360,6 +360,7 @@ class Cell:
     """One thing that is measured on every arm that serves it."""
 
     name: Annotated[str, "A path: workload, then what tells it from its neighbours."]
+    # Only older results have the workload loop.
     workload: Literal[
         "bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"
     ]

@@ -384,8 +384,6 @@ class Race:
         try:
             if plan.workload == "bind":
                 self.measure_bind(plan, arm, sample)
-            elif plan.workload == "loop":
-                self.measure_loop(plan, arm, sample)
             elif plan.kind in manifest.SUBJECTS:
                 self.measure_subject(plan, arm, sample)
             else:
@@ -451,18 +449,6 @@ class Race:
         elif operations != asked:
             sample.status = "void"
             sample.reasons.append(f"it was asked for {asked} operations but did {operations:g}")
-
-    def measure_loop(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
-        """Time an event loop by itself."""
-        window_s = plan.window_s(self.scale)
-        command = arm.command("loop", benchmark=plan.benchmark, window=f"{window_s:g}")
-        content = process.run_program(arm, command, PROGRAM_GRACE_S + 3 * window_s)
-        times = content.get("samples_ns")
-        operations, ns = number_of(content, "operations"), number_of(content, "ns")
-        if not isinstance(times, list) or not times or not all(map(is_number, times)) or operations <= 0:
-            raise SampleFailed(f"it printed no samples_ns: {results.shorten(str(content))}")
-        sample.figures = {"operation_ns": averages.median(times), "operations": operations, "window_s": ns / 1e9}
-        sample.figures |= figures_in(content)
 
     def measure_subject(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
         """Let a program measure one thing itself."""

@@ -78,6 +78,9 @@ def operation(
 def scheduling() -> Iterator[Subject]:
     """What a loop does without the network, and around it."""
     yield operation("schedule/chain", "a callback that schedules itself, one per iteration, beside a listener", "chain")
+    yield operation(
+        "schedule/chains", "100 callbacks an iteration, each of which schedules its successor", "chains", quick=False
+    )
     yield operation("schedule/call_soon", "call_soon in batches of 1,000, each callback", "call_soon")
     yield operation(
         "schedule/call_soon_50000",
@@ -101,8 +104,14 @@ def scheduling() -> Iterator[Subject]:
         ),
     )
     yield operation("schedule/cancel", "call_later and cancel", "timers_cancel")
-    yield operation("schedule/threadsafe", "call_soon_threadsafe from another thread, each callback", "threadsafe")
-    yield operation("schedule/gather", "gather of 1,000 tasks that sleep(0), each task", "gather")
+    yield operation(
+        "schedule/threadsafe", "call_soon_threadsafe from another thread, each callback", "threadsafe", CPU_NS
+    )
+    yield operation("schedule/gather", "gather of 1,000 tasks that sleep(0), each task", "gather", CPU_NS)
+    yield operation(
+        "schedule/futures", "a future whose result a callback sets, awaited", "futures", CPU_NS, quick=False
+    )
+    yield operation("schedule/executor", "run_in_executor, there and back", "executor", CPU_NS, quick=False)
     yield operation(
         "fairness/flood",
         "a tick every 10 ms while 4 threads do nothing but post callbacks: how late at most",
@@ -158,6 +167,13 @@ def operations() -> Iterator[Subject]:
         "sendfile",
         CPU_NS,
         features=("loop", "sendfile"),
+    )
+    yield operation(
+        "requests/protocol",
+        "64 bytes there and back between two protocols of one loop",
+        "ping_pong",
+        CPU_NS,
+        quick=False,
     )
     yield operation(
         "requests/lines", "a request of two lines to a server made of streams, clients in the same loop", "read_lines",

@@ -49,20 +49,6 @@ FIRST_CLIENT_S = 5.0
 """How long the first client of an ASGI server may take for its one request."""
 
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
-LOOP_BENCHMARKS = {
-    "call_soon": "call_soon in batches of 1,000, each callback",
-    "call_soon_chain": "callbacks that schedule their successor, each",
-    "iteration": "one iteration of the loop with a socket registered",
-    "call_soon_threadsafe": "call_soon_threadsafe from another thread, each callback",
-    "timer_insert": "inserting a timer",
-    "timer_fire": "running a timer that is due",
-    "timer_lateness": "timers of 0 to 9 ms, how late each runs",
-    "timer_cancel": "cancelling a timer",
-    "tasks": "tasks, each",
-    "futures": "futures, each",
-    "executor": "run_in_executor, there and back",
-    "socket_ping_pong": "64 bytes there and back between two protocols of one loop",
-}
 ASGI_FIELDS = 20
 HTTP2_STREAMS = 10
 IDLE_WINDOW_S = 0.2
@@ -80,7 +66,6 @@ SWEEP_TRIALS = 8
 """About how many rates are tried in a sample: more in the first round, and fewer in the others."""
 TRIAL_START_S = 0.1
 """About what a trial takes beyond warm-up and window."""
-LOOP_QUICK = ("call_soon", "iteration", "timer_insert", "socket_ping_pong")
 
 SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
 RATE = Metric(key="operations_per_s", title="rate", unit="/s", better="higher")
@@ -119,7 +104,6 @@ CPU_PER_MEGABYTE_TAKEN = replace(CPU_PER_MEGABYTE, title="server CPU per MB rece
 MEGABYTES_TAKEN = replace(MEGABYTES, title="throughput")
 CHANNEL_TAKEN = replace(CHANNEL, title="bandwidth per connection")
 OPERATION_NS = Metric(key="operation_ns", title="time per operation", unit="ns", better="lower", primary=True)
-CPU_NS = Metric(key="cpu_ns", title="CPU per operation", unit="ns", better="lower")
 
 
 class UnknownCells(Refused):
@@ -131,9 +115,7 @@ class CellPlan:
     """One thing to measure on every arm that serves it."""
 
     name: str
-    workload: Literal[
-        "bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"
-    ]
+    workload: Literal["bind", "http", "rtt", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"]
     title: str
     operation: str
     metrics: tuple[Metric, ...]
@@ -147,7 +129,6 @@ class CellPlan:
     """The closed-loop cell that gives the rate."""
     mode: str = ""
     concurrent: int = 0
-    benchmark: str = ""
     protocol: Protocol | Literal[""] = ""
     """Whose servers one of LOADS loads: those of the workload of this name."""
     feature: str = ""
@@ -203,7 +184,7 @@ class CellPlan:
         """Return how long is measured."""
         factor = scale.window_s / SCALES[scale.name].window_s
         window_s = self.windows_s.get(scale.name, SCALES[scale.name].window_s) * factor
-        return max(window_s, PROGRAM_WINDOW_S_LEAST) if self.workload in ("bind", "loop") else window_s
+        return max(window_s, PROGRAM_WINDOW_S_LEAST) if self.workload == "bind" else window_s
 
     def sample_s(self, scale: results.Scale, overhead_s: float | None = None) -> float:
         """Return about how long one sample takes; `overhead_s` is what it is known to take beyond what is measured."""
@@ -215,8 +196,8 @@ class CellPlan:
             start_s += IDLE_STEPS * SETTLING_S
         if overhead_s is not None:
             ramp_s = max(scale.ramp_s, self.ramp_s) + scale.warm_up_s
-            return overhead_s + window_s + (0.0 if self.kind in ("bind", "loop", *SUBJECTS) else ramp_s)
-        if self.workload in ("bind", "loop"):
+            return overhead_s + window_s + (0.0 if self.kind in ("bind", *SUBJECTS) else ramp_s)
+        if self.workload == "bind":
             return start_s + 1.3 * window_s
         if self.kind in SUBJECTS:
             warm_up_s = scale.warm_up_s if self.connections else 0.3 * window_s
@@ -255,7 +236,6 @@ class CellPlan:
             "follows",
             "mode",
             "concurrent",
-            "benchmark",
             "protocol",
             "feature",
             "workers",
@@ -401,23 +381,6 @@ def rtt_cells() -> list[CellPlan]:
             windows_s={"quick": 0.5, "normal": 2.0, "publish": 5.0},
         )
         for size, size_bytes in SIZES.items()
-    ]
-
-
-def loop_cells() -> list[CellPlan]:
-    """What an event loop costs without a network."""
-    return [
-        CellPlan(
-            name=f"loop/{name}",
-            workload="loop",
-            title=title,
-            operation="operation",
-            metrics=(OPERATION_NS, CPU_NS),
-            scales=QUICK if name in LOOP_QUICK else NORMAL,
-            benchmark=name,
-            windows_s={"quick": 0.2, "normal": 0.5, "publish": 2.0},
-        )
-        for name, title in LOOP_BENCHMARKS.items()
     ]
 
 
@@ -676,7 +639,6 @@ CELLS = (
     *bind_cells(),
     *http_cells(),
     *rtt_cells(),
-    *loop_cells(),
     *echo_cells(),
     *asgi_cells(),
     *sweep_cells(),

@@ -16,6 +16,8 @@ from ringlab import manifest, neighbours, preflight, process, results, runner, w
 FAKES = Path(__file__).parent / "fakes"
 FAST = ("--rounds", "3", "--seconds", "0.05")
 MakeTargets = Callable[..., Path]
+CALL_SOON = "loops/schedule/call_soon"
+"""A cell that is measured without a load."""
 PATIENCE = 10
 """How many times longer than when they are measured the arms may take to begin, to answer at first and to end: others may have the CPU."""
 
@@ -29,7 +31,7 @@ http = "{{python}} {server} http --host {{host}} --port {{port}} --workers {{wor
 discard = "{{python}} {server} discard --host {{host}} --port {{port}} --cost {cost} --fault '{fault}'"
 bind = "{{python}} {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
 asgi = "{{python}} {server} asgi --host {{host}} --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
-loop = "{{python}} {server} loop --benchmark {{benchmark}} --cost {cost} --fault '{fault}'"
+loops = "{{python}} FAKES/subject.py --cost {cost} --fault '{fault}'"
 [ready]
 timeout_s = 60
 connect = {connect}
@@ -39,7 +41,7 @@ timeout_s = {stop_s}
 nodelay = true
 backlog = 1024
 parser = "canned"
-"""
+""".replace("FAKES", str(FAKES))
 
 
 def patient(arm: manifest.Arm) -> manifest.Arm:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from conftest import FAST, MakeTargets, command_of
+from conftest import CALL_SOON, FAST, MakeTargets, command_of
 from ringlab import cli, manifest, preflight, results, session, storage, workloads
 
 RECORDED = Path(__file__).parent / "data" / "recorded.json"
@@ -140,7 +140,8 @@ def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "ftp"), "there is no workload or cell 'ftp'; workloads: bind, http, rtt, loop, echo, asgi"),
+        (("run", "ftp"), "there is no workload or cell 'ftp'; workloads: bind, http, rtt, echo, asgi"),
+        (("run", "loop/call_soon"), f"there is no workload or cell 'loop/call_soon'; did you mean {CALL_SOON}"),
         (("run", "--targets", "none"), "there is no target 'none'; did you mean one? `ringlab targets` lists all"),
         (("run", "--quick", "--publish"), "--quick and --publish can't be combined"),
         (("run", "--adaptive", "--preset", "loops"), "--adaptive spends rounds on who is better, and goals ask by how"),
@@ -175,7 +176,7 @@ def test_a_target_that_cannot_be_built_is_skipped(make_targets: MakeTargets, tmp
     path = folder / "one" / "target.toml"
     path.write_text(path.read_text() + '[build]\ncommand = "echo no compiler; exit 1"\nartefact = "{build}/x"\n')
     output = tmp_path / "out"
-    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", output)
+    found = ringlab("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", output)
     assert found.exit_code == 0, found.output
     (skipped,) = (arm for arm in results.Result.read(output / "result.json").arms if arm.skipped)
     assert skipped.name == "one"
@@ -185,7 +186,7 @@ def test_a_target_that_cannot_be_built_is_skipped(make_targets: MakeTargets, tmp
 
 def test_a_debugging_mode_is_refused(make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
-    found = ringlab("run", "loop/call_soon", "--targets-folder", make_targets(one=1.0))
+    found = ringlab("run", CALL_SOON, "--targets-folder", make_targets(one=1.0))
     assert found.exit_code == 2
     assert "PYTHONASYNCIODEBUG is set" in found.output
     assert "unset PYTHONASYNCIODEBUG" in found.output
@@ -219,7 +220,7 @@ def test_without_a_load_generator_loops_can_be_measured(
     refused = ringlab("run", "echo", "--targets-folder", folder)
     assert refused.exit_code == 2
     assert "RINGLAB_LOAD is /nonexistent, which can't be run; unset it" in refused.output
-    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    found = ringlab("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output
 
 
@@ -255,7 +256,7 @@ def test_doctor_says_what_it_found(make_targets: MakeTargets, monkeypatch: pytes
 
 def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeTargets, tmp_path: Path) -> None:
     folder, output = make_targets(one=1.0, two=0.4, three=3.0), tmp_path / "out"
-    cells = ("--workload", "loop/call_soon", "--workload", "echo/framed/1KB/1")
+    cells = ("--workload", CALL_SOON, "--workload", "echo/framed/1KB/1")
     found = ringlab("compare", "one", "two", *cells, *FAST, "--targets-folder", folder, "--output", output)
     assert found.exit_code == 0, found.output
     result = results.Result.read(output / "result.json")
@@ -267,8 +268,8 @@ def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeT
     # The fake's figures differ by up to 0.4% from process to process.
     assert re.search(r"one is worse than two in time per operation: 2\.(49|50|51) times as much", within.output)
     assert within.output.count("echo/framed/1KB/1: ") == 4
-    narrowed = ringlab("compare", "one", "two", "--in", output / "result.json", "--workload", "loop").output
-    assert "loop/call_soon: two is better than one" in narrowed
+    narrowed = ringlab("compare", "one", "two", "--in", output / "result.json", "--workload", "loops").output
+    assert f"{CALL_SOON}: two is better than one" in narrowed
     assert "echo" not in narrowed
     refused = ringlab("compare", "two", "three", "--in", output / "result.json")
     assert refused.exit_code == 2
@@ -277,7 +278,7 @@ def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeT
 
 def test_an_arm_ties_with_itself(make_targets: MakeTargets, tmp_path: Path) -> None:
     folder = make_targets(one=1.0, two=0.4)
-    words = ("compare", "one", "one", "--workload", "loop/call_soon", *FAST, "--targets-folder", folder)
+    words = ("compare", "one", "one", "--workload", CALL_SOON, *FAST, "--targets-folder", folder)
     found = ringlab(*words, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output
     assert "one (again) and one tie in time per operation: they differ by less than" in found.output
@@ -335,7 +336,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:
     """As a real process: interrupted while it waits for a load that hangs, and resumed without that."""
     folder, output, marker = make_targets(one=1.0, stuck=9.0), tmp_path / "out", tmp_path / "hangs"
-    words = ("run", "loop/call_soon", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
+    words = ("run", "bind/listen/1", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
     environment = dict(os.environ) | {"FAKE_LOAD_HANG": str(marker)}
     process = subprocess.Popen(
         command_of(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -350,7 +351,7 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
     kept = results.Result.read(output / "result.json")
     assert kept.run.interrupted
     assert len(kept.cells[0].samples) == 9
-    assert "loop/call_soon" in (output / "report.md").read_text()
+    assert "bind/listen/1" in (output / "report.md").read_text()
     assert f"ringlab run --resume {output / 'result.json'}" in printed
 
     resumed = subprocess.run(
@@ -375,7 +376,7 @@ def test_a_quick_run_that_goes_on_has_no_more_time_than_it_had(
     monkeypatch.setattr(session, "BUDGET_LEAST_S", 0.01)
     folder, path = make_targets(one=1.0), tmp_path / "out" / "result.json"
     words = ("--quick", "--minutes", "10", "--seconds", "0.05", "--targets-folder", folder, "--output", path.parent)
-    assert ringlab("run", "loop/call_soon", *words).exit_code == 0
+    assert ringlab("run", CALL_SOON, *words).exit_code == 0
     content = json.loads(path.read_text())
     begun, ended = "2026-11-21T10:00:00+00:00", "2026-11-21T10:10:00+00:00"
     content["run"] |= {"complete": False, "interrupted": True, "begun": begun, "ended": ended}
@@ -384,7 +385,7 @@ def test_a_quick_run_that_goes_on_has_no_more_time_than_it_had(
     found = ringlab("run", "--resume", path)
     assert found.exit_code == 0, found.output
     assert "up to 9 rounds" in found.output
-    assert "loop/call_soon ended after 3 of 9 rounds, because a quick run has no time for more" in found.output
+    assert f"{CALL_SOON} ended after 3 of 9 rounds, because a quick run has no time for more" in found.output
 
 
 def write_nowhere_in(folder: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +407,7 @@ def test_a_full_disk_loses_nothing(
     output = tmp_path / "out"
     write_nowhere_in(output, times, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    words = ("run", "loop/call_soon", "rtt/64B", "echo/framed/1KB/1", *FAST, "--no-system-calls", "--output", output)
+    words = ("run", CALL_SOON, "rtt/64B", "echo/framed/1KB/1", *FAST, "--no-system-calls", "--output", output)
     found = ringlab(*words, "--targets-folder", make_targets(one=1.0))
     assert f"{output / 'result.json'} can't be written: No space left on device; it is tried again" in found.output
     path = output / "result.json"
@@ -424,7 +425,7 @@ def test_a_full_disk_loses_nothing(
 def test_reports_that_cannot_be_written_leave_the_result(make_targets: MakeTargets, tmp_path: Path) -> None:
     output = tmp_path / "out"
     (output / "report.md").mkdir(parents=True)
-    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0), "--output", output)
+    found = ringlab("run", CALL_SOON, *FAST, "--targets-folder", make_targets(one=1.0), "--output", output)
     assert found.exit_code == 2
     assert "the reports can't be written: " in found.output
     assert f"`ringlab report {output / 'result.json'}` shows it" in found.output
@@ -437,7 +438,7 @@ def test_a_broken_manifest_stops_only_its_own_target(make_targets: MakeTargets, 
     broken.parent.mkdir()
     broken.write_text("name = [")
     words = ("--targets-folder", folder)
-    found = ringlab("run", "loop/call_soon", *FAST, *words, "--output", tmp_path / "out")
+    found = ringlab("run", CALL_SOON, *FAST, *words, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output
     assert f"warning: the target broken is left out: {broken} is not valid TOML: " in found.output
     assert ringlab("targets", *words).exit_code == 0
@@ -490,7 +491,7 @@ def test_the_estimate_of_the_time_is_of_what_samples_took(
 
 
 def test_a_result_is_not_overwritten(make_targets: MakeTargets, tmp_path: Path) -> None:
-    words = ("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0), "--output", tmp_path / "out")
+    words = ("run", CALL_SOON, *FAST, "--targets-folder", make_targets(one=1.0), "--output", tmp_path / "out")
     assert ringlab(*words).exit_code == 0
     before = (tmp_path / "out" / "result.json").read_text()
     again = ringlab(*words)
@@ -502,13 +503,13 @@ def test_a_result_is_not_overwritten(make_targets: MakeTargets, tmp_path: Path) 
 def test_a_folder_that_cannot_be_written_to_is_refused(make_targets: MakeTargets, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     output = tmp_path / "file" / "out"
-    found = ringlab("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0), "--output", output)
+    found = ringlab("run", CALL_SOON, *FAST, "--targets-folder", make_targets(one=1.0), "--output", output)
     assert found.exit_code == 2
     assert f"results can't be written to {output}: Not a directory; choose another folder with --output" in found.output
 
 
 def test_what_differs_from_the_usual_is_repeated(make_targets: MakeTargets, tmp_path: Path) -> None:
-    words = ("run", "loop/call_soon", *FAST, "--targets-folder", make_targets(one=1.0))
+    words = ("run", CALL_SOON, *FAST, "--targets-folder", make_targets(one=1.0))
     for number, (flags, expected) in enumerate(
         {
             (): [],
@@ -535,7 +536,7 @@ def test_what_cannot_go_on_is_refused(
     words: tuple[str, ...], name: str, message: str, make_targets: MakeTargets, tmp_path: Path
 ) -> None:
     folder, path = make_targets(one=1.0), tmp_path / "out" / "result.json"
-    ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", path.parent)
+    ringlab("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", path.parent)
     result = results.Result.read(path)
     result.run.complete = False
     if name:
@@ -559,7 +560,7 @@ def test_words_without_sense_are_refused(
     words: tuple[str, ...], message: str, make_targets: MakeTargets, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    found = ringlab("run", "loop/call_soon", *words, "--targets-folder", make_targets(one=1.0), "--output", output)
+    found = ringlab("run", CALL_SOON, *words, "--targets-folder", make_targets(one=1.0), "--output", output)
     assert found.exit_code == 2, found.output
     assert message in found.output
     assert not output.exists()
@@ -569,6 +570,7 @@ def test_words_without_sense_are_refused(
     ("change", "message"),
     [
         ({"cells": [{"name": "echo/gone"}]}, "this ringlab has no cell echo/gone; start a new run"),
+        ({"cells": [{"name": "loop/call_soon"}]}, "this ringlab has no cell loop/call_soon; start a new run"),
         ({"cells": []}, "has no cells; start a new run"),
         ({"run": {"begun": "yesterday"}}, "isn't a result that ringlab wrote: Invalid isoformat string: 'yesterday'"),
         ({"run": {"command": ["--workers", "many"]}}, "isn't a result that ringlab wrote: invalid literal for int()"),
@@ -578,7 +580,7 @@ def test_what_is_no_longer_known_cannot_go_on(
     change: dict[str, Any], message: str, make_targets: MakeTargets, tmp_path: Path
 ) -> None:
     folder, path = make_targets(one=1.0), tmp_path / "out" / "result.json"
-    ringlab("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", path.parent)
+    ringlab("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", path.parent)
     content = json.loads(path.read_text())
     content["run"] |= {"complete": False} | change.get("run", {})
     if "cells" in change:
@@ -623,7 +625,7 @@ def test_a_full_disk_below_what_is_printed_is_an_error() -> None:
 
 def test_a_run_that_nobody_reads_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:
     folder, output = make_targets(one=1.0), tmp_path / "out"
-    words = ("run", "loop/call_soon", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
+    words = ("run", CALL_SOON, "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:

@@ -12,7 +12,7 @@ from ringlab import cli, guard, manifest, results
 
 # Each starts dozens of processes, which takes its time where a machine has much to do.
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
-CELLS = ("loop/call_soon", "echo/framed/1KB/1")
+CELLS = ("loops/schedule/call_soon", "echo/framed/1KB/1")
 
 
 class Repository:

@@ -80,9 +80,8 @@ def test_a_cell_is_for_those_who_serve_it(tmp_path: Path) -> None:
     assert {plan.workload for plan in workloads.CELLS if plan.served_by(two)} == {"rtt"}
 
 
-@pytest.mark.parametrize("cell", ["bind/listen/1", "loop/call_soon"])
-def test_what_has_no_load_is_timed_for_100_ms_at_least(cell: str) -> None:
-    plan = workloads.BY_NAME[cell]
+def test_what_has_no_load_is_timed_for_100_ms_at_least() -> None:
+    plan = workloads.BY_NAME["bind/listen/1"]
     for scale in workloads.SCALES.values():
         assert plan.window_s(scale) == plan.windows_s[scale.name]
         assert plan.window_s(replace(scale, window_s=0.05)) == 0.1
@@ -124,7 +123,7 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants[1].workloads accepts bind, http, rtt, loop, echo, asgi, loops, files, discard, not 'ftp'",
+            "variants[1].workloads accepts bind, http, rtt, echo, asgi, loops, files, discard, not 'ftp'",
         ),
         ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
@@ -163,7 +162,7 @@ def test_an_error_names_file_key_and_remedy(old: str, new: str, message: str, tm
 
 
 def test_a_target_without_commands_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(manifest.ManifestError, match="has no command; add one of echo, http, discard, bind, loop"):
+    with pytest.raises(manifest.ManifestError, match="has no command; add one of echo, http, discard, bind, asgi"):
         read(tmp_path, 'name = "good"\nlanguage = "C"\ntitle = "t"\n')
 
 

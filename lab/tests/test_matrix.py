@@ -20,7 +20,7 @@ CELLS = (
     "http/50/closed",
     "http/50/open-75",
     "rtt/64B",
-    "loop/call_soon",
+    "loops/schedule/call_soon",
     "echo/framed/1KB/100",
     "echo/stream/1",
     "stream/discard/1",

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from conftest import FAST, MakeTargets, command_of, lives, wait_until_gone
+from conftest import CALL_SOON, FAST, MakeTargets, command_of, lives, wait_until_gone
 from ringlab import cli, manifest, process, session, system_calls
 
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
@@ -112,7 +112,7 @@ def test_a_build_ends_with_the_lab(number: signal.Signals, make_targets: MakeTar
     path.write_text(
         path.read_text() + f'[build]\ncommand = "echo $$ > {marker}; sleep 600"\nartefact = "{marker}.not"\n'
     )
-    words = ("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    words = ("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
     lab = subprocess.Popen(command_of(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     pid = int(wait_for(marker, lab))
     lab.send_signal(number)
@@ -143,7 +143,7 @@ def test_what_has_just_begun_ends_with_the_lab(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
-    words = ("run", "loop/call_soon", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    words = ("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
     found = CliRunner().invoke(cli.main, list(map(str, words)))
     assert found.exit_code == session.EXIT_INTERRUPTED, found.output
     with begun[0] as started:

@@ -111,7 +111,10 @@ def test_a_newer_minor_field_is_ignored() -> None:
 
 
 def test_a_recorded_result_can_be_read() -> None:
-    """Recorded by this schema's version, from real targets on a busy machine: what reports are tried on."""
+    """Recorded by this schema's version, from real targets on a busy machine: what reports are tried on.
+
+    The workload loop is no more, and its results are still read.
+    """
     found = results.Result.read(Path(__file__).parent / "data" / "recorded.json")
     assert {cell.workload for cell in found.cells} >= {"bind", "loop", "echo"}
     assert all(cell.analysis.groups for cell in found.cells)

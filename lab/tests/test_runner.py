@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import MakeTargets, SilentProgress, children, wait_until_gone
+from conftest import CALL_SOON, MakeTargets, SilentProgress, children, wait_until_gone
 from ringlab import (
     analysis,
     execution,
@@ -276,11 +276,14 @@ def test_binding_that_takes_no_time_is_void(make_race: MakeRace) -> None:
 
 def test_what_a_program_prints_that_is_no_number_is_kept_out_of_the_result(make_race: MakeRace) -> None:
     """Python reads and writes NaN and Infinity, and nobody else can read such a file."""
-    race = make_race(["loop/call_soon"], rounds=3, one=1.0, odd=1.0, faults={"odd": "nan"})
+    race = make_race([CALL_SOON], rounds=3, one=1.0, odd=1.0, faults={"odd": "nan"})
     race.run()
     (cell,) = results.Result.read(race.output).cells
     assert "odd" not in cell.measured("one")[0].figures
-    assert any(note.startswith("failed: odd in round 1, 2: it printed no samples_ns") for note in cell.analysis.notes)
+    assert any(
+        note.startswith("failed: odd in round 1, 2: it printed no figure 'operation_ns'")
+        for note in cell.analysis.notes
+    )
 
 
 def test_idle_connections_are_ranked_by_their_memory(make_race: MakeRace) -> None:
@@ -290,15 +293,6 @@ def test_idle_connections_are_ranked_by_their_memory(make_race: MakeRace) -> Non
     (cell,) = race.result.cells
     assert (cell.primary.key, cell.ceiling, cell.system_calls) == ("rss_per_connection_bytes", None, [])
     assert cell.series("one", cell.primary.key) == [100.0] * 3
-
-
-def test_loops_are_timed_and_their_failures_told(make_race: MakeRace) -> None:
-    race = make_race(["loop/call_soon"], rounds=3, one=1.0, bad=1.0, faults={"bad": "crash"})
-    race.options.baseline = "one"
-    race.run()
-    assert samples_of(race, "one")[0].figures["operation_ns"] == pytest.approx(100, rel=0.01)
-    assert samples_of(race, "one")[0].figures["cpu_ns"] == 90
-    assert samples_of(race, "bad")[0].reasons == ["WrongBehaviour: callbacks run in the wrong order"]
 
 
 def test_the_load_generators_limit_is_told(make_race: MakeRace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,15 +357,15 @@ class InterruptedProgress(SilentProgress):
 
 
 def test_an_interrupted_race_is_kept_and_goes_on(make_race: MakeRace) -> None:
-    race = make_race([ECHO, "loop/call_soon"], rounds=4, one=1.0, two=1.3)
+    race = make_race([ECHO, "bind/listen/1"], rounds=4, one=1.0, two=1.3)
     race.progress = InterruptedProgress(f"{ECHO}, round 3")
     race.run()
     kept = results.Result.read(race.output)
     assert kept.run.interrupted
     assert not kept.run.complete
-    # The loop's cell comes first, as the workloads are ordered.
-    loop, echo = kept.cells
-    assert len(loop.samples) == 12
+    # The cell of bind comes first, as the workloads are ordered.
+    binding, echo = kept.cells
+    assert len(binding.samples) == 12
     assert len(echo.samples) == 6
     assert echo.analysis.groups, "what was measured is analysed"
 
@@ -429,7 +423,7 @@ def test_system_calls_are_read_from_perf_and_strace() -> None:
 
 
 def test_the_time_left_adds_up(make_race: MakeRace) -> None:
-    race = make_race([ECHO, "loop/call_soon"], rounds=2, one=1.0)
+    race = make_race([ECHO, CALL_SOON], rounds=2, one=1.0)
     expected_s = sum(race.expected_s(plan) for plan in race.plans)
     race.run()
     assert isinstance(race.progress, SilentProgress)
@@ -437,13 +431,16 @@ def test_the_time_left_adds_up(make_race: MakeRace) -> None:
 
 
 def test_a_race_without_time_ends_cells_early_but_not_too_early(make_race: MakeRace) -> None:
-    race = make_race(["loop/call_soon", "loop/iteration"], rounds=5, one=1.0)
+    race = make_race([CALL_SOON, "loops/schedule/chain"], rounds=5, one=1.0)
     race.options.limit_s = 1e-9
     expected_s = sum(race.expected_s(plan) for plan in race.plans)
     race.run()
     assert [len(cell.orders) for cell in race.result.cells] == [3, 3]
     assert race.result.run.complete
-    assert "loop/iteration ended after 3 of 5 rounds, because a quick run has no time for more" in race.result.run.notes
+    assert (
+        "loops/schedule/chain ended after 3 of 5 rounds, because a quick run has no time for more"
+        in race.result.run.notes
+    )
     assert isinstance(race.progress, SilentProgress)
     assert race.progress.done_s == pytest.approx(expected_s)
 
@@ -473,7 +470,7 @@ COSTS = {"one": 1.0, "two": 1.03, "far": 2.0, "farther": 3.0, "farthest": 4.0}
 def test_the_rounds_of_decided_arms_go_to_those_that_are_open(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = adaptive(make_race(["loop/call_soon"], rounds=9, **COSTS), COSTS, monkeypatch)
+    race = adaptive(make_race([CALL_SOON], rounds=9, **COSTS), COSTS, monkeypatch)
     race.options.baseline = "one"
     expected_s = sum(race.expected_s(plan) for plan in race.plans)
     race.run()
@@ -505,7 +502,7 @@ def test_the_rounds_of_decided_arms_go_to_those_that_are_open(
 def test_an_interrupted_race_with_a_look_goes_on_as_if_it_had_not_been(
     at: int, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = adaptive(make_race(["loop/call_soon"], rounds=9, **COSTS), COSTS, monkeypatch)
+    race = adaptive(make_race([CALL_SOON], rounds=9, **COSTS), COSTS, monkeypatch)
     race.options.baseline = "one"
     race.progress = InterruptedProgress(f"round {at} of")
     race.run()
@@ -534,7 +531,7 @@ def test_an_interrupted_race_with_a_look_goes_on_as_if_it_had_not_been(
 def test_where_all_or_nothing_is_decided_every_arm_has_the_planned_rounds(
     rounds: int, costs: dict[str, float], looked: bool, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = adaptive(make_race(["loop/call_soon"], rounds=rounds, **costs), costs, monkeypatch)
+    race = adaptive(make_race([CALL_SOON], rounds=rounds, **costs), costs, monkeypatch)
     race.run()
     (cell,) = race.result.cells
     assert (cell.look is not None) == looked
@@ -689,10 +686,10 @@ def test_trouble_of_the_machine_fails_the_sample_and_not_the_run(
     def verify(server: process.Server) -> list[results.Check]:
         raise OSError(24, "Too many open files")
 
-    race = make_race([ECHO, "loop/call_soon"], rounds=1, one=1.0)
+    race = make_race([ECHO, CALL_SOON], rounds=1, one=1.0)
     monkeypatch.setattr(process, "verify", verify)
     race.run()
-    loop, echo = race.result.cells
+    echo, loop = race.result.cells
     assert race.result.run.complete
     assert {sample.status for sample in loop.samples} == {"measured"}
     assert {sample.reasons[0] for sample in echo.samples} == {"[Errno 24] Too many open files"}

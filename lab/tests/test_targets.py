@@ -694,14 +694,7 @@ def test_discard_reads_what_it_counts_into_the_buffer_that_is_declared(discard: 
     assert "splice(" not in calls
 
 
-# --- loop ---
-
-
-@pytest.fixture(params=serving("loop"))
-def loop_arm(request: pytest.FixtureRequest) -> Arm:
-    arm: Arm = request.param
-    manifest.build(arm, BUILT)
-    return arm
+# --- Python ---
 
 
 def test_a_debugging_build_of_python_is_refused() -> None:
@@ -713,22 +706,3 @@ def test_a_debugging_build_of_python_is_refused() -> None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
         assert done.returncode == 1
         assert f"at {sys.executable} is a debugging build" in done.stderr
-
-
-def test_loop_benchmarks_run(loop_arm: Arm) -> None:
-    listed = subprocess.run(
-        [*loop_arm.command("loop", benchmark="none", window=0), "--list"], cwd=loop_arm.folder, env=loop_arm.child_environment(),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True,
-    )  # fmt: skip
-    names = json.loads(listed.stdout)
-    assert {"call_soon", "call_soon_chain", "iteration", "call_soon_threadsafe", "tasks", "futures"} <= set(names)
-    for name in names:
-        done = subprocess.run(
-            loop_arm.command("loop", benchmark=name, window=0.01), cwd=loop_arm.folder, env=loop_arm.child_environment(),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{name}: {done.stderr}"
-        result = json.loads(done.stdout)
-        assert result["operations"] > 0
-        assert result["ns"] > 0
-        assert len(result["samples_ns"]) >= 3

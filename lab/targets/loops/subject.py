@@ -92,7 +92,7 @@ class Clock:
         return time.perf_counter_ns() - waited_ns
 
 
-def timed(loop: Loop, clock: Clock, operations: Coroutine[Any, Any, None], count: int = 1) -> Figures:
+def timed(loop: Loop, clock: Clock, operations: Coroutine[Any, Any, object], count: int = 1) -> Figures:
     """Run a coroutine of `count` operations; return the time of one, and this process's CPU time."""
     begin_ns, cpu_begin_ns = clock.ns(), time.process_time_ns()
     loop.run_until_complete(operations)
@@ -146,6 +146,40 @@ def call_soon_50000(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measu
     yield from batches(loop, clock, 50_000)
 
 
+def iterations_until_served(loop: Loop) -> int:
+    """Return for how many iterations of a busy loop a byte lies in a socket that the loop watches: the worst of four."""
+    count, every = 10_000, 2_000
+    passed, worst = 0, -1
+    sent_at = -1  # The iteration in which a byte was sent that hasn't been read.
+    reading, writing = socket.socketpair()
+    reading.setblocking(False)
+
+    def serve() -> None:
+        nonlocal sent_at, worst
+        reading.recv(1)
+        worst = max(worst, passed - sent_at)
+        sent_at = -1
+
+    def step() -> None:
+        nonlocal sent_at, passed
+        passed += 1
+        if passed == count:
+            loop.stop()
+            return
+        if passed % every == 0 and sent_at < 0:
+            sent_at = passed
+            writing.send(b"x")
+        loop.call_soon(step)
+
+    with reading, writing:
+        loop.add_reader(reading.fileno(), serve)
+        loop.call_soon(step)
+        loop.run_forever()
+        loop.remove_reader(reading.fileno())
+    require(worst >= 0, "a watched socket is served while callbacks keep the loop busy")
+    return worst
+
+
 @contextlib.contextmanager
 def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """10,000 callbacks that reschedule themselves, one per iteration, beside an idle listening socket.
@@ -153,6 +187,7 @@ def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     The socket is no decoration: a connection that comes during the chain must be accepted during the chain.
     """
     count = 10_000
+    served_after = iterations_until_served(loop)
     accepted: list[asyncio.BaseTransport] = []
 
     class Accept(asyncio.Protocol):
@@ -177,7 +212,7 @@ def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
         begin_ns = clock.ns()
         loop.call_soon(step)
         loop.run_forever()
-        return {"operation_ns": (clock.ns() - begin_ns) / count}
+        return {"operation_ns": (clock.ns() - begin_ns) / count, "iterations_until_served": served_after}
 
     with socket.create_connection(address):
         measure()
@@ -186,6 +221,33 @@ def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
             transport.close()
     yield measure
     server.close()
+
+
+@contextlib.contextmanager
+def chains(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """100 chains of callbacks that schedule their successor, side by side, 500 links long: 100 callbacks an iteration."""
+    side_by_side, count = 100, 50_000
+
+    def measure() -> Figures:
+        left = count
+
+        def link() -> None:
+            nonlocal left
+            left -= 1
+            if left >= side_by_side:
+                loop.call_soon(link)
+            elif not left:
+                loop.stop()
+
+        begin_ns = clock.ns()
+        for _ in range(side_by_side):
+            loop.call_soon(link)
+        loop.run_forever()
+        end_ns = clock.ns()
+        require(left == 0, "every link runs once before the loop stops")
+        return {"operation_ns": (end_ns - begin_ns) / count}
+
+    yield measure
 
 
 def timer_delays_s(count: int) -> list[float]:
@@ -281,8 +343,8 @@ def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
     """10,000 call_soon_threadsafe from another thread, while the loop runs; to the last callback's run."""
     count = 10_000
 
-    def race(callback: Callable[[], object]) -> float:
-        begin_ns = 0
+    def race(callback: Callable[[], object]) -> Figures:
+        begin_ns = cpu_begin_ns = 0
 
         def feed() -> None:
             for _ in range(count):
@@ -290,21 +352,21 @@ def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
             loop.call_soon_threadsafe(loop.stop)
 
         def start() -> None:
-            nonlocal begin_ns
-            begin_ns = clock.ns()
+            nonlocal begin_ns, cpu_begin_ns
+            begin_ns, cpu_begin_ns = clock.ns(), time.process_time_ns()
             thread.start()
 
         thread = threading.Thread(target=feed)
         loop.call_soon(start)
         loop.run_forever()
-        end_ns = clock.ns()
+        end_ns, cpu_end_ns = clock.ns(), time.process_time_ns()
         thread.join()
-        return (end_ns - begin_ns) / count
+        return {"operation_ns": (end_ns - begin_ns) / count, "cpu_ns": (cpu_end_ns - cpu_begin_ns) / count}
 
     ran: list[None] = []
     race(lambda: ran.append(None))
     require(len(ran) == count, "every call_soon_threadsafe runs once")
-    yield lambda: {"operation_ns": race(nothing)}
+    yield lambda: race(nothing)
 
 
 @contextlib.contextmanager
@@ -418,13 +480,39 @@ def gather(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
         return await asyncio.gather(*[once(number) for number in range(count)])
 
     require(loop.run_until_complete(everything()) == list(range(count)), "gather returns the results in order")
+    yield lambda: timed(loop, clock, everything(), count)
 
-    def measure() -> Figures:
-        begin_ns = clock.ns()
-        loop.run_until_complete(everything())
-        return {"operation_us": (clock.ns() - begin_ns) / count / 1000}
 
-    yield measure
+@contextlib.contextmanager
+def futures(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """Make a future, have a callback set its result, and await it: 2,000 times one after the other."""
+    count = 2_000
+
+    async def many() -> int:
+        total = 0
+        for _ in range(count):
+            future: asyncio.Future[int] = loop.create_future()
+            loop.call_soon(future.set_result, 1)
+            total += await future
+        return total
+
+    require(loop.run_until_complete(many()) == count, "a future gives the result that was set")
+    yield lambda: timed(loop, clock, many(), count)
+
+
+@contextlib.contextmanager
+def executor(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """run_in_executor of a function that returns at once, awaited: 200 times one after the other."""
+    count = 200
+    ran_in = loop.run_until_complete(loop.run_in_executor(None, threading.get_ident))
+    require(ran_in != threading.get_ident(), "run_in_executor runs in another thread")
+
+    async def many() -> None:
+        for _ in range(count):
+            await loop.run_in_executor(None, nothing)
+
+    yield lambda: timed(loop, clock, many(), count)
+    loop.run_until_complete(loop.shutdown_default_executor())
 
 
 @contextlib.contextmanager
@@ -701,10 +789,11 @@ def sock_accept(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measureme
     listener.close()
 
 
-@contextlib.contextmanager
-def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
-    """1 KB there and back under TLS, client and server in one loop."""
-    count, message = 200, os.urandom(1024)
+def round_trips(
+    loop: Loop, clock: Clock, count: int, message: bytes,
+    server_context: ssl.SSLContext | None = None, client_context: ssl.SSLContext | None = None,
+) -> Iterator[Measurement]:  # fmt: skip
+    """A message there and back between two protocols of one loop, so many times."""
     received = bytearray()
     left = 0
     done: asyncio.Future[None]
@@ -736,23 +825,29 @@ def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterat
         client.transport.write(message)
         await done
 
-    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_context.load_cert_chain(surroundings.certificate, surroundings.key)
-    client_context = ssl.create_default_context(cafile=surroundings.certificate)
     listener = listen(blocking=False)
     port = listener.getsockname()[1]
     server = loop.run_until_complete(loop.create_server(EchoProtocol, sock=listener, ssl=server_context))
     connecting = loop.create_connection(Client, HOST, port, ssl=client_context)
     transport, client = loop.run_until_complete(connecting)
-
-    def measure() -> Figures:
-        begin_ns = clock.ns()
-        loop.run_until_complete(many(client))
-        return {"operation_us": (clock.ns() - begin_ns) / count / 1000}
-
-    yield measure
+    yield lambda: timed(loop, clock, many(client), count)
     transport.close()
     server.close()
+
+
+@contextlib.contextmanager
+def ping_pong(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """64 bytes there and back over TCP, client and server in one loop."""
+    yield from round_trips(loop, clock, 1_000, bytes(range(64)))
+
+
+@contextlib.contextmanager
+def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
+    """1 KB there and back under TLS, client and server in one loop."""
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(surroundings.certificate, surroundings.key)
+    client_context = ssl.create_default_context(cafile=surroundings.certificate)
+    yield from round_trips(loop, clock, 200, os.urandom(1024), server_context, client_context)
 
 
 def requests_over_streams(
@@ -838,10 +933,9 @@ def read_exactly(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurem
 MICRO = {
     function.__name__: function
     for function in (
-        call_soon, call_soon_50000, chain, timers, timer_lateness, timers_cancel, threadsafe, flood, accept_while_busy, gather, server,
-        connect,
-        getaddrinfo, spawn, read_child, communicate, read_pipe, write_pipe, sock_connect, sock_accept, sendfile,
-        tls_one_loop, read_lines, read_exactly,
+        call_soon, call_soon_50000, chain, chains, timers, timer_lateness, timers_cancel, threadsafe, flood, accept_while_busy,
+        gather, futures, executor, server, connect, getaddrinfo, spawn, read_child, communicate, read_pipe, write_pipe, sock_connect,
+        sock_accept, sendfile, tls_one_loop, ping_pong, read_lines, read_exactly,
     )
 }  # fmt: skip
 

@@ -1,8 +1,7 @@
-"""The Python servers that ringlab measures, and what it times on a loop. Nothing of ringlab is imported.
+"""The Python servers that ringlab measures. Nothing of ringlab is imported.
 
     server.py echo|http|discard --loop LOOP --api API [--host ADDRESS] [--port PORT]
     server.py bind --loop LOOP --api API --mode bind|listen|accept --count N [--concurrent N]
-    server.py loop --loop LOOP --benchmark NAME --window SECONDS      (--list: the names)
     server.py probe --loop LOOP --api API                             (what the loop is; fails where it is missing)
 
 LOOP is the name of a module with a `new_event_loop`. API is `protocol` or `streams`; for http also `uvicorn`, which
@@ -370,7 +369,7 @@ def positive(text: str) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The Python servers that ringlab measures.")
-    parser.add_argument("command", choices=["echo", "http", "discard", "bind", "loop", "probe"])
+    parser.add_argument("command", choices=["echo", "http", "discard", "bind", "probe"])
     parser.add_argument("--loop", default="asyncio", help="a module with a new_event_loop (default: %(default)s)")
     parser.add_argument("--api", default="protocol", choices=["protocol", "streams", "uvicorn", "threaded"])
     parser.add_argument("--host", default=HOST, help="the address to listen on (default: %(default)s)")
@@ -378,9 +377,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mode", choices=["bind", "listen", "accept"], default="listen")
     parser.add_argument("--count", type=positive, default=1000, help="how many operations")
     parser.add_argument("--concurrent", type=positive, default=1, help="how many at once")
-    parser.add_argument("--benchmark", help="what to time on the loop")
-    parser.add_argument("--window", type=float, default=1.0, help="for how many seconds")
-    parser.add_argument("--list", action="store_true", help="print the names of the benchmarks")
     arguments = parser.parse_args()
     if arguments.command in ("echo", "discard") and arguments.api == "uvicorn":
         parser.error("uvicorn serves http only")
@@ -396,13 +392,6 @@ def main() -> None:
     match arguments.command, arguments.api:
         case "probe", _:
             probe(arguments)
-        case "loop", _:
-            import loop_benchmarks
-
-            if arguments.list:
-                answer(list(loop_benchmarks.BENCHMARKS))
-            else:
-                answer(loop_benchmarks.measure(import_loop(arguments.loop), arguments.benchmark, arguments.window))
         case "bind", "threaded":
             measure_blocking_bind(*binding)
         case "bind", _ if (arguments.loop, arguments.mode) in CANNOT_BIND:

@@ -1,4 +1,4 @@
-"""A server for the tests of the runner: echo and HTTP in threads, with faults on demand; and the two one-shot programs."""
+"""A server for the tests of the runner: echo and HTTP in threads, with faults on demand; and the program for bind."""
 
 import argparse
 import json
@@ -40,14 +40,13 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["echo", "http", "discard", "bind", "loop", "asgi"])
+    parser.add_argument("what", choices=["echo", "http", "discard", "bind", "asgi"])
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cost", type=float, default=1.0)
     parser.add_argument("--fault", default="")
     parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--benchmark")
     parser.add_argument("--feature", default="")
     options = parser.parse_args()
     if options.what == "bind":
@@ -59,22 +58,6 @@ def main() -> None:
                     "ns": {"instant": 0, "constant": 150_000_000}[options.fault]
                     if options.fault in ("instant", "constant")
                     else int(options.count * 20_000 * options.cost),
-                }
-            )
-        )
-        return
-    if options.what == "loop":
-        if options.fault == "crash":
-            sys.exit("WrongBehaviour: callbacks run in the wrong order")
-        jitter = 1 + os.getpid() % 5 / 1000
-        print("a line before the last one")
-        print(
-            json.dumps(
-                {
-                    "operations": 10,
-                    "ns": 10,
-                    "samples_ns": [float("nan") if options.fault == "nan" else 100 * options.cost * jitter] * 3,
-                    "figures": {"cpu_ns": 90.0, "odd": float("inf")},
                 }
             )
         )

@@ -22,7 +22,7 @@ if options.check:
     sys.exit()
 if options.fault == "crash":
     sys.exit("WrongBehaviour: not so: callbacks run in order")
-value = options.cost * (1 + os.getpid() % 5 / 1000)
+value = float("nan") if options.fault == "nan" else options.cost * (1 + os.getpid() % 5 / 1000)
 figures = {"operation_ns": value, "server_cpu_us": value, "window_s": options.window, "odd": float("nan")}
 if options.fault == "none":
     figures = {}
