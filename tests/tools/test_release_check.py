@@ -60,6 +60,10 @@ def test_relative_links_are_found_outside_of_code():
     assert check.relative_links(text) == ["docs/b.md"]
 
 
+def test_no_link_of_this_tree_s_descriptions_is_relative():
+    assert list(check.wrong_descriptions()) == []
+
+
 def test_files_that_are_missing_or_do_not_belong_are_named(repository):
     for name in ("ringloop-1.2.3.tar.gz", "ringloop-1.2.2.tar.gz", "ringlab-1.2.3-py3-none-manylinux_2_28_x86_64.whl"):
         (repository / "dist" / name).touch()
