@@ -32,7 +32,15 @@ defmodule Server do
   end
 
   def main([kind | options]) when kind in ["echo", "http"] do
-    {options, [], []} = OptionParser.parse(options, strict: [port: :integer])
+    {options, [], []} = OptionParser.parse(options, strict: [host: :string, port: :integer])
+    host = Keyword.get(options, :host, "127.0.0.1")
+
+    address =
+      case :inet.parse_ipv4strict_address(to_charlist(host)) do
+        {:ok, address} -> address
+        {:error, _} -> fail("--host #{host} is not an IPv4 address")
+      end
+
     Logger.configure(level: :none)
     {:ok, _} = Application.ensure_all_started(:thousand_island)
     # A failure to listen arrives as a message, not as the end of this process.
@@ -45,7 +53,7 @@ defmodule Server do
         handler_options: "",
         read_timeout: :infinity,
         transport_options: [
-          ip: {127, 0, 0, 1},
+          ip: address,
           backlog: 1024,
           nodelay: true,
           buffer: 65_536,
@@ -57,17 +65,21 @@ defmodule Server do
     case started do
       {:ok, server} ->
         {:ok, {_, port}} = ThousandIsland.listener_info(server)
-        IO.puts("listening on 127.0.0.1:#{port}")
+        IO.puts("listening on #{host}:#{port}")
         Process.sleep(:infinity)
 
       {:error, reason} ->
-        IO.puts(:stderr, "cannot listen: #{inspect(reason)}")
-        System.halt(1)
+        fail("cannot listen on #{host}: #{inspect(reason)}")
     end
   end
 
   def main(_) do
-    IO.puts(:stderr, "usage: server echo|http [--port P]")
+    IO.puts(:stderr, "usage: server echo|http [--host ADDRESS] [--port P]")
     System.halt(2)
+  end
+
+  defp fail(text) do
+    IO.puts(:stderr, text)
+    System.halt(1)
   end
 end
