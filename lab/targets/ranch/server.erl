@@ -1,4 +1,4 @@
-%% Echo and HTTP servers on ranch, with a process for each connection. Measured by ringlab.
+%% Echo, HTTP and discard servers on ranch, with a process for each connection. Measured by ringlab.
 -module(server).
 -behaviour(ranch_protocol).
 -export([start/0, start_link/3, init/3]).
@@ -7,15 +7,16 @@
 -define(BUFFER_BYTES, 65536).
 -define(ANSWER, <<"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, World!">>).
 -define(END_OF_REQUEST, <<"\r\n\r\n">>).
--define(DEFAULTS, #{"--port" => "0", "--mode" => "listen", "--count" => "1000", "--concurrent" => "1"}).
+-define(DEFAULTS, #{"--host" => "127.0.0.1", "--port" => "0", "--mode" => "listen", "--count" => "1000", "--concurrent" => "1"}).
 
 start() ->
     [Command | Words] = init:get_plain_arguments() ++ [""],
     try options(lists:droplast(Words), ?DEFAULTS) of
-        Options when Command =:= "echo"; Command =:= "http" -> serve(list_to_atom(Command), number("--port", Options));
+        Options when Command =:= "echo"; Command =:= "http"; Command =:= "discard" ->
+            serve(list_to_atom(Command), maps:get("--host", Options), number("--port", Options));
         Options when Command =:= "bind" ->
             time_binding(maps:get("--mode", Options), number("--count", Options), number("--concurrent", Options));
-        _ -> fail("usage: server echo|http|bind [--port P] [--mode listen|accept] [--count N] [--concurrent N]")
+        _ -> fail("usage: server echo|http|discard|bind [--host ADDRESS] [--port P] [--mode listen|accept] [--count N] [--concurrent N]")
     catch
         error:Reason -> fail(io_lib:format("~p", [Reason]))
     end.
@@ -31,12 +32,16 @@ fail(Text) ->
 
 %% --- serving ---
 
-serve(Kind, Port) ->
+serve(Kind, Host, Port) ->
+    Address = case inet:parse_ipv4strict_address(Host) of
+        {ok, Parsed} -> Parsed;
+        {error, _} -> fail(io_lib:format("--host ~ts is not an IPv4 address", [Host]))
+    end,
     {ok, _} = application:ensure_all_started(ranch),
     Listening = #{
         max_connections => infinity,
         socket_opts => [
-            {ip, {127, 0, 0, 1}}, {port, Port}, {backlog, ?BACKLOG}, {nodelay, true}, {reuseaddr, true},
+            {ip, Address}, {port, Port}, {backlog, ?BACKLOG}, {nodelay, true}, {reuseaddr, true},
             {buffer, ?BUFFER_BYTES},
             %% Otherwise the end of what a client sends would close the connection before everything is answered.
             {exit_on_close, false}
@@ -44,9 +49,13 @@ serve(Kind, Port) ->
     },
     logger:set_primary_config(level, none),
     case ranch:start_listener(?MODULE, ranch_tcp, Listening, ?MODULE, Kind) of
-        {ok, _} -> io:format("listening on 127.0.0.1:~b~n", [ranch:get_port(?MODULE)]);
-        {error, Reason} -> fail(io_lib:format("cannot listen on 127.0.0.1:~b: ~p", [Port, Reason]))
+        {ok, _} -> io:format("listening on ~s:~b~n", [Host, ranch:get_port(?MODULE)]);
+        {error, Reason} -> fail(io_lib:format("cannot listen on ~s:~b: ~ts", [Host, Port, explain(Reason)]))
     end.
+
+%% In one line, as the lab shows only the last one: ranch wraps the cause in the reports of its supervisors.
+explain({{shutdown, {failed_to_start_child, ranch_acceptors_sup, {listen_error, _, Cause}}}, _}) -> inet:format_error(Cause);
+explain(Reason) -> io_lib:format("~0p", [Reason]).
 
 start_link(Listener, Transport, Kind) ->
     {ok, spawn_link(?MODULE, init, [Listener, Transport, Kind])}.
@@ -55,7 +64,8 @@ init(Listener, Transport, Kind) ->
     {ok, Socket} = ranch:handshake(Listener),
     case Kind of
         echo -> echo(Socket, Transport);
-        http -> hello(Socket, Transport, <<>>)
+        http -> hello(Socket, Transport, <<>>);
+        discard -> discard(Socket, Transport, 0)
     end,
     Transport:close(Socket).
 
@@ -67,6 +77,14 @@ echo(Socket, Transport) ->
                 ok -> echo(Socket, Transport);
                 {error, _} -> ended
             end;
+        {error, _} -> ended
+    end.
+
+%% Throws away what it receives, and answers the end with how much that was.
+discard(Socket, Transport, Received) ->
+    case Transport:recv(Socket, 0, infinity) of
+        {ok, Data} -> discard(Socket, Transport, Received + byte_size(Data));
+        {error, closed} -> Transport:send(Socket, [integer_to_binary(Received), $\n]);
         {error, _} -> ended
     end.
 
