@@ -1,6 +1,6 @@
 // Echo and HTTP servers on kio, with a coroutine for each connection. Measured by ringlab.
 //
-//   server echo|http [--port P] [--workers N]
+//   server echo|http [--host ADDRESS] [--port P] [--workers N]
 
 #include <arpa/inet.h>
 #include <csignal>
@@ -96,7 +96,7 @@ DetachedTask accept_all(Worker& worker, const int listener, const bool http) {
     std::exit(1);
 }
 
-int listen_at(const int port, const bool shared) {
+int listen_at(const in_addr host, const int port, const bool shared) {
     const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const int on = 1;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -105,7 +105,7 @@ int listen_at(const int port, const bool shared) {
     }
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr = host;
     address.sin_port = htons(static_cast<uint16_t>(port));
     if (listener < 0 || bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
         fail("cannot listen");
@@ -127,23 +127,33 @@ int port_of(const int listener) {
 
 int main(int count, char** words) {
     const std::string_view kind = count > 1 ? words[1] : "";
+    const char* host = "127.0.0.1";
     int port = 0;
     int workers = 1;
     for (int index = 2; index + 1 < count; index += 2) {
         const std::string_view name = words[index];
-        (name == "--port" ? port : workers) = std::atoi(words[index + 1]);
+        if (name == "--host") {
+            host = words[index + 1];
+        } else {
+            (name == "--port" ? port : workers) = std::atoi(words[index + 1]);
+        }
     }
     if ((kind != "echo" && kind != "http") || workers < 1) {
-        std::fputs("usage: server echo|http [--port P] [--workers N]\n", stderr);
+        std::fputs("usage: server echo|http [--host ADDRESS] [--port P] [--workers N]\n", stderr);
         return 2;
+    }
+    in_addr address{};
+    if (inet_pton(AF_INET, host, &address) != 1) {
+        std::fprintf(stderr, "--host %s is not an IPv4 address\n", host);
+        return 1;
     }
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGTERM, [](int) { _exit(0); });
 
-    std::vector<int> listeners{listen_at(port, workers > 1)};
+    std::vector<int> listeners{listen_at(address, port, workers > 1)};
     port = port_of(listeners[0]);
     while (static_cast<int>(listeners.size()) < workers) {
-        listeners.push_back(listen_at(port, true));
+        listeners.push_back(listen_at(address, port, true));
     }
     WorkerConfig config{};
     config.uring_queue_depth = 4096;
@@ -152,7 +162,7 @@ int main(int count, char** words) {
     IOPool pool(static_cast<std::size_t>(workers), config, [&](Worker& worker) {
         accept_all(worker, listeners[next++], kind == "http").detach();
     });
-    std::printf("listening on 127.0.0.1:%d\n", port);
+    std::printf("listening on %s:%d\n", host, port);
     std::fflush(stdout);
     for (;;) {
         pause();
