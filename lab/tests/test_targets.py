@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from conftest import PATIENCE, patient
@@ -34,6 +35,11 @@ from ringlab.process import Server
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "lab.md"
 HOST = "127.0.0.1"
+OTHER_HOST = "127.0.0.2"
+FOREIGN_HOST = "192.0.2.1"
+"""Of the addresses that RFC 5737 keeps for documentation: no machine has it."""
+LISTENS_EVERYWHERE = {"atacama"}
+"""The targets that check the address, and listen on it and on all others: their libraries take none."""
 ANSWER_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 240  # A virtual machine under strace on a busy machine takes half a minute.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -91,6 +97,12 @@ def test_arm_builds(arm: Arm) -> None:
     if presence.skipped:
         pytest.skip(f"{presence.skipped}; install it with: {presence.install}")
     manifest.build(arm, BUILT)
+
+
+@pytest.mark.parametrize("arm", [pytest.param(arm, id=arm.name) for arm in ALL])
+def test_arm_can_be_told_where_to_listen(arm: Arm) -> None:
+    # Otherwise it couldn't be measured on several machines. This needs no tools, so no target escapes it.
+    assert [kind for kind in arm.commands if kind in manifest.SERVERS and not arm.listens_anywhere(kind)] == []
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -505,17 +517,22 @@ def test_http_ends_at_the_signal_with_connections_open(http_arm: Arm) -> None:
         check_ending(server)
 
 
+def check_refusal(arm: Arm, kind: str, host: str, port: int) -> None:
+    """Start a server that can't listen there."""
+    done = subprocess.run(
+        arm.command(kind, host=host, port=port, workers=1), cwd=arm.folder, env=arm.child_environment(),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode > 0
+    assert "listening on" not in done.stdout
+    assert done.stderr.strip(), "it says why"
+
+
 def check_port_in_use(arm: Arm, kind: str) -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))
         other.listen()
-        done = subprocess.run(
-            arm.command(kind, host=HOST, port=other.getsockname()[1], workers=1), cwd=arm.folder, env=arm.child_environment(),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    assert done.returncode > 0
-    assert "listening on" not in done.stdout
-    assert done.stderr.strip(), "it says why"
+        check_refusal(arm, kind, HOST, other.getsockname()[1])
 
 
 def test_echo_says_that_the_port_is_in_use(echo_arm: Arm) -> None:
@@ -524,6 +541,37 @@ def test_echo_says_that_the_port_is_in_use(echo_arm: Arm) -> None:
 
 def test_http_says_that_the_port_is_in_use(http_arm: Arm) -> None:
     check_port_in_use(http_arm, "http")
+
+
+def check_place(arm: Arm, kind: str) -> None:
+    with Server(arm, kind, arm.declares.workers, host=OTHER_HOST) as server:
+        # Asked of the kernel: at another address the same port may belong to somebody else.
+        pids = server.tree()
+        sockets = [each for each in psutil.net_connections("tcp") if each.pid in pids]
+        places = {each.laddr for each in sockets if each.status == psutil.CONN_LISTEN}
+        host = "0.0.0.0" if arm.target in LISTENS_EVERYWHERE else OTHER_HOST
+        assert places == {(host, server.port)}
+        socket.create_connection((OTHER_HOST, server.port), timeout=ANSWER_TIMEOUT_S).close()
+
+
+def test_echo_listens_where_it_is_told(echo_arm: Arm) -> None:
+    check_place(echo_arm, "echo")
+
+
+def test_http_listens_where_it_is_told(http_arm: Arm) -> None:
+    check_place(http_arm, "http")
+
+
+def test_discard_listens_where_it_is_told(discard_arm: Arm) -> None:
+    check_place(discard_arm, "discard")
+
+
+def test_echo_refuses_an_address_that_the_machine_does_not_have(echo_arm: Arm) -> None:
+    check_refusal(echo_arm, "echo", FOREIGN_HOST, process.free_port())
+
+
+def test_http_refuses_an_address_that_the_machine_does_not_have(http_arm: Arm) -> None:
+    check_refusal(http_arm, "http", FOREIGN_HOST, process.free_port())
 
 
 @pytest.mark.parametrize("arm", [arm for arm in serving("echo") if arm.values[0].declares.max_workers != 1])
