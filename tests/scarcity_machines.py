@@ -9,7 +9,6 @@ import errno
 import gc
 import os
 import pathlib
-import resource
 import socket
 import tempfile
 
@@ -24,23 +23,6 @@ RETRY_S = 0.001
 """How long a server waits after a connection that it could not accept, instead of asyncio's second."""
 SHORT_S = 0.05
 """How long an attempt lasts while there are too few descriptors: a server may find none for the connection that it is to accept."""
-
-
-@contextlib.contextmanager
-def descriptors_left(count):
-    """Let the process have only so many more descriptors."""
-    used = {int(name) for name in os.listdir("/proc/self/fd")}
-    limit = 0
-    while count >= 0:
-        count -= limit not in used
-        limit += 1
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # One number less: the last one that was free is not to be had.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit - 1, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def is_scarcity(error):
@@ -168,7 +150,7 @@ class ScarcityMachine(RuleBasedStateMachine):
     )
     def lack(self, left, whats, at_once):
         """Attempt some of it with too few descriptors, one after the other or all at once."""
-        with descriptors_left(left):
+        with support.descriptors_left(left):
             self.loop.run_until_complete(self.attempts(whats, at_once))
         for error in self.reported:
             assert error is None or is_scarcity(error), repr(error)

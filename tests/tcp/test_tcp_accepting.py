@@ -5,7 +5,6 @@ import contextvars
 import errno
 import gc
 import os
-import resource
 import socket
 import weakref
 
@@ -16,6 +15,7 @@ from support import (
     HOST,
     Oops,
     Recorder,
+    descriptors_left,
     has_ipv6,
     open_descriptors,
     reset,
@@ -297,16 +297,9 @@ def test_without_descriptors_a_server_tells_and_tries_again(loop, monkeypatch):
         loop.set_exception_handler(lambda _, context: reported.append(context))
         protocols = []
         server = await loop.create_server(lambda: protocols.append(Recorder()) or protocols[-1], HOST, 0, backlog=2)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.create_connection(address_of(server)):
-            # Its descriptor is the next one that is free.
-            with socket.socket() as probe:
-                lowest = probe.fileno()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-            try:
+            with descriptors_left(0):
                 await until(lambda: reported)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             assert reported[0]["message"] == "socket.accept() out of system resource"
             assert reported[0]["exception"].errno == errno.EMFILE
             assert not protocols
