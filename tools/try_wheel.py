@@ -26,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 
+PATIENCE_S = 300
+"""Under qemu, on a busy machine, `ringloop serve` takes a minute to start."""
 APPLICATION = """\
 async def app(scope, receive, send):
     assert scope["type"] == "http"
@@ -115,7 +117,7 @@ def echo(backend: str) -> str:
 
     loop = ringloop.new_event_loop(backend=backend)
     try:
-        loop.run_until_complete(asyncio.wait_for(main(), 60))
+        loop.run_until_complete(asyncio.wait_for(main(), PATIENCE_S))
         assert loop.backend == backend
         return str(loop.backend_reason)
     finally:
@@ -136,14 +138,14 @@ def request(backend: str, folder: pathlib.Path, python: list[str]) -> None:
         environment = os.environ | {"RINGLOOP_BACKEND": backend}
         server = subprocess.Popen(command, cwd=folder, env=environment, pass_fds=[listener.fileno()])
         try:
-            client = http.client.HTTPConnection("127.0.0.1", listener.getsockname()[1], timeout=60)
+            client = http.client.HTTPConnection("127.0.0.1", listener.getsockname()[1], timeout=PATIENCE_S)
             client.request("GET", "/")
             response = client.getresponse()
             assert (response.status, response.read()) == (200, b"hello")
             client.close()
         finally:
             server.terminate()
-            status = server.wait(60)
+            status = server.wait(PATIENCE_S)
         # It ends as the signal would have ended it, when all requests are answered.
         assert status == -signal.SIGTERM, f"ringloop serve ended with {status}"
 
