@@ -10,8 +10,8 @@
 A failure of a state machine prints its seed and its steps. Growth is a failure, too: of the number of descriptors, or of memory
 beyond the first rounds. For the server see server_soak.py. Exits with 0 if nothing was wrong, and with 130 after Ctrl-C.
 
-The process starts itself again with PYTHONMALLOC=malloc, because CPython's own allocator rarely returns memory: with it the
-resident set grows by a megabyte in a round even with asyncio, though nothing leaks.
+The process starts itself again with PYTHONMALLOC=malloc, because CPython's own allocator rarely returns memory. Under
+that one the resident set grows by a megabyte in each round, even with asyncio, though nothing leaks.
 """
 
 import argparse

@@ -3,8 +3,6 @@
 import array
 import asyncio
 import contextlib
-import os
-import resource
 import socket
 import struct
 import time
@@ -212,24 +210,14 @@ def test_descriptors_run_out_and_come_back(loop):
     """What is refused for want of descriptors leaves nothing behind."""
 
     async def main():
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         ours, peer = pair()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(number for number, _ in support.open_descriptors()) + 1, hard))
-        try:
-            held = []
-            with contextlib.suppress(OSError):
-                while True:
-                    held.append(os.dup(0))
+        with support.descriptors_left(0):
             trace = []
             loop.add_reader(ours, trace.append, "read")
             peer.send(b"x")
             await turns(3)
             assert trace
             assert loop.remove_reader(ours)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            for number in held:
-                os.close(number)
         ours.close()
         peer.close()
 

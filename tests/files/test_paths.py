@@ -397,7 +397,7 @@ def test_cancelled_calls_do_their_work_or_nothing_and_leave_no_descriptors(run, 
                         await result.close()
                     else:
                         assert result is None or isinstance(result, (os.stat_result, OSError, asyncio.CancelledError))
-        # Files of calls that were cancelled may be opened only now, where threads open them.
+        # Threads may still be opening files for calls that were cancelled.
         await asyncio.get_running_loop().shutdown_default_executor()
         deadline = time.monotonic() + support.PATIENCE_S
         while open_files() and time.monotonic() < deadline:
