@@ -134,13 +134,12 @@ INTRODUCTION = """\
 
 # Other projects' tests on ringloop
 
-The results of other projects' test suites on ringloop's loop, on both backends, and on stock asyncio
-as the control. `make suites` and `make conformance` run the suites and record the results;
-`make compatibility-page` makes this page from them. Each row gives the date of its run.
-[compatibility.md](compatibility.md#how-it-is-checked) says how the suites are run and judged.
+This page shows how other projects' test suites do on ringloop, on both backends, and on stock
+asyncio as the control. [compatibility.md](compatibility.md#how-it-is-checked) says how they are run
+and judged.
 
-A test counts in "only on ringloop" if it passes on the control. Each of these tests is explained
-below its table."""
+The column "only on ringloop" counts the tests that fail on ringloop and pass on the control. Each
+of them is explained below its table, and so are failures on the control."""
 
 
 def render(entries: Sequence[dict[str, Any]]) -> str:
@@ -221,9 +220,9 @@ def render_cpython(entries: Sequence[dict[str, Any]]) -> list[str]:
             rows.append([entry["version"], loop, *(found[name] for name in names), len(found["failed"]), entry["date"]])
     header = ["Python", "on", *names.values(), "failed", "date"]
     about = (
-        "The interpreter's own asyncio tests, `test.test_asyncio`, by `make conformance`. Left out are tests that depend on"
-        " asyncio's private state. A test that makes no loop of ringloop's says nothing about it, and counts as"
-        ' "no loop". The control has more of these: there, the tests of the base class use that class itself.'
+        "These are the interpreter's own asyncio tests, `test.test_asyncio` (`make conformance`). Tests that depend on"
+        " asyncio's private state are left out. A test that creates no loop says nothing about ringloop, and counts as"
+        ' "no loop". The control has more of these, because there the tests of the base class use that class itself.'
     )
     blocks = ["## CPython", filled(about), table(header, rows, {*names.values(), "failed"})]
     with open(TOOLS / "conformance.toml", "rb") as file:
@@ -248,9 +247,9 @@ def render_applications(entry: dict[str, Any]) -> list[str]:
                     sums[:] = map(sum, zip(sums, found[loop], strict=True))
         rows.append([what, versions, *("/".join(map(str, of_loop)) for of_loop in counts)])
     about = (
-        f"The project's own tests with each framework, by `make test-applications`, on Python {entry['python']},"
-        f" {entry['date']}. A cell has the tests that passed, failed and were skipped. A test that needs ringloop's"
-        " own functions does not run on asyncio. How each is run on ringloop: [integrations.md](integrations.md)."
+        f"ringloop's own tests with each framework (`make test-applications`), on Python {entry['python']},"
+        f" {entry['date']}. Each cell has the numbers of tests that passed, failed and were skipped. Tests that need"
+        " ringloop's own functions do not run on asyncio. [integrations.md](integrations.md) says how to use each on ringloop."
     )
     return ["## Frameworks and tools", filled(about), table(["what", "versions", *LOOPS], rows, set(LOOPS))]
 

@@ -126,10 +126,10 @@ def block(source: dict[str, Any]) -> str:
     where = ", ".join(filter(None, (source["python"], source["kernel"], source["machine"], source["date"])))
     revision = f", at revision {source['revision'][:12]}" if source["revision"] else ""
     text = (
-        f"The figures show how many times better than stock asyncio each loop is, in time per operation or in server CPU time per"
-        f" message. They are paired ratios from {source['rounds']} rounds of `{source['command']}`, interleaved, with every loop in"
-        f" fresh processes ({where}{revision}). Bold: ahead of every peer. {source['remark']} `tools/readme_table.py` makes this table from"
-        f" `docs/results/loops.json`."
+        f"Each figure says how many times faster than stock asyncio a loop is, in time per operation or in server CPU time per message."
+        f" Higher is better. Bold: faster than uvloop and rloop, even if only by a few percent, which may be noise. The figures are"
+        f" paired ratios from {source['rounds']} rounds of `{source['command']}`, interleaved, with every loop in fresh processes"
+        f" ({where}{revision}). {source['remark']}"
     )
     headings = ["", *ARMS.values()]
     lines = [

@@ -127,7 +127,7 @@ def if_busy_option() -> Decorator:
         type=click.Choice(["refuse", "wait", "beside"]),
         default="refuse",
         show_default=True,
-        help="Where another lab measures on this machine: refuse, wait until it ends, or measure on other CPUs beside it.",
+        help="If another lab is measuring on this machine: refuse, wait until it ends, or measure on other CPUs (beside).",
     )
 
 
@@ -144,10 +144,10 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--rounds",
             type=click.IntRange(1, 10_000),
-            help="How often every arm runs in each cell (9; compare and --publish: 15).",
+            help="How often every arm runs in each cell (default: 9; compare and --publish: 15).",
         ),
         click.option(
-            "--seconds", type=Duration(0.05, 3600), help="The measured window of a sample (2; --publish: 10)."
+            "--seconds", type=Duration(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."
         ),
         click.option("--minutes", type=Duration(0.1, 1440), help="With --quick: how long measuring may take."),
         click.option(
@@ -170,7 +170,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--memory",
             type=click.IntRange(16, 1 << 24),
             metavar="MB",
-            help="End a server that takes more memory than this (half of what is available).",
+            help="Stop a server that takes more memory than this (default: half of what is available).",
         ),
         click.option(
             "--system-calls/--no-system-calls",
@@ -183,12 +183,12 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Draw a flame graph of each server with perf, in separate runs at the end.",
         ),
         click.option(
-            "--again/--no-again", default=True, help="Run a second copy of the baseline, which shows the noise (yes)."
+            "--again/--no-again", default=True, help="Run a second copy of the baseline, which shows the noise (default: yes)."
         ),
         click.option(
             "--output",
             type=click.Path(path_type=Path, file_okay=False),
-            help=f"The folder for result.json and reports ({storage.FOLDER}/DATE).",
+            help=f"The folder for result.json and reports (default: {storage.FOLDER}/DATE).",
         ),
     ]
     for option in reversed(options):
@@ -199,17 +199,18 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="ringlab")
 def main() -> None:
-    """Measure network servers in any language, side by side, and say so when the data cannot tell which is better.
+    """Benchmark network servers in any language, side by side, and say so when the data does not support a ranking.
 
-    Every arm (a variant of a target) runs in rounds, in random order, in fresh processes; only ratios within a round are
-    compared, first of all the server's CPU per operation. Start with `ringlab doctor`, then `ringlab run --quick`.
+    A target is a program to measure, and an arm is one variant of it. Every arm runs in rounds, in random order, in fresh
+    processes. Only ratios within a round are compared, above all the server's CPU time per operation. Start with
+    `ringlab doctor`, then `ringlab run --quick`.
 
-    Exit status: 0 done, 1 nothing was measured, a goal is missed or guard found a regression, 2 the request can't be carried out,
-    3 a goal or guard cannot tell, 130 interrupted.
+    Exit status: 0 done; 1 nothing was measured, a goal is missed, or guard found a regression; 2 the request can't be carried
+    out; 3 a goal or guard cannot tell; 130 interrupted.
     """
 
 
-@main.command()
+@main.command(short_help="Measure workloads or single cells.")
 @click.argument("what", nargs=-1, metavar="[WORKLOAD|CELL]...")
 @click.option(
     "--targets",
@@ -222,7 +223,7 @@ def main() -> None:
     "--baseline",
     default="",
     metavar="ARM",
-    help="The arm that ratios refer to (a raw C floor or asyncio, where one takes part).",
+    help="The arm that ratios are relative to (default: a raw C server or asyncio, if it takes part).",
 )
 @click.option(
     "--resume",
@@ -243,7 +244,7 @@ def main() -> None:
 @click.option(
     "--adaptive",
     is_flag=True,
-    help="After half of the rounds, spend the time of arms that are decided on those that are not.",
+    help="After half of the rounds, give the time of decided arms to the undecided ones.",
 )
 @measuring_options
 @elsewhere_options
@@ -262,8 +263,8 @@ def run(
     tls_key: str | None,
     **options: Any,
 ) -> None:
-    """Measure workloads (bind, http, rtt, echo, asgi, sweep, churn, idle, stream, loops, files) or single cells on every target
-    that can run here. The default is all but loops and files, or with --quick the first four.
+    """Measure workloads (bind, http, rtt, echo, asgi, sweep, churn, idle, stream, loops, files) or single cells, with every target
+    that can run here. The default is all workloads but loops and files, or with --quick the first four.
 
     \b
     Examples:
@@ -325,12 +326,12 @@ def result_file_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--control", default="", metavar="ARM", help="Files: the arm that others are relative to, or none."
         ),
         click.option(
-            "--all-figures", "every_metric", is_flag=True, help="Files: not only the one that ranks the arms."
+            "--all-figures", "every_metric", is_flag=True, help="Files: compare all figures, not only the one that ranks the arms."
         ),
         click.option("--junit", type=path, help="Files: write a report in JUnit's format."),
         click.option("--csv", type=path, help="Files: write the verdicts as CSV."),
         click.option("--summary", type=path, help="Files: write a summary in Markdown; - prints it."),
-        click.option("--annotate", is_flag=True, help="Files: print annotations for GitHub's actions."),
+        click.option("--annotate", is_flag=True, help="Files: print annotations for GitHub Actions."),
     ]
     for option in reversed(options):
         function = option(function)
@@ -358,10 +359,10 @@ def cells_of(what: Sequence[str]) -> list[str]:
     return [plan.name for plan in workloads.choose(what, "publish")] if what else []
 
 
-@main.command()
+@main.command(short_help="Compare two arms, or two results.")
 @click.argument("arms", nargs=2, metavar="A B")
 @click.option(
-    "--in", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Compare within this result."
+    "--in", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Compare within this result; measure nothing."
 )
 @click.option("--workload", "what", multiple=True, metavar="WORKLOAD|CELL", help="Only these. Repeatable.")
 @result_file_options
@@ -369,9 +370,9 @@ def cells_of(what: Sequence[str]) -> list[str]:
 def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], **options: Any) -> None:
     """Compare two arms, or two results: A is the baseline, B is what differs. An arm against itself shows the noise.
 
-    Arms are raced now, or with --in compared within a result in which both took part. If A and B are result files or their
-    folders, every arm that both have measured is compared, relative to a control that took part in both; with --fail-if the
-    exit status is 1 where a verdict meets the condition.
+    Arms are measured now, or with --in compared within a result in which both took part. If A and B are result files or
+    their folders, every arm that is in both is compared, relative to a control that is in both; with --fail-if, the exit
+    status is 1 if a verdict meets the condition.
 
     \b
     Examples:
@@ -403,7 +404,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     session.compare_within(source, first, second, what)
 
 
-@main.command("guard")
+@main.command("guard", short_help="Tell whether a change made something slower.")
 @click.argument("what", nargs=-1, metavar="[WORKLOAD|CELL]...")
 @click.option("--base", required=True, metavar="REV", help="The revision to compare with: a branch, tag or commit.")
 @click.option("--head", default="HEAD", show_default=True, metavar="REV", help="The revision to judge.")
@@ -420,7 +421,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     default=(guard.TARGETS,),
     show_default=True,
     metavar="A,B",
-    help="The arms to race.",
+    help="The arms to measure.",
 )
 @click.option(
     "--build",
@@ -453,7 +454,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"The folder for result and reports ({storage.FOLDER}/DATE).",
+    help=f"The folder for result.json and reports (default: {storage.FOLDER}/DATE).",
 )
 def guard_command(
     what: tuple[str, ...],
@@ -465,7 +466,7 @@ def guard_command(
     output: Path | None,
     **options: Any,
 ) -> None:
-    """Build this repository at two revisions, race them, and say whether head is slower than base.
+    """Build this repository at two revisions, measure both, and say whether head is slower than base.
 
     \b
     Exit status: 0 fine, 1 slower, 2 it can't be done, 3 cannot tell, 130 interrupted.
@@ -475,14 +476,14 @@ def guard_command(
     sys.exit(guard.run(what, base, head, repository, selectors, build_command, output, **options))
 
 
-@main.command()
+@main.command(short_help="List what can be measured here.")
 @targets_folder_option()
 @click.option(
     "--targets", "selectors", multiple=True, metavar="A,B", help="Only these arms, targets, languages or globs."
 )
 @click.option("--cells", is_flag=True, help="List the cells instead.")
 @click.option("--build", is_flag=True, help="Build those that can be built.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool, build: bool, as_json: bool) -> None:
     """List the targets: which can run here, which can't and why, and the command that installs what they lack."""
     console = terminal.make_console()
@@ -555,7 +556,7 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
     sys.exit(1 if any(finding.status == "error" for finding in findings) else 0)
 
 
-@main.command("report")
+@main.command("report", short_help="Show results again, or convert them.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RESULT...")
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="terminal", show_default=True)
 @click.option(

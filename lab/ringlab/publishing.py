@@ -93,17 +93,17 @@ def write(path: Path, text: str) -> None:
         raise Refused(f"{path} can't be written: {error.strerror}") from None
 
 
-@click.command("trend")
+@click.command("trend", short_help="Draw figures over runs, and find steps.")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "--control",
     default="",
     metavar="ARM",
-    help="The arm that others are relative to (what was the baseline in every run), or none.",
+    help="The arm that others are relative to (default: the baseline of every run), or none.",
 )
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help=f"The page (FOLDER/{TREND_FILE}).")
 def trend_command(folder: Path, control: str, output: Path | None) -> None:
-    """Draw every figure over the runs in FOLDER, with the steps at which it changed for good.
+    """Draw every figure over the runs in FOLDER, and mark the steps: changes that last.
 
     \b
     Runs are in the order of their start. Steps are found by a permutation test
@@ -127,7 +127,7 @@ def trend_command(folder: Path, control: str, output: Path | None) -> None:
     click.echo(f"{figures.counted(len(series), 'figure')} over {figures.counted(len(runs), 'run')}: {path}")
 
 
-@click.command("publish")
+@click.command("publish", short_help="Make a static site of runs.")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "--output",

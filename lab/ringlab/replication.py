@@ -409,17 +409,17 @@ def render(report: Report, result: Result, workers: int, seconds: float | None, 
     return "\n".join(lines) + "\n"
 
 
-@click.command("replicate")
+@click.command("replicate", short_help="Repeat a published benchmark.")
 @click.argument("name", type=click.Choice(sorted(REPORTS)), metavar=f"[{'|'.join(sorted(REPORTS))}]")
 @click.option("--quick", is_flag=True, help=f"{QUICK_ROUNDS} rounds of {QUICK_SECONDS:g} s, for a first look.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help=f"How often every arm runs in each cell ({ROUNDS}).")
 @click.option(
-    "--seconds", type=click.FloatRange(0.05, 3600), help="The measured window of a sample (the report's own)."
+    "--seconds", type=click.FloatRange(0.05, 3600), help="Length of a sample (default: the report's own)."
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 1024),
-    help="Workers of each server (the report's number, as far as there are CPUs).",
+    help="Workers of each server (default: the report's number, but at most one per server CPU).",
 )
 @click.option(
     "--targets-folder", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Where the targets are."
@@ -434,7 +434,7 @@ def render(report: Report, result: Result, workers: int, seconds: float | None, 
     type=click.Choice(["refuse", "wait", "beside"]),
     default="refuse",
     show_default=True,
-    help="Where another lab measures on this machine.",
+    help="What to do if another lab is measuring on this machine.",
 )
 def replicate_command(
     name: str,
@@ -446,7 +446,7 @@ def replicate_command(
     output: Path | None,
     if_busy: neighbours.IfBusy,
 ) -> None:
-    """Run a published benchmark's own set-up with its flaws mended, and print both tables side by side.
+    """Run a published benchmark's own set-up with its flaws fixed, and print both tables side by side.
 
     \b
     kio        HTTP hello world, kio against tokio          (RINGLAB_KIO_SOURCE: the folder with kio's sources)

@@ -242,14 +242,15 @@ def is_tune(root: Path, process: int) -> bool:
         return False
 
 
-@click.command("tune", context_settings={"ignore_unknown_options": True})
+@click.command("tune", context_settings={"ignore_unknown_options": True}, short_help="Prepare the machine for measuring.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@click.option("--restore", is_flag=True, help="Undo what a tune that was killed has left changed.")
+@click.option("--restore", is_flag=True, help="Undo the changes of a `ringlab tune` that was killed.")
 def tune_command(command: tuple[str, ...], restore: bool) -> None:
     """Prepare the machine for measuring while COMMAND runs, or until Ctrl-C, and undo it at the end. Needs root.
 
-    The CPU governor is set to performance, turbo, perf's sampling and the NMI watchdog are off, addresses are randomized
-    fully, and interrupts go to the load's CPUs. The command lists what can't be done, as in most virtual machines.
+    The CPU governor is set to performance, turbo and the NMI watchdog are turned off, perf samples at most once a second,
+    addresses are fully randomized, and interrupts go to the load's CPUs. The command lists what it can't change: in most
+    virtual machines, the governor and turbo.
 
     \b
     Exit status: that of COMMAND; 2 if nothing could be tuned.

@@ -48,16 +48,17 @@ def _serve(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_program(),
-        description="Say which ringloop, Python and kernel this is, which backend a loop gets and why, and how it would wait.",
-        epilog=f"To serve an ASGI application: {_program()} serve MODULE:ATTRIBUTE. "
-        "A loop's settings come from the environment: RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL (docs/backends.md).",
+        usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...",
+        description="Show the versions of ringloop, Python and the kernel, which backend a loop gets and why, and how it would wait.",
+        epilog=f"`{_program()} serve` is an HTTP server for ASGI applications; see `{_program()} serve --help`. "
+        "The environment variables RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL set how loops run (docs/backends.md).",
     )
     parser.add_argument("--version", action="version", version=f"ringloop {ringloop.__version__}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the same as one JSON object")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="exit with status 1 if io_uring is refused here, whatever RINGLOOP_BACKEND says",
+        help="exit with status 1 if io_uring is refused, regardless of RINGLOOP_BACKEND",
     )
     parser.set_defaults(run=_report)
     return parser
@@ -120,10 +121,10 @@ def _effect(busy_poll: str, cpus: int) -> str:
     if busy_poll == "off" or busy_poll == "0":
         return "a loop sleeps at once when it has nothing to do"
     if busy_poll != "adaptive":
-        return f"before each sleep a loop polls for {busy_poll} us, whether or not that pays"
+        return f"before each sleep a loop polls for {busy_poll} us, whether or not that pays off"
     if cpus == 1:
-        return "a loop sleeps at once, because this process may use one CPU only: whoever answers needs it"
-    return "a loop polls for up to 100 us before it sleeps where it measures that this pays, and wastes 1/64 of the time at most"
+        return "a loop sleeps at once, because this process may use only one CPU, which others need to answer"
+    return "a loop polls for up to 100 us before it sleeps, if it measures that this pays off, and wastes at most 1/64 of the time"
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from ringlab import Refused, audit, figures
 EXIT_FINDINGS = 1
 
 
-@click.command("audit")
+@click.command("audit", short_help="List contradictions in published benchmarks.")
 @click.argument(
     "reports",
     nargs=-1,
@@ -19,9 +19,9 @@ EXIT_FINDINGS = 1
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="REPORT...",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def audit_command(reports: tuple[Path, ...], as_json: bool) -> None:
-    """Read published benchmarks, and list what their own figures contradict, with the arithmetic. Nothing is measured.
+    """Read published benchmarks, and list contradictions between their own figures, with the arithmetic. Nothing is measured.
 
     A REPORT is Markdown (*.md), with tables and the output of wrk, wrk2 or tcpkali in code blocks, or such output in a file
     of its own. Several are also compared with each other.

@@ -131,7 +131,7 @@ def elsewhere_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--generators",
             type=click.IntRange(0, 1000),
             default=0,
-            help="With --cluster: how many machines load the server; 0: all with the role load.",
+            help="With --cluster: how many machines generate load; 0: all with the role load.",
         ),
         click.option(
             "--address",
@@ -170,25 +170,25 @@ def read_cpus(context: click.Context, parameter: click.Parameter, text: str) -> 
     return found
 
 
-@click.command("worker")
+@click.command("worker", short_help="Make this machine part of a cluster.")
 @click.option(
     "--role", type=click.Choice(ROLES), required=True, help="server: servers run here; load: load generators."
 )
 @click.option(
     "--scheduler", required=True, metavar="ADDRESS", help=f"Address of Dask's scheduler, as tcp://HOST:{PORT}."
 )
-@click.option("--name", default="", help="Name of this machine in reports (its host name and the role).")
+@click.option("--name", default="", help="Name of this machine in reports (default: its host name and the role).")
 @click.option(
     "--host",
     default="",
-    help="Address at which other machines reach this one (the one from which it reaches the scheduler).",
+    help="Address at which other machines reach this one (default: the one from which it reaches the scheduler).",
 )
 @click.option(
     "--cpus",
     default="",
     callback=read_cpus,
     metavar="LIST",
-    help="CPUs of the server or the generator, as 2,3 or 4-7 (any).",
+    help="CPUs of the server or the generator, as 2,3 or 4-7 (default: any).",
 )
 @click.option(
     "--targets-folder",

@@ -103,15 +103,15 @@ def _options() -> list[click.Parameter]:
     group = "Listening"
     add(group, "--host", help="Address or name to listen on; empty: all addresses.")
     add(group, "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
-    add(group, "--uds", metavar="PATH", help="Unix socket to listen on. The mode of an existing one is kept.")
-    add(group, "--fd", type=_COUNT, help="Descriptor of a socket to listen on. Sockets in LISTEN_FDS need no option.")
+    add(group, "--uds", metavar="PATH", help="Unix socket to listen on, instead of a port. The mode of an existing socket is kept.")
+    add(group, "--fd", type=_COUNT, help="File descriptor of a socket to listen on. systemd's sockets (LISTEN_FDS) need no option.")
     add(group, "--reuse-port/--no-reuse-port", ours=True, help="Listen with SO_REUSEPORT, a socket for each worker.")
     add(group, "--backlog", type=_POSITIVE, help="Length of the kernel's queue of new connections.")
 
     group = "Application"
-    add(group, "--factory", is_flag=True, help="MODULE:ATTRIBUTE is a function that makes the application.")
+    add(group, "--factory", is_flag=True, help="MODULE:ATTRIBUTE is a function that returns the application.")
     add(group, "--app-dir", default="", metavar="PATH", help="Where the module is. Default: the current directory.")
-    add(group, "--interface", type=click.Choice(INTERFACES), help="What the application is written for.")
+    add(group, "--interface", type=click.Choice(INTERFACES), help="The interface that the application has. wsgi needs a2wsgi.")
     add(
         group,
         "--lifespan",
@@ -126,19 +126,19 @@ def _options() -> list[click.Parameter]:
         "--backend",
         ours=True,
         type=click.Choice(("auto", "io_uring", "epoll")),
-        help="The kernel's interface that the event loop uses. Default: auto.",
+        help="The kernel interface that the event loop uses. Default: RINGLOOP_BACKEND, or auto.",
     )
 
     group = "Processes"
     add(group, "--workers", type=_POSITIVE, help="Number of processes. Default: WEB_CONCURRENCY, or 1.")
     add(group, "--workers-lifetime", ours=True, type=_SECONDS, help="Seconds after which a process is replaced.")
     add(group, "--workers-max-rss", ours=True, type=_POSITIVE, help="MiB of memory above which a process is replaced.")
-    add(group, "--limit-max-requests", type=_POSITIVE, help="Requests after which a process ends, and is replaced.")
+    add(group, "--limit-max-requests", type=_POSITIVE, help="Requests after which a worker is replaced, or a single process ends.")
     add(group, "--limit-max-requests-jitter", type=_COUNT, help="Largest random number added to that.")
     add(group, "--timeout-worker-healthcheck", type=_SECONDS, help="Seconds after which a silent process is killed.")
 
     group = "Reloading"
-    add(group, "--reload", is_flag=True, help="Start again whenever files change. Needs watchfiles.")
+    add(group, "--reload", is_flag=True, help="Restart when files change. Needs watchfiles.")
     add(
         group,
         "--reload-dir",
@@ -171,7 +171,7 @@ def _options() -> list[click.Parameter]:
     )
     add(group, "--log-config", type=_PATH, help="Logging configuration: a .json, .yaml or .ini file.")
     add(group, "--access-log/--no-access-log", help="Log each request.")
-    add(group, "--use-colors/--no-use-colors", help="Use colours in the log. Default: if the log goes to a terminal.")
+    add(group, "--use-colors/--no-use-colors", help="Use colors in the log. Default: only on a terminal.")
     add(
         group,
         "--metrics",
@@ -199,11 +199,11 @@ def _options() -> list[click.Parameter]:
         help="Header to add to each response, as Name:Value.",
     )
     add(group, "--http2/--no-http2", help="Serve HTTP/2 to clients that choose it.")
-    add(group, "--server-header/--no-server-header", help="Send the header Server.")
-    add(group, "--date-header/--no-date-header", help="Send the header Date.")
+    add(group, "--server-header/--no-server-header", help="Send the Server header.")
+    add(group, "--date-header/--no-date-header", help="Send the Date header.")
 
     group = "Limits"
-    add(group, "--limit-concurrency", type=_POSITIVE, help="Connections or requests above which the answer is 503.")
+    add(group, "--limit-concurrency", type=_POSITIVE, help="Number of connections or requests above which the server answers 503.")
     add(
         group,
         "--limit-http2-requests",
@@ -212,8 +212,8 @@ def _options() -> list[click.Parameter]:
         callback=_none_if_zero,
         help="Requests after which an HTTP/2 client is asked to open a new connection; 0: no limit.",
     )
-    add(group, "--limit-head", ours=True, type=_POSITIVE, help="Largest size of a request's head, in bytes.")
-    add(group, "--limit-fields", ours=True, type=_POSITIVE, help="Largest number of a request's header fields.")
+    add(group, "--limit-head", ours=True, type=_POSITIVE, help="Maximum size of a request's head, in bytes.")
+    add(group, "--limit-fields", ours=True, type=_POSITIVE, help="Maximum number of header fields of a request.")
     add(
         group,
         "--limit-body-ahead",
@@ -221,7 +221,7 @@ def _options() -> list[click.Parameter]:
         type=_POSITIVE,
         help="Bytes of a body to read before the application asks.",
     )
-    add(group, "--timeout-keep-alive", type=_SECONDS, help="Seconds to wait for the next request.")
+    add(group, "--timeout-keep-alive", type=_SECONDS, help="Seconds to wait for the next request on a connection.")
     zero: dict[str, Any] = {"ours": True, "type": _SECONDS, "callback": _none_if_zero}
     add(group, "--timeout-head", help="Seconds to wait for a complete head; 0: no limit.", **zero)
     add(group, "--timeout-body", help="Seconds to wait for more of a body; 0: no limit.", **zero)
@@ -230,7 +230,7 @@ def _options() -> list[click.Parameter]:
 
     group = "WebSocket"
     add(group, "--ws", metavar="auto|none", help="Whether to serve WebSockets.")
-    add(group, "--ws-max-size", type=_POSITIVE, help="Largest size of a message, in bytes.")
+    add(group, "--ws-max-size", type=_POSITIVE, help="Maximum size of a message, in bytes.")
     add(group, "--ws-max-queue", type=_POSITIVE, help="Messages to read before the application asks.")
     seconds: dict[str, Any] = {"type": _SECONDS, "callback": _none_if_zero}
     add(group, "--ws-ping-interval", help="Seconds between pings; 0: no pings.", **seconds)
@@ -238,16 +238,16 @@ def _options() -> list[click.Parameter]:
     add(group, "--ws-per-message-deflate", type=bool, help="Whether to compress messages.")
 
     group = "TLS"
-    add(group, "--ssl-certfile", metavar="PATH", help="Certificate, with its chain. Read again when it changes.")
-    add(group, "--ssl-keyfile", metavar="PATH", help="Its key, if that is in a separate file.")
+    add(group, "--ssl-certfile", metavar="PATH", help="Certificate file, with its chain; serves HTTPS. Reloaded when it changes.")
+    add(group, "--ssl-keyfile", metavar="PATH", help="File of the certificate's key, if it is separate.")
     add(group, "--ssl-keyfile-password", help="The key's password.")
-    add(group, "--ssl-ca-certs", metavar="PATH", help="Authorities that issue clients' certificates.")
+    add(group, "--ssl-ca-certs", metavar="PATH", help="File of the authorities that issue clients' certificates.")
     add(group, "--ssl-cert-reqs", type=int, help="Clients' certificates: 0 none, 1 optional, 2 required.")
-    add(group, "--ssl-ciphers", help="Ciphers of TLS 1.2, as OpenSSL writes them.")
-    add(group, "--ssl-version", type=int, help="Number of a protocol in Python's module ssl.")
+    add(group, "--ssl-ciphers", help="TLS 1.2 ciphers, in OpenSSL's format.")
+    add(group, "--ssl-version", type=int, help="Protocol: the number of an ssl.PROTOCOL_... constant of Python.")
     positive: dict[str, Any] = {"ours": True, "type": click.FloatRange(min=0, min_open=True)}
-    add(group, "--ssl-handshake-timeout", help="Seconds that a client has for the handshake.", **positive)
-    add(group, "--ssl-shutdown-timeout", help="Seconds that a client has to end TLS.", **positive)
+    add(group, "--ssl-handshake-timeout", help="Seconds that a client has for the TLS handshake.", **positive)
+    add(group, "--ssl-shutdown-timeout", help="Seconds to wait for a client's TLS closing message.", **positive)
 
     group = "Other"
     for name, attributes in _UVICORNS.items():
@@ -293,8 +293,8 @@ def command(program: str) -> click.Command:
         params=_options(),
         callback=_serve,
         help="Serve an ASGI application over HTTP/1.1, HTTP/2 and WebSocket.",
-        epilog="Each option has an environment variable: RINGLOOP_PORT, or UVICORN_PORT, is --port. "
-        "More: docs/serve.md.",
+        epilog="Each option can also be set by an environment variable: --port by RINGLOOP_PORT, or by UVICORN_PORT. "
+        "See docs/serve.md.",
     )
 
 
