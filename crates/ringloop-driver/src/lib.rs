@@ -28,8 +28,9 @@
 //!   `MSG_DONTWAIT`.
 //! - A driver may move between threads and works in the thread that polls it. On `io_uring` this is an error while
 //!   operations are in flight, and the old ring holds the watched files for a moment longer.
-//! - In a child process after fork(2) the driver does nothing and fails with an error: its kernel objects are the
-//!   parent's.
+//! - In a child process after fork(2) the driver does nothing, because its kernel objects are the parent's. What
+//!   returns a result fails, and [`Driver::is_inherited`] says why. This needs the C library's fork: a child that was
+//!   made by a bare system call does not know that it is one, and must not use the driver.
 //!
 //! ```
 //! use std::io::Write;
@@ -174,8 +175,10 @@ impl Driver {
         self.waker.clone()
     }
 
-    /// Whether this process inherited the driver over fork(2).
-    fn is_inherited(&self) -> bool {
+    /// Whether this process inherited the driver over fork(2), so that it does nothing here. The descriptors of its
+    /// watches and operations are the parent's as well as this process's, which may close its own at once.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
         self.forks != process::forks()
     }
 
@@ -275,11 +278,8 @@ impl Driver {
     /// The rest stays queued for the next flush or poll, and descriptors that were lent to operations must stay open
     /// until then.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.is_inherited() {
-            Ok(())
-        } else {
-            self.backend.flush()
-        }
+        self.check_process()?;
+        self.backend.flush()
     }
 
     /// Waits for events and appends them to `events`. Waits for at most `timeout`: not at all if it is zero, without a
@@ -299,6 +299,11 @@ impl Driver {
     /// What is known about the next poll, without a system call.
     #[inline]
     pub fn peek(&self) -> Peek {
+        if self.is_inherited() {
+            // Even a look would write to the parent's ring: its views store the ring's heads and tails when they are
+            // dropped. A poll reports the error.
+            return Peek::Ready;
+        }
         self.backend.peek()
     }
 

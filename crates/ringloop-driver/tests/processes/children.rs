@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use ringloop_driver::{Driver, Interest, Mode, Op};
+use ringloop_driver::{Driver, Interest, Mode, Op, Peek};
 
 use crate::support::{
     accept, all_events, event_of, in_child, lend, listener, on_both_backends, pair, raw, receive,
@@ -55,11 +55,16 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
                 .map(drop),
         )?;
         refused(driver.poll(Some(Duration::ZERO), &mut Vec::new()))?;
+        refused(driver.flush())?;
+        // Otherwise a loop that peeks until something comes would never hear of the fork; and on io_uring, a peek
+        // writes to the ring.
+        if driver.peek() != Peek::Ready || !driver.is_inherited() {
+            return Err("a peek found the parent's driver".to_owned());
+        }
         driver.unwatch(watch).map_err(|error| error.to_string())?;
         driver.cancel(operation);
         driver.cancel_fd(raw(&receiving));
         driver.discard(operation);
-        driver.flush().map_err(|error| error.to_string())?;
         drop(driver);
         Ok(())
     });

@@ -2,12 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use ringloop_driver::{BackendKind, Driver, Event, Op, Readiness, Token};
+use ringloop_driver::{BackendKind, Event, Op, Readiness, Token};
 
 use super::Shared;
 use super::waiters::Waiters;
@@ -194,11 +195,23 @@ impl Shared {
 
     /// Tells the kernel at once about everything that was dropped, so that sockets are closed even if no turn follows.
     pub(crate) fn let_go(&self) {
-        let flushed = self.with_driver(Driver::flush).unwrap_or(Ok(()));
         // If the kernel accepts nothing at the moment, it may still look these descriptors up, so they must stay open.
-        if flushed.is_ok() {
+        if self.flush().is_ok() {
             self.sources.retired.borrow_mut().clear();
         }
+    }
+
+    /// Tells the kernel about everything that was dropped or cancelled. There is nothing to tell when the runtime has
+    /// ended, and in a child process, whose descriptors are its own while the requests are the parent's.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        let flushed = self.with_driver(|driver| {
+            if driver.is_inherited() {
+                Ok(())
+            } else {
+                driver.flush()
+            }
+        });
+        flushed.unwrap_or(Ok(()))
     }
 
     /// Ends a watch, and closes its descriptor when the kernel has been told.

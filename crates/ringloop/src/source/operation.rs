@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use ringloop_driver::{Driver, Op, Token};
+use ringloop_driver::{Op, Token};
 
 use crate::shared::{InFlight, Kind, Shared, elsewhere};
 
@@ -66,7 +66,7 @@ impl Operation {
     pub(crate) fn cancel_now(self) -> io::Result<()> {
         let shared = Rc::clone(&self.shared);
         drop(self);
-        shared.with_driver(Driver::flush).unwrap_or(Ok(()))
+        shared.flush()
     }
 }
 
