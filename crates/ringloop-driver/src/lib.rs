@@ -71,6 +71,7 @@ struct Readme;
 mod address;
 pub mod affinity;
 mod backend;
+mod bytes;
 mod config;
 mod contract;
 mod emulation;
@@ -97,13 +98,14 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use address::SocketAddress;
+pub use bytes::Bytes;
 pub use config::{
     BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, SLOTS_MAX,
     UnknownBackend,
 };
 pub use contract::{Counters, Peek};
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
-pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
+pub use op::{FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
 pub use plan::Fault;
 pub use registry::{Registration, Registry};
 pub use script::{Script, Step};

@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::address::SocketAddress;
+use crate::bytes::Bytes;
 use crate::shared_fd::SharedFd;
 use crate::sys;
 
@@ -337,34 +338,6 @@ pub const SENT_WITHOUT_COPY: i32 = 0;
 
 /// The last result of an [`Op::SendZeroCopy`] of which the kernel has copied at least a part.
 pub const SENT_BY_COPY: i32 = 1;
-
-/// Bytes, with their owner, at a stable address.
-///
-/// ```
-/// use ringloop_driver::Bytes;
-///
-/// let bytes = Bytes::new(vec![1, 2, 3]);
-/// assert_eq!(bytes.as_slice(), [1, 2, 3]);
-/// ```
-pub struct Bytes(Box<dyn AsRef<[u8]> + Send>);
-
-impl Bytes {
-    /// The bytes of `owner`, which must return the same ones each time.
-    pub fn new(owner: impl AsRef<[u8]> + Send + 'static) -> Bytes {
-        Bytes(Box::new(owner))
-    }
-
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        (*self.0).as_ref()
-    }
-}
-
-impl fmt::Debug for Bytes {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Bytes({})", self.as_slice().len())
-    }
-}
 
 /// The maximum number of descriptors in a message, the kernel's `SCM_MAX_FD`.
 pub(crate) const DESCRIPTORS_MAX: usize = 253;

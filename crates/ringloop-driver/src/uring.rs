@@ -633,7 +633,8 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::op::{Bytes, SENT_BY_COPY};
+    use crate::bytes::Bytes;
+    use crate::op::SENT_BY_COPY;
     use crate::shared_fd::SharedFd;
 
     /// Polls until there are events.

@@ -11,7 +11,7 @@ use ringloop_driver::{BackendKind, Bytes, Driver, Op, SENT_BY_COPY, SENT_WITHOUT
 
 use crate::support::{
     PATIENCE, QUIET, all_events, event_of, fill, lend, on_both_backends, pair, pattern, pipe, poll,
-    raw, rest_of, tcp_pair,
+    raw, receive, rest_of, tcp_pair,
 };
 
 on_both_backends!(
@@ -22,6 +22,7 @@ on_both_backends!(
     a_zero_copy_send_that_would_copy_does_not_after_its_cancel,
     a_zero_copy_send_that_is_answered_outlives_its_socket,
     a_driver_dropped_under_zero_copy_sends_frees_nothing_too_early,
+    an_owner_that_panics_disturbs_neither_the_driver_nor_other_operations,
 );
 
 /// Bytes that note when they are freed, and are overwritten then.
@@ -289,4 +290,48 @@ fn a_driver_dropped_under_zero_copy_sends_frees_nothing_too_early(mut driver: Dr
         !received.contains(&0xff),
         "memory was freed before it was sent"
     );
+}
+
+/// A panic that left a driver in the middle of its drop would free memory that the kernel still writes to.
+fn an_owner_that_panics_disturbs_neither_the_driver_nor_other_operations(mut driver: Driver) {
+    struct Panicking;
+    impl AsRef<[u8]> for Panicking {
+        fn as_ref(&self) -> &[u8] {
+            b"hello"
+        }
+    }
+    impl Drop for Panicking {
+        fn drop(&mut self) {
+            panic!("a destructor that panics, on purpose");
+        }
+    }
+    let (near, mut far) = tcp_pair();
+    let (receiving, mut sending) = pair();
+    let received = driver.submit(receive(raw(&receiving), 8)).unwrap();
+    // One is discarded before it starts, one when it has, and one is finished and not taken.
+    let unstarted = driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.discard(unstarted);
+    let started = driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.flush().unwrap();
+    driver.discard(started);
+    driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.flush().unwrap();
+    far.set_nonblocking(false).unwrap();
+    far.read_exact(&mut [0; 5]).unwrap();
+    sending.write_all(b"x").unwrap();
+    assert_eq!(event_of(&mut driver, received).result, 1);
+    assert!(driver.take(received).is_some());
+    all_events(&mut driver);
+    driver.submit(receive(raw(&receiving), 8)).unwrap();
+    driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.flush().unwrap();
+    drop(driver);
 }
