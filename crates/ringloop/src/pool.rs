@@ -216,7 +216,7 @@ impl Pool {
     /// or waits.
     ///
     /// # Panics
-    /// If a worker has panicked, its panic continues here when all workers have ended.
+    /// If a worker has panicked, because the kernel refused to wait, its panic continues here when all workers have ended.
     ///
     /// ```
     /// use ringloop::time::sleep;

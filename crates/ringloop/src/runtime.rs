@@ -16,7 +16,6 @@ use ringloop_driver::{BackendKind, Event};
 use crate::clock;
 use crate::inbox::Inbox;
 use crate::metrics::Metrics;
-#[cfg(feature = "hyper")]
 use crate::panics;
 use crate::reactor::{Config, Reactor};
 use crate::shared::{Entered, Message, Remote, Shared};
@@ -262,9 +261,15 @@ impl Runtime {
             }
             _ => {}
         }
-        for event in self.events.drain(..) {
-            self.shared.dispatch(event);
-        }
+        let mut events = self.events.drain(..);
+        let mut dispatch_all = || {
+            for event in events.by_ref() {
+                self.shared.dispatch(event);
+            }
+        };
+        // A waker of the user's making that panics must not keep others from being woken: an edge is not reported twice.
+        while !panics::contain(&mut dispatch_all) {}
+        drop(events);
         self.shared.drop_returned();
         self.inbox.receive(&mut self.messages);
         for message in self.messages.drain(..) {

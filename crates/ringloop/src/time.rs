@@ -115,10 +115,9 @@ impl Future for Sleep {
         // The task's waker may have changed.
         self.disarm();
         let shared = Shared::current();
-        let key = shared
-            .timers
-            .borrow_mut()
-            .insert(self.deadline_ns, context.waker().clone());
+        // Cloning may run the user's code.
+        let waker = context.waker().clone();
+        let key = shared.timers.borrow_mut().insert(self.deadline_ns, waker);
         self.timer = Some((shared, key));
         Poll::Pending
     }

@@ -106,7 +106,15 @@ impl Sources {
         let entries = self.entries.take();
         self.live.set(0);
         // Wakers may be of the user's making, and may call back into this.
-        drop(entries);
+        for entry in entries.into_iter().flatten() {
+            match entry.kind {
+                Kind::Watch(watched) => {
+                    watched.reader.clear();
+                    watched.writer.clear();
+                }
+                Kind::Operation(operation) => panics::discard(operation.waiter.take()),
+            }
+        }
     }
 
     pub(crate) fn insert(&self, token: Token, kind: Kind) {
@@ -121,10 +129,10 @@ impl Sources {
 
     pub(crate) fn remove(&self, token: Token) {
         let mut entries = self.entries.borrow_mut();
-        if let Some(slot) = entries.get_mut(token.index() as usize)
-            && slot.as_ref().is_some_and(|entry| entry.token == token)
-        {
-            *slot = None;
+        let slot = entries.get_mut(token.index() as usize);
+        let entry = slot.and_then(|slot| slot.take_if(|entry| entry.token == token));
+        drop(entries);
+        if entry.is_some() {
             self.live.set(self.live.get() - 1);
         }
     }
@@ -240,12 +248,18 @@ impl Watched {
         if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
             self.short_reads_leave.set(true);
         }
+        // Most events only repeat that the descriptor is writable, and nobody waits for that.
+        let has_new_room = readiness.is_writable() && !self.writable.replace(true);
         if readiness.is_readable() {
             self.readable.set(true);
-            self.reader.wake();
+            if has_new_room {
+                // If the reader's waker panics, the writer is woken all the same.
+                panics::contain(|| self.reader.wake());
+            } else {
+                self.reader.wake();
+            }
         }
-        // Most events only repeat that the descriptor is writable, and nobody waits for that.
-        if readiness.is_writable() && !self.writable.replace(true) {
+        if has_new_room {
             self.writer.wake();
         }
     }
@@ -257,8 +271,8 @@ impl Watched {
             return Poll::Ready(());
         }
         self.readable.set(true);
-        // Before the task that asks, which may be another one.
-        self.reader.wake();
+        // Before the task that asks, which may be another one, and must not fail if the reader's waker panics.
+        panics::contain(|| self.reader.wake());
         context.waker().wake_by_ref();
         Poll::Pending
     }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use ringloop_driver::{Op, Token};
 
-use crate::shared::{InFlight, Kind, Shared, elsewhere};
+use crate::shared::{Current, InFlight, Kind, Shared, elsewhere};
 
 /// An operation in flight. Dropping it cancels the operation; its buffers live until the kernel has finished.
 pub(crate) struct Operation {
@@ -99,9 +99,15 @@ impl Drop for Operation {
         }
         if !self.state.is_over.get() {
             self.shared.sources.remove(self.token);
+            // Bytes that the driver gives back must not be dropped before it is done (`Lent`).
+            let current = (!Shared::is_any_current()).then(|| Current::new(&self.shared));
             self.shared.with_driver(|driver| driver.discard(self.token));
             if !self.shared.is_running() {
                 self.shared.let_go();
+            }
+            if current.is_some() {
+                drop(current);
+                self.shared.drop_returned();
             }
         }
     }

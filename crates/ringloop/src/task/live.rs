@@ -20,11 +20,16 @@ pub(crate) struct Tasks {
     queue: RefCell<VecDeque<Runnable>>,
     /// The waker of whoever waits for the last task to end.
     ended: Cell<Option<Waker>>,
+    /// Whether the runtime has ended, so that nothing would ever run or end a new task.
+    is_closed: Cell<bool>,
 }
 
 impl Tasks {
-    /// Adds a new task, and queues it.
+    /// Adds a new task, and queues it. If the runtime has ended, it ends the task.
     pub(crate) fn adopt(&self, task: Runnable) {
+        if self.is_closed.get() {
+            return super::end(&task);
+        }
         let index = self.live.borrow_mut().insert(Arc::clone(&task));
         task.adopt(index);
         self.queue(task);
@@ -79,6 +84,11 @@ impl Tasks {
             Poll::Pending
         })
         .await;
+    }
+
+    /// From now on, new tasks are ended at once.
+    pub(crate) fn close(&self) {
+        self.is_closed.set(true);
     }
 
     /// Ends all tasks where they are. Returns false if there was none. Ending them may spawn new ones.
