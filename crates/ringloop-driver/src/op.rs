@@ -279,6 +279,11 @@ impl Op {
         file_of!(self)
     }
 
+    /// Whether its results are descriptors, which belong to the user.
+    pub(crate) fn brings_descriptor(&self) -> bool {
+        matches!(self, Op::Accept { .. } | Op::OpenAt { .. })
+    }
+
     /// Whether it works on a socket. The peer of a socket has to hear of a close soon.
     pub(crate) fn is_on_socket(&self) -> bool {
         matches!(

@@ -366,10 +366,11 @@ impl Table {
             return;
         };
         let discarded = submitted.discarded;
-        let carries_descriptor = submitted.parked.as_mut().is_some_and(|parked| {
-            matches!(parked.get_mut().op, Op::Accept { .. } | Op::OpenAt { .. })
-        });
-        if discarded && carries_descriptor && real && result >= 0 {
+        let brings_descriptor = submitted
+            .parked
+            .as_mut()
+            .is_some_and(|parked| parked.get_mut().op.brings_descriptor());
+        if discarded && brings_descriptor && result >= 0 {
             sys::close_orphan(result);
         }
         if more && submitted.course == Course::ZeroCopy {

@@ -1,6 +1,7 @@
 //! Rare events, on the scripted backend: late completions, overflow, short submits, failures.
 
 use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use ringloop_driver::{
@@ -8,7 +9,7 @@ use ringloop_driver::{
     SENT_WITHOUT_COPY, Script, SharedFd, Step,
 };
 
-use crate::support::{accept, lend, pair, pipe, raw, receive};
+use crate::support::{accept, lend, own, pair, pipe, raw, receive};
 
 /// Descriptors of the script: just numbers.
 const ONE: i32 = 10;
@@ -70,16 +71,19 @@ fn an_overflow_ends_no_watch_and_no_accept() {
     assert_eq!(driver.peek(), Peek::Ready, "armings wait to be submitted");
     script.turn([Step::Late(ONE), Step::Late(TWO)]);
     assert_eq!(events(&mut driver), []);
+    let (connection, _peer) = pair();
+    let number = raw(&connection);
     script.turn([
         Step::Ready(ONE, Readiness::READABLE),
-        Step::Complete(TWO, 77),
+        Step::Connect(TWO, connection.into()),
     ]);
     let events = events(&mut driver);
     assert_eq!(
         events.iter().map(|event| event.token).collect::<Vec<_>>(),
         [watch, accept]
     );
-    assert!(events[1].is_more() && events[1].result == 77);
+    assert!(events[1].is_more() && events[1].result == number);
+    drop(own(number));
     assert_eq!(
         (driver.counters().overflows, driver.counters().rearms),
         (1, 2)
@@ -285,4 +289,62 @@ fn under_a_plan_a_watch_reports_what_the_kernel_finds_and_late() {
     assert_eq!(events(&mut driver), []);
     let seen = events(&mut driver);
     assert!(seen[0].token == watch && seen[0].readiness().is_readable());
+}
+
+/// What a script hands to the user of a driver is a descriptor of its own, or none.
+#[test]
+fn a_script_never_invents_a_descriptor() {
+    let open = || Op::OpenAt {
+        directory: None,
+        path: c"/somewhere".to_owned(),
+        flags: 0,
+        mode: 0,
+    };
+    let victim = std::fs::File::open("/dev/null").unwrap();
+    for (op, step) in [
+        (open(), Step::CompletePath(raw(&victim))),
+        (accept(ONE), Step::Complete(ONE, raw(&victim))),
+        (
+            receive(ONE, 8),
+            Step::Connect(ONE, victim.try_clone().unwrap().into()),
+        ),
+    ] {
+        let (script, mut driver) = scripted();
+        driver.submit(op).unwrap();
+        script.turn([step]);
+        let played = catch_unwind(AssertUnwindSafe(|| events(&mut driver)));
+        assert!(played.is_err());
+    }
+    let (script, mut driver) = scripted();
+    let token = driver.submit(open()).unwrap();
+    let file = victim.try_clone().unwrap();
+    let number = raw(&file);
+    script.turn([Step::Open(file.into())]);
+    let seen = events(&mut driver);
+    assert_eq!((seen[0].token, seen[0].result), (token, number));
+    drop(own(number));
+    // One that nobody waits for is closed.
+    let (mut reader, writer) = pipe();
+    script.turn([Step::Open(writer.into())]);
+    assert_eq!(events(&mut driver), []);
+    assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), 0);
+}
+
+#[test]
+fn a_script_returns_no_result_that_is_no_errno() {
+    for result in [-4096, i32::MIN] {
+        for step in [Step::Complete(ONE, result), Step::CompletePath(result)] {
+            let turned = catch_unwind(|| Script::new().turn([step]).is_over());
+            assert!(turned.is_err(), "{result}");
+        }
+    }
+    for errno in [-1, -64, 4096, i32::MIN] {
+        let mut fault = Fault::default();
+        fault.errno = errno;
+        let mut driver = planned(fault);
+        let (here, _there) = pair();
+        driver.submit(receive(raw(&here), 64)).unwrap();
+        let played = catch_unwind(AssertUnwindSafe(|| events(&mut driver)));
+        assert!(played.is_err(), "{errno}");
+    }
 }
