@@ -383,7 +383,7 @@ impl<S: Transport> Server<S> {
                     drain: Rc::default(),
                 };
                 // It is non-blocking, because it was created for this.
-                let listener = TcpListener::from(Socket::from(listener));
+                let listener = TcpListener::from_socket(Socket::from(listener));
                 let begin = make(worker.clone());
                 let accepting = accept(listener, accepting, begin, &worker);
                 until_closed(&stopped, accepting).await;

@@ -91,7 +91,14 @@ impl TcpListener {
     fn bind_to(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Self> {
         let socket = Self::bound_socket(address, options)?;
         Self::listen(&socket, options)?;
-        Ok(Self::from(socket))
+        Ok(Self::from_socket(socket))
+    }
+
+    /// A listener for a socket that listens, and is non-blocking.
+    pub(crate) fn from_socket(socket: Socket) -> Self {
+        Self {
+            acceptor: Acceptor::new(socket),
+        }
     }
 
     /// Binds several listeners to one address, each for the runtime of another thread.
@@ -160,17 +167,9 @@ impl TcpListener {
     }
 }
 
-impl From<Socket> for TcpListener {
-    fn from(socket: Socket) -> Self {
-        Self {
-            acceptor: Acceptor::new(socket),
-        }
-    }
-}
-
 socket_traits!(
     TcpListener { acceptor },
-    std::net::TcpListener: |socket| Ok(TcpListener::from(socket)),
+    std::net::TcpListener: |socket| Ok(TcpListener::from_socket(socket)),
     [local_addr],
     finish_non_exhaustive
 );
