@@ -259,7 +259,8 @@ impl Core {
     async fn send_zero_copy(&self, bytes: Bytes) -> io::Result<usize> {
         let operation = Operation::submit(Op::SendZeroCopy {
             // SAFETY: the source closes the socket, but first cancels the operations on it, and makes sure that the
-            // kernel knows (`Shared::retire`).
+            // kernel knows (`Shared::retire`). The driver has the only copy of this: when the operation is over, nothing
+            // of it is kept (`Shared::dispatch`).
             fd: unsafe { SharedFd::borrow_raw(self.socket().as_raw_fd()) },
             bytes: ringloop_driver::Bytes::new(Lent::new(bytes)),
             // Without MSG_WAITALL, a connection whose peer reads slowly does not count as idle.
