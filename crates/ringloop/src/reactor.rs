@@ -216,7 +216,8 @@ impl Reactor {
         self.turn_from(clock::now_ns(), deadline_ns, events)
     }
 
-    /// Does a [`turn`](Reactor::turn) for a caller that has just read the clock, and passes the result as `start_ns`.
+    /// Does a [`turn`](Reactor::turn) for a caller that has just read the clock, and passes the result as `start_ns`. A
+    /// time that is not the present makes the counters and the adaptive policy wrong, and nothing else.
     ///
     /// # Errors
     /// Returns the errors of [`turn`](Reactor::turn).
@@ -250,7 +251,7 @@ impl Reactor {
             let timeout = deadline_ns.map(|deadline| deadline.saturating_sub(polled_until_ns));
             result = self.driver.poll(timeout.map(Duration::from_nanos), events);
             end_ns = clock::now_ns();
-            if result.is_ok() && end_ns - start_ns < remaining_ns {
+            if result.is_ok() && end_ns.saturating_sub(start_ns) < remaining_ns {
                 // Neither the deadline nor a signal ended the wait, so something has arrived, at least a wake.
                 spun = Spun::Arrived;
             }

@@ -250,3 +250,20 @@ fn the_way_to_wait_can_be_changed() {
     let after = reactor.counters();
     assert_eq!((after.spins, after.spun_ns), (before.spins, before.spun_ns));
 }
+
+#[test]
+fn a_turn_survives_a_caller_whose_clock_is_wrong() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        let waker = reactor.waker();
+        for start_ns in [0, clock::now_ns() + 1_000_000_000, u64::MAX] {
+            for deadline_ns in [None, Some(0), Some(start_ns), Some(u64::MAX)] {
+                waker.wake();
+                match reactor.turn_from(start_ns, deadline_ns, &mut Vec::new()) {
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    result => result.unwrap(),
+                }
+            }
+        }
+        assert_eq!(reactor.counters().turns, 12);
+    });
+}
