@@ -28,6 +28,7 @@ pub(crate) struct Submitted {
     /// `None` while a worker thread has it.
     pub(crate) parked: Option<Parked>,
     pub(crate) fd: Option<RawFd>,
+    is_on_socket: bool,
     pub(crate) course: Course,
     pub(crate) phase: Phase,
     /// For the `io_uring` backend: whether it was cancelled, so that its request must not be queued again.
@@ -278,6 +279,7 @@ impl Table {
         let fd = op.fd().filter(|fd| self.admit(*fd).is_ok());
         let submitted = Submitted {
             course: Course::of(&op),
+            is_on_socket: op.is_on_socket(),
             parked: Some(Parked::new(op)),
             fd,
             phase: Phase::InFlight,
@@ -467,14 +469,11 @@ impl Table {
         let Entry::Operation(submitted) = entry else {
             return None;
         };
-        let is_on_socket = submitted
-            .parked
-            .as_mut()
-            .is_some_and(|parked| parked.get_mut().op.is_on_socket());
+        // The kernel may be writing to the operation, so it is not looked at.
         let goes_on = submitted.phase == Phase::InFlight
             && submitted.cancelled
             && submitted.error == 0
-            && is_on_socket;
+            && submitted.is_on_socket;
         goes_on.then_some(token)
     }
 
@@ -537,4 +536,36 @@ impl Table {
 pub(crate) enum Owner {
     Watch(Watch),
     Operation(Course),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Message;
+    use crate::shared_fd::SharedFd;
+
+    /// While the kernel has an operation, it may write to it.
+    #[test]
+    fn whether_a_cancelled_operation_goes_on_is_known_without_looking_at_it() {
+        let mut table = Table::new(0);
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (file, socket) = (std::fs::File::open("/dev/null").unwrap(), near);
+        let receive = Op::RecvMsg {
+            fd: SharedFd::new(socket),
+            message: Message::from(Vec::with_capacity(8)),
+            flags: 0,
+        };
+        let sync = Op::Fsync {
+            fd: SharedFd::new(file),
+            data_only: false,
+        };
+        for (op, expected) in [(receive, true), (sync, false)] {
+            let token = table.insert_operation(op).unwrap();
+            let submitted = table.operation(token).unwrap();
+            submitted.cancelled = true;
+            let held = submitted.parked.take();
+            assert_eq!(table.goes_on(token.index()).is_some(), expected);
+            table.operation(token).unwrap().parked = held;
+        }
+    }
 }
