@@ -10,6 +10,7 @@ use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
 use crate::op::Op;
 use crate::registry::Registry;
+#[cfg(feature = "test-util")]
 use crate::scripted::Scripted;
 use crate::token::Token;
 use crate::uring::Uring;
@@ -19,6 +20,7 @@ use crate::waker::Waker;
 pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
+    #[cfg(feature = "test-util")]
     Scripted(Box<Scripted>),
 }
 
@@ -60,6 +62,7 @@ macro_rules! each {
         match $backend {
             Backend::Uring($name) => $call,
             Backend::Epoll($name) => $call,
+            #[cfg(feature = "test-util")]
             Backend::Scripted($name) => $call,
         }
     };
@@ -70,6 +73,7 @@ impl Backend {
         match self {
             Backend::Uring(_) => BackendKind::IoUring,
             Backend::Epoll(_) => BackendKind::Epoll,
+            #[cfg(feature = "test-util")]
             Backend::Scripted(_) => BackendKind::Scripted,
         }
     }

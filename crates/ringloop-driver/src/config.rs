@@ -205,15 +205,17 @@ pub enum BackendKind {
     /// epoll, with emulated operations.
     Epoll,
     /// A script, for tests.
+    #[cfg(feature = "test-util")]
     Scripted,
 }
 
 impl BackendKind {
-    /// The backend's name as users see it: `io_uring`, `epoll` or `scripted`.
+    /// The backend's name as users see it: `io_uring` or `epoll`; `scripted` in tests.
     pub fn name(self) -> &'static str {
         match self {
             BackendKind::IoUring => "io_uring",
             BackendKind::Epoll => "epoll",
+            #[cfg(feature = "test-util")]
             BackendKind::Scripted => "scripted",
         }
     }

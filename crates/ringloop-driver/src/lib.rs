@@ -55,6 +55,12 @@
 //! [`Driver::new`] tries `io_uring` and falls back to epoll; [`Driver::backend_reason`] says why. `io_uring` queues
 //! entries and submits them at the next poll, so a watch costs no system call of its own. With epoll each watch is
 //! registered at once, and operations are emulated.
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `test-util` | `Driver::scripted`, a driver on a kernel that plays a script, for tests of programs that use a driver. It is off by default |
 
 #![deny(unsafe_code)]
 
@@ -79,10 +85,13 @@ mod epoll;
 mod event;
 mod op;
 mod parked;
+#[cfg(feature = "test-util")]
 mod plan;
 mod process;
 mod registry;
+#[cfg(feature = "test-util")]
 mod script;
+#[cfg(feature = "test-util")]
 mod scripted;
 mod shared_fd;
 mod sys;
@@ -106,8 +115,10 @@ pub use config::{
 pub use contract::{Counters, Peek};
 pub use event::{Event, EventFlags, Interest, Mode, Readiness};
 pub use op::{FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
+#[cfg(feature = "test-util")]
 pub use plan::Fault;
 pub use registry::{Registration, Registry};
+#[cfg(feature = "test-util")]
 pub use script::{Script, Step};
 pub use shared_fd::SharedFd;
 pub use token::Token;
@@ -115,6 +126,7 @@ pub use waker::Waker;
 
 use backend::Backend;
 use contract::inherited;
+#[cfg(feature = "test-util")]
 use scripted::Scripted;
 
 /// The longest timeout of a poll, about thirty years. Every kernel can represent it.
@@ -150,6 +162,7 @@ impl Driver {
 
     /// Makes a driver that plays a script, for tests of code that uses a driver. Its descriptors are just numbers.
     /// Fails only if there is no descriptor left for the [`Waker`].
+    #[cfg(feature = "test-util")]
     pub fn scripted(script: Script) -> io::Result<Driver> {
         let forks = process::fork_generation();
         let waker = Waker::new()?;
@@ -223,7 +236,7 @@ impl Driver {
 
     /// The registry of this driver, for watches that any thread may make and that keep no file open.
     ///
-    /// Fails for lack of descriptors or memory, and with [`io::ErrorKind::Unsupported`] on a scripted driver.
+    /// Fails for lack of descriptors or memory, and with [`io::ErrorKind::Unsupported`] on a scripted driver (`test-util`).
     pub fn registry(&mut self) -> io::Result<Registry> {
         self.check_process()?;
         self.backend.registry()

@@ -119,6 +119,7 @@ impl Table {
     }
 
     /// A table for a script, whose descriptors may be just numbers.
+    #[cfg(feature = "test-util")]
     pub(crate) fn for_script(real: bool) -> Table {
         Table {
             real,

@@ -96,6 +96,7 @@
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves, without tokio's runtime |
 //! | `futures-io` | the same for the traits of `futures-io` |
+//! | `test-util` | a runtime on a kernel that plays a script, for tests: `Runtime::with_reactor` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |
 
 #![deny(unsafe_code)]
@@ -106,7 +107,7 @@ mod adapters;
 pub mod blocking;
 pub mod busy_poll;
 pub mod clock;
-#[cfg(all(test, feature = "runtime"))]
+#[cfg(all(test, feature = "runtime", feature = "test-util"))]
 mod faults;
 #[cfg(feature = "runtime")]
 pub mod fs;

@@ -118,6 +118,7 @@ impl Reactor {
 
     /// Creates a reactor on an existing driver. It never polls before it sleeps. Meant for tests with a
     /// [scripted](ringloop_driver::Driver::scripted) driver.
+    #[cfg(feature = "test-util")]
     pub fn with_driver(driver: Driver) -> Self {
         Self {
             driver,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use ringloop_driver::{BackendKind, Event};
+use ringloop_driver::{BackendKind, Event, SLOTS_MAX};
 
 use crate::clock;
 use crate::inbox::Inbox;
@@ -97,30 +97,45 @@ impl RuntimeConfig {
             ..Self::default()
         })
     }
+
+    /// Checks the sizes that a runtime reserves memory for.
+    fn check(&self) -> io::Result<()> {
+        let mistake = if !(1..=HOT_BUFFER_BYTES_MAX).contains(&self.hot_buffer_bytes) {
+            format!(
+                "hot_buffer_bytes is {}; use a size from 1 to {HOT_BUFFER_BYTES_MAX} bytes",
+                self.hot_buffer_bytes
+            )
+        } else if self.reactor.driver.slots > SLOTS_MAX {
+            format!(
+                "slots is {}: at most {SLOTS_MAX} can be set aside",
+                self.reactor.driver.slots
+            )
+        } else {
+            return Ok(());
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
+    }
 }
 
 impl Runtime {
     /// Creates a runtime for the calling thread.
     ///
     /// # Errors
-    /// Returns the errors of [`Reactor::new`], and `InvalidInput` if the size of the hot buffer is 0 or too large.
+    /// Returns the errors of [`Reactor::new`], and `InvalidInput` if the size of the hot buffer is 0, or if it or the number
+    /// of slots is too large.
     pub fn new(config: &RuntimeConfig) -> io::Result<Self> {
-        if !(1..=HOT_BUFFER_BYTES_MAX).contains(&config.hot_buffer_bytes) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "hot_buffer_bytes is {}; use a size from 1 to {HOT_BUFFER_BYTES_MAX} bytes",
-                    config.hot_buffer_bytes
-                ),
-            ));
-        }
+        config.check()?;
         let reactor = Reactor::new(&config.reactor)?;
         trace::backend_chosen(reactor.backend(), reactor.backend_reason());
-        Ok(Self::with_reactor(config, reactor))
+        Ok(Self::on(config, reactor))
     }
 
-    /// Creates a runtime on an existing reactor; the reactor's settings in `config` have no effect. Use it with a
-    /// [scripted](ringloop_driver::Driver::scripted) driver to test how a program handles errors from the kernel.
+    /// Creates a runtime on an existing reactor. Of the reactor's settings in `config` only the number of slots has an
+    /// effect. Use it with a [scripted](ringloop_driver::Driver::scripted) driver to test how a program handles errors
+    /// from the kernel.
+    ///
+    /// # Errors
+    /// Returns `InvalidInput` as [`new`](Self::new) does.
     ///
     /// ```
     /// use ringloop::driver::{Driver, Fault, Script};
@@ -133,12 +148,19 @@ impl Runtime {
     ///     fault
     /// });
     /// let reactor = Reactor::with_driver(Driver::scripted(script)?);
-    /// let mut runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor);
+    /// let mut runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor)?;
     /// let error = runtime.block_on(fs::read("/etc/passwd")).unwrap_err();
     /// assert_eq!(error.raw_os_error(), Some(libc::EIO));
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> Self {
+    #[cfg(feature = "test-util")]
+    pub fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> io::Result<Self> {
+        config.check()?;
+        Ok(Self::on(config, reactor))
+    }
+
+    /// Creates a runtime on a reactor, with a configuration that was checked.
+    fn on(config: &RuntimeConfig, reactor: Reactor) -> Self {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote::new(inbox.sender()));
         let slots = config.reactor.driver.slots;
