@@ -278,7 +278,7 @@ fn serve_by_watch(choice: BackendChoice, streams: Vec<TcpStream>) {
             }
             match connection.stream.read(&mut hot) {
                 Ok(0) => {
-                    driver.unwatch(*token).unwrap();
+                    driver.unwatch(*token);
                     connections[index] = None;
                     open -= 1;
                 }

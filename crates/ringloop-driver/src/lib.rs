@@ -227,11 +227,10 @@ impl Driver {
     /// Drops a watch. Its token is never reported again. A stale token is not an error.
     ///
     /// `io_uring` holds the file until the next [`flush`](Driver::flush) or [`poll`](Driver::poll).
-    pub fn unwatch(&mut self, token: Token) -> io::Result<()> {
+    pub fn unwatch(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.unwatch(token);
         }
-        Ok(())
     }
 
     /// The registry of this driver, for watches that any thread may make and that keep no file open.
@@ -253,6 +252,7 @@ impl Driver {
 
     /// Returns the resources of a finished operation, with its buffers filled. `None` before its last event, and after
     /// the next poll, which frees what was not taken.
+    #[must_use = "what was taken is freed when this is dropped"]
     pub fn take(&mut self, token: Token) -> Option<Op> {
         if self.is_inherited() {
             None

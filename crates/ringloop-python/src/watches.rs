@@ -468,7 +468,7 @@ impl Watches {
     pub(crate) fn drop_orphans(&mut self, driver: &mut Driver) {
         for token in self.orphans.drain(..) {
             // The descriptor may be closed by now; there is nothing left to undo then.
-            let _ = driver.unwatch(token);
+            driver.unwatch(token);
         }
     }
 

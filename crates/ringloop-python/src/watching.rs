@@ -383,8 +383,7 @@ pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, watch: Watch) {
         if let Watch::Held(token) = watch {
             let mut slot = this.reactor.get_mut(py);
             if let Some(reactor) = slot.as_deref_mut() {
-                // A descriptor that was closed first is gone from the kernel's set already.
-                let _ = reactor.driver().unwatch(token);
+                reactor.driver().unwatch(token);
             } else {
                 watches.put_off(token);
                 this.wake(py);

@@ -103,14 +103,14 @@ impl Server {
             other => other?,
         }
         for token in std::mem::take(&mut self.unfinished) {
-            self.serve(token)?;
+            self.serve(token);
         }
         for event in events.drain(..) {
             if event.token == self.listening {
                 self.accept()?;
             } else if let Some(connection) = self.connections.get_mut(&event.token) {
                 connection.peer_finished |= event.readiness().is_read_closed();
-                self.serve(event.token)?;
+                self.serve(event.token);
             }
         }
         Ok(())
@@ -136,20 +136,19 @@ impl Server {
         Ok(())
     }
 
-    fn serve(&mut self, token: Token) -> io::Result<()> {
+    fn serve(&mut self, token: Token) {
         let Some(connection) = self.connections.get_mut(&token) else {
-            return Ok(());
+            return;
         };
         match connection.echo(&mut self.buffer, &mut self.messages) {
             Next::AwaitEvent => {}
             Next::ReadAgain => self.unfinished.push(token),
             Next::Close => {
                 // The watch ends first, so that it never refers to a descriptor that was reused.
-                self.reactor.driver().unwatch(token)?;
+                self.reactor.driver().unwatch(token);
                 self.connections.remove(&token);
             }
         }
-        Ok(())
     }
 
     fn report(&self) -> io::Result<()> {

@@ -86,6 +86,7 @@ impl PoolConfig {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "a pool ends, with its tasks, when this is dropped"]
 pub struct Pool {
     workers: Vec<Worker>,
 }

@@ -259,6 +259,7 @@ pub enum MissedTickBehavior {
 
 /// Ticks at a fixed rate. Created by [`interval`].
 #[derive(Debug)]
+#[must_use = "an interval does nothing unless its ticks are awaited"]
 pub struct Interval {
     next: Sleep,
     period_ns: u64,

@@ -157,7 +157,7 @@ fn closing_under_a_watch_reaches_the_peer(mut driver: Driver) {
             if polled {
                 poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
             }
-            driver.unwatch(watch).unwrap();
+            driver.unwatch(watch);
             driver.flush().unwrap();
             drop(server);
             client.set_read_timeout(Some(PATIENCE)).unwrap();

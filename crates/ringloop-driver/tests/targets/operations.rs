@@ -288,7 +288,7 @@ impl World {
 
     fn unwatch(&mut self, end: usize) {
         if let Some(token) = self.ends[end].watch.take() {
-            self.driver.unwatch(token).unwrap();
+            self.driver.unwatch(token);
             self.gone.push(token);
         }
     }
@@ -301,7 +301,7 @@ impl World {
         assert!(self.driver.take(token).is_none());
         self.driver.cancel(token);
         self.driver.discard(token);
-        self.driver.unwatch(token).unwrap();
+        self.driver.unwatch(token);
         let error = self
             .driver
             .rewatch(token, Interest::READ, Mode::Edge)

@@ -226,8 +226,7 @@ impl Shared {
     pub(crate) fn retire(&self, token: Token, descriptor: OwnedFd) {
         self.sources.remove(token);
         let is_told = self.with_driver(|driver| {
-            // Fails only after fork(2), where the watches are the parent's.
-            drop(driver.unwatch(token));
+            driver.unwatch(token);
             // For futures that were forgotten instead of dropped.
             driver.cancel_fd(descriptor.as_raw_fd());
             driver.backend() == BackendKind::Epoll
