@@ -60,7 +60,7 @@ impl FileOperation {
             return Ok(());
         }
         event_loop.with_reactor(py, |reactor| {
-            reactor.driver().cancel(token);
+            reactor.driver_mut().cancel(token);
             Ok(())
         })
     }
@@ -264,7 +264,7 @@ fn submit<'py>(
         context: ptr::null_mut(),
     };
     let handle = scheduling::handle_in_table(event_loop, &call)?;
-    let token = this.with_reactor(py, |reactor| reactor.driver().submit(op))?;
+    let token = this.with_reactor(py, |reactor| reactor.driver_mut().submit(op))?;
     *operation.get().token.get_mut(py) = Some(token);
     let submitted = Submitted {
         operation: operation.clone().into_any().unbind(),
@@ -282,7 +282,7 @@ pub(crate) fn complete(py: Python<'_>, this: &Loop, event: &Event) -> Option<Rea
     }
     let submitted = this.operations.get_mut(py).take_out(event.token)?;
     let op = match &mut *this.reactor.get_mut(py) {
-        Some(reactor) => reactor.driver().take(event.token),
+        Some(reactor) => reactor.driver_mut().take(event.token),
         None => None,
     };
     let outcome = match (event.io_result(), op) {

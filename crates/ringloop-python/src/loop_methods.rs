@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::{BusyPoll, Config};
+use ringloop::{BusyPoll, ReactorConfig};
 use ringloop_driver::ForcedBy;
 
 use self::fast_calls::{loop_keyword, vectorcall};
@@ -41,7 +41,8 @@ impl Loop {
         _options: Option<&Bound<'_, PyDict>>,
         py: Python<'_>,
     ) -> PyResult<Self> {
-        let mut config = Config::from_env().map_err(|error| support::os_error(py, &error))?;
+        let mut config =
+            ReactorConfig::from_env().map_err(|error| support::os_error(py, &error))?;
         if let Some(name) = backend {
             config.driver.backend =
                 name.parse()

@@ -53,10 +53,10 @@
 //! [`inbox::Inbox`], and a turn of it looks like this:
 //!
 //! ```
-//! use ringloop::{Config, Reactor, clock, inbox::Inbox, timers::Timers};
+//! use ringloop::{Reactor, ReactorConfig, clock, inbox::Inbox, timers::Timers};
 //!
 //! # fn main() -> std::io::Result<()> {
-//! let mut reactor = Reactor::new(&Config::default())?;
+//! let mut reactor = Reactor::new(&ReactorConfig::default())?;
 //! let mut inbox = Inbox::new(reactor.waker());
 //! let mut timers = Timers::new();
 //! timers.insert(clock::now_ns() + 1_000_000, "one millisecond later");
@@ -153,7 +153,7 @@ pub use bytes;
 pub use metrics::Metrics;
 #[cfg(feature = "runtime")]
 pub use pool::{Pool, PoolConfig};
-pub use reactor::{Config, Counters, Reactor};
+pub use reactor::{Reactor, ReactorConfig, ReactorCounters};
 pub use ringloop_driver as driver;
 #[cfg(feature = "runtime")]
 pub use runtime::{Handle, Runtime, RuntimeConfig, spawn, yield_now};

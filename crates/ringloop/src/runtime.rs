@@ -17,7 +17,7 @@ use crate::clock;
 use crate::inbox::Inbox;
 use crate::metrics::Metrics;
 use crate::panics;
-use crate::reactor::{Config, Reactor};
+use crate::reactor::{Reactor, ReactorConfig};
 use crate::shared::{Entered, Message, Remote, Shared};
 use crate::task::JoinHandle;
 use crate::trace;
@@ -51,6 +51,8 @@ const TASKS_PER_LOOK: usize = 64;
 /// ```
 pub struct Runtime {
     shared: Rc<Shared>,
+    /// Why it runs on its backend.
+    reason: Box<str>,
     inbox: Inbox<Message>,
     messages: Vec<Message>,
     events: Vec<Event>,
@@ -75,7 +77,7 @@ pub struct Runtime {
 #[non_exhaustive]
 pub struct RuntimeConfig {
     /// The configuration of the reactor: backend, queue sizes, how to wait.
-    pub reactor: Config,
+    pub reactor: ReactorConfig,
     /// The size of the buffer for reads in place, in bytes; at most a gigabyte.
     pub hot_buffer_bytes: usize,
 }
@@ -83,17 +85,17 @@ pub struct RuntimeConfig {
 impl Default for RuntimeConfig {
     fn default() -> Self {
         Self {
-            reactor: Config::default(),
+            reactor: ReactorConfig::default(),
             hot_buffer_bytes: 256 * 1024,
         }
     }
 }
 
 impl RuntimeConfig {
-    /// The default, with the reactor's settings taken from the environment; see [`Config::from_env`].
+    /// The default, with the reactor's settings taken from the environment; see [`ReactorConfig::from_env`].
     pub fn from_env() -> io::Result<Self> {
         Ok(Self {
-            reactor: Config::from_env()?,
+            reactor: ReactorConfig::from_env()?,
             ..Self::default()
         })
     }
@@ -164,9 +166,11 @@ impl Runtime {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote::new(inbox.sender()));
         let slots = config.reactor.driver.slots;
+        let reason = reactor.backend_reason().into();
         let shared = Shared::new(reactor, slots, config.hot_buffer_bytes, remote);
         Self {
             shared: Rc::new(shared),
+            reason,
             inbox,
             messages: Vec::new(),
             events: Vec::new(),
@@ -237,8 +241,8 @@ impl Runtime {
     }
 
     /// Why this backend is used, in words.
-    pub fn backend_reason(&self) -> String {
-        self.shared.reactor().backend_reason().to_owned()
+    pub fn backend_reason(&self) -> &str {
+        &self.reason
     }
 
     /// What the runtime has done so far.

@@ -154,7 +154,7 @@ impl Shared {
     /// Calls the driver, unless the runtime has ended.
     pub(crate) fn with_driver<T>(&self, call: impl FnOnce(&mut Driver) -> T) -> Option<T> {
         let mut reactor = self.reactor.borrow_mut();
-        reactor.as_mut().map(|reactor| call(reactor.driver()))
+        reactor.as_mut().map(|reactor| call(reactor.driver_mut()))
     }
 
     /// Whether the runtime is inside `block_on`, so that a turn follows and does what is deferred to it.

@@ -1,6 +1,6 @@
 //! A signal ends a wait. Runs in its own process, because a signal may be delivered to any thread of a process.
 
-use ringloop::{BusyPoll, Config, Reactor};
+use ringloop::{BusyPoll, Reactor, ReactorConfig};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -40,7 +40,7 @@ fn main() {
     start_alarms();
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
         let driver = ringloop::driver::Config::with_backend(backend);
-        let mut reactor = match Reactor::new(&Config {
+        let mut reactor = match Reactor::new(&ReactorConfig {
             driver,
             busy_poll: BusyPoll::Off,
         }) {

@@ -2,7 +2,7 @@
 //! machine grants.
 
 use ringloop::driver::{BackendChoice, BackendKind, Event, Interest, Mode};
-use ringloop::{BusyPoll, Config, Reactor, clock};
+use ringloop::{BusyPoll, Reactor, ReactorConfig, clock};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,7 @@ fn poll_now(reactor: &mut Reactor, events: &mut Vec<Event>) {
 fn on_each_backend(busy_poll: BusyPoll, body: impl Fn(&mut Reactor) + Sync) {
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
         let driver = ringloop::driver::Config::with_backend(backend);
-        let run = || match Reactor::new(&Config { driver, busy_poll }) {
+        let run = || match Reactor::new(&ReactorConfig { driver, busy_poll }) {
             Ok(mut reactor) => body(&mut reactor),
             Err(error) if backend == BackendChoice::IoUring => {
                 println!("skipped on io_uring, which is refused here: {error}");
@@ -184,7 +184,7 @@ fn events_arrive_however_it_waits() {
     on_each_backend_and_way_to_wait(|reactor| {
         let (mut near, far) = UnixStream::pair().unwrap();
         let token = reactor
-            .driver()
+            .driver_mut()
             .watch(far.as_raw_fd(), Interest::READ, Mode::Edge)
             .unwrap();
         let mut events = Vec::new();
@@ -204,7 +204,7 @@ fn events_arrive_however_it_waits() {
         while events.is_empty() {
             poll_now(reactor, &mut events);
         }
-        reactor.driver().unwatch(token);
+        reactor.driver_mut().unwatch(token);
     });
 }
 
@@ -225,7 +225,7 @@ fn polling_for_nothing_returns_at_once_and_is_no_turn() {
 
 #[test]
 fn the_way_to_wait_can_be_changed() {
-    let mut reactor = Reactor::new(&Config::default()).unwrap();
+    let mut reactor = Reactor::new(&ReactorConfig::default()).unwrap();
     assert_eq!(reactor.busy_poll(), BusyPoll::Adaptive);
     assert_eq!(reactor.counters().window_ns, 0);
     reactor.set_busy_poll(BusyPoll::Fixed(Duration::from_micros(70)));

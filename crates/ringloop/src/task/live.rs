@@ -113,7 +113,7 @@ mod model {
 
     use super::*;
     use crate::inbox::{Inbox, Sender};
-    use crate::reactor::{Config, Reactor};
+    use crate::reactor::{Reactor, ReactorConfig};
     use crate::task::{self, Schedule};
 
     /// A runtime of another thread.
@@ -129,7 +129,7 @@ mod model {
     /// one stays in the list until it ends itself.
     #[test]
     fn a_task_is_taken_off_the_list_once_whenever_it_is_woken() {
-        let wake = Reactor::new(&Config::default()).unwrap().waker();
+        let wake = Reactor::new(&ReactorConfig::default()).unwrap().waker();
         let late_turns = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&late_turns);
         loom::model(move || {
