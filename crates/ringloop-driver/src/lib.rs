@@ -1,5 +1,9 @@
 //! The kernel through one interface: watches, operations and events, on `io_uring` or on epoll.
 //!
+//! This is the layer below an event loop. It is close to the kernel, and grows with it: until 1.0, a minor version may
+//! change it, such as by a new field of an [`Op`]. Programs use [ringloop](https://docs.rs/ringloop), which offers it as
+//! `ringloop::driver`.
+//!
 //! # The contract
 //!
 //! A [`Driver`] takes two kinds of request and gives one kind of [`Event`]:
@@ -46,7 +50,7 @@
 //! while events.is_empty() {
 //!     driver.poll(None, &mut events)?;
 //! }
-//! assert!(events[0].token == watch && events[0].readiness().is_readable());
+//! assert!(events[0].token() == watch && events[0].readiness().is_readable());
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
@@ -109,11 +113,10 @@ use std::time::Duration;
 pub use address::SocketAddress;
 pub use bytes::Bytes;
 pub use config::{
-    BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, SLOTS_MAX,
-    UnknownBackend,
+    BACKEND_VARIABLE, BackendChoice, BackendKind, Config, Refused, SLOTS_MAX, UnknownBackend,
 };
 pub use contract::{Counters, Peek};
-pub use event::{Event, EventFlags, Interest, Mode, Readiness};
+pub use event::{Event, Interest, Mode, Readiness};
 pub use op::{FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
 #[cfg(feature = "test-util")]
 pub use plan::Fault;

@@ -280,9 +280,9 @@ pub(crate) fn complete(py: Python<'_>, this: &Loop, event: &Event) -> Option<Rea
     if event.is_more() {
         return None;
     }
-    let submitted = this.operations.get_mut(py).take_out(event.token)?;
+    let submitted = this.operations.get_mut(py).take_out(event.token())?;
     let op = match &mut *this.reactor.get_mut(py) {
-        Some(reactor) => reactor.driver_mut().take(event.token),
+        Some(reactor) => reactor.driver_mut().take(event.token()),
         None => None,
     };
     let outcome = match (event.io_result(), op) {

@@ -14,7 +14,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::{BusyPoll, ReactorConfig};
-use ringloop_driver::ForcedBy;
 
 use self::fast_calls::{loop_keyword, vectorcall};
 use crate::buffers::{FileSending, Received};
@@ -49,9 +48,6 @@ impl Loop {
                     .map_err(|error: ringloop_driver::UnknownBackend| {
                         objects::error::<PyValueError>(py, &error.to_string())
                     })?;
-        }
-        if backend.is_some() {
-            config.driver.forced_by = ForcedBy::Configuration;
         }
         if let Some(policy) = busy_poll {
             config.busy_poll = parse_busy_poll(policy)?;

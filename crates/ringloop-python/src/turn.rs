@@ -277,7 +277,7 @@ fn look(
         match reactor.driver().peek() {
             Peek::Empty => return Ok(()),
             Peek::Unknown if !timer_is_due && !looks.are_due(this) => return Ok(()),
-            Peek::Unknown | Peek::Ready => {}
+            _ => {}
         }
         let polled = poll(reactor, events);
         if !events.is_empty() {

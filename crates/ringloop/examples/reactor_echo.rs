@@ -106,11 +106,11 @@ impl Server {
             self.serve(token);
         }
         for event in events.drain(..) {
-            if event.token == self.listening {
+            if event.token() == self.listening {
                 self.accept()?;
-            } else if let Some(connection) = self.connections.get_mut(&event.token) {
+            } else if let Some(connection) = self.connections.get_mut(&event.token()) {
                 connection.peer_finished |= event.readiness().is_read_closed();
-                self.serve(event.token);
+                self.serve(event.token());
             }
         }
         Ok(())

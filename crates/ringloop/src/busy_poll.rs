@@ -47,6 +47,7 @@ const VARIABLE: &str = "RINGLOOP_BUSY_POLL";
 /// # std::io::Result::Ok(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum BusyPoll {
     /// Never poll: sleep in the kernel at once.
     Off,

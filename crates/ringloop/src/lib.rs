@@ -73,7 +73,7 @@
 //!         reactor.poll_now(&mut events)?;
 //!     }
 //!     for event in events.drain(..) {
-//!         println!("descriptor watched under {:?}: {}", event.token, event.result);
+//!         println!("descriptor watched under {:?}: {}", event.token(), event.result());
 //!     }
 //!     inbox.receive(&mut messages);
 //!     seen.append(&mut messages);

@@ -24,6 +24,7 @@ const PEEKS_PER_CLOCK_READ: u32 = 4;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct ReactorConfig {
     /// The driver's configuration: backend and queue sizes.
     pub driver: ringloop_driver::Config,
@@ -89,7 +90,7 @@ pub struct ReactorCounters {
 /// while events.is_empty() && clock::now_ns() < deadline_ns {
 ///     reactor.turn(Some(deadline_ns), &mut events)?;
 /// }
-/// assert_eq!(events[0].token, token);
+/// assert_eq!(events[0].token(), token);
 /// # Ok(())
 /// # }
 /// ```
@@ -284,7 +285,8 @@ impl Reactor {
                         return Ok(Spun::Arrived);
                     }
                     Peek::Empty => std::hint::spin_loop(),
-                    Peek::Unknown => {
+                    // Unknown.
+                    _ => {
                         unknown = true;
                         break;
                     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use common::{LONG, backends, config, on_both, tcp};
 use ringloop::net::UnixStream;
-use ringloop::{BusyPoll, Reactor, ReactorConfig, driver};
+use ringloop::{BusyPoll, Reactor, ReactorConfig};
 
 /// Runs a body in a child process, and checks that it returns true. The child is then ended without destructors.
 fn in_child(body: impl FnOnce() -> bool) {
@@ -51,8 +51,10 @@ fn is_open(descriptor: RawFd) -> bool {
 fn a_child_that_polls_for_events_hears_of_the_fork_instead_of_touching_the_ring() {
     for backend in backends() {
         for busy_poll in [BusyPoll::Off, BusyPoll::Fixed(Duration::from_secs(3_600))] {
-            let driver = driver::Config::with_backend(backend);
-            let mut reactor = Reactor::new(&ReactorConfig { driver, busy_poll }).unwrap();
+            let mut config = ReactorConfig::default();
+            config.driver.backend = backend;
+            config.busy_poll = busy_poll;
+            let mut reactor = Reactor::new(&config).unwrap();
             reactor.poll_now(&mut Vec::new()).unwrap();
             let waker = reactor.waker();
             in_child(|| {

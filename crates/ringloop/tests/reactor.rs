@@ -36,8 +36,10 @@ fn poll_now(reactor: &mut Reactor, events: &mut Vec<Event>) {
 /// turns would notice.
 fn on_each_backend(busy_poll: BusyPoll, body: impl Fn(&mut Reactor) + Sync) {
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
-        let driver = ringloop::driver::Config::with_backend(backend);
-        let run = || match Reactor::new(&ReactorConfig { driver, busy_poll }) {
+        let mut config = ReactorConfig::default();
+        config.driver.backend = backend;
+        config.busy_poll = busy_poll;
+        let run = || match Reactor::new(&config) {
             Ok(mut reactor) => body(&mut reactor),
             Err(error) if backend == BackendChoice::IoUring => {
                 println!("skipped on io_uring, which is refused here: {error}");
@@ -198,7 +200,7 @@ fn events_arrive_however_it_waits() {
                 turn(reactor, None, &mut events);
             }
             thread.join().unwrap();
-            assert!(events.drain(..).all(|event| event.token == token));
+            assert!(events.drain(..).all(|event| event.token() == token));
         }
         near.write_all(b"hello").unwrap();
         while events.is_empty() {

@@ -17,7 +17,7 @@ use bytes::BytesMut;
 use common::{LONG, on_both, pattern, tcp};
 use ringloop::driver::{BackendChoice, BackendKind};
 use ringloop::net::{TcpListener, TcpStream};
-use ringloop::time::{Elapsed, interval, sleep, sleep_until, timeout};
+use ringloop::time::{interval, sleep, sleep_until, timeout};
 use ringloop::{Handle, JoinHandle, Runtime, RuntimeConfig, clock, spawn, yield_now};
 
 #[test]
@@ -323,10 +323,8 @@ fn sleeps_end_in_order_and_never_early() {
             let start = Instant::now();
             sleep(Duration::from_millis(1)).await;
             assert!(start.elapsed() >= Duration::from_millis(1));
-            assert_eq!(
-                timeout(Duration::from_millis(1), pending::<()>()).await,
-                Err(Elapsed)
-            );
+            let never = timeout(Duration::from_millis(1), pending::<()>());
+            assert!(never.await.is_err());
             assert_eq!(timeout(Duration::ZERO, async { 5 }).await, Ok(5));
             let mut ticks = interval(Duration::from_millis(1));
             for _ in 0..3 {

@@ -53,7 +53,7 @@ fn what_is_cancelled_before_a_flush_never_begins(mut driver: Driver) {
                 assert_eq!(driver.counters().operations, 0);
             } else {
                 driver.cancel(token);
-                assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+                assert_eq!(event_of(&mut driver, token).result(), -libc::ECANCELED);
                 assert!(driver.take(token).is_some());
             }
         }
@@ -130,7 +130,7 @@ fn an_operation_holds_its_file_until_it_is_over(mut driver: Driver) {
     let token = token.unwrap();
     assert_eq!(all_events(&mut driver), []);
     writer.write_all(b"held").unwrap();
-    assert_eq!(event_of(&mut driver, token).result, 4);
+    assert_eq!(event_of(&mut driver, token).result(), 4);
     let Some(Op::Read { fd, buffer, .. }) = driver.take(token) else {
         panic!("nothing came back")
     };
@@ -347,7 +347,7 @@ fn an_operation_that_must_not_wait_does_not(mut driver: Driver) {
         assert_eq!(finish(&mut driver, op).0, -libc::EAGAIN);
     }
     there.write_all(b"for the one").unwrap();
-    assert_eq!(event_of(&mut driver, waiting).result, 8);
+    assert_eq!(event_of(&mut driver, waiting).result(), 8);
     let [op, ..] = ops();
     assert_eq!(finish(&mut driver, op).0, 3);
 }

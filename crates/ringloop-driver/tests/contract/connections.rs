@@ -31,7 +31,7 @@ fn one_connection_is_accepted(mut driver: Driver) {
     let _client = TcpStream::connect(address).unwrap();
     let event = event_of(&mut driver, token);
     assert!(!event.is_more());
-    let connection = own(event.result);
+    let connection = own(event.result());
     assert!(is_nonblocking_and_cloexec(raw(&connection)));
     let _second = TcpStream::connect(address).unwrap();
     assert_eq!(all_events(&mut driver), []);
@@ -52,7 +52,7 @@ fn connections_are_accepted_until_cancelled(mut driver: Driver) {
     }
     driver.cancel(token);
     let event = event_of(&mut driver, token);
-    assert_eq!(event.result, -libc::ECANCELED);
+    assert_eq!(event.result(), -libc::ECANCELED);
     assert!(!event.is_more());
     assert_eq!(driver.counters().operations, 0);
 }
@@ -105,7 +105,7 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
     there.write_all(b"y").unwrap();
     let second = all_events(&mut driver);
     assert_eq!(second.len(), 1);
-    let mut tokens = [first[0].token, second[0].token];
+    let mut tokens = [first[0].token(), second[0].token()];
     tokens.sort_by_key(|token| token.index());
     assert_eq!(tokens, [receiving, reading]);
     let socket = stream_socket(libc::AF_INET, 0);
@@ -113,12 +113,12 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
     let mut seen = Vec::new();
     while seen.len() < 2 {
         for event in all_events(&mut driver) {
-            if event.token == accepting {
-                drop(own(event.result));
+            if event.token() == accepting {
+                drop(own(event.result()));
             } else {
-                assert_eq!((event.token, event.result), (connecting, 0));
+                assert_eq!((event.token(), event.result()), (connecting, 0));
             }
-            seen.push(event.token);
+            seen.push(event.token());
         }
     }
     assert_eq!(
@@ -143,7 +143,7 @@ fn closing_under_an_operation_reaches_the_peer(mut driver: Driver) {
         // At once: without another call to the driver.
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
-        assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+        assert_eq!(event_of(&mut driver, token).result(), -libc::ECANCELED);
     }
 }
 

@@ -47,8 +47,8 @@ fn pipes_are_read_and_written(mut driver: Driver) {
             let mut events = Vec::new();
             poll(&mut driver, Some(PATIENCE), &mut events);
             for event in events {
-                seen.push((event.token, event.result));
-                if event.token == token {
+                seen.push((event.token(), event.result()));
+                if event.token() == token {
                     buffer = driver.take(token);
                 }
             }
@@ -216,7 +216,7 @@ fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
     };
     let cancelled = submit(&mut driver);
     driver.cancel(cancelled);
-    let result = event_of(&mut driver, cancelled).result;
+    let result = event_of(&mut driver, cancelled).result();
     assert!([0, -libc::ECANCELED].contains(&result));
     let discarded = submit(&mut driver);
     driver.discard(discarded);
@@ -278,8 +278,8 @@ fn a_file_that_does_not_block_is_waited_for(mut driver: Driver) {
             poll(&mut driver, Some(PATIENCE), &mut events);
         }
         for (token, count) in tokens.into_iter().zip([8, 32, 5]) {
-            let event = events.iter().find(|event| event.token == token);
-            assert_eq!(event.unwrap().result, count, "flags {flags}");
+            let event = events.iter().find(|event| event.token() == token);
+            assert_eq!(event.unwrap().result(), count, "flags {flags}");
         }
     }
     std::fs::remove_dir_all(folder).unwrap();

@@ -69,14 +69,14 @@ fn a_watch_and_operations_share_a_descriptor(mut driver: Driver) {
         assert!(event.readiness().is_readable() && !event.readiness().is_writable());
         let mut buffer = vec![0; 1 << 20];
         while there.read(&mut buffer).is_ok() {}
-        assert_eq!(event_of(&mut driver, sending).result, 4);
+        assert_eq!(event_of(&mut driver, sending).result(), 4);
         let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
-        assert_eq!(event_of(&mut driver, receiving).result, 4);
+        assert_eq!(event_of(&mut driver, receiving).result(), 4);
         driver.unwatch(watch);
         let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
         assert_eq!(all_events(&mut driver), []);
         there.write_all(b"pong").unwrap();
-        assert_eq!(event_of(&mut driver, receiving).result, 4);
+        assert_eq!(event_of(&mut driver, receiving).result(), 4);
     }
 }
 

@@ -41,7 +41,7 @@ fn a_late_completion_misses_the_slots_next_owner() {
     assert_eq!(events(&mut driver), []);
     assert_eq!(driver.counters().stale_events, 1);
     script.turn([Step::Ready(TWO, Readiness::READABLE)]);
-    assert_eq!(events(&mut driver)[0].token, second);
+    assert_eq!(events(&mut driver)[0].token(), second);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_late_completion_misses_the_same_watch_armed_anew() {
     assert_eq!(events(&mut driver), []);
     let events = events(&mut driver);
     assert_eq!(events.len(), 1);
-    assert!(events[0].token == token && events[0].readiness().is_writable());
+    assert!(events[0].token() == token && events[0].readiness().is_writable());
 }
 
 #[test]
@@ -79,10 +79,10 @@ fn an_overflow_ends_no_watch_and_no_accept() {
     ]);
     let events = events(&mut driver);
     assert_eq!(
-        events.iter().map(|event| event.token).collect::<Vec<_>>(),
+        events.iter().map(Event::token).collect::<Vec<_>>(),
         [watch, accept]
     );
-    assert!(events[1].is_more() && events[1].result == number);
+    assert!(events[1].is_more() && events[1].result() == number);
     drop(own(number));
     assert_eq!(
         (driver.counters().overflows, driver.counters().rearms),
@@ -102,7 +102,7 @@ fn what_a_short_submit_leaves_behind_goes_along_later() {
     assert_eq!(
         events(&mut driver)
             .iter()
-            .map(|event| event.token)
+            .map(Event::token)
             .collect::<Vec<_>>(),
         [tokens[0]]
     );
@@ -110,7 +110,7 @@ fn what_a_short_submit_leaves_behind_goes_along_later() {
     assert_eq!(
         events(&mut driver)
             .iter()
-            .map(|event| event.token)
+            .map(Event::token)
             .collect::<Vec<_>>(),
         [tokens[1]]
     );
@@ -125,7 +125,7 @@ fn an_interrupted_poll_keeps_its_events() {
     let error = driver.poll(None, &mut events).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     assert_eq!(events.len(), 1);
-    assert_eq!(events[0].token, token);
+    assert_eq!(events[0].token(), token);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn an_operation_finishes_is_cancelled_or_is_discarded() {
     assert!(matches!(driver.take(token), Some(Op::Recv { buffer, .. }) if buffer == [0; 3]));
     let token = driver.submit(receive(ONE, 8)).unwrap();
     driver.cancel(token);
-    assert_eq!(events(&mut driver)[0].result, -libc::ECANCELED);
+    assert_eq!(events(&mut driver)[0].result(), -libc::ECANCELED);
     let token = driver.submit(receive(ONE, 8)).unwrap();
     driver.discard(token);
     assert_eq!(events(&mut driver), []);
@@ -204,7 +204,7 @@ fn a_zero_copy_send_has_a_count_and_then_its_memory() {
         .unwrap();
     let results: Vec<_> = events(&mut driver)
         .iter()
-        .map(|event| (event.token, event.result, event.is_more()))
+        .map(|event| (event.token(), event.result(), event.is_more()))
         .collect();
     assert_eq!(results, [(send, 3, true), (send, SENT_WITHOUT_COPY, false)]);
     assert_eq!(driver.counters().zero_copy_sends, 1);
@@ -241,7 +241,7 @@ fn under_a_plan_operations_are_done_late_in_part_or_not_at_all() {
             assert_eq!(events(&mut driver), []);
         }
         let seen = events(&mut driver);
-        assert_eq!((seen[0].token, seen[0].result), (token, result));
+        assert_eq!((seen[0].token(), seen[0].result()), (token, result));
         assert!(driver.take(token).is_some());
         assert_eq!(driver.counters().operations, 0);
         drop(writer);
@@ -265,13 +265,13 @@ fn under_a_plan_a_cancel_comes_in_time_or_too_late() {
         driver.cancel(token);
         assert_eq!(events(&mut driver), []);
         let expected = if outruns_cancel { 1 } else { -libc::ECANCELED };
-        assert_eq!(events(&mut driver)[0].result, expected);
+        assert_eq!(events(&mut driver)[0].result(), expected);
         // A waiting one ends, too.
         driver.submit(receive(raw(&there), 8)).unwrap();
         assert_eq!(events(&mut driver), []);
         driver.cancel_fd(raw(&there));
         assert_eq!(events(&mut driver), []);
-        assert_eq!(events(&mut driver)[0].result, -libc::ECANCELED);
+        assert_eq!(events(&mut driver)[0].result(), -libc::ECANCELED);
     }
 }
 
@@ -288,7 +288,7 @@ fn under_a_plan_a_watch_reports_what_the_kernel_finds_and_late() {
     there.write_all(b"x").unwrap();
     assert_eq!(events(&mut driver), []);
     let seen = events(&mut driver);
-    assert!(seen[0].token == watch && seen[0].readiness().is_readable());
+    assert!(seen[0].token() == watch && seen[0].readiness().is_readable());
 }
 
 /// What a script hands to the user of a driver is a descriptor of its own, or none.
@@ -321,7 +321,7 @@ fn a_script_never_invents_a_descriptor() {
     let number = raw(&file);
     script.turn([Step::Open(file.into())]);
     let seen = events(&mut driver);
-    assert_eq!((seen[0].token, seen[0].result), (token, number));
+    assert_eq!((seen[0].token(), seen[0].result()), (token, number));
     drop(own(number));
     // One that nobody waits for is closed.
     let (mut reader, writer) = pipe();

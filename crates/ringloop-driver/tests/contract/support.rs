@@ -125,7 +125,7 @@ pub(crate) fn event_of(driver: &mut Driver, token: Token) -> Event {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         poll(driver, Some(PATIENCE), &mut events);
-        if let Some(event) = events.iter().find(|event| event.token == token) {
+        if let Some(event) = events.iter().find(|event| event.token() == token) {
             return *event;
         }
     }
@@ -340,8 +340,8 @@ pub(crate) fn accepted(driver: &mut Driver, token: Token, count: usize) -> Vec<O
         events.clear();
         poll(driver, Some(PATIENCE), &mut events);
         for event in &events {
-            assert!(event.token == token && event.is_more(), "{event:?}");
-            accepted.push(own(event.result));
+            assert!(event.token() == token && event.is_more(), "{event:?}");
+            accepted.push(own(event.result()));
         }
     }
     accepted
@@ -352,7 +352,7 @@ pub(crate) fn finish(driver: &mut Driver, op: Op) -> (i32, Op) {
     let token = driver.submit(op).unwrap();
     let event = event_of(driver, token);
     assert!(!event.is_watch() && !event.is_more());
-    (event.result, driver.take(token).unwrap())
+    (event.result(), driver.take(token).unwrap())
 }
 
 /// A listening socket on a free port of the loopback, and its address.

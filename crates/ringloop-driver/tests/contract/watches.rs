@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-use ringloop_driver::{BackendKind, Driver, Interest, Mode, Peek, Readiness};
+use ringloop_driver::{BackendKind, Driver, Event, Interest, Mode, Peek, Readiness};
 
 use crate::support::{
     PATIENCE, all_events, errno, event_of, fill, listener, on_both_backends, own, pair, pairs,
@@ -93,7 +93,7 @@ fn a_level_watch_reports_as_long_as_it_is_ready(mut driver: Driver) {
         events.clear();
         poll(&mut driver, Some(PATIENCE), &mut events);
         assert_eq!(events.len(), 1);
-        assert_eq!(events[0].token, token);
+        assert_eq!(events[0].token(), token);
     }
     here.read_exact(&mut [0]).unwrap();
     assert_eq!(all_events(&mut driver), []);
@@ -115,7 +115,7 @@ fn a_one_shot_watch_reports_once_until_it_is_armed_again(mut driver: Driver) {
     driver
         .rewatch(token, Interest::READ, Mode::OneShot)
         .unwrap();
-    assert_eq!(event_of(&mut driver, token).token, token);
+    assert_eq!(event_of(&mut driver, token).token(), token);
     assert_eq!(all_events(&mut driver), []);
 }
 
@@ -246,7 +246,7 @@ fn urgent_data_is_told_to_those_who_ask(mut driver: Driver) {
         assert_eq!(sent, 1);
         (&peer).write_all(b"behind").unwrap();
         let events = all_events(&mut driver);
-        assert!(events.iter().all(|event| event.token == token));
+        assert!(events.iter().all(|event| event.token() == token));
         let is_told = |is: fn(&Readiness) -> bool| events.iter().any(|e| is(&e.readiness()));
         assert!(is_told(|readiness| readiness.is_readable()));
         let can_tell = driver.backend() == BackendKind::Epoll;
@@ -376,7 +376,7 @@ fn one_poll_reports_all_that_is_ready(mut driver: Driver) {
             }
             let mut events = Vec::new();
             poll(&mut driver, Some(Duration::ZERO), &mut events);
-            let reported: HashSet<_> = events.iter().map(|event| event.token).collect();
+            let reported: HashSet<_> = events.iter().map(Event::token).collect();
             assert_eq!(events.len(), 400, "{mode:?}, round {round}");
             assert_eq!(reported.len(), 400, "{mode:?}, round {round}");
             for ((here, _), &token) in pairs.iter_mut().zip(&tokens) {
@@ -415,7 +415,7 @@ fn a_poll_leaves_what_is_too_much_to_the_next(mut driver: Driver) {
         assert!(events.len() >= 500, "{} in poll {turn}", events.len());
         assert!(turn > 0 || events.len() < 1024, "{} in one", events.len());
         for event in &events {
-            missing.remove(&event.token);
+            missing.remove(&event.token());
         }
     }
     assert_eq!(missing.len(), 0);

@@ -71,7 +71,7 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
     there.write_all(b"x").unwrap();
     assert!(event_of(&mut driver, watch).readiness().is_readable());
     sending.write_all(b"x").unwrap();
-    assert_eq!(event_of(&mut driver, operation).result, 1);
+    assert_eq!(event_of(&mut driver, operation).result(), 1);
 }
 
 fn a_child_makes_a_driver_of_its_own(mut driver: Driver) {
@@ -133,7 +133,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
                 })
                 .unwrap();
             let event = event_of(&mut driver, token);
-            if event.result != -libc::EMFILE || event.is_more() {
+            if event.result() != -libc::EMFILE || event.is_more() {
                 return Err(format!("expected a final EMFILE, got {event:?}"));
             }
         }
@@ -144,7 +144,7 @@ fn running_out_of_descriptors_ends_accepting(driver: Driver) {
         limit(before.rlim_cur);
         let token = driver.submit(accept(raw(&listener))).unwrap();
         let event = event_of(&mut driver, token);
-        if event.result < 0 {
+        if event.result() < 0 {
             Err(format!("expected a connection, got {event:?}"))
         } else {
             Ok(())

@@ -75,7 +75,7 @@ fn an_open_that_must_wait_for_a_lease_does(driver_of: Driver) {
         assert_eq!(events, []);
         lease(file, libc::F_UNLCK)?;
         let event = event_of(driver, token);
-        let opened = own(event.result);
+        let opened = own(event.result());
         assert_eq!(status_flags(raw(&opened)) & libc::O_NONBLOCK, 0);
         Ok(())
     });
@@ -106,8 +106,8 @@ fn files_that_are_stuck_hold_up_no_others(driver_of: Driver) {
             events.clear();
             poll(driver, Some(PATIENCE), &mut events);
             for event in &events {
-                drop(own(event.result));
-                stuck.retain(|token| *token != event.token);
+                drop(own(event.result()));
+                stuck.retain(|token| *token != event.token());
             }
         }
         Ok(())

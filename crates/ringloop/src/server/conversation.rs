@@ -299,7 +299,7 @@ where
                 if !handshake.draining.has_begun(context) {
                     ready!(Pin::new(&mut handshake.limit).poll(context));
                     count(&counters.handshake_errors);
-                    trace::handshake_failed(&Elapsed.into());
+                    trace::handshake_failed(&Elapsed::new().into());
                 }
                 return Poll::Ready(());
             };

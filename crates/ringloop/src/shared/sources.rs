@@ -142,10 +142,10 @@ impl Shared {
     /// Wakes whoever waits for an event.
     pub(crate) fn dispatch(&self, event: Event) {
         let entries = self.sources.entries.borrow();
-        let Some(Some(entry)) = entries.get(event.token.index() as usize) else {
+        let Some(Some(entry)) = entries.get(event.token().index() as usize) else {
             return;
         };
-        if entry.token != event.token {
+        if entry.token != event.token() {
             return;
         }
         match &entry.kind {
@@ -157,24 +157,24 @@ impl Shared {
             Kind::Operation(operation) => {
                 let operation = Rc::clone(operation);
                 drop(entries);
-                operation.results.borrow_mut().push_back(event.result);
+                operation.results.borrow_mut().push_back(event.result());
                 if event.is_more() {
                     self.io_counters.completed();
                 } else {
                     operation.is_over.set(true);
                     let finished = self
-                        .with_driver(|driver| driver.take(event.token))
+                        .with_driver(|driver| driver.take(event.token()))
                         .flatten();
                     match finished {
                         // Nobody wants these bytes back. The last event tells how they were sent, or is an error.
-                        Some(Op::SendZeroCopy { .. }) if event.result >= 0 => {}
+                        Some(Op::SendZeroCopy { .. }) if event.result() >= 0 => {}
                         Some(Op::SendZeroCopy { .. }) => self.io_counters.completed(),
                         finished => {
                             self.io_counters.completed();
                             *operation.finished.borrow_mut() = finished;
                         }
                     }
-                    self.sources.remove(event.token);
+                    self.sources.remove(event.token());
                 }
                 if let Some(waiter) = operation.waiter.take() {
                     waiter.wake();
