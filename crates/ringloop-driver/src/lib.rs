@@ -87,6 +87,7 @@ mod contract;
 mod emulation;
 mod epoll;
 mod event;
+mod file_status;
 mod op;
 mod parked;
 #[cfg(feature = "test-util")]
@@ -117,7 +118,8 @@ pub use config::{
 };
 pub use contract::{Counters, Peek};
 pub use event::{Event, Interest, Mode, Readiness};
-pub use op::{FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
+pub use file_status::{FileStatus, FileTime};
+pub use op::{Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
 #[cfg(feature = "test-util")]
 pub use plan::Fault;
 pub use registry::{Registration, Registry};

@@ -4,15 +4,14 @@
 //! completion, and then go back through [`take`](crate::Driver::take). In between they are in `parked.rs`.
 
 use std::ffi::CString;
-use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::address::SocketAddress;
 use crate::bytes::Bytes;
+use crate::file_status::FileStatus;
 use crate::shared_fd::SharedFd;
-use crate::sys;
 
 /// An operation. Its [`Event`](crate::Event) carries the result.
 ///
@@ -346,26 +345,6 @@ pub const SENT_BY_COPY: i32 = 1;
 
 /// The maximum number of descriptors in a message, the kernel's `SCM_MAX_FD`.
 pub(crate) const DESCRIPTORS_MAX: usize = 253;
-
-/// A file's metadata, as returned by statx(2).
-#[derive(Clone, Copy)]
-pub struct FileStatus(pub libc::statx);
-
-impl Default for FileStatus {
-    fn default() -> FileStatus {
-        FileStatus(sys::empty_statx())
-    }
-}
-
-impl fmt::Debug for FileStatus {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("FileStatus")
-            .field("mode", &self.0.stx_mode)
-            .field("size", &self.0.stx_size)
-            .finish_non_exhaustive()
-    }
-}
 
 /// What `RecvMsg` fills and `SendMsg` sends.
 ///

@@ -77,7 +77,7 @@ impl FileOperation {
                 let _ = fd.into_raw_fd();
                 Ok(number.into_any())
             }
-            Some(Outcome::Status(status)) => status::to_python(py, &status.0),
+            Some(Outcome::Status(status)) => status::to_python(py, &status),
             Some(Outcome::Nothing) => Ok(py.None().into_bound(py)),
             Some(Outcome::Failed(errno)) => Err(support::errno_error(py, errno)),
             None => Err(objects::error::<PyRuntimeError>(

@@ -98,6 +98,12 @@
 //! | `futures-io` | the same for the traits of `futures-io` |
 //! | `test-util` | a runtime on a kernel that plays a script, for tests: `Runtime::with_reactor` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |
+//!
+//! # Other crates in the interface
+//!
+//! Types and traits of these crates are part of the interface on purpose, so a new major version of one of them is a
+//! breaking change here: [`bytes`], `async-channel` (as [`channel`]), `ringloop-driver` (as [`driver`]), and with the
+//! features of these names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
 
 #![deny(unsafe_code)]
 
@@ -144,8 +150,15 @@ pub mod tls;
 #[cfg(feature = "runtime")]
 mod trace;
 
+/// Channels between tasks of any workers, and other threads, from the crate `async-channel`.
 #[cfg(feature = "runtime")]
-pub use async_channel as channel;
+pub mod channel {
+    pub use async_channel::{
+        Receiver, Recv, RecvError, Send, SendError, Sender, TryRecvError, TrySendError,
+        WeakReceiver, WeakSender, bounded, unbounded,
+    };
+}
+
 pub use busy_poll::BusyPoll;
 #[cfg(feature = "runtime")]
 pub use bytes;

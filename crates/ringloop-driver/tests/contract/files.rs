@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Instant;
 
@@ -61,6 +61,30 @@ fn pipes_are_read_and_written(mut driver: Driver) {
         drop(writer);
         assert_eq!(finish(&mut driver, read()).0, 0);
     }
+}
+
+/// Compares all that a file's status says with what the standard library sees.
+fn check_status(status: &FileStatus, path: &Path) {
+    let seen = std::fs::metadata(path).unwrap();
+    assert_eq!((status.size(), status.mode()), (15, seen.mode()));
+    assert_eq!((status.uid(), status.gid()), (seen.uid(), seen.gid()));
+    assert_eq!(status.inode(), seen.ino());
+    assert_eq!(u64::from(status.links()), seen.nlink());
+    assert_eq!(status.blocks(), seen.blocks());
+    assert_eq!(u64::from(status.block_size()), seen.blksize());
+    let (major, minor) = status.device();
+    assert_eq!(libc::makedev(major, minor), seen.dev());
+    let (major, minor) = status.special_device();
+    assert_eq!(libc::makedev(major, minor), seen.rdev());
+    for (time, expected) in [
+        (status.accessed(), (seen.atime(), seen.atime_nsec())),
+        (status.modified(), (seen.mtime(), seen.mtime_nsec())),
+        (status.changed(), (seen.ctime(), seen.ctime_nsec())),
+    ] {
+        assert_eq!((time.seconds, i64::from(time.nanoseconds)), expected);
+    }
+    let is_recorded = status.mask() & libc::STATX_BTIME != 0;
+    assert_eq!(status.created().is_some(), is_recorded);
 }
 
 fn files_are_opened_written_read_and_described(mut driver: Driver) {
@@ -126,7 +150,7 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     assert_eq!((result, &bytes_of(op)[..]), (11, &b"\x000123456789"[..]));
     assert_eq!(finish(&mut driver, read(Some(100))).0, 0);
     let status = Box::<FileStatus>::default();
-    let (path_of, mask) = (name.clone(), libc::STATX_SIZE);
+    let (path_of, mask) = (name.clone(), libc::STATX_BASIC_STATS | libc::STATX_BTIME);
     let (result, op) = finish(
         &mut driver,
         Op::Statx {
@@ -138,7 +162,10 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         },
     );
     assert_eq!(result, 0);
-    assert!(matches!(op, Op::Statx { status, .. } if status.0.stx_size == 15));
+    let Op::Statx { status, .. } = op else {
+        panic!("{op:?}");
+    };
+    check_status(&status, &path);
     let fd = file.try_unwrap().expect("nobody else has it");
     let number = raw(&fd);
     let (result, op) = finish(&mut driver, Op::Close { fd: Some(fd) });
