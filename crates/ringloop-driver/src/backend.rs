@@ -8,7 +8,7 @@ use crate::config::{BackendChoice, BackendKind, Config, Refused};
 use crate::contract::{Counters, Peek};
 use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
-use crate::op::Op;
+use crate::op::{Op, SubmitError};
 use crate::registry::Registry;
 #[cfg(feature = "test-util")]
 use crate::scripted::Scripted;
@@ -103,7 +103,7 @@ impl Backend {
     }
 
     #[inline]
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
         each!(self, backend => backend.submit(op))
     }
 

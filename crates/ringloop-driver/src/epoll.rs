@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::emulation::{Attempt, failure, try_now};
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::Op;
+use crate::op::{Op, SubmitError};
 use crate::registry::{self, Registry};
 use crate::sys;
 use crate::table::{Course, Phase, Table, Watch};
@@ -205,7 +205,7 @@ impl Epoll {
 
     // ---- operations
 
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
         let token = self.table.insert_operation(op)?;
         self.pending.push_back(token);
         Ok(token)

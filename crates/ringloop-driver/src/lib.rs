@@ -119,7 +119,7 @@ pub use config::{
 pub use contract::{Counters, Peek};
 pub use event::{Event, Interest, Mode, Readiness};
 pub use file_status::{FileStatus, FileTime};
-pub use op::{Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
+pub use op::{Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SubmitError};
 #[cfg(feature = "test-util")]
 pub use plan::Fault;
 pub use registry::{Registration, Registry};
@@ -248,10 +248,13 @@ impl Driver {
 
     /// Starts an operation at the next [`poll`](Driver::poll) or [`flush`](Driver::flush).
     ///
-    /// Fails with [`io::ErrorKind::InvalidInput`] for a mistake in `op`, such as a buffer without room. Errors of the
-    /// kernel arrive as the operation's event.
-    pub fn submit(&mut self, op: Op) -> io::Result<Token> {
-        self.check_process()?;
+    /// Fails with [`io::ErrorKind::InvalidInput`] for a mistake in `op`, such as a buffer without room, and as
+    /// [`watch`](Driver::watch) does if the driver moved. The error returns the operation. Errors of the kernel arrive as
+    /// the operation's event.
+    pub fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
+        if let Err(error) = self.check_process() {
+            return Err(SubmitError::new(error, op));
+        }
         self.backend.submit(op)
     }
 

@@ -4,6 +4,7 @@
 //! completion, and then go back through [`take`](crate::Driver::take). In between they are in `parked.rs`.
 
 use std::ffi::CString;
+use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -330,6 +331,55 @@ impl Op {
             }
             _ => false,
         }
+    }
+}
+
+/// Why an operation was not submitted, together with the operation, whose buffers and descriptors are the submitter's
+/// again.
+pub struct SubmitError(Box<(io::Error, Op)>);
+
+impl SubmitError {
+    pub(crate) fn new(error: io::Error, op: Op) -> SubmitError {
+        SubmitError(Box::new((error, op)))
+    }
+
+    /// Why it was not submitted.
+    pub fn error(&self) -> &io::Error {
+        &self.0.0
+    }
+
+    /// Returns the operation.
+    pub fn into_op(self) -> Op {
+        self.0.1
+    }
+
+    /// Returns both.
+    pub fn into_parts(self) -> (io::Error, Op) {
+        *self.0
+    }
+}
+
+impl fmt::Debug for SubmitError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("SubmitError")
+            .field("error", self.error())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for SubmitError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error().fmt(formatter)
+    }
+}
+
+impl std::error::Error for SubmitError {}
+
+impl From<SubmitError> for io::Error {
+    /// Drops the operation.
+    fn from(error: SubmitError) -> io::Error {
+        error.into_parts().0
     }
 }
 

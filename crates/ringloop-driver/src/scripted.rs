@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::contract::{Counters, Peek, refused};
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, SENT_BY_COPY};
+use crate::op::{Op, SENT_BY_COPY, SubmitError};
 use crate::plan::{Fault, Plan, Planned};
 use crate::registry::Registry;
 use crate::script::{Script, Step};
@@ -141,7 +141,7 @@ impl Scripted {
         self.queued.retain(|request| !is_meant(request));
     }
 
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
         let fd = op.fd();
         let token = self.table.insert_operation(op)?;
         self.arm(token, fd);

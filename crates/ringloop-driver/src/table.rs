@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use crate::contract::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, SENT_BY_COPY};
+use crate::op::{Op, SENT_BY_COPY, SubmitError};
 use crate::parked::Parked;
 use crate::sys;
 use crate::token::{Slots, Token};
@@ -274,8 +274,10 @@ impl Table {
 
     // ---- operations
 
-    pub(crate) fn insert_operation(&mut self, op: Op) -> io::Result<Token> {
-        op.check()?;
+    pub(crate) fn insert_operation(&mut self, op: Op) -> Result<Token, SubmitError> {
+        if let Err(error) = op.check() {
+            return Err(SubmitError::new(error, op));
+        }
         // A bad descriptor is an error of the operation, not of `submit`.
         let fd = op.fd().filter(|fd| self.admit(*fd).is_ok());
         let submitted = Submitted {

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::event::{Event, Interest, Mode};
-use crate::op::Op;
+use crate::op::{Op, SubmitError};
 use crate::registry::Registry;
 use crate::sys::{self, FileKind};
 use crate::table::{Course, Owner, Phase, Table, Watch};
@@ -202,8 +202,10 @@ impl Uring {
 
     // ---- operations
 
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
-        self.settle_in()?;
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
+        if let Err(error) = self.settle_in() {
+            return Err(SubmitError::new(error, op));
+        }
         let token = self.table.insert_operation(op)?;
         self.start(token);
         Ok(token)

@@ -264,7 +264,7 @@ fn submit<'py>(
         context: ptr::null_mut(),
     };
     let handle = scheduling::handle_in_table(event_loop, &call)?;
-    let token = this.with_reactor(py, |reactor| reactor.driver_mut().submit(op))?;
+    let token = this.with_reactor(py, |reactor| Ok(reactor.driver_mut().submit(op)?))?;
     *operation.get().token.get_mut(py) = Some(token);
     let submitted = Submitted {
         operation: operation.clone().into_any().unbind(),

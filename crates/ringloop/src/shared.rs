@@ -257,6 +257,8 @@ impl Shared {
         self.tasks.close();
         let timers = std::mem::take(&mut *self.timers.borrow_mut());
         panics::discard_each(timers.into_values());
+        // Futures of operations may live on, outside of tasks. They get their buffers back while there is a driver.
+        self.recall(&self.sources.owners_of_buffers());
         self.let_go();
         // I/O objects may live on, perhaps forever. They keep nothing but their own descriptors.
         let reactor = self.reactor.take();

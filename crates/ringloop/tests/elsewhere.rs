@@ -6,6 +6,7 @@ mod common;
 
 use std::fs::read_link;
 use std::io::{self, ErrorKind, IoSliceMut, Write};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -158,22 +159,66 @@ fn what_waits_after_its_runtime_has_ended_is_an_error() {
     });
 }
 
-/// A future that has begun in one runtime and is polled in another one.
+/// A buffer that can be told from others.
+fn marked() -> Vec<u8> {
+    let mut buffer = Vec::with_capacity(64);
+    buffer.extend_from_slice(b"the only copy");
+    buffer
+}
+
+/// A future that has begun in one runtime and is polled in another one. Its buffer is not lost.
 #[test]
 fn an_operation_that_goes_on_in_another_runtime_is_an_error() {
     let _alone = alone();
     on_both(|runtime| {
         let mut other = Runtime::new(&config_on(runtime.backend())).unwrap();
-        let (reader, mut writer) = std::io::pipe().unwrap();
-        let mut pipe = File::from(std::os::fd::OwnedFd::from(reader));
-        let mut reading = Box::pin(pipe.read(Vec::with_capacity(8)));
-        assert!(runtime.block_on(poll_times(2, reading.as_mut())).is_none());
-        let (count, _) = other
-            .block_on(timeout(LONG, Pin::new(&mut reading)))
-            .unwrap();
-        refused(count);
-        drop(reading);
-        writer.write_all(b"x").unwrap();
+        for turns in 1..3 {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            let mut pipe = File::from(OwnedFd::from(reader));
+            let mut reading = Box::pin(pipe.read(marked()));
+            assert!(
+                runtime
+                    .block_on(poll_times(turns, reading.as_mut()))
+                    .is_none()
+            );
+            let (count, buffer) = other
+                .block_on(timeout(LONG, Pin::new(&mut reading)))
+                .unwrap();
+            refused(count);
+            assert_eq!(buffer, marked());
+            drop(reading);
+            writer.write_all(b"x").unwrap();
+        }
+    });
+}
+
+/// A future that lives on when its runtime has ended.
+#[test]
+fn a_buffer_survives_the_runtime_of_its_operation() {
+    let _alone = alone();
+    on_both(|runtime| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut pipe = File::from(OwnedFd::from(reader));
+        let path = std::env::temp_dir().join(format!("ringloop-survives-{}", std::process::id()));
+        let file = File::from(std::fs::File::create(&path).unwrap());
+        std::fs::remove_file(path).unwrap();
+        let mut ended = Runtime::new(&config_on(runtime.backend())).unwrap();
+        let mut reading = Box::pin(pipe.read(marked()));
+        let mut writing = Box::pin(file.write_all_at(marked(), 0));
+        ended.block_on(async {
+            assert!(poll_times(1, reading.as_mut()).await.is_none());
+            assert!(poll_times(1, writing.as_mut()).await.is_none());
+        });
+        drop(ended);
+        runtime.block_on(async {
+            let (read, buffer) = timeout(LONG, reading).await.unwrap();
+            refused(read);
+            assert_eq!(buffer, marked());
+            // The kernel may have written before it heard of the cancel.
+            let (_, buffer) = timeout(LONG, writing).await.unwrap();
+            assert_eq!(buffer, marked());
+        });
+        drop(writer);
     });
 }
 

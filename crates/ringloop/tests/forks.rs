@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::{LONG, backends, config, on_both, tcp};
+use ringloop::fs::File;
 use ringloop::net::UnixStream;
 use ringloop::{BusyPoll, Reactor, ReactorConfig};
 
@@ -87,6 +88,21 @@ fn a_child_closes_its_own_descriptors_of_inherited_connections() {
                 Ok::<(), io::Error>(())
             })
             .unwrap();
+    });
+}
+
+#[test]
+fn a_child_gets_back_what_its_parents_runtime_cannot_do_for_it() {
+    on_both(|runtime| {
+        let path = std::env::temp_dir().join(format!("ringloop-forks-{}", std::process::id()));
+        let file = File::from(std::fs::File::create(&path).unwrap());
+        std::fs::remove_file(path).unwrap();
+        in_child(|| {
+            let (written, buffer) =
+                runtime.block_on(file.write_all_at(b"the only copy".to_vec(), 0));
+            written.is_err_and(|error| error.to_string().contains("fork"))
+                && buffer == b"the only copy"
+        });
     });
 }
 

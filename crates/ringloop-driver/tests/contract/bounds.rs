@@ -221,11 +221,11 @@ fn flags_that_reach_beyond_the_operation_are_refused(mut driver: Driver) {
         ];
         for op in ops {
             let error = driver.submit(op).unwrap_err();
-            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+            assert_eq!(error.error().kind(), std::io::ErrorKind::InvalidInput);
         }
     }
     let nothing = driver.submit(Op::Close { fd: None }).unwrap_err();
-    assert_eq!(nothing.kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(nothing.error().kind(), std::io::ErrorKind::InvalidInput);
     assert_eq!(driver.counters().operations, 0);
 }
 
@@ -253,7 +253,7 @@ fn offsets_beyond_the_largest_are_mistakes(mut driver: Driver) {
     for offset in [u64::MAX, u64::MAX - 1, i64::MAX as u64 + 1] {
         for op in [read_at(&file, offset), write_at(&file, offset)] {
             let error = driver.submit(op).unwrap_err();
-            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+            assert_eq!(error.error().kind(), std::io::ErrorKind::InvalidInput);
         }
     }
     // Offsets that fit are checked by the kernel.

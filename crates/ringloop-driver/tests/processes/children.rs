@@ -52,7 +52,8 @@ fn a_child_leaves_its_parents_driver_alone(mut driver: Driver) {
                     fd: lend(number),
                     data_only: true,
                 })
-                .map(drop),
+                .map(drop)
+                .map_err(Into::into),
         )?;
         refused(driver.poll(Some(Duration::ZERO), &mut Vec::new()))?;
         refused(driver.flush())?;

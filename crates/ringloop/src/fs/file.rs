@@ -18,7 +18,7 @@ use crate::sys;
 /// The minimum by which a buffer grows, if the size of the file is unknown.
 const GROWTH_MIN: usize = 8 * 1024;
 
-/// Refuses an offset beyond the maximum. The driver would do so, too, but would not return the buffer.
+/// Refuses an offset beyond the maximum, also where there is nothing to read or to write.
 fn check(offset: u64) -> io::Result<()> {
     match i64::try_from(offset) {
         Ok(_) => Ok(()),

@@ -6,12 +6,13 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ringloop_driver::{BackendKind, Event, Op, Readiness, Token};
 
-use super::Shared;
 use super::waiters::Waiters;
+use super::{Shared, elsewhere};
 use crate::panics;
 
 /// Maps each token to whoever its events concern, by the token's index.
@@ -76,6 +77,12 @@ pub(crate) struct Watched {
     pub(crate) writer: Waiters,
 }
 
+/// How long to wait for the kernel to release operations of a runtime that does not run.
+const RECALL_MAX: Duration = Duration::from_secs(1);
+
+/// How long to wait at a time.
+const RECALL_STEP: Duration = Duration::from_millis(10);
+
 /// The state and the results of an operation.
 #[derive(Default)]
 pub(crate) struct InFlight {
@@ -84,6 +91,10 @@ pub(crate) struct InFlight {
     pub(crate) finished: RefCell<Option<Op>>,
     pub(crate) is_over: Cell<bool>,
     pub(crate) waiter: Cell<Option<Waker>>,
+    /// Whether it has a buffer of the user's, who wants it back in any case.
+    pub(crate) owns_buffer: bool,
+    /// Whether it was cancelled because its future would wait in vain.
+    is_recalled: Cell<bool>,
 }
 
 impl Sources {
@@ -115,6 +126,18 @@ impl Sources {
                 Kind::Operation(operation) => panics::discard(operation.waiter.take()),
             }
         }
+    }
+
+    /// The operations whose futures want their buffers back.
+    pub(crate) fn owners_of_buffers(&self) -> Vec<(Token, Rc<InFlight>)> {
+        let entries = self.entries.borrow();
+        let operations = entries.iter().flatten().filter_map(|entry| {
+            let Kind::Operation(operation) = &entry.kind else {
+                return None;
+            };
+            (operation.owns_buffer).then(|| (entry.token, Rc::clone(operation)))
+        });
+        operations.collect()
     }
 
     pub(crate) fn insert(&self, token: Token, kind: Kind) {
@@ -179,6 +202,32 @@ impl Shared {
                 if let Some(waiter) = operation.waiter.take() {
                     waiter.wake();
                 }
+            }
+        }
+    }
+
+    /// Takes operations back from the driver although the runtime does not run: cancels them, and waits for a limited time
+    /// until the kernel has released them.
+    pub(crate) fn recall(&self, operations: &[(Token, Rc<InFlight>)]) {
+        for (token, operation) in operations {
+            operation.is_recalled.set(true);
+            self.with_driver(|driver| driver.cancel(*token));
+        }
+        let start = Instant::now();
+        let mut events = Vec::new();
+        while !operations
+            .iter()
+            .all(|(_, operation)| operation.is_over.get())
+            && start.elapsed() < RECALL_MAX
+        {
+            let polled = self.with_driver(|driver| driver.poll(Some(RECALL_STEP), &mut events));
+            for event in events.drain(..) {
+                panics::contain(|| self.dispatch(event));
+            }
+            match polled {
+                Some(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Some(Ok(())) => {}
+                _ => return,
             }
         }
     }
@@ -278,6 +327,31 @@ impl Watched {
 }
 
 impl InFlight {
+    pub(crate) fn new(owns_buffer: bool) -> Self {
+        Self {
+            owns_buffer,
+            ..Self::default()
+        }
+    }
+
+    /// Returns a result that has arrived.
+    pub(crate) fn try_next(&self) -> Option<io::Result<u32>> {
+        let result = self.results.borrow_mut().pop_front()?;
+        Some(match u32::try_from(result) {
+            Ok(result) => Ok(result),
+            Err(_) if self.is_recalled.get() && result == -libc::ECANCELED => Err(elsewhere()),
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        })
+    }
+
+    /// Returns the result of an operation that is over, and the operation itself.
+    pub(crate) fn take_outcome(&self) -> Option<(io::Result<u32>, Option<Op>)> {
+        if !self.is_over.get() {
+            return None;
+        }
+        self.try_next().map(|result| (result, self.finished.take()))
+    }
+
     /// Has the task woken by the next event.
     pub(crate) fn register(&self, context: &Context<'_>) {
         let waker = match self.waiter.take() {

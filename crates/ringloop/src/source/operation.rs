@@ -20,16 +20,42 @@ pub(crate) struct Operation {
     brings_descriptors: bool,
 }
 
+/// Why an operation was not submitted, and the operation.
+#[derive(Debug)]
+pub(crate) struct NotSubmitted {
+    pub(crate) error: io::Error,
+    pub(crate) op: Box<Op>,
+}
+
+impl From<NotSubmitted> for io::Error {
+    fn from(refused: NotSubmitted) -> Self {
+        refused.error
+    }
+}
+
 impl Operation {
     /// Submits an operation in the current runtime.
-    pub(crate) fn submit(op: Op) -> io::Result<Self> {
+    pub(crate) fn submit(op: Op) -> Result<Self, NotSubmitted> {
         let shared = Shared::current();
         let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
-        let token = shared
-            .with_driver(|driver| driver.submit(op))
-            .ok_or_else(elsewhere)??;
+        let owns_buffer = matches!(op, Op::Read { .. } | Op::Write { .. });
+        let mut left = Some(op);
+        let submitted = shared.with_driver(|driver| left.take().map(|op| driver.submit(op)));
+        let token = match (submitted.flatten(), left) {
+            (Some(Ok(token)), _) => token,
+            (Some(Err(refused)), _) => {
+                let (error, op) = refused.into_parts();
+                let op = Box::new(op);
+                return Err(NotSubmitted { error, op });
+            }
+            (None, Some(op)) => {
+                let (error, op) = (elsewhere(), Box::new(op));
+                return Err(NotSubmitted { error, op });
+            }
+            (None, None) => unreachable!("the driver has it or not"),
+        };
         shared.io_counters.submitted();
-        let state = Rc::new(InFlight::default());
+        let state = Rc::new(InFlight::new(owns_buffer));
         shared
             .sources
             .insert(token, Kind::Operation(Rc::clone(&state)));
@@ -43,8 +69,8 @@ impl Operation {
 
     /// Returns the next result of an operation that has several; `None` after the last.
     pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<io::Result<u32>>> {
-        if let Some(result) = self.state.results.borrow_mut().pop_front() {
-            return Poll::Ready(Some(result_of(result)));
+        if let Some(result) = self.try_next() {
+            return Poll::Ready(Some(result));
         }
         if self.state.is_over.get() {
             return Poll::Ready(None);
@@ -58,7 +84,7 @@ impl Operation {
 
     /// Returns a result that has already arrived.
     pub(crate) fn try_next(&self) -> Option<io::Result<u32>> {
-        self.state.results.borrow_mut().pop_front().map(result_of)
+        self.state.try_next()
     }
 
     /// Cancels the operation before anything else is done with its file. Fails if the kernel accepts no cancel at the
@@ -70,18 +96,21 @@ impl Operation {
     }
 }
 
-/// Waits for the only result, and returns it together with the operation.
+/// Waits for the only result, and returns it together with the operation. If the future is polled where it would wait in
+/// vain, that is an error; the operation is then taken back from the driver, unless the kernel does not release it soon.
 impl Future for Operation {
     type Output = (io::Result<u32>, Option<Op>);
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.state.is_over.get()
-            && let Some(result) = self.state.results.borrow_mut().pop_front()
-        {
-            return Poll::Ready((result_of(result), self.state.finished.take()));
+        if let Some(outcome) = self.state.take_outcome() {
+            return Poll::Ready(outcome);
         }
         if let Err(error) = self.shared.check_here() {
-            return Poll::Ready((Err(error), None));
+            if self.state.owns_buffer {
+                self.shared.recall(&[(self.token, Rc::clone(&self.state))]);
+            }
+            let outcome = self.state.take_outcome();
+            return Poll::Ready(outcome.unwrap_or((Err(error), None)));
         }
         self.state.register(context);
         Poll::Pending
@@ -111,8 +140,4 @@ impl Drop for Operation {
             }
         }
     }
-}
-
-fn result_of(result: i32) -> io::Result<u32> {
-    u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
 }
