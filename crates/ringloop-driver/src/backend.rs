@@ -1,7 +1,7 @@
 //! The choice of a backend, and the calls to the chosen one.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::config::{BackendChoice, BackendKind, Config, Refused};
@@ -110,6 +110,10 @@ impl Backend {
     #[inline]
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         each!(self, backend => backend.take(token))
+    }
+
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        each!(self, backend => backend.take_fd(event))
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {

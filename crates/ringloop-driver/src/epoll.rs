@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::contract::{BATCH, Countdown, Counters, Peek};
@@ -213,6 +213,10 @@ impl Epoll {
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         self.table.take(token)
+    }
+
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        self.table.take_fd(event)
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {

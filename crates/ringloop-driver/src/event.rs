@@ -257,7 +257,7 @@ impl Event {
         }
     }
 
-    /// The operation's result: a number of bytes, a new descriptor, or 0. Otherwise the error of the system call.
+    /// The operation's result: a number of bytes, of a new descriptor, or 0. Otherwise the error of the system call.
     #[inline]
     pub fn io_result(&self) -> io::Result<u32> {
         u32::try_from(self.result).map_err(|_| io::Error::from_raw_os_error(-self.result))

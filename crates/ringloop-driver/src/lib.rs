@@ -11,7 +11,8 @@
 //! - A **watch** reports when a descriptor is ready ([`Driver::watch`]): [at each arrival](Mode::Edge), [as long as it
 //!   is ready](Mode::Level) or [once](Mode::OneShot). A descriptor has one watch at a time.
 //! - An **operation** ([`Op`]) does something and reports its result. The driver owns its buffers, its addresses and
-//!   its reference to the file until its last event. [`Driver::take`] returns them.
+//!   its reference to the file until its last event. [`Driver::take`] returns them, and [`Driver::take_fd`] a descriptor
+//!   that it has opened or accepted.
 //!
 //! Each request gets a [`Token`]. A token that outlives its request is harmless. [`Driver::poll`] is the only call that
 //! blocks.
@@ -108,7 +109,7 @@ mod workers;
 
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 pub use address::SocketAddress;
@@ -212,6 +213,13 @@ impl Driver {
 
     /// Reports when `fd` is ready, until [`unwatch`](Driver::unwatch).
     ///
+    /// It takes a number, because its caller may have nothing else, and because it neither borrows nor owns the descriptor:
+    /// when that is closed is the caller's business. This is sound for any number: a watch reads, writes, changes and
+    /// closes nothing, and only says whether reading or writing would block. If the number is closed and reused before the
+    /// kernel has the request, the watch reports the readiness of another file, and whoever then reads from its own
+    /// descriptor may find nothing there. To avoid that, drop watches before you close their descriptors. Operations, which
+    /// do access a file, hold it ([`SharedFd`]).
+    ///
     /// Fails with `EBADF` if `fd` is not open, `EPERM` if it has no readiness (a regular file, a directory), `EEXIST`
     /// if it has a watch already, unless that is a [`Mode::OneShot`] watch that has fired, and `EBUSY` if the driver
     /// moved to this thread with operations in flight.
@@ -269,6 +277,18 @@ impl Driver {
         }
     }
 
+    /// Returns the descriptor that an event carries: the connection of an [`Accept`](Op::Accept), or the file of an
+    /// [`OpenAt`](Op::OpenAt). `None` for other events, if it was taken already, and after the next poll, which closes what
+    /// was not taken.
+    #[must_use = "the descriptor is closed when this is dropped"]
+    pub fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        if self.is_inherited() {
+            None
+        } else {
+            self.backend.take_fd(event)
+        }
+    }
+
     /// Cancels an operation. Its last event comes in any case, with `ECANCELED` or with its result if it was over
     /// before. A cancelled [`Close`](Op::Close) closes its descriptor all the same, at the latest when the operation is
     /// dropped. A stale token is not an error.
@@ -278,7 +298,7 @@ impl Driver {
         }
     }
 
-    /// Cancels all operations on a descriptor. Its watch stays.
+    /// Cancels all operations on a descriptor. Its watch stays. The number is only compared with those of the operations.
     pub fn cancel_fd(&mut self, fd: RawFd) {
         if !self.is_inherited() {
             self.backend.cancel_fd(fd);

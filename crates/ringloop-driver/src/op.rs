@@ -26,8 +26,8 @@ use crate::shared_fd::SharedFd;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Op {
-    /// Accepts one connection, or each one that comes, until an error or a cancel. The result is the connection's
-    /// descriptor, non-blocking and close-on-exec. The user owns it.
+    /// Accepts one connection, or each one that comes, until an error or a cancel. The result is the number of the
+    /// connection's descriptor, non-blocking and close-on-exec, which [`take_fd`](crate::Driver::take_fd) returns.
     Accept {
         /// The listening socket.
         fd: SharedFd,
@@ -129,7 +129,7 @@ pub enum Op {
         /// Whether to skip metadata that is not needed for reading (fdatasync(2)).
         data_only: bool,
     },
-    /// Opens a file. The result is its descriptor. The user owns it.
+    /// Opens a file. The result is the number of its descriptor, which [`take_fd`](crate::Driver::take_fd) returns.
     ///
     /// Does not wait for the other end of a FIFO. As with `O_NONBLOCK`, opening for reading succeeds at once, and
     /// opening for writing fails with `ENXIO` if there is no reader (fifo(7)).
@@ -279,7 +279,7 @@ impl Op {
         file_of!(self)
     }
 
-    /// Whether its results are descriptors, which belong to the user.
+    /// Whether its results are descriptors.
     pub(crate) fn brings_descriptor(&self) -> bool {
         matches!(self, Op::Accept { .. } | Op::OpenAt { .. })
     }

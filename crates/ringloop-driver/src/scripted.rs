@@ -152,6 +152,10 @@ impl Scripted {
         self.table.take(token)
     }
 
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        self.table.take_fd(event)
+    }
+
     pub(crate) fn cancel(&mut self, token: Token) {
         let submitted = self.table.operation(token);
         if submitted.is_some_and(|submitted| submitted.course != Course::Close) {

@@ -1,7 +1,7 @@
 //! The bookkeeping that all backends share: watches, operations, and the descriptors that they work on.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::contract::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
@@ -101,6 +101,9 @@ pub(crate) struct Table {
     descriptors: Vec<Descriptor>,
     /// Operations whose last event was reported. They are freed at the next poll unless they are taken.
     finished: Vec<Token>,
+    /// Descriptors that the events of the last poll carry, with their operations. They are closed at the next poll unless
+    /// they are taken.
+    brought: Vec<(Token, OwnedFd)>,
     pub(crate) counters: Counters,
     /// Whether descriptors are real. Those of a script are just numbers.
     real: bool,
@@ -114,6 +117,7 @@ impl Table {
             slots: Slots::with_capacity(slots),
             descriptors: Vec::with_capacity(slots),
             finished: Vec::new(),
+            brought: Vec::new(),
             counters: Counters::default(),
         }
     }
@@ -375,9 +379,7 @@ impl Table {
             .parked
             .as_mut()
             .is_some_and(|parked| parked.get_mut().op.brings_descriptor());
-        if discarded && brings_descriptor && result >= 0 {
-            sys::close_orphan(result);
-        }
+        let brought = (brings_descriptor && result >= 0).then(|| sys::own_result(result));
         if more && submitted.course == Course::ZeroCopy {
             submitted.phase = Phase::Answered;
         }
@@ -408,11 +410,23 @@ impl Table {
             }
         }
         if discarded {
+            // What it carries is closed.
             self.counters.stale_events += 1;
         } else {
+            self.brought
+                .extend(brought.map(|descriptor| (token, descriptor)));
             self.counters.events += 1;
             events.push(Event::completion_of(token, result, more));
         }
+    }
+
+    /// Returns the descriptor that an event of the last poll carries.
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        let is_meant = |(token, descriptor): &(Token, OwnedFd)| {
+            *token == event.token && descriptor.as_raw_fd() == event.result
+        };
+        let index = self.brought.iter().position(is_meant)?;
+        Some(self.brought.swap_remove(index).1)
     }
 
     /// Returns the resources of a finished operation and frees its slot.
@@ -433,8 +447,11 @@ impl Table {
         }
     }
 
-    /// Frees the finished operations that were not taken since the last poll.
+    /// Frees the finished operations, and closes the descriptors, that were not taken since the last poll.
     pub(crate) fn reclaim(&mut self) {
+        if !self.brought.is_empty() {
+            self.brought.clear();
+        }
         while let Some(token) = self.finished.pop() {
             drop(self.take(token));
         }

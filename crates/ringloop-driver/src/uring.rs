@@ -27,7 +27,7 @@ mod setup;
 
 use std::io;
 use std::mem;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
@@ -252,6 +252,10 @@ impl Uring {
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         self.table.take(token)
+    }
+
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        self.table.take_fd(event)
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {

@@ -9,7 +9,7 @@ mod direct;
 mod status;
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
@@ -281,16 +281,19 @@ pub(crate) fn complete(py: Python<'_>, this: &Loop, event: &Event) -> Option<Rea
         return None;
     }
     let submitted = this.operations.get_mut(py).take_out(event.token())?;
-    let op = match &mut *this.reactor.get_mut(py) {
-        Some(reactor) => reactor.driver_mut().take(event.token()),
-        None => None,
+    let (op, opened) = match &mut *this.reactor.get_mut(py) {
+        Some(reactor) => {
+            let driver = reactor.driver_mut();
+            (driver.take(event.token()), driver.take_fd(event))
+        }
+        None => (None, None),
     };
     let outcome = match (event.io_result(), op) {
         (Ok(_), Some(Op::Read { buffer, .. })) => Outcome::Bytes(buffer),
         (Ok(_), Some(Op::Statx { status, .. })) => Outcome::Status(status),
-        // SAFETY: the kernel has just opened it, and nobody else knows the number.
-        (Ok(fd), Some(Op::OpenAt { .. })) => unsafe {
-            Outcome::Opened(OwnedFd::from_raw_fd(fd as RawFd))
+        (Ok(_), Some(Op::OpenAt { .. })) => match opened {
+            Some(file) => Outcome::Opened(file),
+            None => Outcome::Failed(libc::EBADF),
         },
         (Ok(count), Some(Op::Write { .. })) => Outcome::Count(count),
         (Ok(_), _) => Outcome::Nothing,

@@ -11,8 +11,8 @@ use std::time::Instant;
 use ringloop_driver::{Driver, FileStatus, Op, SharedFd};
 
 use crate::support::{
-    PATIENCE, all_events, bytes_of, event_of, finish, lend, on_both_backends, own, pipe, poll, raw,
-    read, set_nonblocking, temporary_path,
+    PATIENCE, all_events, bytes_of, descriptor_of, event_of, finish, lend, on_both_backends, own,
+    pipe, poll, raw, read, set_nonblocking, temporary_path,
 };
 
 on_both_backends!(
@@ -98,11 +98,8 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     };
     let (result, _) = finish(&mut driver, open(libc::O_RDWR));
     assert_eq!(result, -libc::ENOENT);
-    let (result, _) = finish(
-        &mut driver,
-        open(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL),
-    );
-    let file = SharedFd::new(own(result));
+    let created = open(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL);
+    let file = SharedFd::new(descriptor_of(&mut driver, created));
     let write = Op::Write {
         fd: file.clone(),
         buffer: b"0123456789".to_vec(),

@@ -9,7 +9,7 @@ use ringloop_driver::{
     SENT_WITHOUT_COPY, Script, SharedFd, Step,
 };
 
-use crate::support::{accept, lend, own, pair, pipe, raw, receive};
+use crate::support::{accept, lend, pair, pipe, raw, receive};
 
 /// Descriptors of the script: just numbers.
 const ONE: i32 = 10;
@@ -83,7 +83,8 @@ fn an_overflow_ends_no_watch_and_no_accept() {
         [watch, accept]
     );
     assert!(events[1].is_more() && events[1].result() == number);
-    drop(own(number));
+    assert!(driver.take_fd(&events[0]).is_none());
+    assert_eq!(raw(&driver.take_fd(&events[1]).unwrap()), number);
     assert_eq!(
         (driver.counters().overflows, driver.counters().rearms),
         (1, 2)
@@ -322,7 +323,7 @@ fn a_script_never_invents_a_descriptor() {
     script.turn([Step::Open(file.into())]);
     let seen = events(&mut driver);
     assert_eq!((seen[0].token(), seen[0].result()), (token, number));
-    drop(own(number));
+    assert_eq!(raw(&driver.take_fd(&seen[0]).unwrap()), number);
     // One that nobody waits for is closed.
     let (mut reader, writer) = pipe();
     script.turn([Step::Open(writer.into())]);

@@ -107,9 +107,7 @@ impl File {
         options.open(path).await
     }
 
-    pub(super) fn from_descriptor(descriptor: u32, flags: i32) -> Self {
-        // SAFETY: the result of a successful open: a new descriptor that nobody else owns.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) };
+    pub(super) fn opened(descriptor: OwnedFd, flags: i32) -> Self {
         Self {
             fd: SharedFd::new(descriptor),
             appends: flags & libc::O_APPEND != 0,

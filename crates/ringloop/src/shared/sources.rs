@@ -91,6 +91,8 @@ pub(crate) struct InFlight {
     pub(crate) finished: RefCell<Option<Op>>,
     pub(crate) is_over: Cell<bool>,
     pub(crate) waiter: Cell<Option<Waker>>,
+    /// The file that it has opened.
+    pub(crate) opened: Cell<Option<OwnedFd>>,
     /// Whether it has a buffer of the user's, who wants it back in any case.
     pub(crate) owns_buffer: bool,
     /// Whether it was cancelled because its future would wait in vain.
@@ -192,6 +194,11 @@ impl Shared {
                         // Nobody wants these bytes back. The last event tells how they were sent, or is an error.
                         Some(Op::SendZeroCopy { .. }) if event.result() >= 0 => {}
                         Some(Op::SendZeroCopy { .. }) => self.io_counters.completed(),
+                        Some(Op::OpenAt { .. }) => {
+                            self.io_counters.completed();
+                            let opened = self.with_driver(|driver| driver.take_fd(&event));
+                            operation.opened.set(opened.flatten());
+                        }
                         finished => {
                             self.io_counters.completed();
                             *operation.finished.borrow_mut() = finished;

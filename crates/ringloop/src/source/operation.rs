@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -16,8 +16,6 @@ pub(crate) struct Operation {
     shared: Rc<Shared>,
     state: Rc<InFlight>,
     token: Token,
-    /// Whether results are descriptors, which must be closed if nobody takes them.
-    brings_descriptors: bool,
 }
 
 /// Why an operation was not submitted, and the operation.
@@ -37,7 +35,6 @@ impl Operation {
     /// Submits an operation in the current runtime.
     pub(crate) fn submit(op: Op) -> Result<Self, NotSubmitted> {
         let shared = Shared::current();
-        let brings_descriptors = matches!(op, Op::Accept { .. } | Op::OpenAt { .. });
         let owns_buffer = matches!(op, Op::Read { .. } | Op::Write { .. });
         let mut left = Some(op);
         let submitted = shared.with_driver(|driver| left.take().map(|op| driver.submit(op)));
@@ -63,7 +60,6 @@ impl Operation {
             shared,
             state,
             token,
-            brings_descriptors,
         })
     }
 
@@ -85,6 +81,14 @@ impl Operation {
     /// Returns a result that has already arrived.
     pub(crate) fn try_next(&self) -> Option<io::Result<u32>> {
         self.state.try_next()
+    }
+
+    /// Waits for the file that the operation opens.
+    pub(crate) async fn opened(mut self) -> io::Result<OwnedFd> {
+        let (result, _) = (&mut self).await;
+        result?;
+        let opened = self.state.opened.take();
+        opened.ok_or_else(|| io::Error::other("the driver did not return the file"))
     }
 
     /// Cancels the operation before anything else is done with its file. Fails if the kernel accepts no cancel at the
@@ -119,13 +123,6 @@ impl Future for Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        if self.brings_descriptors {
-            for descriptor in self.state.results.take() {
-                // SAFETY: results that are not negative are new descriptors here, each is reported once, and nobody has
-                // taken this one.
-                drop((descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) }));
-            }
-        }
         if !self.state.is_over.get() {
             self.shared.sources.remove(self.token);
             // Bytes that the driver gives back must not be dropped before it is done (`Lent`).
