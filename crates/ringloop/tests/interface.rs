@@ -1,8 +1,16 @@
 //! Which traits the public types have, and which they must not have.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
+use ringloop::fs::File;
 use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream};
+use ringloop::server::{EndSignals, Running, Server};
+use ringloop::time::Sleep;
+use ringloop::{
+    Handle, JoinError, JoinHandle, Metrics, Pool, PoolConfig, Reactor, ReactorConfig, Runtime,
+    RuntimeConfig,
+};
 
 /// Whether a type has a trait.
 macro_rules! has {
@@ -33,4 +41,22 @@ fn sockets_are_made_only_of_what_can_be_made_non_blocking() {
         )*};
     }
     check!(TcpListener TcpStream UdpSocket UnixDatagram UnixListener UnixStream);
+}
+
+/// What is passed between threads may be, and what belongs to one thread may not.
+#[test]
+fn types_are_bound_to_threads_as_documented() {
+    macro_rules! check {
+        ($bound:ident: $($type:ty)*) => {$(
+            assert!(has!($type: $bound), "{} is {}", stringify!($type), stringify!($bound));
+        )*};
+        (not $bound:ident: $($type:ty)*) => {$(
+            assert!(!has!($type: $bound), "{} is not {}", stringify!($type), stringify!($bound));
+        )*};
+    }
+    check!(Send: File Handle JoinHandle<u8> JoinError Pool PoolConfig RuntimeConfig Metrics);
+    check!(Sync: File Handle JoinHandle<u8> JoinError Pool PoolConfig RuntimeConfig Metrics);
+    check!(Send: Server<TcpStream> Running EndSignals Reactor ReactorConfig);
+    check!(not Send: JoinHandle<Rc<u8>> Runtime TcpStream TcpListener UnixStream UdpSocket Sleep);
+    check!(not Sync: JoinHandle<Rc<u8>> Runtime TcpStream TcpListener UnixStream UdpSocket Reactor);
 }
