@@ -63,7 +63,14 @@ impl BitOrAssign for Interest {
 
 impl fmt::Debug for Interest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self.0 {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// The names of the constants, joined by `|`.
+impl fmt::Display for Interest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self.0 {
             1 => "READ",
             2 => "WRITE",
             3 => "READ | WRITE",
@@ -107,6 +114,12 @@ impl Readiness {
 
     /// Urgent data (`EPOLLPRI`).
     pub const PRIORITY: Readiness = Readiness(libc::EPOLLPRI as u32);
+
+    /// Whether all of `other` is in `self`. To ask what can be done now, use the methods: an error, for instance, makes a
+    /// read possible, too.
+    pub const fn contains(self, other: Readiness) -> bool {
+        self.0 & other.0 == other.0
+    }
 
     /// Readiness from the bits of `poll(2)`.
     pub const fn from_bits(bits: u32) -> Readiness {
@@ -157,7 +170,20 @@ impl BitOr for Readiness {
     }
 }
 
+impl BitOrAssign for Readiness {
+    fn bitor_assign(&mut self, other: Readiness) {
+        self.0 |= other.0;
+    }
+}
+
 impl fmt::Debug for Readiness {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// The names of the constants, joined by `|`, or `none`.
+impl fmt::Display for Readiness {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = [
             (Readiness::READABLE, "READABLE"),
@@ -282,5 +308,23 @@ mod tests {
             format!("{:?}", Readiness::READABLE | Readiness::READ_CLOSED),
             "READABLE | READ_CLOSED"
         );
+        assert!(!readiness.contains(Readiness::READABLE));
+        assert!(readiness.contains(Readiness::from_bits(0)));
+    }
+
+    #[test]
+    fn interests_and_readiness_are_written_with_the_names_of_their_constants() {
+        let mut interest = Interest::READ;
+        assert_eq!(interest.to_string(), "READ");
+        interest |= Interest::WRITE;
+        assert_eq!(
+            format!("{interest} and {interest:?}"),
+            "READ | WRITE and READ | WRITE"
+        );
+        let mut readiness = Readiness::from_bits(0);
+        assert_eq!(readiness.to_string(), "none");
+        readiness |= Readiness::ERROR;
+        readiness |= Readiness::HANG_UP;
+        assert_eq!(readiness.to_string(), "ERROR | HANG_UP");
     }
 }

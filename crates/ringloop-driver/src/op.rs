@@ -23,7 +23,8 @@ use crate::shared_fd::SharedFd;
 /// [`SendZeroCopy`](Op::SendZeroCopy). With `MSG_DONTWAIT` an operation that would wait fails with `EAGAIN`. With
 /// `MSG_TRUNC` the result of a receive counts all bytes that came, even those that did not fit. The buffer grows by at
 /// most its spare capacity. A TCP socket discards the bytes and leaves zeroes in the buffer.
-#[derive(Debug)]
+///
+/// `Debug` shows how long buffers are, and not what is in them.
 #[non_exhaustive]
 pub enum Op {
     /// Accepts one connection, or each one that comes, until an error or a cancel. The result is the number of the
@@ -334,6 +335,126 @@ impl Op {
     }
 }
 
+/// Shows how long a buffer is, and how much it can hold.
+struct Lengths<'a>(&'a Vec<u8>);
+
+impl fmt::Debug for Lengths<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (length, capacity) = (self.0.len(), self.0.capacity());
+        write!(formatter, "[{length} of {capacity} bytes]")
+    }
+}
+
+/// Shows the fields of an operation.
+macro_rules! show {
+    ($formatter:expr, $name:literal, $($field:ident),*) => {
+        $formatter.debug_struct($name)$(.field(stringify!($field), &$field))*.finish()
+    };
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::Accept { fd, multishot } => show!(formatter, "Accept", fd, multishot),
+            Op::Connect { fd, addr } => show!(formatter, "Connect", fd, addr),
+            Op::Recv { fd, buffer, flags } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Recv", fd, buffer, flags)
+            }
+            Op::Send {
+                fd,
+                buffer,
+                start,
+                flags,
+            } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Send", fd, buffer, start, flags)
+            }
+            Op::SendZeroCopy { fd, bytes, flags } => {
+                show!(formatter, "SendZeroCopy", fd, bytes, flags)
+            }
+            Op::RecvMsg { fd, message, flags } => show!(formatter, "RecvMsg", fd, message, flags),
+            Op::SendMsg { fd, message, flags } => show!(formatter, "SendMsg", fd, message, flags),
+            Op::Read { fd, buffer, offset } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Read", fd, buffer, offset)
+            }
+            Op::Write {
+                fd,
+                buffer,
+                start,
+                offset,
+            } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Write", fd, buffer, start, offset)
+            }
+            Op::Fsync { fd, data_only } => show!(formatter, "Fsync", fd, data_only),
+            Op::OpenAt {
+                directory,
+                path,
+                flags,
+                mode,
+            } => show!(formatter, "OpenAt", directory, path, flags, mode),
+            Op::Statx {
+                directory,
+                path,
+                flags,
+                mask,
+                status,
+            } => show!(formatter, "Statx", directory, path, flags, mask, status),
+            Op::RenameAt {
+                from_directory,
+                from,
+                to_directory,
+                to,
+                flags,
+            } => show!(
+                formatter,
+                "RenameAt",
+                from_directory,
+                from,
+                to_directory,
+                to,
+                flags
+            ),
+            Op::UnlinkAt {
+                directory,
+                path,
+                flags,
+            } => show!(formatter, "UnlinkAt", directory, path, flags),
+            Op::MkDirAt {
+                directory,
+                path,
+                mode,
+            } => show!(formatter, "MkDirAt", directory, path, mode),
+            Op::Shutdown { fd, how } => show!(formatter, "Shutdown", fd, how),
+            Op::Close { fd } => show!(formatter, "Close", fd),
+        }
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Message {
+            buffer,
+            addr,
+            descriptors,
+            descriptors_max,
+            flags,
+        } = self;
+        let buffer = Lengths(buffer);
+        show!(
+            formatter,
+            "Message",
+            buffer,
+            addr,
+            descriptors,
+            descriptors_max,
+            flags
+        )
+    }
+}
+
 /// Why an operation was not submitted, together with the operation, whose buffers and descriptors are the submitter's
 /// again.
 pub struct SubmitError(Box<(io::Error, Op)>);
@@ -406,7 +527,7 @@ pub(crate) const DESCRIPTORS_MAX: usize = 253;
 /// let room = Message::from(Vec::with_capacity(1500));
 /// assert!(room.buffer.is_empty() && room.descriptors_max == 0);
 /// ```
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[non_exhaustive]
 pub struct Message {
     /// The bytes. Received ones are appended.
@@ -434,6 +555,54 @@ impl From<Vec<u8>> for Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_sent_and_received_is_not_written_to_logs() {
+        let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = SharedFd::new(fd);
+        let secret = || b"secret".to_vec();
+        for op in [
+            Op::Send {
+                fd: fd.clone(),
+                buffer: secret(),
+                start: 0,
+                flags: 0,
+            },
+            Op::Recv {
+                fd: fd.clone(),
+                buffer: secret(),
+                flags: 0,
+            },
+            Op::Read {
+                fd: fd.clone(),
+                buffer: secret(),
+                offset: None,
+            },
+            Op::Write {
+                fd: fd.clone(),
+                buffer: secret(),
+                start: 0,
+                offset: None,
+            },
+            Op::SendMsg {
+                fd: fd.clone(),
+                message: Message::from(secret()),
+                flags: 0,
+            },
+        ] {
+            let text = format!("{op:?}");
+            assert!(text.contains("buffer: [6 of 6 bytes]"), "{text}");
+        }
+        let number = fd.as_raw_fd();
+        let bytes = Op::SendZeroCopy {
+            fd,
+            bytes: Bytes::new("secret"),
+            flags: 0,
+        };
+        let expected =
+            format!("SendZeroCopy {{ fd: SharedFd({number}), bytes: Bytes(6), flags: 0 }}");
+        assert_eq!(format!("{bytes:?}"), expected);
+    }
 
     #[test]
     fn an_empty_buffer_is_a_mistake() {
