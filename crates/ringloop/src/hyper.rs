@@ -63,10 +63,9 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
 
-use crate::clock;
 use crate::runtime::{Handle, spawn};
 use crate::server::{Client, Draining};
-use crate::time::{Sleep, sleep};
+use crate::time::{Sleep, sleep, sleep_until};
 
 /// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 if `h2` was negotiated by ALPN,
 /// otherwise HTTP/1.1.
@@ -235,15 +234,12 @@ impl hyper::rt::Timer for Timer {
     }
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        self.sleep(deadline.saturating_duration_since(Instant::now()))
+        Box::pin(BoundSleep(Bound::new(sleep_until(deadline.into()))))
     }
 
     fn reset(&self, sleep: &mut Pin<Box<dyn hyper::rt::Sleep>>, new_deadline: Instant) {
         if let Some(mut bound) = sleep.as_mut().downcast_mut_pin::<BoundSleep>() {
-            let left = new_deadline.saturating_duration_since(Instant::now());
-            let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-            let deadline_ns = clock::now_ns().saturating_add(left_ns);
-            bound.0.get_mut().reset(deadline_ns);
+            bound.0.get_mut().reset(new_deadline.into());
         } else {
             *sleep = self.sleep_until(new_deadline);
         }
