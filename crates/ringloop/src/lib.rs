@@ -132,6 +132,8 @@ pub mod reactor;
 #[cfg(feature = "runtime")]
 mod runtime;
 #[cfg(feature = "runtime")]
+mod sealed;
+#[cfg(feature = "runtime")]
 pub mod server;
 #[cfg(feature = "runtime")]
 mod shared;

@@ -52,6 +52,7 @@ use socket2::Socket;
 use crate::net::stream::HasCore;
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
 use crate::pool::{self, Pool, PoolConfig};
+use crate::sealed::INTERNAL;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
 use accepting::{Accepting, Worker, accept, bind_each, until_closed};
@@ -70,7 +71,8 @@ pub use running::Running;
 /// How long connections may take to end, by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The type of a server's connections: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`.
+/// The type of a server's connections: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`. The trait is sealed: no
+/// other type can implement it.
 pub trait Transport: Wire {}
 
 impl Transport for TcpStream {}
@@ -307,7 +309,7 @@ impl<S: Transport> Server<S> {
                 let serve = Rc::clone(&serve);
                 let drain = Rc::clone(&worker.drain);
                 move |stream: S| {
-                    let connection = stream.socket().core().recheck();
+                    let connection = stream.socket(INTERNAL).core().recheck();
                     serve(stream, Client::new(address, drain, connection))
                 }
             }

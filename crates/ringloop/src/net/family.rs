@@ -134,10 +134,8 @@ macro_rules! stream {
             }
         }
 
-        impl Stream for $stream {}
-
-        impl HasCore for $stream {
-            fn core(&self) -> &Core {
+        impl Stream for $stream {
+            fn connection(&self, _: $crate::sealed::Internal) -> &Core {
                 &self.core
             }
         }

@@ -15,6 +15,7 @@ use ringloop_driver::{Interest, Op, SENT_BY_COPY, SharedFd};
 use socket2::{SockAddr, Socket};
 
 use super::buffer::{ReadBuffer, spare};
+use crate::sealed::{INTERNAL, Internal};
 use crate::source::{Activity, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
 
@@ -78,13 +79,23 @@ impl Drop for Unanswered<'_> {
 }
 
 /// A connection of any family that can be split: a [`TcpStream`](crate::net::TcpStream) or a
-/// [`UnixStream`](crate::net::UnixStream).
-pub trait Stream: HasCore {}
+/// [`UnixStream`](crate::net::UnixStream). The trait is sealed: no other type can implement it.
+pub trait Stream {
+    /// The connection.
+    #[doc(hidden)]
+    fn connection(&self, _: Internal) -> &Core;
+}
 
 /// Implemented by types that have a connection.
-pub trait HasCore {
+pub(crate) trait HasCore {
     /// The connection.
     fn core(&self) -> &Core;
+}
+
+impl<S: Stream> HasCore for S {
+    fn core(&self) -> &Core {
+        self.connection(INTERNAL)
+    }
 }
 
 impl Core {

@@ -13,7 +13,7 @@ use super::buffer::ReadBuffer;
 use super::connect::{TcpConnectOptions, connect_to_first};
 use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
-use super::stream::{Core, HasCore, ShortRead, Stream};
+use super::stream::{Core, ShortRead, Stream};
 
 /// The options of a [`TcpListener`].
 ///

@@ -21,7 +21,7 @@ use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
-use super::stream::{Core, HasCore, ShortRead, Stream};
+use super::stream::{Core, ShortRead, Stream};
 use crate::source::Source;
 use crate::sys;
 use crate::time::sleep;
@@ -39,7 +39,8 @@ const BACKLOG_WAIT_MAX: Duration = Duration::from_millis(32);
 const ROOM_WAIT: Duration = Duration::from_millis(1);
 
 /// Types that can be converted to addresses of Unix sockets: paths, and addresses of the standard library, which may be
-/// abstract names. A path that begins with a zero byte is an abstract name, too.
+/// abstract names. A path that begins with a zero byte is an abstract name, too. A program may implement it for types of its
+/// own.
 ///
 /// ```
 /// use ringloop::net::ToUnixAddress;
