@@ -3,7 +3,6 @@
 mod fast_calls;
 mod metrics;
 
-use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
+use ringloop::busy_poll::UnknownBusyPoll;
 use ringloop::{BusyPoll, ReactorConfig};
 
 use self::fast_calls::{loop_keyword, vectorcall};
@@ -519,7 +519,7 @@ fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
     let text = policy.str()?;
     text.to_str()?
         .parse()
-        .map_err(|error: io::Error| objects::error::<PyValueError>(py, &error.to_string()))
+        .map_err(|error: UnknownBusyPoll| objects::error::<PyValueError>(py, &error.to_string()))
 }
 
 /// asyncio's own coroutine for a socket operation.
