@@ -140,6 +140,13 @@ impl Core {
         self.source.get()
     }
 
+    /// See [`Source::into_inner`].
+    pub(crate) fn into_socket(self) -> io::Result<Socket> {
+        // An operation of it is cancelled before the kernel is told.
+        drop(self.zero_copy);
+        self.source.into_inner()
+    }
+
     pub(crate) async fn read<B: ReadBuffer>(&self, mut buffer: B) -> (io::Result<usize>, B) {
         let _waiting = self.reading();
         let result = poll_fn(|context| self.poll_read_into(context, &mut buffer)).await;

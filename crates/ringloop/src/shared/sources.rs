@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -278,15 +278,28 @@ impl Shared {
         flushed.unwrap_or(Ok(()))
     }
 
-    /// Ends a watch, and closes its descriptor when the kernel has been told.
-    pub(crate) fn retire(&self, token: Token, descriptor: OwnedFd) {
+    /// Ends a watch, and all operations on its descriptor.
+    fn forget(&self, token: Token, descriptor: BorrowedFd<'_>) -> Option<BackendKind> {
         self.sources.remove(token);
-        let is_told = self.with_driver(|driver| {
+        self.with_driver(|driver| {
             driver.unwatch(token);
             // For futures that were forgotten instead of dropped.
             driver.cancel_fd(descriptor.as_raw_fd());
-            driver.backend() == BackendKind::Epoll
-        });
+            driver.backend()
+        })
+    }
+
+    /// Ends a watch, and tells the kernel, so that its descriptor is the user's again. Fails if the kernel accepts nothing
+    /// at the moment: it may then still look the descriptor up.
+    pub(crate) fn release(&self, token: Token, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.forget(token, descriptor);
+        self.flush()
+    }
+
+    /// Ends a watch, and closes its descriptor when the kernel has been told.
+    pub(crate) fn retire(&self, token: Token, descriptor: OwnedFd) {
+        let backend = self.forget(token, descriptor.as_fd());
+        let is_told = backend.map(|backend| backend == BackendKind::Epoll);
         // If the runtime has ended, so have all its watches.
         if is_told.unwrap_or(true) {
             return;
