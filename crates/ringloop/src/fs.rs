@@ -10,6 +10,10 @@
 //! A future is polled in the runtime in which it began. In another one, or when its runtime has ended, it fails, and its
 //! buffer comes back with the error. Only if the kernel keeps that for more than a second, an empty one does.
 //!
+//! # Panics
+//!
+//! The functions of this module, and the methods of files that wait, panic if they are polled outside of a runtime.
+//!
 //! For everything else, use [`std::fs`] with [`blocking::run`](crate::blocking::run).
 //!
 //! ```

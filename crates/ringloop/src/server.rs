@@ -240,6 +240,8 @@ impl<S: Transport> Server<S> {
 
     /// Starts the server. `make_handler` creates a handler for each connection.
     ///
+    /// Binding resolves a host name with the system's resolver, which blocks the calling thread.
+    ///
     /// # Errors
     /// Returns the errors of [`Pool::new`] and of binding, and `InvalidInput` for a limit of 0 connections or an idle
     /// timeout of 0.
@@ -280,7 +282,7 @@ impl<S: Transport> Server<S> {
     }
 
     /// Starts a server that serves each connection with an async function or closure. It gets the stream: a
-    /// [`TcpStream`], or after `tls` a `TlsStream`.
+    /// [`TcpStream`], or after `tls` a `TlsStream`. A host name is resolved as by [`start`](Self::start).
     ///
     /// ```
     /// use ringloop::server::Server;

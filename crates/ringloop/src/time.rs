@@ -16,6 +16,9 @@ use instant::nanoseconds;
 
 /// Waits until a point in time. Created by [`sleep`] and [`sleep_until`].
 ///
+/// # Panics
+/// Panics if it is polled outside of a runtime. So do [`timeout`], [`timeout_at`] and [`Interval::tick`], which wait by one.
+///
 /// ```
 /// use ringloop::time::{Instant, sleep};
 /// use std::time::Duration;

@@ -5,17 +5,20 @@ mod certificates;
 mod common;
 
 use std::fs::read_link;
+use std::future::{Future, pending};
 use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::os::fd::OwnedFd;
-use std::pin::Pin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
 
 use common::{LONG, config, config_on, on_both, poll_times, tcp};
 use ringloop::driver::BackendChoice;
 use ringloop::fs::File;
 use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream};
 use ringloop::signal::{SignalKind, signal};
-use ringloop::time::timeout;
+use ringloop::time::{interval, sleep, timeout};
 use ringloop::tls::{TlsAcceptor, TlsConnector, TlsStream};
 use ringloop::{Runtime, spawn};
 
@@ -220,6 +223,39 @@ fn a_buffer_survives_the_runtime_of_its_operation() {
         });
         drop(writer);
     });
+}
+
+/// Outside of any runtime there is nobody to wait for. The documentation says where this panics.
+#[test]
+fn what_needs_a_runtime_says_so_without_one() {
+    fn panics<T>(name: &str, call: impl FnOnce() -> T) {
+        let payload = catch_unwind(AssertUnwindSafe(call)).err().expect(name);
+        let message = payload.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("no ringloop runtime"), "{name}: {message}");
+    }
+    fn poll<F: Future>(future: F) {
+        let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    panics("UnixStream::pair", UnixStream::pair);
+    panics("UnixDatagram::pair", UnixDatagram::pair);
+    panics("UnixDatagram::unbound", UnixDatagram::unbound);
+    panics("UnixDatagram::bind", || {
+        UnixDatagram::bind("\0ringloop-nowhere")
+    });
+    let stream = std::net::TcpStream::connect(address).unwrap();
+    panics("TcpStream::try_from", || TcpStream::try_from(stream));
+    panics("TcpStream::connect", || poll(TcpStream::connect(address)));
+    panics("UdpSocket::bind", || poll(UdpSocket::bind("127.0.0.1:0")));
+    panics("sleep", || poll(sleep(LONG)));
+    panics("timeout", || poll(timeout(LONG, pending::<()>())));
+    panics("interval", || poll(interval(LONG).tick()));
+    panics("fs::read", || poll(ringloop::fs::read("/etc/passwd")));
+    let file = File::from(std::fs::File::open("/etc/passwd").unwrap());
+    panics("File::read_at", || poll(file.read_at(marked(), 0)));
+    let accepting = TcpListener::try_from(listener).unwrap();
+    panics("TcpListener::accept", || poll(accepting.accept()));
 }
 
 /// How many rings and epoll sets this process has.

@@ -29,9 +29,14 @@ fn check(offset: u64) -> io::Result<()> {
     }
 }
 
-/// An open file. The descriptor is closed when the file and all operations on it are gone.
+/// An open file. The descriptor is closed when the file and all operations on it are gone, by a close(2) that blocks the
+/// thread of whoever was last. That may take long on some file systems, and when the last name of a large file is gone.
+/// [`close`](Self::close) does not block.
 ///
 /// A file may be sent to other threads, and used in any runtime. Reading appends to a buffer, as far as it has room.
+///
+/// # Panics
+/// Futures of a file panic if they are polled outside of a runtime.
 ///
 /// ```
 /// use ringloop::{Runtime, RuntimeConfig, fs};

@@ -161,6 +161,9 @@ impl TcpListener {
     ///
     /// # Errors
     /// Returns the errors of accept(2). If there are too many open descriptors (`EMFILE`), wait a little and try again.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (socket, peer) = self.acceptor.accept().await?;
         Ok((TcpStream::from_socket(socket)?, ip(&peer)?))
@@ -212,6 +215,9 @@ impl TcpStream {
     /// # Errors
     /// Returns the errors of the resolver and of connect(2), the latter for the address that failed last, and
     /// `TimedOut`.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};
