@@ -68,6 +68,8 @@
 //! | `test-util` | `Driver::scripted`, a driver on a kernel that plays a script, for tests of programs that use a driver. It is off by default |
 
 #![deny(unsafe_code)]
+// docs.rs shows which feature each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("ringloop-driver needs Linux: it drives io_uring and epoll");

@@ -106,6 +106,8 @@
 //! features of these names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
 
 #![deny(unsafe_code)]
+// docs.rs shows which feature each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
 mod adapters;
