@@ -33,6 +33,7 @@ struct Reserve {
 const ONE_ALLOCATION: u64 = 1 << 32;
 
 impl Reserve {
+    #[allow(clippy::large_stack_arrays)] // It is made when the crate is compiled.
     const fn new() -> Self {
         Self {
             arena: Arena(UnsafeCell::new([0; SIZE])),
