@@ -230,8 +230,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         server: asyncio.Server | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Transport:
-        if type(sock) is not socket.socket:
-            # A subclass, or an object that acts like a socket. It may have methods of its own, which asyncio calls.
+        if not _core._is_usual_socket(sock):
+            # It may have methods of its own, which asyncio calls.
             options = {} if context is None else {"context": context}
             return cast("Any", super())._make_socket_transport(  # type: ignore[no-any-return]
                 sock, protocol, waiter, extra=extra, server=server, **options
@@ -296,7 +296,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             """
             if (
                 sslcontext
-                or type(sock) is not socket.socket
+                or not _core._is_usual_socket(sock)
+                or type(sock) is not socket.socket  # of which class `accept` makes the new socket
                 or self._debug
                 or self._task_factory is not None
                 or not self._accept(protocol_factory, sock, server, max(backlog, 0) + 1)
@@ -363,9 +364,9 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         lent = self._is_lent(sock)
         return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra, lent)  # type: ignore[no-any-return]
 
-    def _lend(self, sock: socket.socket | None) -> None:
+    def _lend(self, sock: Any) -> None:
         """Notes that a transport's socket belongs to the user, who may close it at any time; a ring would keep it open."""
-        if isinstance(sock, socket.socket):
+        if _core._is_usual_socket(sock):  # asyncio's transports watch others
             self._lent_sockets[id(sock)] = sock
 
     def _is_lent(self, sock: socket.socket) -> bool:

@@ -194,7 +194,7 @@ fn has_originals(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
     Ok(same)
 }
 
-/// Whether `socket.socket`, as asyncio finds it, is the interpreter's.
+/// Whether `socket.socket`, as asyncio finds it, is the interpreter's, with its own methods.
 fn has_usual_sockets(py: Python<'_>) -> PyResult<bool> {
     static MODULES: PyOnceLock<(Py<PyAny>, Py<PyDict>, Py<PyDict>)> = PyOnceLock::new();
     let (module, names, asyncios) = MODULES.get_or_try_init(py, || {
@@ -204,17 +204,23 @@ fn has_usual_sockets(py: Python<'_>) -> PyResult<bool> {
         PyResult::Ok((module.into_any().unbind(), names, asyncio.dict().unbind()))
     })?;
     let name = intern!(py, "socket");
-    let is = |names: &Py<PyDict>, what: *mut ffi::PyObject| {
+    let find = |names: &Py<PyDict>| {
         // SAFETY: the GIL is held; the item is borrowed, or null, perhaps with an exception set.
-        let found = unsafe { ffi::PyDict_GetItemWithError(names.as_ptr(), name.as_ptr()) };
-        if found.is_null()
-            && let Some(error) = PyErr::take(py)
-        {
-            return Err(error);
+        unsafe {
+            let found = ffi::PyDict_GetItemWithError(names.as_ptr(), name.as_ptr());
+            match Bound::from_borrowed_ptr_or_opt(py, found) {
+                None if !ffi::PyErr_Occurred().is_null() => Err(PyErr::fetch(py)),
+                found => Ok(found),
+            }
         }
-        Ok(!found.is_null() && found == what)
     };
-    Ok(is(asyncios, module.as_ptr())? && is(names, socket_object::usual_class().cast())?)
+    if !find(asyncios)?.is_some_and(|it| it.is(module)) {
+        return Ok(false);
+    }
+    match find(names)?.as_ref().map(|it| it.cast::<PyType>()) {
+        Some(Ok(class)) => socket_object::is_usual_class(class),
+        _ => Ok(false),
+    }
 }
 
 // The steps
