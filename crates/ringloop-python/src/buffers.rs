@@ -597,7 +597,7 @@ fn describe<'a>(
     used
 }
 
-/// Makes a system call that may block, if somebody else has made the file blocking, with the GIL released.
+/// Makes a system call that may block, for example if somebody else has made the file blocking, with the GIL released.
 fn released(py: Python<'_>, call: impl FnOnce() -> isize + Send) -> io::Result<usize> {
     let _sleeps_at_exit = SleepsAtExit::new();
     let result = py.detach(|| usize::try_from(call()).map_err(|_| io::Error::last_os_error()));
