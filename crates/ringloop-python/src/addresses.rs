@@ -416,6 +416,14 @@ pub(crate) fn send_to(fd: RawFd, bytes: &[u8], address: Option<&Address>) -> io:
     }
 }
 
+/// Whether calls on the descriptor wait. Whoever shares its file can change that.
+pub(crate) fn is_blocking(fd: RawFd) -> bool {
+    metrics::count_system_call();
+    // SAFETY: a system call on a descriptor number.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK == 0
+}
+
 /// accept4(2): a connection that waits at a listening socket, and its peer's address. It doesn't block, and isn't
 /// inherited.
 pub(crate) fn accept(fd: RawFd) -> io::Result<(OwnedFd, CompactAddress)> {
