@@ -7,6 +7,7 @@ messages and errors, are the running Python's own.
 
 from __future__ import annotations
 
+import _socket
 import asyncio
 import contextlib
 import os
@@ -216,7 +217,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
 
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
         """Finds the name of an address, in the default executor; without a thread if numbers are asked for."""
-        if isinstance(flags, int) and flags & _NUMERIC == _NUMERIC:
+        is_own = socket.getnameinfo is _socket.getnameinfo  # another one may block
+        if is_own and isinstance(flags, int) and flags & _NUMERIC == _NUMERIC:
             return socket.getnameinfo(sockaddr, flags)
         return await super().getnameinfo(sockaddr, flags)
 

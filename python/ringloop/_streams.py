@@ -180,7 +180,10 @@ def _code_in(function: Any, name: str) -> CodeType | None:
     return next((it for it in constants if isinstance(it, CodeType) and it.co_name == name), None)
 
 
-_CONNECTION_MADE = _Protocol.connection_made
+# None if the user has put another in its place before ringloop was imported.
+_CONNECTION_MADE = (
+    _Protocol.connection_made if getattr(_Protocol.connection_made, "__globals__", None) is vars(streams) else None
+)
 _CALLBACK: Any = _code_in(_CONNECTION_MADE, "callback")
 # Python 3.11 does, since streams have `start_tls`.
 _KEEPS_WRITER = "_stream_writer" in vars(_protocol)
