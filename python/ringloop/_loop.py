@@ -53,13 +53,25 @@ _ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
 _WAKEUP_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
+def _give_back_wakeup_fd(fd: int) -> bool:
+    """Sets again what `set_wakeup_fd` has returned. False if that is no longer possible, because the descriptor is closed.
+
+    Nobody can ask whether warnings were wanted. Where they weren't, one for each signal would do more harm than none.
+    """
+    try:
+        signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
 def _keep_signals_from_the_parent() -> None:
     """In a forked child, stops sending signals to the parent's loop, which would take them for its own."""
     if not _WAKEUP_SOCKETS:
         return
     current = signal.set_wakeup_fd(-1)
     if all(sock.fileno() != current for sock in _WAKEUP_SOCKETS):
-        signal.set_wakeup_fd(current)
+        _give_back_wakeup_fd(current)
 
 
 if sys.version_info < (3, 12):  # later asyncio does it
@@ -161,20 +173,20 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             return
         _WAKEUP_SOCKETS.add(self._csock)
         try:
-            previous = signal.set_wakeup_fd(self._csock.fileno())
+            # If it is full, the loop wakes anyway.
+            previous = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
         except ValueError:  # a subinterpreter's main thread isn't the process's
             yield
             return
-        if previous != -1:
-            # The user's own. A loop's signal handlers replace it, as under asyncio.
-            signal.set_wakeup_fd(previous)
+        # The user's own stays. A loop's signal handlers replace it, as under asyncio.
+        is_ours = previous == -1 or not _give_back_wakeup_fd(previous)
         try:
             yield
         finally:
-            if previous == -1 and not self._signal_handlers and not self._closed:
+            if is_ours and not self._signal_handlers and not self._closed:
                 current = signal.set_wakeup_fd(-1)
                 if current != self._csock.fileno():
-                    signal.set_wakeup_fd(current)
+                    _give_back_wakeup_fd(current)
 
     def close(self) -> None:
         """Closes the loop: its queue, its timers, and the kernel's objects. It must not be running."""
