@@ -605,7 +605,7 @@ fn released(py: Python<'_>, call: impl FnOnce() -> isize + Send) -> io::Result<u
     result
 }
 
-/// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`. Sockets that are not TCP have no such delay.
+/// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`.
 pub(crate) fn disable_nagle(fd: RawFd) -> bool {
     metrics::count_system_call();
     let on: libc::c_int = 1;

@@ -162,7 +162,7 @@ pub(crate) fn kind(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
 }
 
 /// The protocol of a socket object, which is 0 for most.
-fn proto(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
+pub(crate) fn proto(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
     fields(sock).map_or_else(|| member(sock, "proto"), |fields| Ok(fields.proto))
 }
 
