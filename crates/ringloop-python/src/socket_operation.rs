@@ -207,7 +207,10 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             match attempt(py, object) {
                 Some(outcome) => {
                     finish(py, object);
-                    outcome.map(|value| Step::Return(value.into_bound(py)))
+                    match outcome {
+                        Ok(value) => Ok(Step::Return(value.into_bound(py))),
+                        Err(error) => Err(support::in_context_of_handled(py, error)),
+                    }
                 }
                 None => begin_waiting(py, object)
                     .map(Step::Yield)
@@ -221,7 +224,7 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             finish(py, object);
             match outcome {
                 Some(Ok(value)) => Ok(Step::Return(value.into_bound(py))),
-                Some(Err(exception)) => Err(PyErr::from_value(exception.into_bound(py).into_any())),
+                Some(Err(exception)) => Err(support::raised(exception.bind(py))),
                 None => Err(objects::error::<PyRuntimeError>(
                     py,
                     "await wasn't used with future",

@@ -379,6 +379,15 @@ pub(crate) fn raised(exception: &Bound<'_, PyAny>) -> PyErr {
     PyErr::fetch(exception.py())
 }
 
+/// The same of an error that native code has made. One that has a context already was raised.
+#[cold]
+pub(crate) fn in_context_of_handled(py: Python<'_>, error: PyErr) -> PyErr {
+    if error.context(py).is_some() {
+        return error;
+    }
+    raised(error.value(py))
+}
+
 /// `raise exception`, of an instance or a class.
 #[cold]
 pub(crate) fn raise_any(exception: Bound<'_, PyAny>) -> PyErr {
