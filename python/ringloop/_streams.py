@@ -198,7 +198,8 @@ _theirs: type
 for _ours, _theirs in ((ServerReader, _Reader), (ServerWriter, _Writer), (ServerProtocol, _Protocol)):
     # Representations contain the name of the class.
     _ours.__name__ = _ours.__qualname__ = _theirs.__name__
-# So does that of a task, for its callbacks.
+# So does that of a handle or of a task, for its callbacks.
+ServerProtocol.connection_made.__qualname__ = "StreamReaderProtocol.connection_made"
 ServerProtocol._on_done.__qualname__ = getattr(_CALLBACK, "co_qualname", ServerProtocol._on_done.__qualname__)
 
 _core._add_stream_methods(

@@ -10,7 +10,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use pyo3::exceptions::{PyAssertionError, PyAttributeError};
+use pyo3::exceptions::{PyAssertionError, PyAttributeError, PyNotImplementedError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -390,7 +390,7 @@ pub(crate) fn feed(
     let (Some(buffer), Some(limit)) = (buffer_of(&fields, &waiter)?, limit_of(&fields)?) else {
         return receive();
     };
-    if fields.is(&EOF)? {
+    if fields.is(&EOF)? && support::has_assertions(py)? {
         return Err(objects::error::<PyAssertionError>(
             py,
             "feed_data after feed_eof",
@@ -410,8 +410,14 @@ pub(crate) fn feed(
     }
     let transport = fields.get(&TRANSPORT)?;
     if !transport.is_none() && !fields.is(&PAUSED)? {
-        transport.call_method0(intern!(py, "pause_reading"))?;
-        fields.set(&PAUSED, PyBool::new(py, true).as_any())?;
+        match transport.call_method0(intern!(py, "pause_reading")) {
+            Ok(_) => fields.set(&PAUSED, PyBool::new(py, true).as_any())?,
+            // As asyncio: it can't be paused, and nobody tries again.
+            Err(error) if error.is_instance_of::<PyNotImplementedError>(py) => {
+                fields.set(&TRANSPORT, py.None().bind(py))?;
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }

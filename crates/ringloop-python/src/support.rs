@@ -371,6 +371,16 @@ pub(crate) unsafe fn thrown(py: Python<'_>, arguments: *mut ffi::PyObject) -> Py
     }
 }
 
+/// Whether asyncio's `assert` statements are executed: `python -O` leaves them out.
+pub(crate) fn has_assertions(py: Python<'_>) -> PyResult<bool> {
+    static OPTIMIZE: PyOnceLock<bool> = PyOnceLock::new();
+    let has = OPTIMIZE.get_or_try_init(py, || {
+        let flags = py.import(New("sys"))?.getattr(New("flags"))?;
+        PyResult::Ok(flags.getattr(New("optimize"))?.extract::<i32>()? == 0)
+    })?;
+    Ok(*has)
+}
+
 /// An exception as `raise` raises it: its context is the one that is being handled.
 #[cold]
 pub(crate) fn raised(exception: &Bound<'_, PyAny>) -> PyErr {
