@@ -231,7 +231,7 @@ impl Address {
         c_int::from(self.storage.ss_family)
     }
 
-    /// Whether it is "0.0.0.0" or "::".
+    /// Whether it is "0.0.0.0", also in IPv6's notation, or "::".
     pub(crate) fn is_unspecified(&self) -> bool {
         let storage = &raw const self.storage;
         // SAFETY: the storage is large enough for, and aligned as, each family's type.
@@ -239,7 +239,10 @@ impl Address {
             match self.family() {
                 libc::AF_INET => (*storage.cast::<libc::sockaddr_in>()).sin_addr.s_addr == 0,
                 libc::AF_INET6 => {
-                    (*storage.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr == [0; 16]
+                    let address = (*storage.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr;
+                    let address = Ipv6Addr::from(address);
+                    address.is_unspecified()
+                        || address.to_ipv4_mapped() == Some(Ipv4Addr::UNSPECIFIED)
                 }
                 _ => false,
             }
