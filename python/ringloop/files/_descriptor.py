@@ -334,8 +334,11 @@ class Descriptor:
             data = self.direct.read_all()
             if data is not None:
                 return data
-            # One more: a read that gives nothing has found the end.
-            size = max(os.fstat(self.fd).st_size - os.lseek(self.fd, 0, os.SEEK_CUR), 0) + 1
+            left = os.fstat(self.fd).st_size - os.lseek(self.fd, 0, os.SEEK_CUR)
+            # One more: a read that gives nothing has found the end. The size may say nothing: that of files in /proc is 0, and
+            # of a sysctl's number only one that is read at once is given.
+            if left > 0:
+                size = left + 1
         pieces: list[bytes] = []
         try:
             while piece := await self.read(size):
