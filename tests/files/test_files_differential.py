@@ -252,6 +252,33 @@ def test_a_number_that_is_no_position_is_refused_as_by_blocking_files(loop, fold
         assert error_of(lambda number=number: loop.run_until_complete(awaited(number))) == expected, number
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "gb18030", "iso2022_jp"])
+@pytest.mark.parametrize("newline", [None, ""])
+def test_text_that_is_cut_after_a_read_keeps_what_blocking_files_keep(loop, folder, encoding, newline):
+    paths = [folder / "blocking", folder / "awaited"]
+    options = {"encoding": encoding, "newline": newline, "errors": "replace"}
+    short, long = "line 1\r\nline 2\nline 3\n", "\u5b57\r\n" * 9000
+
+    async def compare_lengths(content, size, written):
+        for path in paths:
+            path.write_bytes(content.encode(encoding))
+        with open(paths[0], "r+", **options) as blocking:
+            async with files.open(paths[1], "r+", **options) as awaited:
+                assert await awaited.read(size) == blocking.read(size)
+                if written:
+                    assert await awaited.write(written) == blocking.write(written)
+                assert await awaited.truncate() == blocking.truncate()
+                assert paths[1].read_bytes() == paths[0].read_bytes()
+                assert await awaited.tell() == blocking.tell()
+                assert await awaited.read() == blocking.read()
+        assert paths[1].read_bytes() == paths[0].read_bytes()
+
+    for content in (short, long):
+        for size in (0, 1, 8, 5000):
+            for written in ("", "written"):
+                loop.run_until_complete(compare_lengths(content, size, written))
+
+
 @pytest.mark.parametrize("errors", ["strict", "replace", "surrogateescape"])
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_text_that_cannot_be_decoded_is_treated_as_by_blocking_files(loop, folder, mode, errors):

@@ -500,10 +500,8 @@ class TextFile(File[str]):
         return cookie
 
     async def truncate(self, size: int | None = None, /) -> int:
-        """Set the length in bytes; the position stays."""
+        """Set the length in bytes; the position stays. None is where the buffer below is, as with blocking files."""
         async with self._lock:
             self._check_open()
-            await self._flush()
-            if size is None:
-                size = await self._tell() if self._buffer._writes else None
+            # Without a size it ends where the buffer is, as with `io.TextIOWrapper`: after the chunk that was decoded last.
             return await self._buffer._truncate(size)
