@@ -722,3 +722,24 @@ def test_a_loop_that_is_closed_with_a_read_in_progress(loop_factory, arm, fifo):
         warnings.simplefilter("ignore", ResourceWarning)
         del file, reading
         gc.collect()
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_buffer_that_cannot_be_written_is_refused_before_anything_is_read(run, tmp_path, buffering, waits):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    strided = memoryview(bytearray(10))[::2]
+
+    async def main():
+        async with files.open(path, "rb", buffering) as file:
+            if waits:
+                slow(file)
+            for buffer in (b"constant", memoryview(b"read-only"), strided, "text", None):
+                for method in ("readinto", "readinto1") if buffering else ("readinto",):
+                    with pytest.raises(TypeError, match=rf"{method}\(\) argument .*not {type(buffer).__name__}"):
+                        await getattr(file, method)(buffer)
+            assert await file.tell() == 0
+            assert await file.read() == b"0123456789"
+
+    run(main())

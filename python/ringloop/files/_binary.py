@@ -39,6 +39,17 @@ def view_of(data: ReadableBuffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
+def target_of(buffer: WriteableBuffer, method: str) -> memoryview:
+    """Return the bytes of an object that can be written to, or raise `io`'s error where it has none."""
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        view = None
+    if view is None or view.readonly or not view.c_contiguous:
+        raise TypeError(f"{method}() argument must be read-write bytes-like object, not {type(buffer).__name__}")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
 class File(Generic[_AnyStr]):
     """What all files have. Calls on one file take turns, in the order in which they were made."""
 
@@ -318,9 +329,11 @@ class RawFile(_Binary):
 
     async def readinto(self, buffer: WriteableBuffer, /) -> int | None:
         """Read into a buffer; return how many bytes."""
-        async with self._lock:
-            self._check_readable()
-            return await self._descriptor.readinto(buffer)
+        # Before anything is read: what a read that fails has taken would be lost.
+        with target_of(buffer, "readinto") as target:
+            async with self._lock:
+                self._check_readable()
+                return await self._descriptor.readinto(target)
 
     async def readline(self, size: int | None = -1, /) -> bytes:
         """Read a line, byte by byte: what follows stays in the file."""
@@ -554,9 +567,7 @@ class _Buffered(_Binary):
     async def _readinto(self, buffer: WriteableBuffer, *, once: bool) -> int | None:
         if not self._reads:
             raise io.UnsupportedOperation("read1" if once else "read")
-        with memoryview(buffer) as view, view.cast("B") as target:
-            if target.readonly:
-                raise TypeError("readinto() argument must be read-write bytes-like object, not bytes")
+        with target_of(buffer, "readinto1" if once else "readinto") as target:
             async with self._lock:
                 self._start_reading("readinto")
                 size = len(target)

@@ -23,7 +23,7 @@ from .._core import DirectFile, FileOperation, _burst_is_over, _end_burst
 from .._loop import EventLoop
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import ReadableBuffer
 
 DIRECT_MAX = 2 * 1024 * 1024
 """The bytes that one direct call transfers at most; as in files/direct.rs."""
@@ -349,25 +349,23 @@ class Descriptor:
             raise
         return None if piece is None and not pieces else b"".join(pieces)
 
-    async def readinto(self, buffer: WriteableBuffer) -> int | None:
+    async def readinto(self, target: memoryview) -> int | None:
         """Read into a buffer; the lock is held."""
-        with memoryview(buffer) as view, view.cast("B") as target:
-            if not self.left and not _burst_is_over():
-                count = self.direct.readinto(target[:DIRECT_MAX], -1)
-                if count is not None and (count == len(target) or count < DIRECT_MAX):
-                    return count
-            else:
-                count = None
-            done = count or 0
-            try:
-                data = await self.read_fully(len(target) - done)
-            except BaseException:
-                self.give_back(bytes(target[:done]))
-                raise
-            if data is None:
-                return done or None
-            target[done : done + len(data)] = data
-            return done + len(data)
+        count = None
+        if not self.left and not _burst_is_over():
+            count = self.direct.readinto(target[:DIRECT_MAX], -1)
+            if count is not None and (count == len(target) or count < DIRECT_MAX):
+                return count
+        done = count or 0
+        try:
+            data = await self.read_fully(len(target) - done)
+        except BaseException:
+            self.give_back(bytes(target[:done]))
+            raise
+        if data is None:
+            return done or None
+        target[done : done + len(data)] = data
+        return done + len(data)
 
     async def write(self, data: ReadableBuffer, taken: Callable[[int], None] | None = None) -> int | None:
         """Write where the file is; the lock is held. `taken` hears how many bytes, also if the call is cancelled."""
