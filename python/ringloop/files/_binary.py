@@ -283,7 +283,8 @@ class _Binary(File[bytes]):
         self._check_open()
         if offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return await self._descriptor.pwrite(data, offset)
+        with view_of(data) as view:
+            return await self._descriptor.pwrite(view, offset)
 
     def detach(self) -> io.FileIO:
         """Return the blocking raw file, which the caller closes. What was buffered must be flushed before."""
@@ -357,11 +358,11 @@ class RawFile(_Binary):
             return bytes(line)
 
     async def write(self, data: ReadableBuffer, /) -> int:
-        """Write, perhaps less than all; return how many bytes."""
+        """Write all, or what a full or non-blocking file takes; return how many bytes."""
         with view_of(data) as view:
             async with self._lock:
                 self._check_writable()
-                return await self._descriptor.write(view)  # type: ignore[return-value]
+                return await self._descriptor.write_all(view)  # type: ignore[return-value]
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move the file; return where it is."""

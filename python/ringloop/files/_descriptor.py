@@ -29,6 +29,8 @@ DIRECT_MAX = 2 * 1024 * 1024
 """The bytes that one direct call transfers at most; as in files/direct.rs."""
 OPERATION_MAX = 8 * 1024 * 1024
 """The bytes that one operation of the kernel reads at most."""
+STREAM_MAX = 256 * 1024
+"""The bytes that one operation is given to write to a pipe or the like, which has room for 64 KB: each makes a copy."""
 
 
 async def let_the_loop_turn() -> None:
@@ -112,12 +114,20 @@ class Pending:
         self.waiter: asyncio.Future[None] | None = None
         self.lock: Lock | None = None
 
-    def complete(self, inner: Any) -> None:
-        """Take the result. It has its effect on the file now, whether or not somebody still waits."""
+    def take(self, inner: Any) -> None:
+        """Take the result of what was waited for."""
         try:
             self.value = inner.result()
         except BaseException as error:
             self.error = error
+
+    def complete(self, inner: Any) -> None:
+        """Take the result, which is the last."""
+        self.take(inner)
+        self.end()
+
+    def end(self) -> None:
+        """Be over. The result has its effect on the file now, whether or not somebody still waits."""
         self.done = True
         if self.error is None and self.effect is not None:
             try:
@@ -215,16 +225,29 @@ class Descriptor:
             close()
 
     def start(
-        self, start: Callable[[Callable[[Any], None]], Any], effect: Callable[[Any], None] | None = None
+        self,
+        start: Callable[[Callable[[Any], None]], Any],
+        effect: Callable[[Any], None] | None = None,
+        goes_on: Callable[[Pending], bool] | None = None,
     ) -> Pending:
-        """Start an operation, with a function that is given the callback."""
+        """Start an operation, with a function that is given the callback.
+
+        `goes_on` says, when it has its result, whether to call the function again: several operations are then one.
+        """
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
         pending = Pending(self.loop, effect)
 
         def complete(inner: Any) -> None:
+            pending.take(inner)
+            if goes_on is not None and goes_on(pending):
+                try:
+                    pending.inner = start(complete)
+                    return
+                except BaseException as error:
+                    pending.error = error
             self.in_flight -= 1
-            pending.complete(inner)
+            pending.end()
             if self.in_flight:
                 return
             if self.drained is not None and not self.drained.done():
@@ -272,6 +295,33 @@ class Descriptor:
             return self.start_call(os.write, self.fd, bytes(data), effect=effect)
         return self.start_call(os.pwrite, self.fd, bytes(data), offset, effect=effect)
 
+    def start_stream_write(self, data: ReadableBuffer, effect: Callable[[int], None] | None) -> Pending:
+        """Write a copy of all the data to a file without a position: as write(2), which waits until there was room for it.
+
+        An operation ends when it has written something. What was written before an error counts.
+        """
+        rest, written = memoryview(bytes(data)), 0
+
+        def start(complete: Callable[[Any], None]) -> Any:
+            loop, piece = self.native_loop, rest[written : written + STREAM_MAX]
+            if loop is not None:
+                return loop._write_file(self.fd, piece, None, complete)
+            future = self.loop.run_in_executor(None, os.write, self.fd, piece)
+            future.add_done_callback(complete)
+            return future
+
+        def goes_on(pending: Pending) -> bool:
+            nonlocal written
+            if pending.error is None:
+                written += pending.value
+            elif written and isinstance(pending.error, OSError):
+                pending.error = None
+                return False
+            pending.value = written
+            return pending.error is None and written < len(rest)
+
+        return self.start(start, effect, goes_on)
+
     def keep(self, data: bytes) -> None:
         """Keep what a cancelled read has taken from a pipe."""
         self.left += data
@@ -297,7 +347,7 @@ class Descriptor:
         if now is not None:
             return now
         try:
-            if not self.is_regular and not os.get_blocking(self.fd):
+            if self.never_waits():
                 return os.read(self.fd, size)
             if not self.seekable:
                 data = await self.start_read(size, None).wait(self.lock, cancel=True, keep=self.keep)
@@ -371,31 +421,53 @@ class Descriptor:
         """Write where the file is; the lock is held. `taken` hears how many bytes, also if the call is cancelled."""
         await let_the_loop_turn()
         count = self.direct.write(data, -1)
-        if count is not None:
-            if taken is not None:
-                taken(count)
-            return count
-        offset = os.lseek(self.fd, 0, os.SEEK_CUR) if self.seekable else None
+        if count is None:
+            if self.never_waits():
+                try:
+                    count = os.write(self.fd, data)
+                except BlockingIOError:
+                    return None
+            else:
+                written: int = await self.start_write_here(data, taken).wait(self.lock)
+                return written
+        if taken is not None:
+            taken(count)
+        return count
+
+    async def write_all(self, data: memoryview) -> int | None:
+        """Write all, unless the file is full, or does not block; the lock is held. What was written before an error counts."""
+        await let_the_loop_turn()
+        done = self.direct.write(data, -1)
+        if done == len(data) or self.never_waits():
+            return done if done is not None else await self.write(data)
+        try:
+            rest: int = await self.start_write_here(data[done or 0 :], None).wait(self.lock)
+        except OSError:
+            if done:
+                return done
+            raise
+        return (done or 0) + rest
+
+    def never_waits(self) -> bool:
+        """Whether it is not a file on a disk, and was made non-blocking."""
+        return not self.is_regular and not os.get_blocking(self.fd)
+
+    def start_write_here(self, data: ReadableBuffer, taken: Callable[[int], None] | None) -> Pending:
+        """Write a copy of the data where the file is, in the kernel's time, and move it."""
+        if not self.seekable:
+            return self.start_stream_write(data, taken)
+        offset = os.lseek(self.fd, 0, os.SEEK_CUR)
 
         def move(count: int) -> None:
-            if self.appending and self.seekable:
-                # Writing nothing moves nothing.
-                if count:
-                    os.lseek(self.fd, 0, os.SEEK_END)
-            elif offset is not None:
+            if not self.appending:
                 os.lseek(self.fd, offset + count, os.SEEK_SET)
+            elif count:
+                # Writing nothing moves nothing.
+                os.lseek(self.fd, 0, os.SEEK_END)
             if taken is not None:
                 taken(count)
 
-        if not self.is_regular and not os.get_blocking(self.fd):
-            try:
-                count = os.write(self.fd, data)
-            except BlockingIOError:
-                return None
-            move(count)
-            return count
-        written: int = await self.start_write(data, offset, move).wait(self.lock)
-        return written
+        return self.start_write(data, offset, move)
 
     async def pread(self, size: int, offset: int) -> bytes:
         """Read at an offset."""
@@ -412,13 +484,18 @@ class Descriptor:
             pieces.append(piece)
             await let_the_loop_turn()
 
-    async def pwrite(self, data: ReadableBuffer, offset: int) -> int:
+    async def pwrite(self, data: memoryview, offset: int) -> int:
         """Write at an offset."""
         await let_the_loop_turn()
-        count = self.direct.write(data, offset)
-        if count is None:
-            count = await self.start_write(data, offset, None).wait()
-        return count
+        done = self.direct.write(data, offset)
+        if done is None or (done < len(data) and self.is_regular):
+            done = done or 0
+            try:
+                done += await self.start_write(data[done:], offset + done, None).wait()
+            except OSError:
+                if not done:
+                    raise
+        return done
 
     async def sync(self, *, data_only: bool) -> None:
         """Flush to the device; the lock is held."""
