@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels try-wheels test-package licences crates deny semver ringlab-packages reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -56,7 +56,7 @@ help: ## explain the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
 		printf '  %-18s %s\n' "$$target" "$$text"; done
 
-build: extension $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a release build of ringloop importable in it, and ringlab
+build: extension $(VENV)/.ringlab-installed ## create VENV from PYTHON, and install a release build of ringloop in it, and ringlab
 	$(say) "building ringlab's load generator"
 	@cargo build --release --locked --quiet --package ringlab-load
 
@@ -66,7 +66,7 @@ extension: prerequisites $(VENV)/.tools-installed ## the same, without ringlab
 		$(VENV)/bin/maturin develop --release --locked
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-test: test-rust test-applications test-python test-lab test-bench ## run every test: Rust, Python on both backends, real applications, ringlab, short benchmarks
+test: test-rust test-applications test-python test-lab test-bench ## run the project's own tests: Rust, Python on both backends, real applications, ringlab, short benchmarks
 	@$(python) tools/report_backends.py
 
 test-rust: prerequisites ## only the Rust tests
@@ -93,7 +93,7 @@ test-modes: extension ## test-interpreter in Python's development mode and in as
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-bench: build $(VENV)/.peers-installed ## check that every kind of cell of the presets can be measured; the figures don't count
+test-bench: build $(VENV)/.peers-installed ## check that every kind of cell of the presets can be measured, not how fast anything is
 	$(say) 'short benchmarks'
 	@$(python) -m pytest $(presets) $(ARGS)
 
@@ -102,7 +102,7 @@ test-loom: prerequisites ## check with loom how threads wake each other, in all 
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
 		-p ringloop-driver -p ringloop --lib model $(ARGS)
 
-test-minimal: prerequisites ## the Rust tests of the published crates and of ringloop-http, with the oldest dependencies allowed
+test-minimal: prerequisites ## the Rust tests of the published crates and of ringloop-http, with the oldest dependencies allowed; also compiles with the oldest Rust allowed, if rustup has it
 	$(say) 'the oldest dependencies'
 	@tools/minimal_versions.sh $(ARGS)
 
@@ -120,15 +120,15 @@ fuzz: prerequisites ## fuzz the message layer of HTTP, TLS records and the drive
 	$(say) 'fuzzing'
 	@$(PYTHON) tools/fuzz.py $(ARGS) || [ $$? = 77 ]
 
-conformance: extension ## CPython's own asyncio tests, from the Python of VENV, on both backends; a part: ARGS="-k NAME"
+conformance: extension ## CPython's own asyncio tests, from the Python of VENV, on both backends; only some: ARGS="-k NAME"
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
 
-autobahn: extension ## Autobahn's test suite for WebSocket against ringloop serve; needs Python 2.7; a part: ARGS="--case '1.*'"
+autobahn: extension ## Autobahn's test suite for WebSocket against ringloop serve; needs Python 2.7; only some: ARGS="--case '1.*'"
 	$(say) "Autobahn's test suite on $$($(python) -V)"
 	@$(python) tools/autobahn.py --folder $(CARGO_TARGET_DIR)/autobahn $(ARGS)
 
-suites: extension ## the test suites of uvicorn, aiohttp, AnyIO, Tornado, Starlette, websockets, asyncpg and aiofiles, on asyncio and both backends, and uvicorn's and gunicorn's on ringloop serve; a part: ARGS="--suite anyio --loop epoll"
+suites: extension ## the test suites of uvicorn, aiohttp, AnyIO, Tornado, Starlette, websockets, asyncpg and aiofiles, on asyncio and both backends, and uvicorn's and gunicorn's on ringloop serve; only some: ARGS="--suite anyio --loop epoll"
 	$(say) "test suites of other projects on $$($(python) -V)"
 	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites --results $(CARGO_TARGET_DIR)/suites/results.json $(ARGS)
 
@@ -139,7 +139,7 @@ h2spec: extension ## the conformance tests of HTTP/2, against ringloop serve; sa
 	$(say) h2spec
 	@$(python) tools/h2spec.py --folder $(CARGO_TARGET_DIR)/h2spec $(ARGS) || [ $$? = 77 ]
 
-soak: extension ## random operations on connections, files and children for an hour; ARGS="--minutes 5"; on ringloop serve: ARGS=server
+soak: extension ## random operations on connections, files and children for an hour; for less: ARGS="--minutes 5"; clients against ringloop serve: ARGS=server
 	$(say) "soak on $$($(python) -V)"
 	@$(python) tests/soak.py $(ARGS)
 
@@ -150,20 +150,21 @@ wheels: prerequisites $(VENV)/.wheels-installed ## build and audit the wheels fo
 	$(say) 'audit'
 	@$(python) tools/audit_wheel.py dist/ringloop-*.whl
 
-try-wheels: $(VENV)/.wheels-installed ## install the wheels in dist that this machine can run in fresh environments, and try them; says which were not tried
+foreign-pythons: prerequisites $(VENV)/.wheels-installed ## Pythons for aarch64, under qemu, and for musl, with which make try-wheels tries those wheels; needs Debian and half an hour
+	$(say) 'Pythons for other machines'
+	@RINGLOOP_ZIG_PYTHON=$(abspath $(python)) tools/foreign_pythons.sh $(ARGS)
+
+try-wheels: $(VENV)/.wheels-installed ## install what is in dist in fresh environments, and try it; says which wheels this machine cannot run
 	$(say) 'trying the wheels'
 	@$(python) tools/try_wheels.py $(ARGS)
 
-test-package: prerequisites $(VENV)/.wheels-installed ## build a wheel and a source distribution for the Python of VENV, and try each in a fresh environment
-	$(say) "a wheel for $$($(python) -V)"
+test-package: prerequisites $(VENV)/.wheels-installed ## build this machine's wheels and the source distribution, and try them in fresh environments, with every CPython that is here
+	$(say) 'wheels for this machine'
 	@rm -rf $(package) && mkdir -p $(package)
-	@$(for_wheels) $(python) tools/wheels.py --fast --here --output $(package)
+	@$(for_wheels) $(python) tools/wheels.py --fast --target $$(uname -m)-unknown-linux-gnu --output $(package)
 	@$(python) tools/audit_wheel.py $(package)/*.whl
-	@$(python) tools/try_wheel.py $(package)/*.whl
-	$(say) 'the source distribution'
 	@$(VENV)/bin/maturin sdist --out $(package)
-	@$(fast_release) CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/sdist \
-		$(python) tools/try_wheel.py $(package)/*.tar.gz
+	@$(python) tools/try_wheels.py $(package) $(ARGS)
 
 crates: prerequisites ## package ringloop-driver and ringloop as for crates.io, build them from their packages, and upload nothing
 	$(say) 'the crates, as crates.io would get them'
@@ -202,10 +203,10 @@ release-check: prerequisites $(VENV)/.wheels-installed ## everything in docs/rel
 	@$(MAKE) reproducible
 	@$(python) tools/release_check.py $(ARGS)
 
-licences: prerequisites ## write THIRD-PARTY-LICENSES again, from Cargo.lock; needed after a change of dependencies
+licences: prerequisites ## regenerate THIRD-PARTY-LICENSES from Cargo.lock; needed after a change of dependencies
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
 
-bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on this machine, four workloads, under 10 minutes; FULL=1 for hours, without --quick
+bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on this machine, four workloads, under 10 minutes; FULL=1: everything but loops and files, takes hours
 	$(say) 'ringlab'
 	@$(VENV)/bin/ringlab run $(if $(FULL),,--quick) $(ARGS)
 
@@ -248,12 +249,12 @@ lint-python: build $(VENV)/.lint-installed
 	$(say) stubtest
 	@$(VENV)/bin/stubtest ringloop
 
-format: $(VENV)/.lint-installed ## let rustfmt and ruff fix what lint would report
+format: $(VENV)/.lint-installed ## format the code, and fix what ruff can fix
 	@cargo fmt --all
 	@$(VENV)/bin/ruff check --quiet --fix-only
 	@$(VENV)/bin/ruff format
 
-clean: ## remove what these targets made, except benchmark results
+clean: ## remove what these targets have built, except benchmark results
 	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis lab/targets/.build/loops
 	rm -f python/ringloop/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

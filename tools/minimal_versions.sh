@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Run the Rust tests of the published crates, and of ringloop-http, with the oldest versions of their dependencies that
-# Cargo.toml allows.
+# Cargo.toml allows. Then check that the whole workspace compiles with the oldest Rust that it allows, if rustup has that one.
 # usage: tools/minimal_versions.sh [ARGUMENT OF CARGO TEST...]
 # It works on a copy, because cargo chooses versions by writing Cargo.lock. To choose the oldest is an option of nightly cargo's;
 # RUSTC_BOOTSTRAP=1 lets a stable one have it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-folder=${CARGO_TARGET_DIR:-target}/minimal-versions
+repository=$PWD
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+folder=$target/minimal-versions
 rm -rf "$folder/copy"
 mkdir -p "$folder/copy/crates"
 cp -r crates/ringloop-driver crates/ringloop crates/ringloop-http "$folder/copy/crates"
@@ -18,4 +20,12 @@ cp -r docs "$folder/copy"
 sed 's|^members = .*|members = ["crates/ringloop-driver", "crates/ringloop", "crates/ringloop-http"]|' Cargo.toml >"$folder/copy/Cargo.toml"
 cd "$folder/copy"
 RUSTC_BOOTSTRAP=1 cargo update --quiet -Z direct-minimal-versions
-CARGO_TARGET_DIR=$PWD/../build exec cargo test --locked --all-features --no-fail-fast "$@"
+CARGO_TARGET_DIR=$PWD/../build cargo test --locked --all-features --no-fail-fast "$@"
+
+cd "$repository"
+oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+if rustup run "$oldest" true 2>/dev/null; then
+    CARGO_TARGET_DIR=$target/oldest-rust rustup run "$oldest" cargo check --locked --workspace --all-features
+else
+    echo "minimal_versions.sh: left out: Rust $oldest, because rustup does not have it (rustup toolchain install $oldest)"
+fi

@@ -1,24 +1,29 @@
-"""Try each wheel in a folder on a Python that can run it, in a fresh environment; say which ones could not be tried.
+"""Try each of ringloop's wheels in a folder on a Python that can run it, and the source distribution on each Python, always in a
+fresh environment; say which ones could not be tried.
 
-usage: tools/try_wheels.py [--required] [DIR]
+usage: tools/try_wheels.py [DIR] [--python 3.14...] [--required] [--tests ARGUMENTS]
 
-DIR is `dist` by default. Wheels for this machine are tried with `python3.X` of the PATH or of pyenv. Others need a tree that
-tools/foreign_pythons.sh makes:
+DIR is `dist` by default. What is for this machine and glibc is tried with `python3.X` of the PATH or of pyenv. Wheels for another
+machine or for musl need the Pythons that `make foreign-pythons` provides.
 
-    tools/foreign_pythons.sh target/foreign     # CPython for aarch64, from Debian, and for musl, compiled here
-
-`--required` fails if a wheel could not be tried.
+`--python` tries only what is for these versions. `--tests` is that of tools/try_wheel.py. Exits with 1 if something does not work,
+if nothing could be tried, and with `--required` if anything could not.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import platform
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import wheels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOREIGN = ROOT / "target" / "foreign"
@@ -42,40 +47,91 @@ def native(version: str) -> str:
     return ""
 
 
-def interpreter(wheel: pathlib.Path) -> tuple[list[str], str]:
-    """Arguments for try_wheel.py that name a Python for this wheel, or why there is none."""
+@dataclass(frozen=True)
+class Trial:
+    """A package, and the Python that it is tried on."""
+
+    package: pathlib.Path
+    version: str
+    """Of the Python, such as 3.14."""
+    interpreter: tuple[str, ...]
+    """Arguments for try_wheel.py that name this Python; none if there is none."""
+    reason: str = ""
+    """Why there is none."""
+
+    def __str__(self) -> str:
+        """What is tried on what."""
+        return f"{self.package.name} on CPython {self.version}" if self.version else self.package.name
+
+    def run(self, tests: str) -> bool:
+        """Try it. Returns True if it works."""
+        command = [sys.executable, str(ROOT / "tools/try_wheel.py"), *self.interpreter]
+        command += [f"--tests={tests}"] if tests else []
+        environment = dict(os.environ)
+        if self.package.suffix == ".gz":
+            # All Pythons share what doesn't depend on them, and what is built only needs to work.
+            folder = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "sdist"
+            environment |= wheels.FAST | {"CARGO_TARGET_DIR": str(folder)}
+        return subprocess.run([*command, str(self.package)], env=environment, check=False).returncode == 0
+
+
+def on_this_machine(package: pathlib.Path, version: str) -> Trial:
+    """A package that is for this machine's own Python."""
+    python = native(version)
+    if not python:
+        return Trial(package, version, (), f"there is no Python {version} on this machine")
+    return Trial(package, version, ("--python", python))
+
+
+def trial_of(wheel: pathlib.Path) -> Trial:
+    """How a wheel is tried."""
     match = re.fullmatch(r"ringloop-[^-]+-cp3(\d+)-\w+-(many|musl)linux_.*_(x86_64|aarch64)\.whl", wheel.name)
     if match is None:
-        return [], "its name is not understood"
+        return Trial(wheel, "", (), "its name is not understood")
     version, libc, machine = f"3.{match[1]}", match[2], match[3]
     if libc == "many" and machine == platform.machine():
-        python = native(version)
-        return (["--python", python], "") if python else ([], f"there is no Python {version} on this machine")
+        return on_this_machine(wheel, version)
     script = FOREIGN / f"{'glibc' if libc == 'many' else 'musl'}-{machine}" / f"python{version}"
     if not script.exists():
-        return [], f"there is no {script} (tools/foreign_pythons.sh)"
+        return Trial(wheel, version, (), f"there is no {script} (make foreign-pythons)")
     # qemu-user or musl may be missing, as in the Debian tree of tools/pythons.sh.
-    return (["--foreign", str(script)], "") if runs(str(script)) else ([], f"{script} does not run here")
+    if not runs(str(script)):
+        return Trial(wheel, version, (), f"{script} does not run here")
+    # A Python of another machine can't make an environment, because it isn't started by its own name.
+    return Trial(wheel, version, ("--python" if machine == platform.machine() else "--foreign", str(script)))
+
+
+def trials(folder: pathlib.Path) -> Iterator[Trial]:
+    """All that there is to try in a folder."""
+    for wheel in sorted(folder.glob("ringloop-*.whl")):
+        yield trial_of(wheel)
+    for source in sorted(folder.glob("ringloop-*.tar.gz")):
+        for version in wheels.PYTHONS:
+            yield on_this_machine(source, version)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--required", action="store_true", help="fail if a wheel could not be tried")
+    parser.add_argument("--python", nargs="+", choices=wheels.PYTHONS, default=wheels.PYTHONS, help="default: all")
+    parser.add_argument("--required", action="store_true", help="fail if something could not be tried")
+    parser.add_argument("--tests", default="", metavar="ARGUMENTS", help="also run pytest with these, in the repository")
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "dist", metavar="DIR")
     arguments = parser.parse_args()
-    summary, failed, untried = [], 0, 0
-    for wheel in sorted(arguments.folder.glob("*.whl")):
-        found, reason = interpreter(wheel)
-        if not found:
-            untried += 1
-            summary.append(f"not tried  {wheel.name}: {reason}")
+    summary, failed, untried, tried = [], 0, 0, 0
+    for trial in trials(arguments.folder):
+        if trial.version and trial.version not in arguments.python:
             continue
-        print(f"== {wheel.name}", flush=True)
-        done = subprocess.run([sys.executable, ROOT / "tools/try_wheel.py", *found, wheel], check=False)
-        failed += done.returncode != 0
-        summary.append(f"{'FAILED   ' if done.returncode else 'works    '}  {wheel.name}")
-    print("\n".join(summary) or f"there is no wheel in {arguments.folder}")
-    return 1 if failed or not summary or (arguments.required and untried) else 0
+        if trial.reason:
+            untried += 1
+            summary.append(f"not tried  {trial}: {trial.reason}")
+            continue
+        print(f"== {trial}", flush=True)
+        works = trial.run(arguments.tests)
+        tried += 1
+        failed += not works
+        summary.append(f"{'works    ' if works else 'FAILED   '}  {trial}")
+    print("\n".join(summary) or f"there is nothing to try in {arguments.folder}")
+    return 1 if failed or not tried or (arguments.required and untried) else 0
 
 
 if __name__ == "__main__":

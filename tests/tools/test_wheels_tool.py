@@ -103,11 +103,22 @@ def test_wheels_that_nothing_here_can_run_are_named(tmp_path):
     command = [sys.executable, REPOSITORY / "tools/try_wheels.py", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == f"not tried  {wheel.name}: its name is not understood\n"
-    assert done.returncode == 0
-    assert subprocess.run([*command, "--required"], capture_output=True, check=False).returncode == 1
-    found, reason = try_wheels.interpreter(tmp_path / "ringloop-0.1.0-cp399-cp399-musllinux_1_2_aarch64.whl")
-    assert found == []
-    assert "tools/foreign_pythons.sh" in reason
+    assert done.returncode == 1
+    trial = try_wheels.trial_of(tmp_path / "ringloop-0.1.0-cp399-cp399-musllinux_1_2_aarch64.whl")
+    assert trial.interpreter == ()
+    assert "make foreign-pythons" in trial.reason
+
+
+@pytest.mark.parametrize(("options", "status"), [([], 0), (["--required"], 1), (["--python", "3.12"], 1)])
+def test_what_could_not_be_tried_fails_if_it_is_required(tmp_path, monkeypatch, capsys, options, status):
+    for version in (11, 12):
+        (tmp_path / f"ringloop-0.1.0-cp3{version}-cp3{version}-manylinux_2_28_x86_64.whl").touch()
+    monkeypatch.setattr(try_wheels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(try_wheels, "native", lambda version: "/usr/bin/python3.11" if version == "3.11" else "")
+    monkeypatch.setattr(try_wheels.Trial, "run", lambda trial, tests: True)
+    monkeypatch.setattr(sys, "argv", ["try_wheels.py", str(tmp_path), *options])
+    assert try_wheels.main() == status
+    assert "there is no Python 3.12 on this machine" in capsys.readouterr().out
 
 
 def test_a_foreign_python_is_used_only_if_it_runs_here(tmp_path, monkeypatch):
@@ -117,9 +128,21 @@ def test_a_foreign_python_is_used_only_if_it_runs_here(tmp_path, monkeypatch):
     script.parent.mkdir()
     script.write_text("#!/bin/sh\nexec /nonexistent/qemu-aarch64\n")
     script.chmod(0o755)
-    assert try_wheels.interpreter(wheel) == ([], f"{script} does not run here")
+    assert try_wheels.trial_of(wheel).reason == f"{script} does not run here"
     script.write_text("#!/bin/sh\n")
-    assert try_wheels.interpreter(wheel) == (["--foreign", str(script)], "")
+    monkeypatch.setattr(try_wheels.platform, "machine", lambda: "x86_64")
+    assert try_wheels.trial_of(wheel).interpreter == ("--foreign", str(script))
+    # On the machine itself, pip runs on it.
+    monkeypatch.setattr(try_wheels.platform, "machine", lambda: "aarch64")
+    assert try_wheels.trial_of(wheel).interpreter == ("--python", str(script))
+
+
+def test_a_source_distribution_is_tried_on_every_python_that_is_here(tmp_path, monkeypatch):
+    source = tmp_path / "ringloop-0.1.0.tar.gz"
+    source.touch()
+    monkeypatch.setattr(try_wheels, "native", lambda version: "/usr/bin/python3.14" if version == "3.14" else "")
+    tried = {trial.version: trial.interpreter for trial in try_wheels.trials(tmp_path)}
+    assert tried == dict.fromkeys(wheels.PYTHONS, ()) | {"3.14": ("--python", "/usr/bin/python3.14")}
 
 
 def test_a_load_generator_that_cannot_be_built_is_named(sysroot, tmp_path, monkeypatch, capsys):

@@ -262,7 +262,7 @@ fn serve_by_watch(choice: BackendChoice, streams: Vec<TcpStream>) {
         let again = std::mem::take(&mut returning);
         let ready = events
             .iter()
-            .map(|event| (event.token.index() as usize, event.readiness()));
+            .map(|event| (event.token().index() as usize, event.readiness()));
         let again = again
             .into_iter()
             .map(|index| (index, ringloop_driver::Readiness::READABLE));
@@ -278,7 +278,7 @@ fn serve_by_watch(choice: BackendChoice, streams: Vec<TcpStream>) {
             }
             match connection.stream.read(&mut hot) {
                 Ok(0) => {
-                    driver.unwatch(*token).unwrap();
+                    driver.unwatch(*token);
                     connections[index] = None;
                     open -= 1;
                 }
@@ -333,7 +333,7 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
                 continue;
             }
             let count = event.io_result().unwrap();
-            let Some(Op::Recv { fd, buffer, .. }) = driver.take(event.token) else {
+            let Some(Op::Recv { fd, buffer, .. }) = driver.take(event.token()) else {
                 panic!("no buffer")
             };
             if count == 0 {

@@ -115,7 +115,7 @@ fn send_zero_copy(driver: &mut Driver, fd: RawFd, body: Body) {
     let mut events = Vec::new();
     loop {
         driver.poll(None, &mut events).unwrap();
-        if let Some(event) = events.iter().find(|event| event.token == token) {
+        if let Some(event) = events.iter().find(|event| event.token() == token) {
             assert_eq!(event.io_result().unwrap() as usize, size);
             return;
         }

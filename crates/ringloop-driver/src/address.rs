@@ -3,9 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net as unix;
 use std::ptr;
 
 /// A socket's address of any family.
@@ -147,6 +151,23 @@ impl From<SocketAddr> for SocketAddress {
     }
 }
 
+impl From<&unix::SocketAddr> for SocketAddress {
+    fn from(address: &unix::SocketAddr) -> SocketAddress {
+        let name = match (address.as_pathname(), address.as_abstract_name()) {
+            (Some(path), _) => path.as_os_str().as_bytes().to_vec(),
+            (None, Some(name)) => [&[0], name].concat(),
+            // It is not bound: only the family.
+            (None, None) => {
+                let mut unnamed = SocketAddress::empty();
+                unnamed.storage.ss_family = libc::AF_UNIX as libc::sa_family_t;
+                unnamed.length = size_of::<libc::sa_family_t>() as libc::socklen_t;
+                return unnamed;
+            }
+        };
+        SocketAddress::unix(&name).expect("the standard library has checked its length")
+    }
+}
+
 impl PartialEq for SocketAddress {
     fn eq(&self, other: &SocketAddress) -> bool {
         self.as_bytes() == other.as_bytes()
@@ -154,6 +175,12 @@ impl PartialEq for SocketAddress {
 }
 
 impl Eq for SocketAddress {}
+
+impl Hash for SocketAddress {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
 
 impl fmt::Debug for SocketAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -183,6 +210,45 @@ mod tests {
                 socket_address
             );
         }
+    }
+
+    #[test]
+    fn unix_addresses_of_the_standard_library_are_those_of_the_kernel() {
+        let path = format!(
+            "{}/ringloop-address-{}",
+            std::env::temp_dir().display(),
+            std::process::id()
+        );
+        let longest = format!("/{}", "x".repeat(106));
+        for (address, expected) in [
+            (unix::SocketAddr::from_pathname(&path), path.as_bytes()),
+            (
+                unix::SocketAddr::from_pathname(&longest),
+                longest.as_bytes(),
+            ),
+            (
+                unix::SocketAddr::from_abstract_name(b"name\0more"),
+                b"\0name\0more",
+            ),
+            (unix::SocketAddr::from_abstract_name(b""), b"\0"),
+        ] {
+            let address = SocketAddress::from(&address.unwrap());
+            assert_eq!(address, SocketAddress::unix(expected).unwrap());
+        }
+        let (unnamed, _) = unix::UnixStream::pair().unwrap();
+        let address = SocketAddress::from(&unnamed.local_addr().unwrap());
+        assert_eq!(
+            (address.family(), address.as_bytes().len()),
+            (libc::AF_UNIX, 2)
+        );
+    }
+
+    #[test]
+    fn equal_addresses_have_equal_hashes() {
+        let address = SocketAddress::from("127.0.0.1:80".parse::<SocketAddr>().unwrap());
+        let mut known = std::collections::HashSet::from([address]);
+        assert!(!known.insert(SocketAddress::from_bytes(address.as_bytes()).unwrap()));
+        assert!(known.insert(SocketAddress::unix(b"/tmp/x").unwrap()));
     }
 
     #[test]

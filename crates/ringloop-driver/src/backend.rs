@@ -1,15 +1,16 @@
 //! The choice of a backend, and the calls to the chosen one.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::config::{BackendChoice, BackendKind, Config, Refused};
 use crate::contract::{Counters, Peek};
 use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
-use crate::op::Op;
+use crate::op::{Op, SubmitError};
 use crate::registry::Registry;
+#[cfg(feature = "test-util")]
 use crate::scripted::Scripted;
 use crate::token::Token;
 use crate::uring::Uring;
@@ -19,6 +20,7 @@ use crate::waker::Waker;
 pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
+    #[cfg(feature = "test-util")]
     Scripted(Box<Scripted>),
 }
 
@@ -60,6 +62,7 @@ macro_rules! each {
         match $backend {
             Backend::Uring($name) => $call,
             Backend::Epoll($name) => $call,
+            #[cfg(feature = "test-util")]
             Backend::Scripted($name) => $call,
         }
     };
@@ -70,6 +73,7 @@ impl Backend {
         match self {
             Backend::Uring(_) => BackendKind::IoUring,
             Backend::Epoll(_) => BackendKind::Epoll,
+            #[cfg(feature = "test-util")]
             Backend::Scripted(_) => BackendKind::Scripted,
         }
     }
@@ -99,13 +103,17 @@ impl Backend {
     }
 
     #[inline]
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
         each!(self, backend => backend.submit(op))
     }
 
     #[inline]
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         each!(self, backend => backend.take(token))
+    }
+
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        each!(self, backend => backend.take_fd(event))
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {

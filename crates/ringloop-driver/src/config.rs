@@ -20,6 +20,7 @@ pub const SLOTS_MAX: usize = 1 << 24;
 
 /// How a [`Driver`](crate::Driver) is set up.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub struct Config {
     /// Which backend to use. [`BackendChoice::Auto`] tries `io_uring` and falls back to epoll.
     pub backend: BackendChoice,
@@ -36,18 +37,8 @@ pub struct Config {
     /// CPU while there is work, and it releases a descriptor some time after [`flush`](crate::Driver::flush), not
     /// during it. `io_uring` only.
     pub sq_poll: bool,
-    /// Who chose `backend`. It is part of the reason that users see.
-    pub forced_by: ForcedBy,
-}
-
-/// Who chose a backend.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Hash)]
-pub enum ForcedBy {
-    /// The program.
-    #[default]
-    Configuration,
-    /// [`BACKEND_VARIABLE`].
-    Environment,
+    /// What [`BACKEND_VARIABLE`] said. If it is still `backend`, the reason that users see names the variable.
+    from_environment: Option<BackendChoice>,
 }
 
 impl Default for Config {
@@ -58,7 +49,7 @@ impl Default for Config {
             completion_entries: None,
             slots: 0,
             sq_poll: false,
-            forced_by: ForcedBy::Configuration,
+            from_environment: None,
         }
     }
 }
@@ -97,7 +88,7 @@ impl Config {
         })?;
         Ok(Config {
             backend,
-            forced_by: ForcedBy::Environment,
+            from_environment: Some(backend),
             ..Config::default()
         })
     }
@@ -129,15 +120,17 @@ impl Config {
 
     /// Who forced the backend, as text: "`RINGLOOP_BACKEND`" or "the configuration".
     pub(crate) fn forced_by(&self) -> &'static str {
-        match self.forced_by {
-            ForcedBy::Configuration => "the configuration",
-            ForcedBy::Environment => BACKEND_VARIABLE,
+        if self.from_environment == Some(self.backend) {
+            BACKEND_VARIABLE
+        } else {
+            "the configuration"
         }
     }
 }
 
 /// Which backend is wanted.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Hash)]
+#[non_exhaustive]
 pub enum BackendChoice {
     /// `io_uring` where the kernel and the container grant it, epoll elsewhere.
     #[default]
@@ -199,21 +192,24 @@ impl From<UnknownBackend> for io::Error {
 
 /// Which backend a driver runs on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
+#[non_exhaustive]
 pub enum BackendKind {
     /// `io_uring`.
     IoUring,
     /// epoll, with emulated operations.
     Epoll,
     /// A script, for tests.
+    #[cfg(feature = "test-util")]
     Scripted,
 }
 
 impl BackendKind {
-    /// The backend's name as users see it: `io_uring`, `epoll` or `scripted`.
+    /// The backend's name as users see it: `io_uring` or `epoll`; `scripted` in tests.
     pub fn name(self) -> &'static str {
         match self {
             BackendKind::IoUring => "io_uring",
             BackendKind::Epoll => "epoll",
+            #[cfg(feature = "test-util")]
             BackendKind::Scripted => "scripted",
         }
     }
@@ -276,6 +272,9 @@ mod tests {
         let config = Config::from_variable(Some(OsStr::new("epoll"))).unwrap();
         assert_eq!(config.backend, BackendChoice::Epoll);
         assert_eq!(config.forced_by(), "RINGLOOP_BACKEND");
+        let mut config = config;
+        config.backend = BackendChoice::IoUring;
+        assert_eq!(config.forced_by(), "the configuration");
         assert_eq!(
             Config::from_variable(None).unwrap().backend,
             BackendChoice::Auto

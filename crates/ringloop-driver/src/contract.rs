@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 /// too.
 pub(crate) const BATCH: usize = 512;
 
-/// What a driver knows without a system call about the next poll.
+/// What a driver knows without a system call about the next poll. Treat what you do not know as
+/// [`Unknown`](Peek::Unknown).
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
+#[non_exhaustive]
 pub enum Peek {
     /// A poll has something to do or to report.
     Ready,

@@ -11,13 +11,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::emulation::{Attempt, failure, try_now};
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::Op;
+use crate::op::{Op, SubmitError};
 use crate::registry::{self, Registry};
 use crate::sys;
 use crate::table::{Course, Phase, Table, Watch};
@@ -205,7 +205,7 @@ impl Epoll {
 
     // ---- operations
 
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
         let token = self.table.insert_operation(op)?;
         self.pending.push_back(token);
         Ok(token)
@@ -213,6 +213,10 @@ impl Epoll {
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         self.table.take(token)
+    }
+
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        self.table.take_fd(event)
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {

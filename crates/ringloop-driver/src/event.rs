@@ -63,7 +63,14 @@ impl BitOrAssign for Interest {
 
 impl fmt::Debug for Interest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self.0 {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// The names of the constants, joined by `|`.
+impl fmt::Display for Interest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self.0 {
             1 => "READ",
             2 => "WRITE",
             3 => "READ | WRITE",
@@ -77,6 +84,7 @@ impl fmt::Debug for Interest {
 
 /// When a watch reports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
+#[non_exhaustive]
 pub enum Mode {
     /// When it is armed, if the descriptor is ready, and at each new arrival. There may be spurious events. Data that
     /// is left behind causes no further event.
@@ -106,6 +114,12 @@ impl Readiness {
 
     /// Urgent data (`EPOLLPRI`).
     pub const PRIORITY: Readiness = Readiness(libc::EPOLLPRI as u32);
+
+    /// Whether all of `other` is in `self`. To ask what can be done now, use the methods: an error, for instance, makes a
+    /// read possible, too.
+    pub const fn contains(self, other: Readiness) -> bool {
+        self.0 & other.0 == other.0
+    }
 
     /// Readiness from the bits of `poll(2)`.
     pub const fn from_bits(bits: u32) -> Readiness {
@@ -156,7 +170,20 @@ impl BitOr for Readiness {
     }
 }
 
+impl BitOrAssign for Readiness {
+    fn bitor_assign(&mut self, other: Readiness) {
+        self.0 |= other.0;
+    }
+}
+
 impl fmt::Debug for Readiness {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// The names of the constants, joined by `|`, or `none`.
+impl fmt::Display for Readiness {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = [
             (Readiness::READABLE, "READABLE"),
@@ -178,26 +205,17 @@ impl fmt::Debug for Readiness {
     }
 }
 
-/// The kind of an [`Event`], and whether another one follows.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
-pub struct EventFlags(u32);
-
-impl EventFlags {
-    pub(crate) const WATCH: EventFlags = EventFlags(1);
-    pub(crate) const MORE: EventFlags = EventFlags(2);
-    pub(crate) const REGISTERED: EventFlags = EventFlags(4);
-    pub(crate) const FINAL: EventFlags = EventFlags(0);
-}
+/// Flags of an [`Event`]. Without [`WATCH`] it is an operation's, and without [`MORE`] the last of that.
+const WATCH: u32 = 1;
+const MORE: u32 = 2;
+const REGISTERED: u32 = 4;
 
 /// An event of a watch or of an operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Event {
-    /// The watch or the operation.
-    pub token: Token,
-    /// The bits of the readiness for a watch; the result or `-errno` for an operation.
-    pub result: i32,
-    /// Whether it is a watch's or an operation's, and whether it is the last.
-    pub flags: EventFlags,
+    pub(crate) token: Token,
+    pub(crate) result: i32,
+    flags: u32,
 }
 
 impl Event {
@@ -205,7 +223,7 @@ impl Event {
         Event {
             token,
             result: readiness.bits() as i32,
-            flags: EventFlags::WATCH,
+            flags: WATCH,
         }
     }
 
@@ -213,39 +231,50 @@ impl Event {
         Event {
             token,
             result: readiness.bits() as i32,
-            flags: EventFlags(EventFlags::WATCH.0 | EventFlags::REGISTERED.0),
+            flags: WATCH | REGISTERED,
+        }
+    }
+
+    pub(crate) fn completion_of(token: Token, result: i32, more: bool) -> Event {
+        Event {
+            token,
+            result,
+            flags: if more { MORE } else { 0 },
         }
     }
 
     /// Whether the event belongs to a watch of a [`Registry`](crate::Registry).
     pub(crate) const fn is_registered(&self) -> bool {
-        self.flags.0 & EventFlags::REGISTERED.0 != 0
+        self.flags & REGISTERED != 0
     }
 
-    pub(crate) fn completion_of(token: Token, result: i32, more: bool) -> Event {
-        let flags = if more {
-            EventFlags::MORE
-        } else {
-            EventFlags::FINAL
-        };
-        Event {
-            token,
-            result,
-            flags,
-        }
+    /// The watch or the operation. For a watch of a [`Registry`](crate::Registry) it has no meaning.
+    #[inline]
+    pub const fn token(&self) -> Token {
+        self.token
+    }
+
+    /// The result of an operation, or `-errno`; see [`io_result`](Event::io_result). For a watch, the bits of its
+    /// [readiness](Event::readiness).
+    #[inline]
+    pub const fn result(&self) -> i32 {
+        self.result
     }
 
     /// Whether the event belongs to a watch rather than to an operation.
+    #[inline]
     pub const fn is_watch(&self) -> bool {
-        self.flags.0 & EventFlags::WATCH.0 != 0
+        self.flags & WATCH != 0
     }
 
     /// Whether the operation goes on and will report again under the same token.
+    #[inline]
     pub const fn is_more(&self) -> bool {
-        self.flags.0 & EventFlags::MORE.0 != 0
+        self.flags & MORE != 0
     }
 
     /// What the watched descriptor is ready for. Empty for an operation.
+    #[inline]
     pub const fn readiness(&self) -> Readiness {
         if self.is_watch() {
             Readiness(self.result as u32)
@@ -254,7 +283,8 @@ impl Event {
         }
     }
 
-    /// The operation's result: a number of bytes, a new descriptor, or 0. Otherwise the error of the system call.
+    /// The operation's result: a number of bytes, of a new descriptor, or 0. Otherwise the error of the system call.
+    #[inline]
     pub fn io_result(&self) -> io::Result<u32> {
         u32::try_from(self.result).map_err(|_| io::Error::from_raw_os_error(-self.result))
     }
@@ -278,5 +308,23 @@ mod tests {
             format!("{:?}", Readiness::READABLE | Readiness::READ_CLOSED),
             "READABLE | READ_CLOSED"
         );
+        assert!(!readiness.contains(Readiness::READABLE));
+        assert!(readiness.contains(Readiness::from_bits(0)));
+    }
+
+    #[test]
+    fn interests_and_readiness_are_written_with_the_names_of_their_constants() {
+        let mut interest = Interest::READ;
+        assert_eq!(interest.to_string(), "READ");
+        interest |= Interest::WRITE;
+        assert_eq!(
+            format!("{interest} and {interest:?}"),
+            "READ | WRITE and READ | WRITE"
+        );
+        let mut readiness = Readiness::from_bits(0);
+        assert_eq!(readiness.to_string(), "none");
+        readiness |= Readiness::ERROR;
+        readiness |= Readiness::HANG_UP;
+        assert_eq!(readiness.to_string(), "ERROR | HANG_UP");
     }
 }

@@ -1,5 +1,9 @@
 //! The kernel through one interface: watches, operations and events, on `io_uring` or on epoll.
 //!
+//! This is the layer below an event loop. It is close to the kernel, and grows with it: until 1.0, a minor version may
+//! change it, such as by a new field of an [`Op`]. Programs use [ringloop](https://docs.rs/ringloop), which offers it as
+//! `ringloop::driver`.
+//!
 //! # The contract
 //!
 //! A [`Driver`] takes two kinds of request and gives one kind of [`Event`]:
@@ -7,7 +11,8 @@
 //! - A **watch** reports when a descriptor is ready ([`Driver::watch`]): [at each arrival](Mode::Edge), [as long as it
 //!   is ready](Mode::Level) or [once](Mode::OneShot). A descriptor has one watch at a time.
 //! - An **operation** ([`Op`]) does something and reports its result. The driver owns its buffers, its addresses and
-//!   its reference to the file until its last event. [`Driver::take`] returns them.
+//!   its reference to the file until its last event. [`Driver::take`] returns them, and [`Driver::take_fd`] a descriptor
+//!   that it has opened or accepted.
 //!
 //! Each request gets a [`Token`]. A token that outlives its request is harmless. [`Driver::poll`] is the only call that
 //! blocks.
@@ -28,8 +33,9 @@
 //!   `MSG_DONTWAIT`.
 //! - A driver may move between threads and works in the thread that polls it. On `io_uring` this is an error while
 //!   operations are in flight, and the old ring holds the watched files for a moment longer.
-//! - In a child process after fork(2) the driver does nothing and fails with an error: its kernel objects are the
-//!   parent's.
+//! - In a child process after fork(2) the driver does nothing, because its kernel objects are the parent's. What
+//!   returns a result fails, and [`Driver::is_inherited`] says why. This needs the C library's fork: a child that was
+//!   made by a bare system call does not know that it is one, and must not use the driver.
 //!
 //! ```
 //! use std::io::Write;
@@ -45,7 +51,7 @@
 //! while events.is_empty() {
 //!     driver.poll(None, &mut events)?;
 //! }
-//! assert!(events[0].token == watch && events[0].readiness().is_readable());
+//! assert!(events[0].token() == watch && events[0].readiness().is_readable());
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
@@ -54,8 +60,16 @@
 //! [`Driver::new`] tries `io_uring` and falls back to epoll; [`Driver::backend_reason`] says why. `io_uring` queues
 //! entries and submits them at the next poll, so a watch costs no system call of its own. With epoll each watch is
 //! registered at once, and operations are emulated.
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `test-util` | `Driver::scripted`, a driver on a kernel that plays a script, for tests of programs that use a driver. It is off by default |
 
 #![deny(unsafe_code)]
+// docs.rs shows which feature each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("ringloop-driver needs Linux: it drives io_uring and epoll");
@@ -70,17 +84,22 @@ struct Readme;
 mod address;
 pub mod affinity;
 mod backend;
+mod bytes;
 mod config;
 mod contract;
 mod emulation;
 mod epoll;
 mod event;
+mod file_status;
 mod op;
 mod parked;
+#[cfg(feature = "test-util")]
 mod plan;
 mod process;
 mod registry;
+#[cfg(feature = "test-util")]
 mod script;
+#[cfg(feature = "test-util")]
 mod scripted;
 mod shared_fd;
 mod sys;
@@ -92,19 +111,22 @@ mod workers;
 
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 pub use address::SocketAddress;
+pub use bytes::Bytes;
 pub use config::{
-    BACKEND_VARIABLE, BackendChoice, BackendKind, Config, ForcedBy, Refused, SLOTS_MAX,
-    UnknownBackend,
+    BACKEND_VARIABLE, BackendChoice, BackendKind, Config, Refused, SLOTS_MAX, UnknownBackend,
 };
 pub use contract::{Counters, Peek};
-pub use event::{Event, EventFlags, Interest, Mode, Readiness};
-pub use op::{Bytes, FileStatus, Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY};
+pub use event::{Event, Interest, Mode, Readiness};
+pub use file_status::{FileStatus, FileTime};
+pub use op::{Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SubmitError};
+#[cfg(feature = "test-util")]
 pub use plan::Fault;
 pub use registry::{Registration, Registry};
+#[cfg(feature = "test-util")]
 pub use script::{Script, Step};
 pub use shared_fd::SharedFd;
 pub use token::Token;
@@ -112,12 +134,17 @@ pub use waker::Waker;
 
 use backend::Backend;
 use contract::inherited;
+#[cfg(feature = "test-util")]
 use scripted::Scripted;
 
 /// The longest timeout of a poll, about thirty years. Every kernel can represent it.
 const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
 
 /// The kernel's I/O for one thread at a time. See the [crate's documentation](crate) for the contract.
+///
+/// Dropping it cancels its operations. On `io_uring` it waits until the kernel has released their memory, for up to a
+/// second: some cannot be cancelled, such as a write to a slow disk, or a zero-copy send that the peer has not
+/// acknowledged. Memory that the kernel still uses then is leaked, and so are the owners of such bytes.
 pub struct Driver {
     backend: Backend,
     reason: String,
@@ -147,6 +174,7 @@ impl Driver {
 
     /// Makes a driver that plays a script, for tests of code that uses a driver. Its descriptors are just numbers.
     /// Fails only if there is no descriptor left for the [`Waker`].
+    #[cfg(feature = "test-util")]
     pub fn scripted(script: Script) -> io::Result<Driver> {
         let forks = process::fork_generation();
         let waker = Waker::new()?;
@@ -174,8 +202,10 @@ impl Driver {
         self.waker.clone()
     }
 
-    /// Whether this process inherited the driver over fork(2).
-    fn is_inherited(&self) -> bool {
+    /// Whether this process inherited the driver over fork(2), so that it does nothing here. The descriptors of its
+    /// watches and operations are the parent's as well as this process's, which may close its own at once.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
         self.forks != process::forks()
     }
 
@@ -188,6 +218,13 @@ impl Driver {
     }
 
     /// Reports when `fd` is ready, until [`unwatch`](Driver::unwatch).
+    ///
+    /// It takes a number, because its caller may have nothing else, and because it neither borrows nor owns the descriptor:
+    /// when that is closed is the caller's business. This is sound for any number: a watch reads, writes, changes and
+    /// closes nothing, and only says whether reading or writing would block. If the number is closed and reused before the
+    /// kernel has the request, the watch reports the readiness of another file, and whoever then reads from its own
+    /// descriptor may find nothing there. To avoid that, drop watches before you close their descriptors. Operations, which
+    /// do access a file, hold it ([`SharedFd`]).
     ///
     /// Fails with `EBADF` if `fd` is not open, `EPERM` if it has no readiness (a regular file, a directory), `EEXIST`
     /// if it has a watch already, unless that is a [`Mode::OneShot`] watch that has fired, and `EBUSY` if the driver
@@ -209,16 +246,15 @@ impl Driver {
     /// Drops a watch. Its token is never reported again. A stale token is not an error.
     ///
     /// `io_uring` holds the file until the next [`flush`](Driver::flush) or [`poll`](Driver::poll).
-    pub fn unwatch(&mut self, token: Token) -> io::Result<()> {
+    pub fn unwatch(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.unwatch(token);
         }
-        Ok(())
     }
 
     /// The registry of this driver, for watches that any thread may make and that keep no file open.
     ///
-    /// Fails for lack of descriptors or memory, and with [`io::ErrorKind::Unsupported`] on a scripted driver.
+    /// Fails for lack of descriptors or memory, and with [`io::ErrorKind::Unsupported`] on a scripted driver (`test-util`).
     pub fn registry(&mut self) -> io::Result<Registry> {
         self.check_process()?;
         self.backend.registry()
@@ -226,20 +262,36 @@ impl Driver {
 
     /// Starts an operation at the next [`poll`](Driver::poll) or [`flush`](Driver::flush).
     ///
-    /// Fails with [`io::ErrorKind::InvalidInput`] for a mistake in `op`, such as a buffer without room. Errors of the
-    /// kernel arrive as the operation's event.
-    pub fn submit(&mut self, op: Op) -> io::Result<Token> {
-        self.check_process()?;
+    /// Fails with [`io::ErrorKind::InvalidInput`] for a mistake in `op`, such as a buffer without room, and as
+    /// [`watch`](Driver::watch) does if the driver moved. The error returns the operation. Errors of the kernel arrive as
+    /// the operation's event.
+    pub fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
+        if let Err(error) = self.check_process() {
+            return Err(SubmitError::new(error, op));
+        }
         self.backend.submit(op)
     }
 
     /// Returns the resources of a finished operation, with its buffers filled. `None` before its last event, and after
     /// the next poll, which frees what was not taken.
+    #[must_use = "what was taken is freed when this is dropped"]
     pub fn take(&mut self, token: Token) -> Option<Op> {
         if self.is_inherited() {
             None
         } else {
             self.backend.take(token)
+        }
+    }
+
+    /// Returns the descriptor that an event carries: the connection of an [`Accept`](Op::Accept), or the file of an
+    /// [`OpenAt`](Op::OpenAt). `None` for other events, if it was taken already, and after the next poll, which closes what
+    /// was not taken.
+    #[must_use = "the descriptor is closed when this is dropped"]
+    pub fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        if self.is_inherited() {
+            None
+        } else {
+            self.backend.take_fd(event)
         }
     }
 
@@ -252,7 +304,7 @@ impl Driver {
         }
     }
 
-    /// Cancels all operations on a descriptor. Its watch stays.
+    /// Cancels all operations on a descriptor. Its watch stays. The number is only compared with those of the operations.
     pub fn cancel_fd(&mut self, fd: RawFd) {
         if !self.is_inherited() {
             self.backend.cancel_fd(fd);
@@ -275,11 +327,8 @@ impl Driver {
     /// The rest stays queued for the next flush or poll, and descriptors that were lent to operations must stay open
     /// until then.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.is_inherited() {
-            Ok(())
-        } else {
-            self.backend.flush()
-        }
+        self.check_process()?;
+        self.backend.flush()
     }
 
     /// Waits for events and appends them to `events`. Waits for at most `timeout`: not at all if it is zero, without a
@@ -299,6 +348,11 @@ impl Driver {
     /// What is known about the next poll, without a system call.
     #[inline]
     pub fn peek(&self) -> Peek {
+        if self.is_inherited() {
+            // Even a look would write to the parent's ring: its views store the ring's heads and tails when they are
+            // dropped. A poll reports the error.
+            return Peek::Ready;
+        }
         self.backend.peek()
     }
 

@@ -10,8 +10,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::address::SocketAddress;
+use crate::bytes::Bytes;
+use crate::file_status::FileStatus;
 use crate::shared_fd::SharedFd;
-use crate::sys;
 
 /// An operation. Its [`Event`](crate::Event) carries the result.
 ///
@@ -22,11 +23,12 @@ use crate::sys;
 /// [`SendZeroCopy`](Op::SendZeroCopy). With `MSG_DONTWAIT` an operation that would wait fails with `EAGAIN`. With
 /// `MSG_TRUNC` the result of a receive counts all bytes that came, even those that did not fit. The buffer grows by at
 /// most its spare capacity. A TCP socket discards the bytes and leaves zeroes in the buffer.
-#[derive(Debug)]
+///
+/// `Debug` shows how long buffers are, and not what is in them.
 #[non_exhaustive]
 pub enum Op {
-    /// Accepts one connection, or each one that comes, until an error or a cancel. The result is the connection's
-    /// descriptor, non-blocking and close-on-exec. The user owns it.
+    /// Accepts one connection, or each one that comes, until an error or a cancel. The result is the number of the
+    /// connection's descriptor, non-blocking and close-on-exec, which [`take_fd`](crate::Driver::take_fd) returns.
     Accept {
         /// The listening socket.
         fd: SharedFd,
@@ -128,7 +130,7 @@ pub enum Op {
         /// Whether to skip metadata that is not needed for reading (fdatasync(2)).
         data_only: bool,
     },
-    /// Opens a file. The result is its descriptor. The user owns it.
+    /// Opens a file. The result is the number of its descriptor, which [`take_fd`](crate::Driver::take_fd) returns.
     ///
     /// Does not wait for the other end of a FIFO. As with `O_NONBLOCK`, opening for reading succeeds at once, and
     /// opening for writing fails with `ENXIO` if there is no reader (fifo(7)).
@@ -278,6 +280,11 @@ impl Op {
         file_of!(self)
     }
 
+    /// Whether its results are descriptors.
+    pub(crate) fn brings_descriptor(&self) -> bool {
+        matches!(self, Op::Accept { .. } | Op::OpenAt { .. })
+    }
+
     /// Whether it works on a socket. The peer of a socket has to hear of a close soon.
     pub(crate) fn is_on_socket(&self) -> bool {
         matches!(
@@ -328,6 +335,175 @@ impl Op {
     }
 }
 
+/// Shows how long a buffer is, and how much it can hold.
+struct Lengths<'a>(&'a Vec<u8>);
+
+impl fmt::Debug for Lengths<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (length, capacity) = (self.0.len(), self.0.capacity());
+        write!(formatter, "[{length} of {capacity} bytes]")
+    }
+}
+
+/// Shows the fields of an operation.
+macro_rules! show {
+    ($formatter:expr, $name:literal, $($field:ident),*) => {
+        $formatter.debug_struct($name)$(.field(stringify!($field), &$field))*.finish()
+    };
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::Accept { fd, multishot } => show!(formatter, "Accept", fd, multishot),
+            Op::Connect { fd, addr } => show!(formatter, "Connect", fd, addr),
+            Op::Recv { fd, buffer, flags } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Recv", fd, buffer, flags)
+            }
+            Op::Send {
+                fd,
+                buffer,
+                start,
+                flags,
+            } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Send", fd, buffer, start, flags)
+            }
+            Op::SendZeroCopy { fd, bytes, flags } => {
+                show!(formatter, "SendZeroCopy", fd, bytes, flags)
+            }
+            Op::RecvMsg { fd, message, flags } => show!(formatter, "RecvMsg", fd, message, flags),
+            Op::SendMsg { fd, message, flags } => show!(formatter, "SendMsg", fd, message, flags),
+            Op::Read { fd, buffer, offset } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Read", fd, buffer, offset)
+            }
+            Op::Write {
+                fd,
+                buffer,
+                start,
+                offset,
+            } => {
+                let buffer = Lengths(buffer);
+                show!(formatter, "Write", fd, buffer, start, offset)
+            }
+            Op::Fsync { fd, data_only } => show!(formatter, "Fsync", fd, data_only),
+            Op::OpenAt {
+                directory,
+                path,
+                flags,
+                mode,
+            } => show!(formatter, "OpenAt", directory, path, flags, mode),
+            Op::Statx {
+                directory,
+                path,
+                flags,
+                mask,
+                status,
+            } => show!(formatter, "Statx", directory, path, flags, mask, status),
+            Op::RenameAt {
+                from_directory,
+                from,
+                to_directory,
+                to,
+                flags,
+            } => show!(
+                formatter,
+                "RenameAt",
+                from_directory,
+                from,
+                to_directory,
+                to,
+                flags
+            ),
+            Op::UnlinkAt {
+                directory,
+                path,
+                flags,
+            } => show!(formatter, "UnlinkAt", directory, path, flags),
+            Op::MkDirAt {
+                directory,
+                path,
+                mode,
+            } => show!(formatter, "MkDirAt", directory, path, mode),
+            Op::Shutdown { fd, how } => show!(formatter, "Shutdown", fd, how),
+            Op::Close { fd } => show!(formatter, "Close", fd),
+        }
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Message {
+            buffer,
+            addr,
+            descriptors,
+            descriptors_max,
+            flags,
+        } = self;
+        let buffer = Lengths(buffer);
+        show!(
+            formatter,
+            "Message",
+            buffer,
+            addr,
+            descriptors,
+            descriptors_max,
+            flags
+        )
+    }
+}
+
+/// Why an operation was not submitted, together with the operation, whose buffers and descriptors are the submitter's
+/// again.
+pub struct SubmitError(Box<(io::Error, Op)>);
+
+impl SubmitError {
+    pub(crate) fn new(error: io::Error, op: Op) -> SubmitError {
+        SubmitError(Box::new((error, op)))
+    }
+
+    /// Why it was not submitted.
+    pub fn error(&self) -> &io::Error {
+        &self.0.0
+    }
+
+    /// Returns the operation.
+    pub fn into_op(self) -> Op {
+        self.0.1
+    }
+
+    /// Returns both.
+    pub fn into_parts(self) -> (io::Error, Op) {
+        *self.0
+    }
+}
+
+impl fmt::Debug for SubmitError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("SubmitError")
+            .field("error", self.error())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for SubmitError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error().fmt(formatter)
+    }
+}
+
+impl std::error::Error for SubmitError {}
+
+impl From<SubmitError> for io::Error {
+    /// Drops the operation.
+    fn from(error: SubmitError) -> io::Error {
+        error.into_parts().0
+    }
+}
+
 /// With the first, the kernel would read the bytes after the end of the operation, when the user has them back. With
 /// the second, which `io_uring` accepts from any program, control messages have the layout of 32-bit programs.
 const FLAGS_REFUSED: i32 = libc::MSG_ZEROCOPY | 0x8000_0000_u32 as i32;
@@ -338,56 +514,8 @@ pub const SENT_WITHOUT_COPY: i32 = 0;
 /// The last result of an [`Op::SendZeroCopy`] of which the kernel has copied at least a part.
 pub const SENT_BY_COPY: i32 = 1;
 
-/// Bytes, with their owner, at a stable address.
-///
-/// ```
-/// use ringloop_driver::Bytes;
-///
-/// let bytes = Bytes::new(vec![1, 2, 3]);
-/// assert_eq!(bytes.as_slice(), [1, 2, 3]);
-/// ```
-pub struct Bytes(Box<dyn AsRef<[u8]> + Send>);
-
-impl Bytes {
-    /// The bytes of `owner`, which must return the same ones each time.
-    pub fn new(owner: impl AsRef<[u8]> + Send + 'static) -> Bytes {
-        Bytes(Box::new(owner))
-    }
-
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        (*self.0).as_ref()
-    }
-}
-
-impl fmt::Debug for Bytes {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Bytes({})", self.as_slice().len())
-    }
-}
-
 /// The maximum number of descriptors in a message, the kernel's `SCM_MAX_FD`.
 pub(crate) const DESCRIPTORS_MAX: usize = 253;
-
-/// A file's metadata, as returned by statx(2).
-#[derive(Clone, Copy)]
-pub struct FileStatus(pub libc::statx);
-
-impl Default for FileStatus {
-    fn default() -> FileStatus {
-        FileStatus(sys::empty_statx())
-    }
-}
-
-impl fmt::Debug for FileStatus {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("FileStatus")
-            .field("mode", &self.0.stx_mode)
-            .field("size", &self.0.stx_size)
-            .finish_non_exhaustive()
-    }
-}
 
 /// What `RecvMsg` fills and `SendMsg` sends.
 ///
@@ -399,7 +527,7 @@ impl fmt::Debug for FileStatus {
 /// let room = Message::from(Vec::with_capacity(1500));
 /// assert!(room.buffer.is_empty() && room.descriptors_max == 0);
 /// ```
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[non_exhaustive]
 pub struct Message {
     /// The bytes. Received ones are appended.
@@ -427,6 +555,54 @@ impl From<Vec<u8>> for Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_sent_and_received_is_not_written_to_logs() {
+        let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = SharedFd::new(fd);
+        let secret = || b"secret".to_vec();
+        for op in [
+            Op::Send {
+                fd: fd.clone(),
+                buffer: secret(),
+                start: 0,
+                flags: 0,
+            },
+            Op::Recv {
+                fd: fd.clone(),
+                buffer: secret(),
+                flags: 0,
+            },
+            Op::Read {
+                fd: fd.clone(),
+                buffer: secret(),
+                offset: None,
+            },
+            Op::Write {
+                fd: fd.clone(),
+                buffer: secret(),
+                start: 0,
+                offset: None,
+            },
+            Op::SendMsg {
+                fd: fd.clone(),
+                message: Message::from(secret()),
+                flags: 0,
+            },
+        ] {
+            let text = format!("{op:?}");
+            assert!(text.contains("buffer: [6 of 6 bytes]"), "{text}");
+        }
+        let number = fd.as_raw_fd();
+        let bytes = Op::SendZeroCopy {
+            fd,
+            bytes: Bytes::new("secret"),
+            flags: 0,
+        };
+        let expected =
+            format!("SendZeroCopy {{ fd: SharedFd({number}), bytes: Bytes(6), flags: 0 }}");
+        assert_eq!(format!("{bytes:?}"), expected);
+    }
 
     #[test]
     fn an_empty_buffer_is_a_mistake() {

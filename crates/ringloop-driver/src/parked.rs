@@ -5,12 +5,12 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use crate::address::SocketAddress;
-use crate::op::{DESCRIPTORS_MAX, Message, Op};
+use crate::op::{DESCRIPTORS_MAX, Op};
 use crate::sys;
 
 /// An operation in flight: the user's part, and the headers that only the kernel needs.
@@ -258,17 +258,15 @@ impl Operation {
     }
 
     /// Does the kernel's part for a script: received bytes are zeroes, and a descriptor to close is closed.
+    #[cfg(feature = "test-util")]
     pub(crate) fn play(&mut self) {
-        match &mut self.op {
-            Op::Recv { buffer, .. }
-            | Op::Read { buffer, .. }
-            | Op::RecvMsg {
-                message: Message { buffer, .. },
-                ..
-            } => buffer.spare_capacity_mut().fill(MaybeUninit::new(0)),
-            Op::Close { fd } => drop(fd.take()),
-            _ => {}
-        }
+        let buffer = match &mut self.op {
+            Op::Recv { buffer, .. } | Op::Read { buffer, .. } => buffer,
+            Op::RecvMsg { message, .. } => &mut message.buffer,
+            Op::Close { fd } => return drop(fd.take()),
+            _ => return,
+        };
+        buffer.spare_capacity_mut().fill(mem::MaybeUninit::new(0));
     }
 
     /// Updates the user's part with what the kernel has written, after the last completion.

@@ -15,7 +15,7 @@ use crate::sys::{self, Waiting};
 pub struct Fault {
     /// The number of polls by which it is delayed, and each of its further events, including a cancel.
     pub polls: u32,
-    /// The errno that it fails with instead of being performed, or 0.
+    /// The errno that it fails with instead of being performed, up to 4095, or 0.
     pub errno: i32,
     /// The maximum number of bytes that it reads or writes.
     pub bytes_max: usize,
@@ -34,6 +34,9 @@ impl Default for Fault {
     }
 }
 
+/// The largest errno that a system call returns (the kernel's `MAX_ERRNO`).
+pub(crate) const ERRNO_MAX: i32 = 4095;
+
 /// Decides what happens to requests: to an operation, or to the readiness of a watch.
 pub(crate) struct Plan(Box<Decide>);
 
@@ -45,7 +48,14 @@ impl Plan {
     }
 
     pub(crate) fn decide(&mut self, op: Option<&Op>) -> Fault {
-        (self.0)(op)
+        let fault = (self.0)(op);
+        // The result of a negative one would count bytes, or be a descriptor.
+        let errno = fault.errno;
+        assert!(
+            (0..=ERRNO_MAX).contains(&errno),
+            "a fault's errno is {errno}: use 1 to {ERRNO_MAX}, or 0 for none"
+        );
+        fault
     }
 }
 

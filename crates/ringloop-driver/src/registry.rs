@@ -121,6 +121,8 @@ impl Registry {
 
     /// Reports when `fd` is ready. An earlier registration of the same descriptor is replaced and reports nothing more.
     ///
+    /// It takes a number, for the reasons that [`Driver::watch`](crate::Driver::watch) gives.
+    ///
     /// Fails with `EBADF` if `fd` is not open, and with `EPERM` if it has no readiness (a regular file, a directory).
     pub fn add(&self, fd: RawFd, interest: Interest, mode: Mode) -> io::Result<Registration> {
         if fd < 0 {

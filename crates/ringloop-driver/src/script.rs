@@ -1,16 +1,16 @@
 //! Scripts: what a scripted kernel does in a test.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::event::Readiness;
 use crate::op::Op;
-use crate::plan::{Fault, Plan};
+use crate::plan::{ERRNO_MAX, Fault, Plan};
 
 /// A step of the scripted kernel.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Step {
     /// A watched descriptor is ready.
@@ -20,6 +20,10 @@ pub enum Step {
     Complete(RawFd, i32),
     /// The same for the oldest operation on a path: opening a file, or getting its metadata, which is all zeroes.
     CompletePath(i32),
+    /// The oldest accept on a listening descriptor gets this connection.
+    Connect(RawFd, OwnedFd),
+    /// The oldest operation on a path, which opens a file, gets this descriptor.
+    Open(OwnedFd),
     /// A late completion comes for the latest outdated arming of a descriptor's watch or operation.
     Late(RawFd),
     /// The completion queue overflows: every multishot request in the kernel ends and has to be queued again.
@@ -63,8 +67,22 @@ impl Script {
     }
 
     /// Adds a turn: the steps of the next poll that has none yet.
+    ///
+    /// # Panics
+    /// Panics if an operation would get a result below -4095, which no kernel returns. The poll that plays a turn panics if
+    /// it would give an operation a result that its user takes for a descriptor, which only [`Step::Connect`] and
+    /// [`Step::Open`] have.
     pub fn turn(&self, steps: impl IntoIterator<Item = Step>) -> &Script {
-        self.lock().turns.push_back(steps.into_iter().collect());
+        let steps: Vec<Step> = steps.into_iter().collect();
+        for step in &steps {
+            if let Step::Complete(_, result) | Step::CompletePath(result) = step {
+                assert!(
+                    *result >= -ERRNO_MAX,
+                    "{result} is no errno: use 0 to -{ERRNO_MAX}"
+                );
+            }
+        }
+        self.lock().turns.push_back(steps);
         self
     }
 
@@ -82,7 +100,7 @@ impl Script {
 
     /// Makes the next driver with this script really perform its requests, with faults that `decide` chooses. It is
     /// called for each operation that the kernel takes, and with `None` whenever a watch is ready. Steps are played,
-    /// too. Polls wait for a moment only.
+    /// too. Polls wait for a moment only, and panic if `decide` returns a fault with an impossible errno.
     pub fn plan(&self, decide: impl FnMut(Option<&Op>) -> Fault + Send + 'static) -> &Script {
         self.lock().plan = Some(Plan::new(decide));
         self

@@ -9,12 +9,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::contract::{Counters, Peek, refused};
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, SENT_BY_COPY};
+use crate::op::{Op, SENT_BY_COPY, SubmitError};
 use crate::plan::{Fault, Plan, Planned};
 use crate::registry::Registry;
 use crate::script::{Script, Step};
@@ -25,6 +25,13 @@ use crate::waker::Waker;
 
 /// How long a poll sleeps under a plan before it polls the kernel again.
 const NAP: Duration = Duration::from_micros(20);
+
+/// How an operation ends.
+#[derive(Debug)]
+enum Outcome {
+    Result(i32),
+    Descriptor(OwnedFd),
+}
 
 /// A request, queued or in the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +141,7 @@ impl Scripted {
         self.queued.retain(|request| !is_meant(request));
     }
 
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
         let fd = op.fd();
         let token = self.table.insert_operation(op)?;
         self.arm(token, fd);
@@ -143,6 +150,10 @@ impl Scripted {
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         self.table.take(token)
+    }
+
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        self.table.take_fd(event)
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {
@@ -264,8 +275,14 @@ impl Scripted {
         for step in early.into_iter().chain(turn) {
             match step {
                 Step::Ready(fd, readiness) => self.ready(fd, readiness, events),
-                Step::Complete(fd, result) => self.complete(Some(fd), result, events),
-                Step::CompletePath(result) => self.complete(None, result, events),
+                Step::Complete(fd, result) => {
+                    self.complete(Some(fd), Outcome::Result(result), events);
+                }
+                Step::CompletePath(result) => self.complete(None, Outcome::Result(result), events),
+                Step::Connect(fd, connection) => {
+                    self.complete(Some(fd), Outcome::Descriptor(connection), events);
+                }
+                Step::Open(file) => self.complete(None, Outcome::Descriptor(file), events),
                 Step::Late(fd) => self.late(fd, events),
                 Step::Overflow => self.overflow(),
                 Step::Wake => self.waker.wake(),
@@ -319,7 +336,7 @@ impl Scripted {
     }
 
     /// Ends the oldest operation on a descriptor, or on a path.
-    fn complete(&mut self, fd: Option<RawFd>, result: i32, events: &mut Vec<Event>) {
+    fn complete(&mut self, fd: Option<RawFd>, outcome: Outcome, events: &mut Vec<Event>) {
         let oldest = match fd {
             Some(fd) => self.table.operations_of(fd).first().copied(),
             None => self.oldest_on_path(),
@@ -329,15 +346,34 @@ impl Scripted {
         };
         let user_data = self.table.user_data(token);
         if !self.is_accepted(user_data) {
-            self.early.push(match fd {
-                Some(fd) => Step::Complete(fd, result),
-                None => Step::CompletePath(result),
+            self.early.push(match (fd, outcome) {
+                (Some(fd), Outcome::Result(result)) => Step::Complete(fd, result),
+                (None, Outcome::Result(result)) => Step::CompletePath(result),
+                (Some(fd), Outcome::Descriptor(connection)) => Step::Connect(fd, connection),
+                (None, Outcome::Descriptor(file)) => Step::Open(file),
             });
             return;
         }
+        let mut brings_descriptor = false;
         if let Some(parked) = self.table.parked(token) {
-            parked.get_mut().play();
+            let operation = parked.get_mut();
+            brings_descriptor = operation.op.brings_descriptor();
+            operation.play();
         }
+        // The user takes such a result for a descriptor of its own.
+        let result = match outcome {
+            Outcome::Result(result) if result < 0 || !brings_descriptor => result,
+            Outcome::Descriptor(descriptor) if brings_descriptor => descriptor.into_raw_fd(),
+            outcome => panic!(
+                "{outcome:?} for an operation that {} a descriptor: use Step::Connect and Step::Open for accepting and \
+                 opening, and only for these",
+                if brings_descriptor {
+                    "returns"
+                } else {
+                    "does not return"
+                }
+            ),
+        };
         let goes_on = self
             .table
             .operation(token)
@@ -381,7 +417,8 @@ impl Scripted {
                     .report_readiness(token, Readiness::READABLE, events);
             }
             Some((token, Owner::Operation(_))) => {
-                self.table.report_completion(token, 0, false, events);
+                let result = -libc::EIO;
+                self.table.report_completion(token, result, false, events);
             }
         }
     }

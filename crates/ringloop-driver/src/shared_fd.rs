@@ -72,9 +72,12 @@ impl SharedFd {
     /// A borrowed descriptor. Its owner must keep it open.
     ///
     /// # Safety
-    /// The descriptor must stay open until each operation with this value or a clone has had its last event, or was
-    /// [discarded](crate::Driver::discard) and a later [`flush`](crate::Driver::flush) has succeeded. Otherwise the
-    /// kernel could read, write or accept from another file with the same number.
+    /// The descriptor must stay open
+    /// - as long as anybody but the driver has this value or a clone of it, because safe code can borrow the descriptor
+    ///   from it ([`AsFd`]). That includes operations that [`take`](crate::Driver::take) has returned.
+    /// - until each operation with this value or a clone has had its last event, or was
+    ///   [discarded](crate::Driver::discard) and a later [`flush`](crate::Driver::flush) has succeeded. Otherwise the
+    ///   kernel could read, write or accept from another file with the same number.
     pub unsafe fn borrow_raw(descriptor: RawFd) -> SharedFd {
         SharedFd(Repr::Borrowed(descriptor))
     }
@@ -125,7 +128,8 @@ impl AsFd for SharedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
             Repr::Owned(owned) => owned.descriptor.as_fd(),
-            // SAFETY: it is open, as the caller of `borrow_raw` promised. Released values never leave the driver.
+            // SAFETY: it is open as long as anybody but the driver has this value, as the caller of `borrow_raw` promised.
+            // The driver only uses the number, and values that it has released never leave it.
             Repr::Borrowed(descriptor) => unsafe { BorrowedFd::borrow_raw(*descriptor) },
         }
     }

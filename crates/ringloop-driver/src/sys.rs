@@ -89,11 +89,10 @@ pub(crate) fn set_status_flags(fd: RawFd, flags: libc::c_int) {
     unsafe { libc::fcntl(fd, libc::F_SETFL, flags) };
 }
 
-/// Closes a descriptor that an event carries, but nobody will take. Errors are ignored: the descriptor is closed even
-/// then (close(2)).
-pub(crate) fn close_orphan(fd: RawFd) {
-    // SAFETY: the caller holds the only copy of a descriptor that the kernel has just made.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+/// The owner of a descriptor that is the result of an operation.
+pub(crate) fn own_result(fd: RawFd) -> OwnedFd {
+    // SAFETY: the kernel has just made it, and the caller has its only copy.
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// close(2), with its error.

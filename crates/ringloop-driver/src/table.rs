@@ -1,11 +1,11 @@
 //! The bookkeeping that all backends share: watches, operations, and the descriptors that they work on.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::contract::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
-use crate::op::{Op, SENT_BY_COPY};
+use crate::op::{Op, SENT_BY_COPY, SubmitError};
 use crate::parked::Parked;
 use crate::sys;
 use crate::token::{Slots, Token};
@@ -28,6 +28,7 @@ pub(crate) struct Submitted {
     /// `None` while a worker thread has it.
     pub(crate) parked: Option<Parked>,
     pub(crate) fd: Option<RawFd>,
+    is_on_socket: bool,
     pub(crate) course: Course,
     pub(crate) phase: Phase,
     /// For the `io_uring` backend: whether it was cancelled, so that its request must not be queued again.
@@ -100,6 +101,9 @@ pub(crate) struct Table {
     descriptors: Vec<Descriptor>,
     /// Operations whose last event was reported. They are freed at the next poll unless they are taken.
     finished: Vec<Token>,
+    /// Descriptors that the events of the last poll carry, with their operations. They are closed at the next poll unless
+    /// they are taken.
+    brought: Vec<(Token, OwnedFd)>,
     pub(crate) counters: Counters,
     /// Whether descriptors are real. Those of a script are just numbers.
     real: bool,
@@ -113,11 +117,13 @@ impl Table {
             slots: Slots::with_capacity(slots),
             descriptors: Vec::with_capacity(slots),
             finished: Vec::new(),
+            brought: Vec::new(),
             counters: Counters::default(),
         }
     }
 
     /// A table for a script, whose descriptors may be just numbers.
+    #[cfg(feature = "test-util")]
     pub(crate) fn for_script(real: bool) -> Table {
         Table {
             real,
@@ -272,12 +278,15 @@ impl Table {
 
     // ---- operations
 
-    pub(crate) fn insert_operation(&mut self, op: Op) -> io::Result<Token> {
-        op.check()?;
+    pub(crate) fn insert_operation(&mut self, op: Op) -> Result<Token, SubmitError> {
+        if let Err(error) = op.check() {
+            return Err(SubmitError::new(error, op));
+        }
         // A bad descriptor is an error of the operation, not of `submit`.
         let fd = op.fd().filter(|fd| self.admit(*fd).is_ok());
         let submitted = Submitted {
             course: Course::of(&op),
+            is_on_socket: op.is_on_socket(),
             parked: Some(Parked::new(op)),
             fd,
             phase: Phase::InFlight,
@@ -366,12 +375,11 @@ impl Table {
             return;
         };
         let discarded = submitted.discarded;
-        let carries_descriptor = submitted.parked.as_mut().is_some_and(|parked| {
-            matches!(parked.get_mut().op, Op::Accept { .. } | Op::OpenAt { .. })
-        });
-        if discarded && carries_descriptor && real && result >= 0 {
-            sys::close_orphan(result);
-        }
+        let brings_descriptor = submitted
+            .parked
+            .as_mut()
+            .is_some_and(|parked| parked.get_mut().op.brings_descriptor());
+        let brought = (brings_descriptor && result >= 0).then(|| sys::own_result(result));
         if more && submitted.course == Course::ZeroCopy {
             submitted.phase = Phase::Answered;
         }
@@ -402,11 +410,23 @@ impl Table {
             }
         }
         if discarded {
+            // What it carries is closed.
             self.counters.stale_events += 1;
         } else {
+            self.brought
+                .extend(brought.map(|descriptor| (token, descriptor)));
             self.counters.events += 1;
             events.push(Event::completion_of(token, result, more));
         }
+    }
+
+    /// Returns the descriptor that an event of the last poll carries.
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        let is_meant = |(token, descriptor): &(Token, OwnedFd)| {
+            *token == event.token && descriptor.as_raw_fd() == event.result
+        };
+        let index = self.brought.iter().position(is_meant)?;
+        Some(self.brought.swap_remove(index).1)
     }
 
     /// Returns the resources of a finished operation and frees its slot.
@@ -427,8 +447,11 @@ impl Table {
         }
     }
 
-    /// Frees the finished operations that were not taken since the last poll.
+    /// Frees the finished operations, and closes the descriptors, that were not taken since the last poll.
     pub(crate) fn reclaim(&mut self) {
+        if !self.brought.is_empty() {
+            self.brought.clear();
+        }
         while let Some(token) = self.finished.pop() {
             drop(self.take(token));
         }
@@ -466,14 +489,11 @@ impl Table {
         let Entry::Operation(submitted) = entry else {
             return None;
         };
-        let is_on_socket = submitted
-            .parked
-            .as_mut()
-            .is_some_and(|parked| parked.get_mut().op.is_on_socket());
+        // The kernel may be writing to the operation, so it is not looked at.
         let goes_on = submitted.phase == Phase::InFlight
             && submitted.cancelled
             && submitted.error == 0
-            && is_on_socket;
+            && submitted.is_on_socket;
         goes_on.then_some(token)
     }
 
@@ -536,4 +556,36 @@ impl Table {
 pub(crate) enum Owner {
     Watch(Watch),
     Operation(Course),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Message;
+    use crate::shared_fd::SharedFd;
+
+    /// While the kernel has an operation, it may write to it.
+    #[test]
+    fn whether_a_cancelled_operation_goes_on_is_known_without_looking_at_it() {
+        let mut table = Table::new(0);
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (file, socket) = (std::fs::File::open("/dev/null").unwrap(), near);
+        let receive = Op::RecvMsg {
+            fd: SharedFd::new(socket),
+            message: Message::from(Vec::with_capacity(8)),
+            flags: 0,
+        };
+        let sync = Op::Fsync {
+            fd: SharedFd::new(file),
+            data_only: false,
+        };
+        for (op, expected) in [(receive, true), (sync, false)] {
+            let token = table.insert_operation(op).unwrap();
+            let submitted = table.operation(token).unwrap();
+            submitted.cancelled = true;
+            let held = submitted.parked.take();
+            assert_eq!(table.goes_on(token.index()).is_some(), expected);
+            table.operation(token).unwrap().parked = held;
+        }
+    }
 }

@@ -7,7 +7,9 @@
 use std::fmt;
 
 /// Names a watch or an operation of a driver: the index and the generation of its slot.
-#[derive(Clone, Copy, Eq, PartialEq, Hash)]
+///
+/// The order of tokens has no meaning. It lets them be keys of an ordered map.
+#[derive(Clone, Copy, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct Token(u64);
 
 impl Token {

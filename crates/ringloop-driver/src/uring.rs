@@ -27,13 +27,13 @@ mod setup;
 
 use std::io;
 use std::mem;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::event::{Event, Interest, Mode};
-use crate::op::Op;
+use crate::op::{Op, SubmitError};
 use crate::registry::Registry;
 use crate::sys::{self, FileKind};
 use crate::table::{Course, Owner, Phase, Table, Watch};
@@ -202,8 +202,10 @@ impl Uring {
 
     // ---- operations
 
-    pub(crate) fn submit(&mut self, op: Op) -> io::Result<Token> {
-        self.settle_in()?;
+    pub(crate) fn submit(&mut self, op: Op) -> Result<Token, SubmitError> {
+        if let Err(error) = self.settle_in() {
+            return Err(SubmitError::new(error, op));
+        }
         let token = self.table.insert_operation(op)?;
         self.start(token);
         Ok(token)
@@ -250,6 +252,10 @@ impl Uring {
 
     pub(crate) fn take(&mut self, token: Token) -> Option<Op> {
         self.table.take(token)
+    }
+
+    pub(crate) fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
+        self.table.take_fd(event)
     }
 
     pub(crate) fn cancel(&mut self, token: Token) {
@@ -633,7 +639,8 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::op::{Bytes, SENT_BY_COPY};
+    use crate::bytes::Bytes;
+    use crate::op::SENT_BY_COPY;
     use crate::shared_fd::SharedFd;
 
     /// Polls until there are events.

@@ -9,6 +9,7 @@ use loom::sync::atomic::{AtomicU8, Ordering};
 #[cfg(not(all(test, ringloop_loom)))]
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::process;
 use crate::sys;
 
 /// The poller runs, and was not woken since its last poll.
@@ -22,6 +23,8 @@ const NOTIFIED: u8 = 2;
 struct Shared {
     sleep: Sleep,
     event: OwnedFd,
+    /// [`process::fork_generation`] of the process that made the waker.
+    forks: u64,
 }
 
 /// Whether the poller sleeps or was woken.
@@ -84,6 +87,7 @@ impl Waker {
             shared: Arc::new(Shared {
                 sleep: Sleep::new(),
                 event: sys::eventfd()?,
+                forks: process::fork_generation(),
             }),
         })
     }
@@ -91,7 +95,8 @@ impl Waker {
     /// Makes the current poll return, or the next one. What the caller wrote before is visible to the poller
     /// afterwards. Safe in a signal handler.
     pub fn wake(&self) {
-        if self.shared.sleep.wake() {
+        // In a child process after fork(2) the state is a copy, but the eventfd is the one that the parent sleeps on.
+        if self.shared.sleep.wake() && self.shared.forks == process::forks() {
             sys::eventfd_signal(&self.shared.event);
         }
     }
@@ -140,6 +145,21 @@ mod tests {
         assert!(!waker.is_notified());
         assert!(waker.fall_asleep());
         assert!(!waker.get_up());
+    }
+
+    #[test]
+    fn a_child_does_not_wake_its_parent() {
+        let waker = Waker::new().unwrap();
+        let of_child = Waker {
+            shared: Arc::new(Shared {
+                sleep: Sleep::new(),
+                event: waker.shared.event.try_clone().unwrap(),
+                forks: waker.shared.forks.wrapping_sub(1),
+            }),
+        };
+        assert!(waker.fall_asleep() && of_child.fall_asleep());
+        of_child.wake();
+        assert_eq!(sys::poll_now(waker.fd(), libc::POLLIN).unwrap(), 0);
     }
 
     #[test]

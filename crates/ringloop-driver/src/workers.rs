@@ -149,6 +149,6 @@ fn work(shared: &Shared) {
 /// Drops a result that came after its driver was dropped. Closes it if it is a descriptor.
 fn discard(parked: Parked, result: i32) {
     if matches!(parked.into_op(), Op::OpenAt { .. }) && result >= 0 {
-        sys::close_orphan(result);
+        drop(sys::own_result(result));
     }
 }

@@ -18,7 +18,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::timers::TimerKey;
-use ringloop::{Config, Reactor};
+use ringloop::{Reactor, ReactorConfig};
 use ringloop_driver::{BackendKind, Event, Waker};
 
 use crate::buffers::{Batch, Received};
@@ -75,9 +75,9 @@ pub(crate) struct State {
 
 impl Loop {
     /// A loop that is closed, until asyncio's `__init__` says that it is open.
-    pub(crate) fn open(config: &Config) -> io::Result<Self> {
+    pub(crate) fn open(config: &ReactorConfig) -> io::Result<Self> {
         let mut reactor = Reactor::new(config)?;
-        let registry = reactor.driver().registry()?;
+        let registry = reactor.driver_mut().registry()?;
         let state = State {
             queue: GilCell::new(Queue::new()),
             watches: GilCell::new(Watches::new(registry)),

@@ -9,7 +9,7 @@ mod direct;
 mod status;
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
@@ -60,7 +60,7 @@ impl FileOperation {
             return Ok(());
         }
         event_loop.with_reactor(py, |reactor| {
-            reactor.driver().cancel(token);
+            reactor.driver_mut().cancel(token);
             Ok(())
         })
     }
@@ -77,7 +77,7 @@ impl FileOperation {
                 let _ = fd.into_raw_fd();
                 Ok(number.into_any())
             }
-            Some(Outcome::Status(status)) => status::to_python(py, &status.0),
+            Some(Outcome::Status(status)) => status::to_python(py, &status),
             Some(Outcome::Nothing) => Ok(py.None().into_bound(py)),
             Some(Outcome::Failed(errno)) => Err(support::errno_error(py, errno)),
             None => Err(objects::error::<PyRuntimeError>(
@@ -264,7 +264,7 @@ fn submit<'py>(
         context: ptr::null_mut(),
     };
     let handle = scheduling::handle_in_table(event_loop, &call)?;
-    let token = this.with_reactor(py, |reactor| reactor.driver().submit(op))?;
+    let token = this.with_reactor(py, |reactor| Ok(reactor.driver_mut().submit(op)?))?;
     *operation.get().token.get_mut(py) = Some(token);
     let submitted = Submitted {
         operation: operation.clone().into_any().unbind(),
@@ -280,17 +280,20 @@ pub(crate) fn complete(py: Python<'_>, this: &Loop, event: &Event) -> Option<Rea
     if event.is_more() {
         return None;
     }
-    let submitted = this.operations.get_mut(py).take_out(event.token)?;
-    let op = match &mut *this.reactor.get_mut(py) {
-        Some(reactor) => reactor.driver().take(event.token),
-        None => None,
+    let submitted = this.operations.get_mut(py).take_out(event.token())?;
+    let (op, opened) = match &mut *this.reactor.get_mut(py) {
+        Some(reactor) => {
+            let driver = reactor.driver_mut();
+            (driver.take(event.token()), driver.take_fd(event))
+        }
+        None => (None, None),
     };
     let outcome = match (event.io_result(), op) {
         (Ok(_), Some(Op::Read { buffer, .. })) => Outcome::Bytes(buffer),
         (Ok(_), Some(Op::Statx { status, .. })) => Outcome::Status(status),
-        // SAFETY: the kernel has just opened it, and nobody else knows the number.
-        (Ok(fd), Some(Op::OpenAt { .. })) => unsafe {
-            Outcome::Opened(OwnedFd::from_raw_fd(fd as RawFd))
+        (Ok(_), Some(Op::OpenAt { .. })) => match opened {
+            Some(file) => Outcome::Opened(file),
+            None => Outcome::Failed(libc::EBADF),
         },
         (Ok(count), Some(Op::Write { .. })) => Outcome::Count(count),
         (Ok(_), _) => Outcome::Nothing,

@@ -3,7 +3,6 @@
 mod fast_calls;
 mod metrics;
 
-use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,8 +12,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::{BusyPoll, Config};
-use ringloop_driver::ForcedBy;
+use ringloop::busy_poll::UnknownBusyPoll;
+use ringloop::{BusyPoll, ReactorConfig};
 
 use self::fast_calls::{loop_keyword, vectorcall};
 use crate::buffers::{FileSending, Received};
@@ -41,16 +40,14 @@ impl Loop {
         _options: Option<&Bound<'_, PyDict>>,
         py: Python<'_>,
     ) -> PyResult<Self> {
-        let mut config = Config::from_env().map_err(|error| support::os_error(py, &error))?;
+        let mut config =
+            ReactorConfig::from_env().map_err(|error| support::os_error(py, &error))?;
         if let Some(name) = backend {
             config.driver.backend =
                 name.parse()
                     .map_err(|error: ringloop_driver::UnknownBackend| {
                         objects::error::<PyValueError>(py, &error.to_string())
                     })?;
-        }
-        if backend.is_some() {
-            config.driver.forced_by = ForcedBy::Configuration;
         }
         if let Some(policy) = busy_poll {
             config.busy_poll = parse_busy_poll(policy)?;
@@ -522,7 +519,7 @@ fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {
     let text = policy.str()?;
     text.to_str()?
         .parse()
-        .map_err(|error: io::Error| objects::error::<PyValueError>(py, &error.to_string()))
+        .map_err(|error: UnknownBusyPoll| objects::error::<PyValueError>(py, &error.to_string()))
 }
 
 /// asyncio's own coroutine for a socket operation.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::prelude::*;
-use ringloop::Counters;
+use ringloop::ReactorCounters;
 use ringloop::clock::Ticks;
 
 use crate::support::GilCell;
@@ -50,7 +50,7 @@ pub(crate) struct Meter {
     /// The running thread's count, and what it was when the run began.
     thread_system_calls: GilCell<Option<(Arc<AtomicU64>, u64)>>,
     /// As they were when the reactor was last put away: before a wait, and when the loop was closed.
-    reactor: GilCell<Counters>,
+    reactor: GilCell<ReactorCounters>,
 }
 
 /// The time that a loop has waited. The end of a wait is written without the GIL, so that waiting for the GIL doesn't
@@ -94,7 +94,7 @@ pub(crate) struct Totals {
     pub(crate) slowest: Option<String>,
     /// The driver's and the others.
     pub(crate) system_calls: u64,
-    pub(crate) reactor: Counters,
+    pub(crate) reactor: ReactorCounters,
 }
 
 impl Meter {
@@ -148,14 +148,14 @@ impl Meter {
 
     /// The loop's thread is about to wait without the GIL.
     #[inline]
-    pub(crate) fn begin_wait(&self, py: Python<'_>, now_ns: u64, counters: Counters) {
+    pub(crate) fn begin_wait(&self, py: Python<'_>, now_ns: u64, counters: ReactorCounters) {
         self.idle.begin_wait(now_ns);
         *self.reactor.get_mut(py) = counters;
     }
 
     /// The wait is over, but the thread doesn't have the GIL yet. Returns the ticks.
     #[inline]
-    pub(crate) fn end_wait(&self, counters: Counters) -> u64 {
+    pub(crate) fn end_wait(&self, counters: ReactorCounters) -> u64 {
         self.idle.end_wait(counters.blocked_ns + counters.spun_ns);
         self.ticks.now()
     }
@@ -167,12 +167,17 @@ impl Meter {
     }
 
     /// Keeps the last counters of a reactor that goes away.
-    pub(crate) fn keep(&self, py: Python<'_>, counters: Counters) {
+    pub(crate) fn keep(&self, py: Python<'_>, counters: ReactorCounters) {
         *self.reactor.get_mut(py) = counters;
     }
 
     /// What has been counted and timed so far. `reactor` has the counters of a reactor that is not away.
-    pub(crate) fn totals(&self, py: Python<'_>, now_ns: u64, reactor: Option<Counters>) -> Totals {
+    pub(crate) fn totals(
+        &self,
+        py: Python<'_>,
+        now_ns: u64,
+        reactor: Option<ReactorCounters>,
+    ) -> Totals {
         let running_ns = match self.running_since_ns.load(Relaxed) {
             0 => 0,
             since_ns => now_ns.saturating_sub(since_ns),

@@ -274,10 +274,10 @@ fn look(
     timer_is_due: bool,
 ) -> PyResult<()> {
     this.with_reactor(py, |reactor| {
-        match reactor.driver_ref().peek() {
+        match reactor.driver().peek() {
             Peek::Empty => return Ok(()),
             Peek::Unknown if !timer_is_due && !looks.are_due(this) => return Ok(()),
-            Peek::Unknown | Peek::Ready => {}
+            _ => {}
         }
         let polled = poll(reactor, events);
         if !events.is_empty() {
@@ -327,7 +327,7 @@ fn wait(
         ));
     };
     let mut result = Ok(());
-    if reactor.driver_ref().peek() == Peek::Ready {
+    if reactor.driver().peek() == Peek::Ready {
         result = reactor.poll_now(events);
     }
     if events.is_empty() && result.is_ok() {
@@ -342,7 +342,7 @@ fn wait(
         this.meter.go_on(woke_ticks);
         this.waiting.store(false, Relaxed);
     }
-    this.watches.get_mut(py).drop_orphans(reactor.driver());
+    this.watches.get_mut(py).drop_orphans(reactor.driver_mut());
     drop(this.reactor.replace(py, Some(reactor)));
     match result {
         Err(error) if error.kind() != io::ErrorKind::Interrupted => {

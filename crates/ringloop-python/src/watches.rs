@@ -468,7 +468,7 @@ impl Watches {
     pub(crate) fn drop_orphans(&mut self, driver: &mut Driver) {
         for token in self.orphans.drain(..) {
             // The descriptor may be closed by now; there is nothing left to undo then.
-            let _ = driver.unwatch(token);
+            driver.unwatch(token);
         }
     }
 
@@ -530,7 +530,7 @@ impl Watches {
             read_on: ready.is_read_closed() || ready.is_error() || ready.is_priority(),
         };
         let Some(registration) = event.registration() else {
-            if let Some(listed) = self.listed_mut(Watch::Held(event.token)) {
+            if let Some(listed) = self.listed_mut(Watch::Held(event.token())) {
                 queue.ready.push_back(listed.ready(py, readiness));
             }
             return;

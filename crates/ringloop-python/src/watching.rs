@@ -335,7 +335,7 @@ pub(crate) fn list_transport<T: Transport>(
     let result = this.watches.get_mut(py).make_way(fd, &mut displaced);
     cancel_displaced(py, displaced, None)?;
     result.map_err(|error| support::os_error(py, &error))?;
-    let token = this.with_reactor(py, |reactor| reactor.driver().watch(fd, interest, mode))?;
+    let token = this.with_reactor(py, |reactor| reactor.driver_mut().watch(fd, interest, mode))?;
     let listed = Listed::new(transport);
     Ok(this.watches.get_mut(py).enter_held(token, listed))
 }
@@ -357,7 +357,7 @@ pub(crate) fn change_transport(
 ) -> PyResult<()> {
     match watch {
         Watch::Held(token) => this.with_reactor(py, |reactor| {
-            reactor.driver().rewatch(token, interest, mode)
+            reactor.driver_mut().rewatch(token, interest, mode)
         }),
         Watch::Registered(registration) => {
             let mut watches = this.watches.get_mut(py);
@@ -383,8 +383,7 @@ pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, watch: Watch) {
         if let Watch::Held(token) = watch {
             let mut slot = this.reactor.get_mut(py);
             if let Some(reactor) = slot.as_deref_mut() {
-                // A descriptor that was closed first is gone from the kernel's set already.
-                let _ = reactor.driver().unwatch(token);
+                reactor.driver_mut().unwatch(token);
             } else {
                 watches.put_off(token);
                 this.wake(py);
@@ -401,7 +400,7 @@ pub(crate) fn flush(py: Python<'_>, this: &Loop) -> PyResult<()> {
     let Some(reactor) = slot.as_deref_mut() else {
         return Ok(());
     };
-    let result = reactor.driver().flush();
+    let result = reactor.driver_mut().flush();
     drop(slot);
     result.map_err(|error| support::os_error(py, &error))
 }

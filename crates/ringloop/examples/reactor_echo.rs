@@ -14,7 +14,7 @@
 //! are kept in a list, and while it is not empty the loop does not wait.
 
 use ringloop::driver::{Event, Interest, Mode, Token};
-use ringloop::{Config, Reactor};
+use ringloop::{Reactor, ReactorConfig};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -31,7 +31,7 @@ fn main() -> io::Result<()> {
         .next()
         .is_some_and(|argument| argument == "--once");
 
-    let reactor = Reactor::new(&Config::from_env()?)?;
+    let reactor = Reactor::new(&ReactorConfig::from_env()?)?;
     let mut server = Server::new(reactor, &address)?;
     println!("{}", server.listener.local_addr()?);
     eprintln!("{}", server.reactor.backend_reason());
@@ -78,7 +78,7 @@ impl Server {
         listener.set_nonblocking(true)?;
         let listening =
             reactor
-                .driver()
+                .driver_mut()
                 .watch(listener.as_raw_fd(), Interest::READ, Mode::Level)?;
         Ok(Self {
             reactor,
@@ -103,14 +103,14 @@ impl Server {
             other => other?,
         }
         for token in std::mem::take(&mut self.unfinished) {
-            self.serve(token)?;
+            self.serve(token);
         }
         for event in events.drain(..) {
-            if event.token == self.listening {
+            if event.token() == self.listening {
                 self.accept()?;
-            } else if let Some(connection) = self.connections.get_mut(&event.token) {
+            } else if let Some(connection) = self.connections.get_mut(&event.token()) {
                 connection.peer_finished |= event.readiness().is_read_closed();
-                self.serve(event.token)?;
+                self.serve(event.token());
             }
         }
         Ok(())
@@ -129,27 +129,26 @@ impl Server {
         let both = Interest::READ | Interest::WRITE;
         let token = self
             .reactor
-            .driver()
+            .driver_mut()
             .watch(stream.as_raw_fd(), both, Mode::Edge)?;
         self.connections.insert(token, Connection::new(stream));
         self.served += 1;
         Ok(())
     }
 
-    fn serve(&mut self, token: Token) -> io::Result<()> {
+    fn serve(&mut self, token: Token) {
         let Some(connection) = self.connections.get_mut(&token) else {
-            return Ok(());
+            return;
         };
         match connection.echo(&mut self.buffer, &mut self.messages) {
             Next::AwaitEvent => {}
             Next::ReadAgain => self.unfinished.push(token),
             Next::Close => {
                 // The watch ends first, so that it never refers to a descriptor that was reused.
-                self.reactor.driver().unwatch(token)?;
+                self.reactor.driver_mut().unwatch(token);
                 self.connections.remove(&token);
             }
         }
-        Ok(())
     }
 
     fn report(&self) -> io::Result<()> {

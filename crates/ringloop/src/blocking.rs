@@ -72,7 +72,9 @@ impl Pool {
             // An existing thread will run the call.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
-                state.calls.pop_back();
+                let call = state.calls.pop_back();
+                drop(state);
+                drop(call);
                 return Err(error);
             }
         }

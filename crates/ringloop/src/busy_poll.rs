@@ -44,9 +44,10 @@ const VARIABLE: &str = "RINGLOOP_BUSY_POLL";
 ///
 /// assert_eq!("50".parse::<BusyPoll>()?, BusyPoll::Fixed(Duration::from_micros(50)));
 /// assert_eq!(BusyPoll::Adaptive.to_string(), "adaptive");
-/// # std::io::Result::Ok(())
+/// # Ok::<(), ringloop::busy_poll::UnknownBusyPoll>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum BusyPoll {
     /// Never poll: sleep in the kernel at once.
     Off,
@@ -78,16 +79,41 @@ impl BusyPoll {
         let choice = text.to_ascii_lowercase().parse();
         // The error quotes the value as it was written.
         let choice = choice.or_else(|_| text.parse());
-        choice.map_err(|error: io::Error| {
+        choice.map_err(|error: UnknownBusyPoll| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: {error}"))
         })
     }
 }
 
-impl FromStr for BusyPoll {
-    type Err = io::Error;
+/// The error for a text that is no [`BusyPoll`]. It quotes the text, and says what is accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownBusyPoll {
+    text: String,
+}
 
-    fn from_str(text: &str) -> io::Result<Self> {
+impl fmt::Display for UnknownBusyPoll {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "'{}' is not a valid busy_poll value; use 'off', 'adaptive' or a number of microseconds from 0 to {}",
+            self.text,
+            u32::MAX
+        )
+    }
+}
+
+impl std::error::Error for UnknownBusyPoll {}
+
+impl From<UnknownBusyPoll> for io::Error {
+    fn from(error: UnknownBusyPoll) -> Self {
+        Self::new(io::ErrorKind::InvalidInput, error)
+    }
+}
+
+impl FromStr for BusyPoll {
+    type Err = UnknownBusyPoll;
+
+    fn from_str(text: &str) -> Result<Self, UnknownBusyPoll> {
         // `parse` would also accept a sign.
         let digits_only = text.bytes().all(|byte| byte.is_ascii_digit());
         match (text, text.parse::<u32>()) {
@@ -98,14 +124,9 @@ impl FromStr for BusyPoll {
             }
             _ => {}
         }
-        Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!(
-                "'{text}' is not a valid busy_poll value; use 'off', 'adaptive' or a number of microseconds \
-                 from 0 to {}",
-                u32::MAX
-            ),
-        ))
+        Err(UnknownBusyPoll {
+            text: text.to_owned(),
+        })
     }
 }
 
@@ -158,8 +179,10 @@ mod tests {
         );
         for text in ["", "on", "OFF", "-1", "+5", "1.5", "20us", "4294967296"] {
             let error = text.parse::<BusyPoll>().unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
             let message = error.to_string();
+            let error = io::Error::from(error);
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            assert_eq!(error.to_string(), message);
             for part in [&format!("'{text}'"), "'off'", "'adaptive'", "microseconds"] {
                 assert!(message.contains(part), "{message:?} does not name {part}");
             }

@@ -25,7 +25,7 @@ fn scripted() -> (Script, Runtime) {
     let script = Script::new();
     let driver = Driver::scripted(script.clone()).unwrap();
     let reactor = Reactor::with_driver(driver);
-    let runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor);
+    let runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor).unwrap();
     (script, runtime)
 }
 
@@ -34,7 +34,7 @@ fn planned() -> Runtime {
     let script = Script::new();
     script.plan(|_| Fault::default());
     let reactor = Reactor::with_driver(Driver::scripted(script).unwrap());
-    Runtime::with_reactor(&RuntimeConfig::default(), reactor)
+    Runtime::with_reactor(&RuntimeConfig::default(), reactor).unwrap()
 }
 
 /// Checks that the script is over, and that nothing but this many watches is left.

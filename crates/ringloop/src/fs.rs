@@ -7,6 +7,13 @@
 //! Dropping a future asks its operation to stop; it may still happen. The kernel keeps the buffer and the file until
 //! the operation is over, so that neither is reused before.
 //!
+//! A future is polled in the runtime in which it began. In another one, or when its runtime has ended, it fails, and its
+//! buffer comes back with the error. Only if the kernel keeps that for more than a second, an empty one does.
+//!
+//! # Panics
+//!
+//! The functions of this module, and the methods of files that wait, panic if they are polled outside of a runtime.
+//!
 //! For everything else, use [`std::fs`] with [`blocking::run`](crate::blocking::run).
 //!
 //! ```
@@ -172,11 +179,11 @@ fn to_c(path: &Path) -> io::Result<CString> {
 async fn perform(op: Op) -> (io::Result<u32>, Option<Op>) {
     match Operation::submit(op) {
         Ok(operation) => operation.await,
-        Err(error) => (Err(error), None),
+        Err(refused) => (Err(refused.error), Some(*refused.op)),
     }
 }
 
-/// The error if the driver does not return an operation that is over, which it always does.
+/// The error if an operation does not come back: the driver returns each that is over.
 fn lost() -> io::Error {
     io::Error::other("the driver did not return the operation")
 }

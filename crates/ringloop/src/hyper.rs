@@ -63,10 +63,10 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
 
-use crate::clock;
 use crate::runtime::{Handle, spawn};
+use crate::sealed::INTERNAL;
 use crate::server::{Client, Draining};
-use crate::time::{Sleep, sleep};
+use crate::time::{Sleep, sleep, sleep_until};
 
 /// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 if `h2` was negotiated by ALPN,
 /// otherwise HTTP/1.1.
@@ -138,7 +138,7 @@ impl Http {
     {
         let draining = client.draining();
         // Boxed, because each connection would otherwise reserve memory for both.
-        let served = if connection.is_http2() {
+        let served = if connection.is_http2(INTERNAL) {
             let serving = Box::pin(self.http2.serve_connection(connection, service));
             until_drained(serving, http2::Connection::graceful_shutdown, draining).await
         } else {
@@ -175,33 +175,35 @@ async fn until_drained<C: Future>(
 }
 
 /// A connection that knows which version of HTTP was negotiated: a [`TcpStream`](crate::net::TcpStream), a
-/// [`UnixStream`](crate::net::UnixStream) or a `TlsStream`.
-pub trait Negotiated: sealed::IsHttp2 {}
+/// [`UnixStream`](crate::net::UnixStream) or a `TlsStream`. The trait is sealed: no other type can implement it.
+pub trait Negotiated: negotiated::IsHttp2 {}
 
-impl<C: sealed::IsHttp2> Negotiated for C {}
+impl<C: negotiated::IsHttp2> Negotiated for C {}
 
-mod sealed {
+mod negotiated {
     use crate::net::{TcpStream, UnixStream};
+    use crate::sealed::Internal;
 
+    /// Only the crate can call the method.
     pub trait IsHttp2 {
-        fn is_http2(&self) -> bool;
+        fn is_http2(&self, _: Internal) -> bool;
     }
 
     impl IsHttp2 for TcpStream {
-        fn is_http2(&self) -> bool {
+        fn is_http2(&self, _: Internal) -> bool {
             false
         }
     }
 
     impl IsHttp2 for UnixStream {
-        fn is_http2(&self) -> bool {
+        fn is_http2(&self, _: Internal) -> bool {
             false
         }
     }
 
     #[cfg(feature = "tls")]
     impl<S: crate::net::Stream> IsHttp2 for crate::tls::TlsStream<S> {
-        fn is_http2(&self) -> bool {
+        fn is_http2(&self, _: Internal) -> bool {
             self.alpn_protocol().as_deref() == Some(b"h2")
         }
     }
@@ -235,15 +237,12 @@ impl hyper::rt::Timer for Timer {
     }
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        self.sleep(deadline.saturating_duration_since(Instant::now()))
+        Box::pin(BoundSleep(Bound::new(sleep_until(deadline.into()))))
     }
 
     fn reset(&self, sleep: &mut Pin<Box<dyn hyper::rt::Sleep>>, new_deadline: Instant) {
         if let Some(mut bound) = sleep.as_mut().downcast_mut_pin::<BoundSleep>() {
-            let left = new_deadline.saturating_duration_since(Instant::now());
-            let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-            let deadline_ns = clock::now_ns().saturating_add(left_ns);
-            bound.0.get_mut().reset(deadline_ns);
+            bound.0.get_mut().reset(new_deadline.into());
         } else {
             *sleep = self.sleep_until(new_deadline);
         }

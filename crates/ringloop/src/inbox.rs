@@ -22,9 +22,9 @@ use std::sync::{Mutex, MutexGuard};
 ///
 /// ```
 /// use ringloop::inbox::Inbox;
-/// use ringloop::{Config, Reactor};
+/// use ringloop::{Reactor, ReactorConfig};
 ///
-/// let mut reactor = Reactor::new(&Config::default())?;
+/// let mut reactor = Reactor::new(&ReactorConfig::default())?;
 /// let mut inbox = Inbox::new(reactor.waker());
 /// let sender = inbox.sender();
 /// let thread = std::thread::spawn(move || sender.send("hello"));
@@ -226,11 +226,11 @@ impl<T> std::error::Error for SendError<T> {}
 #[cfg(all(test, not(ringloop_loom)))]
 mod tests {
     use super::*;
-    use crate::reactor::{Config, Reactor};
+    use crate::reactor::{Reactor, ReactorConfig};
     use std::thread;
 
     fn reactor() -> Reactor {
-        Reactor::new(&Config::default()).expect("a reactor can be made")
+        Reactor::new(&ReactorConfig::default()).expect("a reactor can be made")
     }
 
     #[test]

@@ -53,10 +53,10 @@
 //! [`inbox::Inbox`], and a turn of it looks like this:
 //!
 //! ```
-//! use ringloop::{Config, Reactor, clock, inbox::Inbox, timers::Timers};
+//! use ringloop::{Reactor, ReactorConfig, clock, inbox::Inbox, timers::Timers};
 //!
 //! # fn main() -> std::io::Result<()> {
-//! let mut reactor = Reactor::new(&Config::default())?;
+//! let mut reactor = Reactor::new(&ReactorConfig::default())?;
 //! let mut inbox = Inbox::new(reactor.waker());
 //! let mut timers = Timers::new();
 //! timers.insert(clock::now_ns() + 1_000_000, "one millisecond later");
@@ -73,7 +73,7 @@
 //!         reactor.poll_now(&mut events)?;
 //!     }
 //!     for event in events.drain(..) {
-//!         println!("descriptor watched under {:?}: {}", event.token, event.result);
+//!         println!("descriptor watched under {:?}: {}", event.token(), event.result());
 //!     }
 //!     inbox.receive(&mut messages);
 //!     seen.append(&mut messages);
@@ -96,9 +96,18 @@
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves, without tokio's runtime |
 //! | `futures-io` | the same for the traits of `futures-io` |
+//! | `test-util` | a runtime on a kernel that plays a script, for tests: `Runtime::with_reactor` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |
+//!
+//! # Other crates in the interface
+//!
+//! Types and traits of these crates are part of the interface on purpose, so a new major version of one of them is a
+//! breaking change here: [`bytes`], `async-channel` (as [`channel`]), `ringloop-driver` (as [`driver`]), and with the
+//! features of these names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
 
 #![deny(unsafe_code)]
+// docs.rs shows which feature each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
 mod adapters;
@@ -106,7 +115,7 @@ mod adapters;
 pub mod blocking;
 pub mod busy_poll;
 pub mod clock;
-#[cfg(all(test, feature = "runtime"))]
+#[cfg(all(test, feature = "runtime", feature = "test-util"))]
 mod faults;
 #[cfg(feature = "runtime")]
 pub mod fs;
@@ -124,6 +133,8 @@ pub mod pool;
 pub mod reactor;
 #[cfg(feature = "runtime")]
 mod runtime;
+#[cfg(feature = "runtime")]
+mod sealed;
 #[cfg(feature = "runtime")]
 pub mod server;
 #[cfg(feature = "runtime")]
@@ -143,8 +154,15 @@ pub mod tls;
 #[cfg(feature = "runtime")]
 mod trace;
 
+/// Channels between tasks of any workers, and other threads, from the crate `async-channel`.
 #[cfg(feature = "runtime")]
-pub use async_channel as channel;
+pub mod channel {
+    pub use async_channel::{
+        Receiver, Recv, RecvError, Send, SendError, Sender, TryRecvError, TrySendError,
+        WeakReceiver, WeakSender, bounded, unbounded,
+    };
+}
+
 pub use busy_poll::BusyPoll;
 #[cfg(feature = "runtime")]
 pub use bytes;
@@ -152,7 +170,7 @@ pub use bytes;
 pub use metrics::Metrics;
 #[cfg(feature = "runtime")]
 pub use pool::{Pool, PoolConfig};
-pub use reactor::{Config, Counters, Reactor};
+pub use reactor::{Reactor, ReactorConfig, ReactorCounters};
 pub use ringloop_driver as driver;
 #[cfg(feature = "runtime")]
 pub use runtime::{Handle, Runtime, RuntimeConfig, spawn, yield_now};

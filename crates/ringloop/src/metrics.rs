@@ -52,7 +52,7 @@ pub struct Metrics {
     /// Together with `busy_ns` it is the time since the runtime was created.
     pub idle_ns: u64,
     /// The reactor's counters: waits, how they went, and the driver's counters.
-    pub reactor: reactor::Counters,
+    pub reactor: reactor::ReactorCounters,
 }
 
 /// The number of counters.

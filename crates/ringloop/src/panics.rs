@@ -12,21 +12,30 @@ pub(crate) fn message(payload: &(dyn Any + Send)) -> Option<&str> {
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
-/// Calls the user's code where nobody is left to report a panic to: the panic hook has reported it.
-pub(crate) fn contain(call: impl FnOnce()) {
+/// Calls the user's code where nobody is left to report a panic to: the panic hook has reported it. Returns whether it
+/// has returned, rather than panicked.
+pub(crate) fn contain(call: impl FnOnce()) -> bool {
     let Err(payload) = panic::catch_unwind(AssertUnwindSafe(call)) else {
-        return;
+        return true;
     };
     // The payload may have a destructor that panics. The payload of that panic is leaked, because its destructor might
     // do the same.
     if let Err(next) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         mem::forget(next);
     }
+    false
 }
 
 /// Drops a value of a user's type, and contains a panic of its destructor.
 pub(crate) fn discard<T>(value: T) {
     contain(|| drop(value));
+}
+
+/// Drops values one by one. If a collection is dropped as a whole, the second destructor that panics ends the process.
+pub(crate) fn discard_each<T>(values: impl IntoIterator<Item = T>) {
+    for value in values {
+        discard(value);
+    }
 }
 
 #[cfg(all(test, not(ringloop_loom)))]
@@ -48,7 +57,9 @@ mod tests {
     fn destructors_that_panic_are_contained_however_often_they_do() {
         for times in 0..5 {
             discard(Bomb(times));
-            contain(|| panic::panic_any(Bomb(times)));
+            assert!(!contain(|| panic::panic_any(Bomb(times))));
         }
+        assert!(contain(|| ()));
+        discard_each([Bomb(1), Bomb(0), Bomb(2)]);
     }
 }

@@ -86,6 +86,7 @@ impl PoolConfig {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "a pool ends, with its tasks, when this is dropped"]
 pub struct Pool {
     workers: Vec<Worker>,
 }
@@ -215,8 +216,12 @@ impl Pool {
     /// A task of the pool may call this. It waits for the other workers; its own worker ends when the task has returned
     /// or waits.
     ///
+    /// This blocks the calling thread, for longer than `patience` if it must: a worker ends when the poll of a task in
+    /// progress has returned. If a task never returns or waits, neither does this. Each worker then drops its
+    /// [`Runtime`], which may take a second. Dropping the pool does the same, without patience.
+    ///
     /// # Panics
-    /// If a worker has panicked, its panic continues here when all workers have ended.
+    /// If a worker has panicked, because the kernel refused to wait, its panic continues here when all workers have ended.
     ///
     /// ```
     /// use ringloop::time::sleep;

@@ -15,23 +15,24 @@ const PEEKS_PER_CLOCK_READ: u32 = 4;
 /// By default the driver chooses its backend, and waiting is adaptive.
 ///
 /// ```
-/// use ringloop::{BusyPoll, Config, Reactor};
+/// use ringloop::{BusyPoll, Reactor, ReactorConfig};
 ///
-/// let mut config = Config::from_env()?;
+/// let mut config = ReactorConfig::from_env()?;
 /// config.busy_poll = BusyPoll::Off;
 /// let reactor = Reactor::new(&config)?;
 /// println!("{}: {}", reactor.backend(), reactor.backend_reason());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
-pub struct Config {
+#[non_exhaustive]
+pub struct ReactorConfig {
     /// The driver's configuration: backend and queue sizes.
     pub driver: ringloop_driver::Config,
     /// Whether to poll before sleeping.
     pub busy_poll: BusyPoll,
 }
 
-impl Config {
+impl ReactorConfig {
     /// Reads the settings from the environment: those of [`ringloop_driver::Config::from_env`], and
     /// `RINGLOOP_BUSY_POLL=off|adaptive|MICROSECONDS`.
     ///
@@ -48,7 +49,7 @@ impl Config {
 /// What a reactor has done since it was created. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct ReactorCounters {
     /// Calls to [`Reactor::turn`].
     pub turns: u64,
     /// Turns that waited: all whose deadline had not passed.
@@ -72,16 +73,16 @@ pub struct Counters {
 /// A driver, a way to wake it from other threads, and a wait with a deadline.
 ///
 /// ```
-/// use ringloop::{Config, Reactor, clock};
+/// use ringloop::{Reactor, ReactorConfig, clock};
 /// use ringloop::driver::{Interest, Mode};
 /// use std::io::Write;
 /// use std::os::fd::AsRawFd;
 /// use std::os::unix::net::UnixStream;
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let mut reactor = Reactor::new(&Config::default())?;
+/// let mut reactor = Reactor::new(&ReactorConfig::default())?;
 /// let (mut near, far) = UnixStream::pair()?;
-/// let token = reactor.driver().watch(far.as_raw_fd(), Interest::READ, Mode::Edge)?;
+/// let token = reactor.driver_mut().watch(far.as_raw_fd(), Interest::READ, Mode::Edge)?;
 /// near.write_all(b"hello")?;
 ///
 /// let mut events = Vec::new();
@@ -89,7 +90,7 @@ pub struct Counters {
 /// while events.is_empty() && clock::now_ns() < deadline_ns {
 ///     reactor.turn(Some(deadline_ns), &mut events)?;
 /// }
-/// assert_eq!(events[0].token, token);
+/// assert_eq!(events[0].token(), token);
 /// # Ok(())
 /// # }
 /// ```
@@ -108,7 +109,7 @@ impl Reactor {
     ///
     /// # Errors
     /// Returns the errors of [`Driver::new`].
-    pub fn new(config: &Config) -> io::Result<Self> {
+    pub fn new(config: &ReactorConfig) -> io::Result<Self> {
         Ok(Self {
             driver: Driver::new(&config.driver)?,
             policy: Policy::new(config.busy_poll, usable_cpus()),
@@ -118,6 +119,7 @@ impl Reactor {
 
     /// Creates a reactor on an existing driver. It never polls before it sleeps. Meant for tests with a
     /// [scripted](ringloop_driver::Driver::scripted) driver.
+    #[cfg(feature = "test-util")]
     pub fn with_driver(driver: Driver) -> Self {
         Self {
             driver,
@@ -126,16 +128,16 @@ impl Reactor {
         }
     }
 
-    /// The driver, for watching descriptors and submitting operations.
+    /// The driver, for what it knows.
     #[inline]
-    pub fn driver(&mut self) -> &mut Driver {
-        &mut self.driver
+    pub fn driver(&self) -> &Driver {
+        &self.driver
     }
 
-    /// A shared reference to the driver.
+    /// The driver, for watching descriptors and submitting operations.
     #[inline]
-    pub fn driver_ref(&self) -> &Driver {
-        &self.driver
+    pub fn driver_mut(&mut self) -> &mut Driver {
+        &mut self.driver
     }
 
     /// Returns a handle by which any thread can end the current or the next wait.
@@ -165,9 +167,9 @@ impl Reactor {
     }
 
     /// What the reactor has done so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> ReactorCounters {
         let waits = self.policy.counters();
-        Counters {
+        ReactorCounters {
             turns: self.turns,
             waits: waits.waits,
             spins: waits.spins,
@@ -216,7 +218,8 @@ impl Reactor {
         self.turn_from(clock::now_ns(), deadline_ns, events)
     }
 
-    /// Does a [`turn`](Reactor::turn) for a caller that has just read the clock, and passes the result as `start_ns`.
+    /// Does a [`turn`](Reactor::turn) for a caller that has just read the clock, and passes the result as `start_ns`. A
+    /// time that is not the present makes the counters and the adaptive policy wrong, and nothing else.
     ///
     /// # Errors
     /// Returns the errors of [`turn`](Reactor::turn).
@@ -250,7 +253,7 @@ impl Reactor {
             let timeout = deadline_ns.map(|deadline| deadline.saturating_sub(polled_until_ns));
             result = self.driver.poll(timeout.map(Duration::from_nanos), events);
             end_ns = clock::now_ns();
-            if result.is_ok() && end_ns - start_ns < remaining_ns {
+            if result.is_ok() && end_ns.saturating_sub(start_ns) < remaining_ns {
                 // Neither the deadline nor a signal ended the wait, so something has arrived, at least a wake.
                 spun = Spun::Arrived;
             }
@@ -282,7 +285,8 @@ impl Reactor {
                         return Ok(Spun::Arrived);
                     }
                     Peek::Empty => std::hint::spin_loop(),
-                    Peek::Unknown => {
+                    // Unknown.
+                    _ => {
                         unknown = true;
                         break;
                     }

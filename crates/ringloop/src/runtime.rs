@@ -11,14 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use ringloop_driver::{BackendKind, Event};
+use ringloop_driver::{BackendKind, Event, SLOTS_MAX};
 
 use crate::clock;
 use crate::inbox::Inbox;
 use crate::metrics::Metrics;
-#[cfg(feature = "hyper")]
 use crate::panics;
-use crate::reactor::{Config, Reactor};
+use crate::reactor::{Reactor, ReactorConfig};
 use crate::shared::{Entered, Message, Remote, Shared};
 use crate::task::JoinHandle;
 use crate::trace;
@@ -50,8 +49,14 @@ const TASKS_PER_LOOK: usize = 64;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Dropping it drops its tasks, and then the [driver](ringloop_driver::Driver), which may block for up to a second: it
+/// waits for the kernel to release the memory of operations. If futures of file operations live on outside of the runtime,
+/// it first waits as long for these, to give them their buffers back. What the kernel still uses then is leaked.
 pub struct Runtime {
     shared: Rc<Shared>,
+    /// Why it runs on its backend.
+    reason: Box<str>,
     inbox: Inbox<Message>,
     messages: Vec<Message>,
     events: Vec<Event>,
@@ -76,7 +81,7 @@ pub struct Runtime {
 #[non_exhaustive]
 pub struct RuntimeConfig {
     /// The configuration of the reactor: backend, queue sizes, how to wait.
-    pub reactor: Config,
+    pub reactor: ReactorConfig,
     /// The size of the buffer for reads in place, in bytes; at most a gigabyte.
     pub hot_buffer_bytes: usize,
 }
@@ -84,19 +89,37 @@ pub struct RuntimeConfig {
 impl Default for RuntimeConfig {
     fn default() -> Self {
         Self {
-            reactor: Config::default(),
+            reactor: ReactorConfig::default(),
             hot_buffer_bytes: 256 * 1024,
         }
     }
 }
 
 impl RuntimeConfig {
-    /// The default, with the reactor's settings taken from the environment; see [`Config::from_env`].
+    /// The default, with the reactor's settings taken from the environment; see [`ReactorConfig::from_env`].
     pub fn from_env() -> io::Result<Self> {
         Ok(Self {
-            reactor: Config::from_env()?,
+            reactor: ReactorConfig::from_env()?,
             ..Self::default()
         })
+    }
+
+    /// Checks the sizes that a runtime reserves memory for.
+    fn check(&self) -> io::Result<()> {
+        let mistake = if !(1..=HOT_BUFFER_BYTES_MAX).contains(&self.hot_buffer_bytes) {
+            format!(
+                "hot_buffer_bytes is {}; use a size from 1 to {HOT_BUFFER_BYTES_MAX} bytes",
+                self.hot_buffer_bytes
+            )
+        } else if self.reactor.driver.slots > SLOTS_MAX {
+            format!(
+                "slots is {}: at most {SLOTS_MAX} can be set aside",
+                self.reactor.driver.slots
+            )
+        } else {
+            return Ok(());
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidInput, mistake))
     }
 }
 
@@ -104,24 +127,21 @@ impl Runtime {
     /// Creates a runtime for the calling thread.
     ///
     /// # Errors
-    /// Returns the errors of [`Reactor::new`], and `InvalidInput` if the size of the hot buffer is 0 or too large.
+    /// Returns the errors of [`Reactor::new`], and `InvalidInput` if the size of the hot buffer is 0, or if it or the number
+    /// of slots is too large.
     pub fn new(config: &RuntimeConfig) -> io::Result<Self> {
-        if !(1..=HOT_BUFFER_BYTES_MAX).contains(&config.hot_buffer_bytes) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "hot_buffer_bytes is {}; use a size from 1 to {HOT_BUFFER_BYTES_MAX} bytes",
-                    config.hot_buffer_bytes
-                ),
-            ));
-        }
+        config.check()?;
         let reactor = Reactor::new(&config.reactor)?;
         trace::backend_chosen(reactor.backend(), reactor.backend_reason());
-        Ok(Self::with_reactor(config, reactor))
+        Ok(Self::on(config, reactor))
     }
 
-    /// Creates a runtime on an existing reactor; the reactor's settings in `config` have no effect. Use it with a
-    /// [scripted](ringloop_driver::Driver::scripted) driver to test how a program handles errors from the kernel.
+    /// Creates a runtime on an existing reactor. Of the reactor's settings in `config` only the number of slots has an
+    /// effect. Use it with a [scripted](ringloop_driver::Driver::scripted) driver to test how a program handles errors
+    /// from the kernel.
+    ///
+    /// # Errors
+    /// Returns `InvalidInput` as [`new`](Self::new) does.
     ///
     /// ```
     /// use ringloop::driver::{Driver, Fault, Script};
@@ -134,18 +154,27 @@ impl Runtime {
     ///     fault
     /// });
     /// let reactor = Reactor::with_driver(Driver::scripted(script)?);
-    /// let mut runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor);
+    /// let mut runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor)?;
     /// let error = runtime.block_on(fs::read("/etc/passwd")).unwrap_err();
     /// assert_eq!(error.raw_os_error(), Some(libc::EIO));
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> Self {
+    #[cfg(feature = "test-util")]
+    pub fn with_reactor(config: &RuntimeConfig, reactor: Reactor) -> io::Result<Self> {
+        config.check()?;
+        Ok(Self::on(config, reactor))
+    }
+
+    /// Creates a runtime on a reactor, with a configuration that was checked.
+    fn on(config: &RuntimeConfig, reactor: Reactor) -> Self {
         let inbox = Inbox::new(reactor.waker());
         let remote = Arc::new(Remote::new(inbox.sender()));
         let slots = config.reactor.driver.slots;
+        let reason = reactor.backend_reason().into();
         let shared = Shared::new(reactor, slots, config.hot_buffer_bytes, remote);
         Self {
             shared: Rc::new(shared),
+            reason,
             inbox,
             messages: Vec::new(),
             events: Vec::new(),
@@ -216,8 +245,8 @@ impl Runtime {
     }
 
     /// Why this backend is used, in words.
-    pub fn backend_reason(&self) -> String {
-        self.shared.reactor().backend_reason().to_owned()
+    pub fn backend_reason(&self) -> &str {
+        &self.reason
     }
 
     /// What the runtime has done so far.
@@ -262,9 +291,15 @@ impl Runtime {
             }
             _ => {}
         }
-        for event in self.events.drain(..) {
-            self.shared.dispatch(event);
-        }
+        let mut events = self.events.drain(..);
+        let mut dispatch_all = || {
+            for event in events.by_ref() {
+                self.shared.dispatch(event);
+            }
+        };
+        // A waker of the user's making that panics must not keep others from being woken: an edge is not reported twice.
+        while !panics::contain(&mut dispatch_all) {}
+        drop(events);
         self.shared.drop_returned();
         self.inbox.receive(&mut self.messages);
         for message in self.messages.drain(..) {

@@ -52,6 +52,7 @@ use socket2::Socket;
 use crate::net::stream::HasCore;
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
 use crate::pool::{self, Pool, PoolConfig};
+use crate::sealed::INTERNAL;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
 use accepting::{Accepting, Worker, accept, bind_each, until_closed};
@@ -70,7 +71,8 @@ pub use running::Running;
 /// How long connections may take to end, by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The type of a server's connections: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`.
+/// The type of a server's connections: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`. The trait is sealed: no
+/// other type can implement it.
 pub trait Transport: Wire {}
 
 impl Transport for TcpStream {}
@@ -238,6 +240,8 @@ impl<S: Transport> Server<S> {
 
     /// Starts the server. `make_handler` creates a handler for each connection.
     ///
+    /// Binding resolves a host name with the system's resolver, which blocks the calling thread.
+    ///
     /// # Errors
     /// Returns the errors of [`Pool::new`] and of binding, and `InvalidInput` for a limit of 0 connections or an idle
     /// timeout of 0.
@@ -278,7 +282,7 @@ impl<S: Transport> Server<S> {
     }
 
     /// Starts a server that serves each connection with an async function or closure. It gets the stream: a
-    /// [`TcpStream`], or after `tls` a `TlsStream`.
+    /// [`TcpStream`], or after `tls` a `TlsStream`. A host name is resolved as by [`start`](Self::start).
     ///
     /// ```
     /// use ringloop::server::Server;
@@ -307,7 +311,7 @@ impl<S: Transport> Server<S> {
                 let serve = Rc::clone(&serve);
                 let drain = Rc::clone(&worker.drain);
                 move |stream: S| {
-                    let connection = stream.socket().core().recheck();
+                    let connection = stream.socket(INTERNAL).core().recheck();
                     serve(stream, Client::new(address, drain, connection))
                 }
             }
@@ -383,7 +387,7 @@ impl<S: Transport> Server<S> {
                     drain: Rc::default(),
                 };
                 // It is non-blocking, because it was created for this.
-                let listener = TcpListener::from(Socket::from(listener));
+                let listener = TcpListener::from_socket(Socket::from(listener));
                 let begin = make(worker.clone());
                 let accepting = accept(listener, accepting, begin, &worker);
                 until_closed(&stopped, accepting).await;

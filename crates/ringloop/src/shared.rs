@@ -19,6 +19,7 @@ use ringloop_driver::Driver;
 
 use crate::clock;
 use crate::metrics::{IoCounters, Metrics};
+use crate::panics;
 use crate::reactor::Reactor;
 use crate::task::{self, JoinHandle, Tasks};
 use crate::timers::Timers;
@@ -44,6 +45,26 @@ fn set_current(shared: Option<Rc<Shared>>) -> Option<Rc<Shared>> {
         .try_with(|current| current.replace(shared))
         .ok()
         .flatten()
+}
+
+/// Makes a runtime the current one of this thread, until this is dropped. Also if a panic unwinds through it, the one
+/// before is current again.
+pub(crate) struct Current {
+    before: Option<Rc<Shared>>,
+}
+
+impl Current {
+    pub(crate) fn new(shared: &Rc<Shared>) -> Self {
+        Self {
+            before: set_current(Some(Rc::clone(shared))),
+        }
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        drop(set_current(self.before.take()));
+    }
 }
 
 /// What a runtime shares with its tasks and I/O objects.
@@ -109,6 +130,11 @@ impl Shared {
         ptr::eq(CURRENT_ADDRESS.get(), self)
     }
 
+    /// Whether a runtime runs in this thread.
+    pub(crate) fn is_any_current() -> bool {
+        !CURRENT_ADDRESS.get().is_null()
+    }
+
     /// Fails if another runtime runs in this thread, or none: nobody would wake what waits here.
     pub(crate) fn check_here(&self) -> io::Result<()> {
         if self.is_current() {
@@ -128,7 +154,7 @@ impl Shared {
     /// Calls the driver, unless the runtime has ended.
     pub(crate) fn with_driver<T>(&self, call: impl FnOnce(&mut Driver) -> T) -> Option<T> {
         let mut reactor = self.reactor.borrow_mut();
-        reactor.as_mut().map(|reactor| call(reactor.driver()))
+        reactor.as_mut().map(|reactor| call(reactor.driver_mut()))
     }
 
     /// Whether the runtime is inside `block_on`, so that a turn follows and does what is deferred to it.
@@ -184,12 +210,16 @@ impl Shared {
             return;
         }
         let now_ns = clock::now_ns();
-        loop {
-            // Not `while let`: the borrow would last while the waker runs.
-            let expired = self.timers.borrow_mut().pop_expired(now_ns);
-            let Some(waker) = expired else { return };
-            waker.wake();
-        }
+        let wake_all = || {
+            loop {
+                // Not `while let`: the borrow would last while the waker runs.
+                let expired = self.timers.borrow_mut().pop_expired(now_ns);
+                let Some(waker) = expired else { return };
+                waker.wake();
+            }
+        };
+        // A waker of the user's making that panics must not keep others from being woken.
+        while !panics::contain(wake_all) {}
     }
 
     pub(crate) fn count_turn(&self) {
@@ -212,25 +242,30 @@ impl Shared {
     }
 
     /// Ends the runtime: drops all tasks, and what they spawn while they are dropped, and closes the reactor.
+    ///
+    /// Almost every step runs destructors of the user's, which may panic, and may use the runtime while it lasts.
     pub(crate) fn end(self: &Rc<Self>) {
         // A runtime may be dropped inside another one's task: that one stays current.
-        let previous = set_current(Some(Rc::clone(self)));
+        let _current = Current::new(self);
         loop {
             self.drop_returned();
             if !self.tasks.end() {
                 break;
             }
         }
+        // What the rest of the destructors spawn is ended at once.
+        self.tasks.close();
         let timers = std::mem::take(&mut *self.timers.borrow_mut());
-        drop(timers);
+        panics::discard_each(timers.into_values());
+        // Futures of operations may live on, outside of tasks. They get their buffers back while there is a driver.
+        self.recall(&self.sources.owners_of_buffers());
         self.let_go();
         // I/O objects may live on, perhaps forever. They keep nothing but their own descriptors.
         let reactor = self.reactor.take();
         drop(reactor);
-        self.drop_returned();
         self.sources.clear();
+        self.drop_returned();
         drop(self.hot_buffer.take());
-        set_current(previous);
     }
 }
 

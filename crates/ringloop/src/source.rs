@@ -58,6 +58,11 @@ impl Watch {
         self.shared.retire(self.token, descriptor);
     }
 
+    /// Ends the watch, and makes sure that the kernel knows.
+    pub(crate) fn release(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.shared.release(self.token, descriptor)
+    }
+
     /// Assumes that there is something to read, until a call says otherwise.
     pub(crate) fn assume_readable(&self) {
         self.watched.readable.set(true);
@@ -151,6 +156,18 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
             watch: Watch::new(inner.as_fd(), interest)?,
             inner: Some(inner),
         })
+    }
+
+    /// Ends the watch, and returns the descriptor. If the kernel cannot be told, the descriptor is closed once it has been.
+    pub(crate) fn into_inner(mut self) -> io::Result<S> {
+        let inner = self.inner.take().expect("it is there until the drop");
+        match self.watch.release(inner.as_fd()) {
+            Ok(()) => Ok(inner),
+            Err(error) => {
+                self.watch.retire(inner.into());
+                Err(error)
+            }
+        }
     }
 
     /// Notes that bytes have moved by a call that this does not see.

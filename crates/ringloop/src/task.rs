@@ -15,9 +15,11 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::future::Future;
+use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
+use std::process;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -185,11 +187,24 @@ struct Task<F: Future, S> {
 
 // SAFETY: other threads reach `state`, `owner` and `outcome`, which are synchronised. `stage` is touched by `run` and
 // `end` alone, whose callers are in the owner's thread; it is `Over` before the runtime lets go of the task, so that
-// whoever drops the last reference drops no future. A value in `outcome` that is not Send leaves the owner's thread
-// only with a JoinHandle, which is Send only if the value is.
+// whoever drops the last reference drops no future (`Task::drop` makes sure of it). A value in `outcome` that is not Send
+// leaves the owner's thread only with a JoinHandle, which is Send only if the value is.
 unsafe impl<F: Future, S: Schedule> Send for Task<F, S> {}
 // SAFETY: as above.
 unsafe impl<F: Future, S: Schedule> Sync for Task<F, S> {}
+
+impl<F: Future, S> Drop for Task<F, S> {
+    /// A runtime ends each of its tasks before it lets go of them. If one was missed, its future must not be dropped here,
+    /// in whatever thread this is; and it is pinned, so its memory must not be freed without that.
+    fn drop(&mut self) {
+        if let Stage::Live(_) = self.stage.get_mut() {
+            let message =
+                "ringloop: a task was dropped before it had ended, which is a bug of ringloop";
+            let _ = writeln!(io::stderr(), "{message}");
+            process::abort();
+        }
+    }
+}
 
 impl<F: Future, S> Task<F, S> {
     fn outcome(&self) -> MutexGuard<'_, Outcome<F::Output>> {
@@ -231,7 +246,8 @@ impl<F: Future, S> Task<F, S> {
         };
         drop(outcome);
         if let Some(waiter) = waiter {
-            waiter.wake();
+            // It may be of the user's making. If it panics, the task has ended all the same, and so must others.
+            panics::contain(|| waiter.wake());
         }
         panics::discard(unwanted);
     }
@@ -316,25 +332,22 @@ trait Join<T>: Send + Sync {
 
 impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
     fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<F::Output, JoinError>> {
+        if let Outcome::Pending(Some(waiter)) = &*self.outcome()
+            && waiter.will_wake(context.waker())
+        {
+            return Poll::Pending;
+        }
+        // Cloning a waker may run user code, so it is done without the lock.
+        let waker = context.waker().clone();
         let mut outcome = self.outcome();
-        match std::mem::replace(&mut *outcome, Outcome::Gone) {
+        let before = std::mem::replace(&mut *outcome, Outcome::Gone);
+        if let Outcome::Pending(_) = before {
+            *outcome = Outcome::Pending(Some(waker));
+        }
+        drop(outcome);
+        match before {
             Outcome::Ready(result) => Poll::Ready(result),
-            Outcome::Pending(waiter) => {
-                let replaced = match waiter {
-                    Some(waiter) if waiter.will_wake(context.waker()) => {
-                        *outcome = Outcome::Pending(Some(waiter));
-                        None
-                    }
-                    other => {
-                        // Cloning a waker may run user code, but a waker that takes this lock would be very unusual.
-                        *outcome = Outcome::Pending(Some(context.waker().clone()));
-                        other
-                    }
-                };
-                drop(outcome);
-                drop(replaced);
-                Poll::Pending
-            }
+            Outcome::Pending(_) => Poll::Pending,
             Outcome::Gone => panic!("a JoinHandle was polled after it had returned its result"),
         }
     }

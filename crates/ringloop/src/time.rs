@@ -1,5 +1,7 @@
 //! Sleeping, timeouts and intervals, on the clock of [`crate::clock`].
 
+mod instant;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -7,21 +9,24 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::clock;
 use crate::shared::Shared;
 use crate::timers::TimerKey;
+pub use instant::Instant;
+use instant::nanoseconds;
 
 /// Waits until a point in time. Created by [`sleep`] and [`sleep_until`].
 ///
+/// # Panics
+/// Panics if it is polled outside of a runtime. So do [`timeout`], [`timeout_at`] and [`Interval::tick`], which wait by one.
+///
 /// ```
-/// use ringloop::clock;
-/// use ringloop::time::sleep;
+/// use ringloop::time::{Instant, sleep};
 /// use std::time::Duration;
 ///
 /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
 /// let mut waiting = sleep(Duration::from_secs(3600));
 /// // Something has happened: no need to wait that long.
-/// waiting.reset(clock::now_ns() + 1_000_000);
+/// waiting.reset(Instant::now() + Duration::from_millis(1));
 /// waiting.await;
 /// # Ok::<(), std::io::Error>(())
 /// # })?;
@@ -29,15 +34,15 @@ use crate::timers::TimerKey;
 /// ```
 #[must_use = "a sleep does nothing unless it is awaited"]
 pub struct Sleep {
-    deadline_ns: u64,
+    deadline: Instant,
     timer: Option<(Rc<Shared>, TimerKey)>,
 }
 
 /// Waits for at least the given duration. With a duration of zero, it lets the other tasks that are ready run.
 ///
 /// ```
-/// use ringloop::time::sleep;
-/// use std::time::{Duration, Instant};
+/// use ringloop::time::{Instant, sleep};
+/// use std::time::Duration;
 ///
 /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
 /// let start = Instant::now();
@@ -48,49 +53,45 @@ pub struct Sleep {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn sleep(duration: Duration) -> Sleep {
-    sleep_until(clock::now_ns().saturating_add(nanoseconds(duration)))
+    sleep_until(Instant::now() + duration)
 }
 
-/// Waits until `deadline_ns`, in nanoseconds of [`clock::now_ns`].
+/// Waits until a point in time.
 ///
 /// ```
-/// use ringloop::clock;
-/// use ringloop::time::sleep_until;
+/// use ringloop::time::{Instant, sleep_until};
+/// use std::time::Duration;
 ///
 /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-/// let deadline_ns = clock::now_ns() + 2_000_000;
-/// sleep_until(deadline_ns).await;
-/// assert!(clock::now_ns() >= deadline_ns);
+/// let deadline = Instant::now() + Duration::from_millis(2);
+/// sleep_until(deadline).await;
+/// assert!(Instant::now() >= deadline);
 /// # Ok::<(), std::io::Error>(())
 /// # })?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub fn sleep_until(deadline_ns: u64) -> Sleep {
+pub fn sleep_until(deadline: Instant) -> Sleep {
     Sleep {
-        deadline_ns,
+        deadline,
         timer: None,
     }
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 impl Sleep {
-    /// The deadline, in nanoseconds of [`clock::now_ns`].
-    pub fn deadline_ns(&self) -> u64 {
-        self.deadline_ns
+    /// The deadline.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
     }
 
     /// Changes the deadline. A task that already waits is woken at the new one.
-    pub fn reset(&mut self, deadline_ns: u64) {
-        self.deadline_ns = deadline_ns;
+    pub fn reset(&mut self, deadline: Instant) {
+        self.deadline = deadline;
         if let Some((shared, key)) = self.timer.take() {
             let mut timers = shared.timers.borrow_mut();
             // Without a waker the timer had expired, and the task will be polled.
             let rearmed = timers
                 .cancel(key)
-                .map(|waker| timers.insert(deadline_ns, waker));
+                .map(|waker| timers.insert(deadline.as_clock_ns(), waker));
             drop(timers);
             self.timer = rearmed.map(|key| (shared, key));
         }
@@ -108,17 +109,17 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.timer.is_some() && clock::now_ns() >= self.deadline_ns {
+        if self.timer.is_some() && Instant::now() >= self.deadline {
             self.disarm();
             return Poll::Ready(());
         }
         // The task's waker may have changed.
         self.disarm();
         let shared = Shared::current();
-        let key = shared
-            .timers
-            .borrow_mut()
-            .insert(self.deadline_ns, context.waker().clone());
+        // Cloning may run the user's code.
+        let waker = context.waker().clone();
+        let deadline_ns = self.deadline.as_clock_ns();
+        let key = shared.timers.borrow_mut().insert(deadline_ns, waker);
         self.timer = Some((shared, key));
         Poll::Pending
     }
@@ -134,7 +135,7 @@ impl fmt::Debug for Sleep {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Sleep")
-            .field("deadline_ns", &self.deadline_ns)
+            .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }
 }
@@ -142,16 +143,28 @@ impl fmt::Debug for Sleep {
 /// The error of [`timeout`] when the time is over.
 ///
 /// ```
-/// use ringloop::time::Elapsed;
+/// use ringloop::time::timeout;
+/// use std::future::pending;
 /// use std::io;
+/// use std::time::Duration;
 ///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let elapsed = timeout(Duration::from_millis(1), pending::<()>()).await.unwrap_err();
 /// // With `?` it becomes an I/O error.
-/// let error = io::Error::from(Elapsed);
-/// assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+/// assert_eq!(io::Error::from(elapsed).kind(), io::ErrorKind::TimedOut);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Elapsed;
+pub struct Elapsed(());
+
+impl Elapsed {
+    /// For what a server ends after a time.
+    pub(crate) const fn new() -> Self {
+        Self(())
+    }
+}
 
 impl fmt::Display for Elapsed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -170,14 +183,14 @@ impl From<Elapsed> for std::io::Error {
 /// Runs a future for at most `duration`, and then drops it.
 ///
 /// ```
-/// use ringloop::time::{Elapsed, sleep, timeout};
+/// use ringloop::time::{sleep, timeout};
 /// use ringloop::{Runtime, RuntimeConfig};
 /// use std::time::Duration;
 ///
 /// # fn main() -> std::io::Result<()> {
 /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
 ///     let long = sleep(Duration::from_secs(3600));
-///     assert_eq!(timeout(Duration::from_millis(1), long).await, Err(Elapsed));
+///     assert!(timeout(Duration::from_millis(1), long).await.is_err());
 ///     Ok(())
 /// })
 /// # }
@@ -207,26 +220,24 @@ impl From<Elapsed> for std::io::Error {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
-    let deadline_ns = clock::now_ns().saturating_add(nanoseconds(duration));
-    timeout_at(deadline_ns, future).await
+    timeout_at(Instant::now() + duration, future).await
 }
 
-/// Runs a future until `deadline_ns` at the latest, in nanoseconds of [`clock::now_ns`], and then drops it. Use it to
-/// share one deadline among several steps.
+/// Runs a future until `deadline` at the latest, and then drops it. Use it to share one deadline among several steps.
 ///
 /// ```
-/// use ringloop::time::{sleep, timeout_at};
-/// use ringloop::{Runtime, RuntimeConfig, clock};
+/// use ringloop::time::{Instant, sleep, timeout_at};
+/// use ringloop::{Runtime, RuntimeConfig};
 /// use std::time::Duration;
 ///
 /// # fn main() -> std::io::Result<()> {
 /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
-///     let deadline_ns = clock::now_ns() + 5_000_000;
+///     let deadline = Instant::now() + Duration::from_millis(5);
 ///     let mut steps = 0;
-///     while timeout_at(deadline_ns, sleep(Duration::from_millis(1))).await.is_ok() {
+///     while timeout_at(deadline, sleep(Duration::from_millis(1))).await.is_ok() {
 ///         steps += 1;
 ///     }
-///     assert!(clock::now_ns() >= deadline_ns && steps <= 5);
+///     assert!(Instant::now() >= deadline && steps <= 5);
 ///     Ok(())
 /// })
 /// # }
@@ -234,20 +245,23 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
 ///
 /// # Errors
 /// See [`timeout`].
-pub async fn timeout_at<F: Future>(deadline_ns: u64, future: F) -> Result<F::Output, Elapsed> {
+pub async fn timeout_at<F: Future>(deadline: Instant, future: F) -> Result<F::Output, Elapsed> {
     let mut future = std::pin::pin!(future);
-    let mut sleep = sleep_until(deadline_ns);
+    let mut sleep = sleep_until(deadline);
     std::future::poll_fn(move |context| {
         if let Poll::Ready(output) = future.as_mut().poll(context) {
             return Poll::Ready(Ok(output));
         }
-        Pin::new(&mut sleep).poll(context).map(|()| Err(Elapsed))
+        Pin::new(&mut sleep)
+            .poll(context)
+            .map(|()| Err(Elapsed(())))
     })
     .await
 }
 
 /// How an [`Interval`] handles ticks that were missed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MissedTickBehavior {
     /// Skips them: the next tick comes at its regular time.
     #[default]
@@ -260,9 +274,10 @@ pub enum MissedTickBehavior {
 
 /// Ticks at a fixed rate. Created by [`interval`].
 #[derive(Debug)]
+#[must_use = "an interval does nothing unless its ticks are awaited"]
 pub struct Interval {
     next: Sleep,
-    period_ns: u64,
+    period: Duration,
     missed: MissedTickBehavior,
 }
 
@@ -287,71 +302,54 @@ impl Drop for Armed<'_> {
 /// [`set_missed_tick_behavior`](Interval::set_missed_tick_behavior) says otherwise.
 ///
 /// ```
-/// use ringloop::time::interval;
-/// use ringloop::{Runtime, RuntimeConfig, clock};
+/// use ringloop::time::{Instant, interval};
+/// use ringloop::{Runtime, RuntimeConfig};
 /// use std::time::Duration;
 ///
 /// # fn main() -> std::io::Result<()> {
 /// Runtime::new(&RuntimeConfig::default())?.block_on(async {
-///     let start_ns = clock::now_ns();
+///     let start = Instant::now();
 ///     let mut ticks = interval(Duration::from_millis(1));
 ///     for _ in 0..3 {
 ///         ticks.tick().await;
 ///     }
-///     assert!(clock::now_ns() - start_ns >= 3_000_000);
+///     assert!(start.elapsed() >= Duration::from_millis(3));
 ///     Ok(())
 /// })
 /// # }
 /// ```
 ///
 /// # Panics
-/// Panics if the period is zero.
-///
-/// ```
-/// use ringloop::time::interval;
-/// use std::time::Duration;
-///
-/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
-/// let mut ticks = interval(Duration::from_millis(1));
-/// for _ in 0..3 {
-///     ticks.tick().await;
-/// }
-/// # Ok::<(), std::io::Error>(())
-/// # })?;
-/// # Ok::<(), std::io::Error>(())
-/// ```
+/// Panics if the period is zero. Its ticks panic outside of a runtime.
 pub fn interval(period: Duration) -> Interval {
-    let period_ns = nanoseconds(period);
-    assert!(period_ns > 0, "an interval needs a period above zero");
+    assert!(!period.is_zero(), "an interval needs a period above zero");
     Interval {
         next: sleep(period),
-        period_ns,
+        period,
         missed: MissedTickBehavior::default(),
     }
 }
 
 impl Interval {
-    /// Waits for the next tick. Returns when it was due, in nanoseconds of [`clock::now_ns`]. Dropping the future does
-    /// not lose a tick.
-    pub async fn tick(&mut self) -> u64 {
+    /// Waits for the next tick. Returns when it was due. Dropping the future does not lose a tick.
+    pub async fn tick(&mut self) -> Instant {
         Armed(&mut self.next).await;
-        let due_ns = self.next.deadline_ns;
-        let next_ns = self.after(due_ns, clock::now_ns());
-        self.next.reset(next_ns);
-        due_ns
+        let due = self.next.deadline;
+        let next = self.after(due, Instant::now());
+        self.next.reset(next);
+        due
     }
 
-    /// Returns when the tick after one that was due at `due_ns`, and was noticed at `now_ns`, is due.
-    fn after(&self, due_ns: u64, now_ns: u64) -> u64 {
-        let missed = now_ns.saturating_sub(due_ns) / self.period_ns;
+    /// Returns when the tick after one that was due at `due`, and was noticed at `now`, is due.
+    fn after(&self, due: Instant, now: Instant) -> Instant {
+        let period_ns = nanoseconds(self.period);
+        let missed = nanoseconds(now - due) / period_ns;
         match self.missed {
             MissedTickBehavior::Skip => {
-                due_ns.saturating_add((missed + 1).saturating_mul(self.period_ns))
+                due + Duration::from_nanos((missed + 1).saturating_mul(period_ns))
             }
-            MissedTickBehavior::Delay if missed > 0 => now_ns.saturating_add(self.period_ns),
-            MissedTickBehavior::Burst | MissedTickBehavior::Delay => {
-                due_ns.saturating_add(self.period_ns)
-            }
+            MissedTickBehavior::Delay if missed > 0 => now + self.period,
+            MissedTickBehavior::Burst | MissedTickBehavior::Delay => due + self.period,
         }
     }
 
@@ -367,9 +365,10 @@ mod tests {
 
     #[test]
     fn missed_ticks_are_left_out_made_up_for_or_begin_a_new_rhythm() {
+        let at = Instant::from_clock_ns;
         let ticks = |missed| Interval {
-            next: sleep_until(0),
-            period_ns: 10,
+            next: sleep_until(at(0)),
+            period: Duration::from_nanos(10),
             missed,
         };
         let skip = ticks(MissedTickBehavior::Skip);
@@ -382,11 +381,12 @@ mod tests {
             (110, 120, 110, 120),
             (134, 140, 110, 144),
         ] {
-            assert_eq!(skip.after(100, now_ns), skipped);
-            assert_eq!(burst.after(100, now_ns), burst_at);
-            assert_eq!(delay.after(100, now_ns), delayed);
+            assert_eq!(skip.after(at(100), at(now_ns)), at(skipped));
+            assert_eq!(burst.after(at(100), at(now_ns)), at(burst_at));
+            assert_eq!(delay.after(at(100), at(now_ns)), at(delayed));
         }
-        assert_eq!(skip.after(u64::MAX - 5, u64::MAX), u64::MAX);
-        assert_eq!(delay.after(u64::MAX - 5, u64::MAX), u64::MAX);
+        let (late, last) = (at(u64::MAX - 5), at(u64::MAX));
+        assert_eq!(skip.after(late, last), last);
+        assert_eq!(delay.after(late, last), last);
     }
 }

@@ -225,6 +225,8 @@ impl<T> Timers<T> {
 
     /// Removes all timers whose deadlines are at or before `now_ns`, and calls `sink` with their values, in the order
     /// of their deadlines. Many that are due at once are sorted, which is faster than removing one after the other.
+    ///
+    /// If `sink` panics, the timers that it has not been called for stay.
     pub fn expire(&mut self, now_ns: u64, mut sink: impl FnMut(T)) {
         // A pass over the heap is worth it once this number of them has expired.
         let mut single = SINGLE_FLOOR.max(self.heap.len() / SINGLE_SHARE);
@@ -246,18 +248,15 @@ impl<T> Timers<T> {
             }
         }
         self.heap[..expired].sort_unstable();
-        for index in 0..expired {
-            let slot = self.heap[index].slot();
-            match self.slots[slot as usize].value.take() {
-                Some(value) => sink(value),
-                None => self.cancelled -= 1,
+        let mut removing = Removing {
+            timers: self,
+            done: 0,
+        };
+        while removing.done < expired {
+            if let Some(value) = removing.remove_next() {
+                sink(value);
             }
-            self.vacate(slot);
         }
-        self.heap.drain(..expired);
-        self.restore_order();
-        self.remove_cancelled_if_many();
-        self.shrink_if_sparse();
     }
 
     /// The value of a live timer, or `None` if the key is stale.
@@ -517,11 +516,44 @@ fn smallest_of_four(entries: [Entry; ARITY]) -> usize {
     left + usize::from(entries[right] < entries[left]) * (right - left)
 }
 
+/// Removes the first timers of a heap that is sorted up to there, and otherwise out of order. Restores the heap in the end,
+/// also if a panic unwinds through this.
+struct Removing<'t, T> {
+    timers: &'t mut Timers<T>,
+    /// How many of the heap's entries have no timer any more.
+    done: usize,
+}
+
+impl<T> Removing<'_, T> {
+    /// Takes the value of the next timer, unless it was cancelled.
+    fn remove_next(&mut self) -> Option<T> {
+        let slot = self.timers.heap[self.done].slot();
+        let value = self.timers.slots[slot as usize].value.take();
+        if value.is_none() {
+            self.timers.cancelled -= 1;
+        }
+        self.timers.vacate(slot);
+        self.done += 1;
+        value
+    }
+}
+
+impl<T> Drop for Removing<'_, T> {
+    fn drop(&mut self) {
+        let timers = &mut *self.timers;
+        timers.heap.drain(..self.done);
+        timers.restore_order();
+        timers.remove_cancelled_if_many();
+        timers.shrink_if_sparse();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::rc::Rc;
 
     impl<T> Timers<T> {
@@ -564,6 +596,34 @@ mod tests {
         }
         let expired: Vec<_> = std::iter::from_fn(|| timers.pop_expired(7)).collect();
         assert_eq!(expired, (0..1_000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_sink_that_panics_loses_one_timer_and_spoils_none() {
+        // One after the other, and many at once.
+        for panics_at in [1, SINGLE_FLOOR as u64, 100, 299] {
+            let mut timers = Timers::new();
+            let keys: Vec<_> = (0..300_u64).map(|n| timers.insert(10, n)).collect();
+            timers.cancel(keys[150]);
+            let kept = timers.insert(1_000, 9_999);
+            let mut seen = Vec::new();
+            let expired = catch_unwind(AssertUnwindSafe(|| {
+                timers.expire(10, |value| {
+                    seen.push(value);
+                    assert_ne!(value, panics_at, "on purpose");
+                });
+            }));
+            assert!(expired.is_err());
+            timers.check_invariants();
+            // Slots that were given away are not named by the heap any more.
+            for n in 0..300 {
+                timers.insert(5_000, 100_000 + n);
+            }
+            timers.expire(10, |value| seen.push(value));
+            timers.check_invariants();
+            assert!(seen.into_iter().eq((0..300).filter(|n| *n != 150)));
+            assert_eq!((timers.get(kept), timers.len()), (Some(&9_999), 301));
+        }
     }
 
     #[test]

@@ -5,16 +5,20 @@ mod certificates;
 mod common;
 
 use std::fs::read_link;
+use std::future::{Future, pending};
 use std::io::{self, ErrorKind, IoSliceMut, Write};
-use std::pin::Pin;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
 
 use common::{LONG, config, config_on, on_both, poll_times, tcp};
 use ringloop::driver::BackendChoice;
 use ringloop::fs::File;
 use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream};
 use ringloop::signal::{SignalKind, signal};
-use ringloop::time::timeout;
+use ringloop::time::{interval, sleep, timeout};
 use ringloop::tls::{TlsAcceptor, TlsConnector, TlsStream};
 use ringloop::{Runtime, spawn};
 
@@ -158,23 +162,100 @@ fn what_waits_after_its_runtime_has_ended_is_an_error() {
     });
 }
 
-/// A future that has begun in one runtime and is polled in another one.
+/// A buffer that can be told from others.
+fn marked() -> Vec<u8> {
+    let mut buffer = Vec::with_capacity(64);
+    buffer.extend_from_slice(b"the only copy");
+    buffer
+}
+
+/// A future that has begun in one runtime and is polled in another one. Its buffer is not lost.
 #[test]
 fn an_operation_that_goes_on_in_another_runtime_is_an_error() {
     let _alone = alone();
     on_both(|runtime| {
         let mut other = Runtime::new(&config_on(runtime.backend())).unwrap();
-        let (reader, mut writer) = std::io::pipe().unwrap();
-        let mut pipe = File::from(std::os::fd::OwnedFd::from(reader));
-        let mut reading = Box::pin(pipe.read(Vec::with_capacity(8)));
-        assert!(runtime.block_on(poll_times(2, reading.as_mut())).is_none());
-        let (count, _) = other
-            .block_on(timeout(LONG, Pin::new(&mut reading)))
-            .unwrap();
-        refused(count);
-        drop(reading);
-        writer.write_all(b"x").unwrap();
+        for turns in 1..3 {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            let mut pipe = File::from(OwnedFd::from(reader));
+            let mut reading = Box::pin(pipe.read(marked()));
+            assert!(
+                runtime
+                    .block_on(poll_times(turns, reading.as_mut()))
+                    .is_none()
+            );
+            let (count, buffer) = other
+                .block_on(timeout(LONG, Pin::new(&mut reading)))
+                .unwrap();
+            refused(count);
+            assert_eq!(buffer, marked());
+            drop(reading);
+            writer.write_all(b"x").unwrap();
+        }
     });
+}
+
+/// A future that lives on when its runtime has ended.
+#[test]
+fn a_buffer_survives_the_runtime_of_its_operation() {
+    let _alone = alone();
+    on_both(|runtime| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut pipe = File::from(OwnedFd::from(reader));
+        let path = std::env::temp_dir().join(format!("ringloop-survives-{}", std::process::id()));
+        let file = File::from(std::fs::File::create(&path).unwrap());
+        std::fs::remove_file(path).unwrap();
+        let mut ended = Runtime::new(&config_on(runtime.backend())).unwrap();
+        let mut reading = Box::pin(pipe.read(marked()));
+        let mut writing = Box::pin(file.write_all_at(marked(), 0));
+        ended.block_on(async {
+            assert!(poll_times(1, reading.as_mut()).await.is_none());
+            assert!(poll_times(1, writing.as_mut()).await.is_none());
+        });
+        drop(ended);
+        runtime.block_on(async {
+            let (read, buffer) = timeout(LONG, reading).await.unwrap();
+            refused(read);
+            assert_eq!(buffer, marked());
+            // The kernel may have written before it heard of the cancel.
+            let (_, buffer) = timeout(LONG, writing).await.unwrap();
+            assert_eq!(buffer, marked());
+        });
+        drop(writer);
+    });
+}
+
+/// Outside of any runtime there is nobody to wait for. The documentation says where this panics.
+#[test]
+fn what_needs_a_runtime_says_so_without_one() {
+    fn panics<T>(name: &str, call: impl FnOnce() -> T) {
+        let payload = catch_unwind(AssertUnwindSafe(call)).err().expect(name);
+        let message = payload.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("no ringloop runtime"), "{name}: {message}");
+    }
+    fn poll<F: Future>(future: F) {
+        let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    panics("UnixStream::pair", UnixStream::pair);
+    panics("UnixDatagram::pair", UnixDatagram::pair);
+    panics("UnixDatagram::unbound", UnixDatagram::unbound);
+    panics("UnixDatagram::bind", || {
+        UnixDatagram::bind("\0ringloop-nowhere")
+    });
+    let stream = std::net::TcpStream::connect(address).unwrap();
+    panics("TcpStream::try_from", || TcpStream::try_from(stream));
+    panics("TcpStream::connect", || poll(TcpStream::connect(address)));
+    panics("UdpSocket::bind", || poll(UdpSocket::bind("127.0.0.1:0")));
+    panics("sleep", || poll(sleep(LONG)));
+    panics("timeout", || poll(timeout(LONG, pending::<()>())));
+    panics("interval", || poll(interval(LONG).tick()));
+    panics("fs::read", || poll(ringloop::fs::read("/etc/passwd")));
+    let file = File::from(std::fs::File::open("/etc/passwd").unwrap());
+    panics("File::read_at", || poll(file.read_at(marked(), 0)));
+    let accepting = TcpListener::try_from(listener).unwrap();
+    panics("TcpListener::accept", || poll(accepting.accept()));
 }
 
 /// How many rings and epoll sets this process has.

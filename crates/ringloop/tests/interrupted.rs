@@ -1,6 +1,6 @@
 //! A signal ends a wait. Runs in its own process, because a signal may be delivered to any thread of a process.
 
-use ringloop::{BusyPoll, Config, Reactor};
+use ringloop::{BusyPoll, Reactor, ReactorConfig};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -39,11 +39,10 @@ fn main() {
     use ringloop::driver::BackendChoice;
     start_alarms();
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
-        let driver = ringloop::driver::Config::with_backend(backend);
-        let mut reactor = match Reactor::new(&Config {
-            driver,
-            busy_poll: BusyPoll::Off,
-        }) {
+        let mut config = ReactorConfig::default();
+        config.driver.backend = backend;
+        config.busy_poll = BusyPoll::Off;
+        let mut reactor = match Reactor::new(&config) {
             Ok(reactor) => reactor,
             Err(error) if backend == BackendChoice::IoUring => {
                 println!("skipped on io_uring, which is refused here: {error}");

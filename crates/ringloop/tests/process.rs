@@ -15,13 +15,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{LONG, ReadOnce, backends, echo, pool_config, with_time_limits};
-use ringloop::server::{Client, Connection, Handler, Running, Server, Transport};
+use ringloop::server::{Client, Connection, EndSignals, Handler, Running, Server, Transport};
 use signal_hook::consts::SIGTERM;
 use signal_hook::low_level::raise;
 use socket2::{Domain, Socket, Type};
 
 /// The cases, and the exit codes of their processes.
-const CASES: [(&str, i32); 5] = [
+const CASES: [(&str, i32); 7] = [
     ("a_signal_lets_handlers_finish", 0),
     ("the_deadline_cuts_functions_off", 0),
     ("a_second_signal_ends_the_process_at_once", 128 + SIGTERM),
@@ -29,6 +29,8 @@ const CASES: [(&str, i32); 5] = [
         "a_signal_that_no_server_waits_for_ends_the_process",
         128 + SIGTERM,
     ),
+    ("a_process_may_serve_again_after_a_signal", 0),
+    ("a_listener_that_is_dropped_beside_another_ends_nothing", 0),
     ("without_descriptors_accepting_backs_off_and_goes_on", 0),
 ];
 
@@ -138,6 +140,24 @@ fn run_with<S: Transport>(case: &str, server: Server<S>, address: SocketAddr, is
             assert_eq!(error.kind(), ErrorKind::AddrInUse);
             raise(SIGTERM).unwrap();
         }
+        "a_process_may_serve_again_after_a_signal" => {
+            for _ in 0..3 {
+                let client = thread::spawn(move || {
+                    let mut stream = connect(address, is_secure);
+                    echo(&mut *stream, b"hello");
+                    raise(SIGTERM).unwrap();
+                });
+                server.clone().serve(|| Echo).unwrap();
+                client.join().unwrap();
+            }
+        }
+        "a_listener_that_is_dropped_beside_another_ends_nothing" => {
+            let (first, second) = (EndSignals::listen().unwrap(), EndSignals::listen().unwrap());
+            drop(EndSignals::listen().unwrap());
+            raise(SIGTERM).unwrap();
+            assert_eq!(first.wait().number(), SIGTERM);
+            assert_eq!(second.wait().number(), SIGTERM);
+        }
         _ => {
             // Before the server begins: io_uring looks at the limit when an operation is submitted.
             rlimit::Resource::NOFILE.set(128, 128).unwrap();
@@ -186,6 +206,15 @@ fn exhaust(server: &Running, is_secure: bool) {
         finish.send(()).unwrap();
     }
     assert_eq!(server.counters().accepted, CLIENTS as u64);
+}
+
+/// Answers, and ends at once when it is asked to.
+struct Echo;
+
+impl Handler for Echo {
+    fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+        connection.write(bytes)
+    }
 }
 
 /// Answers, and takes its time to end when it is asked to.

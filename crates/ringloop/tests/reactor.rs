@@ -2,7 +2,7 @@
 //! machine grants.
 
 use ringloop::driver::{BackendChoice, BackendKind, Event, Interest, Mode};
-use ringloop::{BusyPoll, Config, Reactor, clock};
+use ringloop::{BusyPoll, Reactor, ReactorConfig, clock};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -36,8 +36,10 @@ fn poll_now(reactor: &mut Reactor, events: &mut Vec<Event>) {
 /// turns would notice.
 fn on_each_backend(busy_poll: BusyPoll, body: impl Fn(&mut Reactor) + Sync) {
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
-        let driver = ringloop::driver::Config::with_backend(backend);
-        let run = || match Reactor::new(&Config { driver, busy_poll }) {
+        let mut config = ReactorConfig::default();
+        config.driver.backend = backend;
+        config.busy_poll = busy_poll;
+        let run = || match Reactor::new(&config) {
             Ok(mut reactor) => body(&mut reactor),
             Err(error) if backend == BackendChoice::IoUring => {
                 println!("skipped on io_uring, which is refused here: {error}");
@@ -184,7 +186,7 @@ fn events_arrive_however_it_waits() {
     on_each_backend_and_way_to_wait(|reactor| {
         let (mut near, far) = UnixStream::pair().unwrap();
         let token = reactor
-            .driver()
+            .driver_mut()
             .watch(far.as_raw_fd(), Interest::READ, Mode::Edge)
             .unwrap();
         let mut events = Vec::new();
@@ -198,13 +200,13 @@ fn events_arrive_however_it_waits() {
                 turn(reactor, None, &mut events);
             }
             thread.join().unwrap();
-            assert!(events.drain(..).all(|event| event.token == token));
+            assert!(events.drain(..).all(|event| event.token() == token));
         }
         near.write_all(b"hello").unwrap();
         while events.is_empty() {
             poll_now(reactor, &mut events);
         }
-        reactor.driver().unwatch(token).unwrap();
+        reactor.driver_mut().unwatch(token);
     });
 }
 
@@ -225,7 +227,7 @@ fn polling_for_nothing_returns_at_once_and_is_no_turn() {
 
 #[test]
 fn the_way_to_wait_can_be_changed() {
-    let mut reactor = Reactor::new(&Config::default()).unwrap();
+    let mut reactor = Reactor::new(&ReactorConfig::default()).unwrap();
     assert_eq!(reactor.busy_poll(), BusyPoll::Adaptive);
     assert_eq!(reactor.counters().window_ns, 0);
     reactor.set_busy_poll(BusyPoll::Fixed(Duration::from_micros(70)));
@@ -249,4 +251,21 @@ fn the_way_to_wait_can_be_changed() {
     );
     let after = reactor.counters();
     assert_eq!((after.spins, after.spun_ns), (before.spins, before.spun_ns));
+}
+
+#[test]
+fn a_turn_survives_a_caller_whose_clock_is_wrong() {
+    on_each_backend_and_way_to_wait(|reactor| {
+        let waker = reactor.waker();
+        for start_ns in [0, clock::now_ns() + 1_000_000_000, u64::MAX] {
+            for deadline_ns in [None, Some(0), Some(start_ns), Some(u64::MAX)] {
+                waker.wake();
+                match reactor.turn_from(start_ns, deadline_ns, &mut Vec::new()) {
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    result => result.unwrap(),
+                }
+            }
+        }
+        assert_eq!(reactor.counters().turns, 12);
+    });
 }

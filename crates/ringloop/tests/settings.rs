@@ -6,9 +6,9 @@ use std::io;
 use std::time::Duration;
 
 use common::config;
-use ringloop::driver::{BackendChoice, SLOTS_MAX};
+use ringloop::driver::{BackendChoice, Driver, SLOTS_MAX, Script};
 use ringloop::net::{TcpListener, TcpStream};
-use ringloop::{BusyPoll, Pool, PoolConfig, Runtime, RuntimeConfig, spawn};
+use ringloop::{BusyPoll, Pool, PoolConfig, Reactor, Runtime, RuntimeConfig, spawn};
 
 const BACKENDS: [BackendChoice; 2] = [BackendChoice::IoUring, BackendChoice::Epoll];
 
@@ -136,5 +136,21 @@ fn workers_without_cpus_of_their_own_work_too() {
             runtime.block_on(handle).unwrap().unwrap();
         }
         pool.shutdown(Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn a_runtime_on_a_given_reactor_checks_its_own_sizes() {
+    for set in [
+        |config: &mut RuntimeConfig| config.reactor.driver.slots = SLOTS_MAX + 1,
+        |config: &mut RuntimeConfig| config.reactor.driver.slots = usize::MAX,
+        |config: &mut RuntimeConfig| config.hot_buffer_bytes = 0,
+        |config: &mut RuntimeConfig| config.hot_buffer_bytes = usize::MAX,
+    ] {
+        let mut config = RuntimeConfig::default();
+        set(&mut config);
+        let reactor = Reactor::with_driver(Driver::scripted(Script::new()).unwrap());
+        let error = Runtime::with_reactor(&config, reactor).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -5,7 +5,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use crate::op::{Bytes, Op};
+use crate::bytes::Bytes;
+use crate::op::Op;
 use crate::parked::Operation;
 use crate::shared_fd::SharedFd;
 

@@ -5,8 +5,10 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use io_uring::types::{SubmitArgs, Timespec};
@@ -39,6 +41,9 @@ pub(super) struct Ring {
     queued: VecDeque<squeue::Entry>,
     /// Whether the kernel's submission thread was woken for everything in its queue. It may not have run yet.
     thread_is_woken: bool,
+    /// Makes the ring, and so the driver, not `Sync`: `is_idle` and `must_enter` write to the queues through a shared
+    /// reference, so two threads must not call them at once.
+    not_sync: PhantomData<Cell<()>>,
 }
 
 impl Ring {
@@ -58,6 +63,7 @@ impl Ring {
             owner: 0,
             queued: VecDeque::new(),
             thread_is_woken: false,
+            not_sync: PhantomData,
         })
     }
 
@@ -141,7 +147,8 @@ impl Ring {
     /// Whether nothing is queued, and the kernel has neither completions nor work that an enter would turn into
     /// completions.
     pub(super) fn is_idle(&self) -> bool {
-        // SAFETY: no other view of the completion queue exists: those made by `completions` borrow the ring mutably.
+        // SAFETY: no other view of the completion queue exists: those made by `completions` borrow the ring mutably, and the
+        // ring is not Sync.
         let completions = unsafe { self.kernel.completion_shared() };
         self.queued.is_empty() && completions.is_empty() && !self.kernel_waits()
     }
@@ -155,7 +162,7 @@ impl Ring {
     /// that thread.
     fn kernel_waits(&self) -> bool {
         // SAFETY: no other view of the submission queue exists: the other methods that make one take `&mut self` and do
-        // not keep it.
+        // not keep it, and the ring is not Sync.
         let submission = unsafe { self.kernel.submission_shared() };
         submission.taskrun()
             || submission.cq_overflow()

@@ -53,7 +53,7 @@ fn what_is_cancelled_before_a_flush_never_begins(mut driver: Driver) {
                 assert_eq!(driver.counters().operations, 0);
             } else {
                 driver.cancel(token);
-                assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+                assert_eq!(event_of(&mut driver, token).result(), -libc::ECANCELED);
                 assert!(driver.take(token).is_some());
             }
         }
@@ -130,7 +130,7 @@ fn an_operation_holds_its_file_until_it_is_over(mut driver: Driver) {
     let token = token.unwrap();
     assert_eq!(all_events(&mut driver), []);
     writer.write_all(b"held").unwrap();
-    assert_eq!(event_of(&mut driver, token).result, 4);
+    assert_eq!(event_of(&mut driver, token).result(), 4);
     let Some(Op::Read { fd, buffer, .. }) = driver.take(token) else {
         panic!("nothing came back")
     };
@@ -221,11 +221,11 @@ fn flags_that_reach_beyond_the_operation_are_refused(mut driver: Driver) {
         ];
         for op in ops {
             let error = driver.submit(op).unwrap_err();
-            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+            assert_eq!(error.error().kind(), std::io::ErrorKind::InvalidInput);
         }
     }
     let nothing = driver.submit(Op::Close { fd: None }).unwrap_err();
-    assert_eq!(nothing.kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(nothing.error().kind(), std::io::ErrorKind::InvalidInput);
     assert_eq!(driver.counters().operations, 0);
 }
 
@@ -253,7 +253,7 @@ fn offsets_beyond_the_largest_are_mistakes(mut driver: Driver) {
     for offset in [u64::MAX, u64::MAX - 1, i64::MAX as u64 + 1] {
         for op in [read_at(&file, offset), write_at(&file, offset)] {
             let error = driver.submit(op).unwrap_err();
-            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+            assert_eq!(error.error().kind(), std::io::ErrorKind::InvalidInput);
         }
     }
     // Offsets that fit are checked by the kernel.
@@ -347,7 +347,7 @@ fn an_operation_that_must_not_wait_does_not(mut driver: Driver) {
         assert_eq!(finish(&mut driver, op).0, -libc::EAGAIN);
     }
     there.write_all(b"for the one").unwrap();
-    assert_eq!(event_of(&mut driver, waiting).result, 8);
+    assert_eq!(event_of(&mut driver, waiting).result(), 8);
     let [op, ..] = ops();
     assert_eq!(finish(&mut driver, op).0, 3);
 }

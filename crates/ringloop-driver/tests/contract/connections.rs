@@ -9,12 +9,13 @@ use ringloop_driver::{Driver, Interest, Mode, Op, SocketAddress};
 
 use crate::support::{
     PATIENCE, accept, accept_one, accepted, all_events, connect, event_of, finish,
-    is_nonblocking_and_cloexec, listener, on_both_backends, own, pair, poll, raw, read, receive,
+    is_nonblocking_and_cloexec, listener, on_both_backends, pair, poll, raw, read, receive,
     shut_down, status_flags, stream_socket,
 };
 
 on_both_backends!(
     one_connection_is_accepted,
+    a_connection_that_nobody_takes_is_closed,
     connections_are_accepted_until_cancelled,
     a_connection_is_made_or_refused,
     a_unix_socket_is_connected,
@@ -31,10 +32,36 @@ fn one_connection_is_accepted(mut driver: Driver) {
     let _client = TcpStream::connect(address).unwrap();
     let event = event_of(&mut driver, token);
     assert!(!event.is_more());
-    let connection = own(event.result);
+    let connection = driver.take_fd(&event).unwrap();
+    assert_eq!(raw(&connection), event.result());
+    assert!(driver.take_fd(&event).is_none(), "it was taken");
     assert!(is_nonblocking_and_cloexec(raw(&connection)));
     let _second = TcpStream::connect(address).unwrap();
     assert_eq!(all_events(&mut driver), []);
+}
+
+fn a_connection_that_nobody_takes_is_closed(mut driver: Driver) {
+    let (listener, address) = listener();
+    let token = driver.submit(accept(raw(&listener))).unwrap();
+    let mut clients = [(); 2].map(|()| TcpStream::connect(address).unwrap());
+    let mut events = Vec::new();
+    while events.len() < 2 {
+        poll(&mut driver, Some(PATIENCE), &mut events);
+    }
+    assert!(events.iter().all(|event| event.token() == token));
+    // The next poll closes them; what a poll has closed cannot be taken.
+    driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
+    assert!(driver.take_fd(&events[1]).is_none());
+    for client in &mut clients {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    }
+    // Those of the last poll are closed with the driver.
+    let mut client = TcpStream::connect(address).unwrap();
+    assert!(event_of(&mut driver, token).result() >= 0);
+    drop(driver);
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
 }
 
 fn connections_are_accepted_until_cancelled(mut driver: Driver) {
@@ -52,7 +79,7 @@ fn connections_are_accepted_until_cancelled(mut driver: Driver) {
     }
     driver.cancel(token);
     let event = event_of(&mut driver, token);
-    assert_eq!(event.result, -libc::ECANCELED);
+    assert_eq!(event.result(), -libc::ECANCELED);
     assert!(!event.is_more());
     assert_eq!(driver.counters().operations, 0);
 }
@@ -105,7 +132,7 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
     there.write_all(b"y").unwrap();
     let second = all_events(&mut driver);
     assert_eq!(second.len(), 1);
-    let mut tokens = [first[0].token, second[0].token];
+    let mut tokens = [first[0].token(), second[0].token()];
     tokens.sort_by_key(|token| token.index());
     assert_eq!(tokens, [receiving, reading]);
     let socket = stream_socket(libc::AF_INET, 0);
@@ -113,12 +140,12 @@ fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
     let mut seen = Vec::new();
     while seen.len() < 2 {
         for event in all_events(&mut driver) {
-            if event.token == accepting {
-                drop(own(event.result));
+            if event.token() == accepting {
+                assert!(event.result() >= 0);
             } else {
-                assert_eq!((event.token, event.result), (connecting, 0));
+                assert_eq!((event.token(), event.result()), (connecting, 0));
             }
-            seen.push(event.token);
+            seen.push(event.token());
         }
     }
     assert_eq!(
@@ -143,7 +170,7 @@ fn closing_under_an_operation_reaches_the_peer(mut driver: Driver) {
         // At once: without another call to the driver.
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
-        assert_eq!(event_of(&mut driver, token).result, -libc::ECANCELED);
+        assert_eq!(event_of(&mut driver, token).result(), -libc::ECANCELED);
     }
 }
 
@@ -157,7 +184,7 @@ fn closing_under_a_watch_reaches_the_peer(mut driver: Driver) {
             if polled {
                 poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
             }
-            driver.unwatch(watch).unwrap();
+            driver.unwatch(watch);
             driver.flush().unwrap();
             drop(server);
             client.set_read_timeout(Some(PATIENCE)).unwrap();

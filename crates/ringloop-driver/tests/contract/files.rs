@@ -4,15 +4,15 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Instant;
 
 use ringloop_driver::{Driver, FileStatus, Op, SharedFd};
 
 use crate::support::{
-    PATIENCE, all_events, bytes_of, event_of, finish, lend, on_both_backends, own, pipe, poll, raw,
-    read, set_nonblocking, temporary_path,
+    PATIENCE, all_events, bytes_of, descriptor_of, event_of, finish, lend, on_both_backends, own,
+    pipe, poll, raw, read, set_nonblocking, temporary_path,
 };
 
 on_both_backends!(
@@ -47,8 +47,8 @@ fn pipes_are_read_and_written(mut driver: Driver) {
             let mut events = Vec::new();
             poll(&mut driver, Some(PATIENCE), &mut events);
             for event in events {
-                seen.push((event.token, event.result));
-                if event.token == token {
+                seen.push((event.token(), event.result()));
+                if event.token() == token {
                     buffer = driver.take(token);
                 }
             }
@@ -63,6 +63,30 @@ fn pipes_are_read_and_written(mut driver: Driver) {
     }
 }
 
+/// Compares all that a file's status says with what the standard library sees.
+fn check_status(status: &FileStatus, path: &Path) {
+    let seen = std::fs::metadata(path).unwrap();
+    assert_eq!((status.size(), status.mode()), (15, seen.mode()));
+    assert_eq!((status.uid(), status.gid()), (seen.uid(), seen.gid()));
+    assert_eq!(status.inode(), seen.ino());
+    assert_eq!(u64::from(status.links()), seen.nlink());
+    assert_eq!(status.blocks(), seen.blocks());
+    assert_eq!(u64::from(status.block_size()), seen.blksize());
+    let (major, minor) = status.device();
+    assert_eq!(libc::makedev(major, minor), seen.dev());
+    let (major, minor) = status.special_device();
+    assert_eq!(libc::makedev(major, minor), seen.rdev());
+    for (time, expected) in [
+        (status.accessed(), (seen.atime(), seen.atime_nsec())),
+        (status.modified(), (seen.mtime(), seen.mtime_nsec())),
+        (status.changed(), (seen.ctime(), seen.ctime_nsec())),
+    ] {
+        assert_eq!((time.seconds, i64::from(time.nanoseconds)), expected);
+    }
+    let is_recorded = status.mask() & libc::STATX_BTIME != 0;
+    assert_eq!(status.created().is_some(), is_recorded);
+}
+
 fn files_are_opened_written_read_and_described(mut driver: Driver) {
     let path = temporary_path(&driver, "file");
     let name = CString::new(path.to_str().unwrap()).unwrap();
@@ -74,11 +98,8 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     };
     let (result, _) = finish(&mut driver, open(libc::O_RDWR));
     assert_eq!(result, -libc::ENOENT);
-    let (result, _) = finish(
-        &mut driver,
-        open(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL),
-    );
-    let file = SharedFd::new(own(result));
+    let created = open(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL);
+    let file = SharedFd::new(descriptor_of(&mut driver, created));
     let write = Op::Write {
         fd: file.clone(),
         buffer: b"0123456789".to_vec(),
@@ -126,7 +147,7 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     assert_eq!((result, &bytes_of(op)[..]), (11, &b"\x000123456789"[..]));
     assert_eq!(finish(&mut driver, read(Some(100))).0, 0);
     let status = Box::<FileStatus>::default();
-    let (path_of, mask) = (name.clone(), libc::STATX_SIZE);
+    let (path_of, mask) = (name.clone(), libc::STATX_BASIC_STATS | libc::STATX_BTIME);
     let (result, op) = finish(
         &mut driver,
         Op::Statx {
@@ -138,7 +159,10 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
         },
     );
     assert_eq!(result, 0);
-    assert!(matches!(op, Op::Statx { status, .. } if status.0.stx_size == 15));
+    let Op::Statx { status, .. } = op else {
+        panic!("{op:?}");
+    };
+    check_status(&status, &path);
     let fd = file.try_unwrap().expect("nobody else has it");
     let number = raw(&fd);
     let (result, op) = finish(&mut driver, Op::Close { fd: Some(fd) });
@@ -216,7 +240,7 @@ fn a_close_that_is_cancelled_closes_all_the_same(mut driver: Driver) {
     };
     let cancelled = submit(&mut driver);
     driver.cancel(cancelled);
-    let result = event_of(&mut driver, cancelled).result;
+    let result = event_of(&mut driver, cancelled).result();
     assert!([0, -libc::ECANCELED].contains(&result));
     let discarded = submit(&mut driver);
     driver.discard(discarded);
@@ -278,8 +302,8 @@ fn a_file_that_does_not_block_is_waited_for(mut driver: Driver) {
             poll(&mut driver, Some(PATIENCE), &mut events);
         }
         for (token, count) in tokens.into_iter().zip([8, 32, 5]) {
-            let event = events.iter().find(|event| event.token == token);
-            assert_eq!(event.unwrap().result, count, "flags {flags}");
+            let event = events.iter().find(|event| event.token() == token);
+            assert_eq!(event.unwrap().result(), count, "flags {flags}");
         }
     }
     std::fs::remove_dir_all(folder).unwrap();

@@ -36,7 +36,7 @@ fn datagrams_carry_addresses(mut driver: Driver) {
         let mut events = Vec::new();
         poll(&mut driver, Some(PATIENCE), &mut events);
         for event in events {
-            results.push((event.token, event.result));
+            results.push((event.token(), event.result()));
             received = received.or_else(|| driver.take(token));
         }
     }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use ringloop_driver::{Driver, Interest, Mode};
+use ringloop_driver::{Driver, Interest, Message, Mode, Op, SharedFd};
 
 use crate::support::{
     PATIENCE, accept, accept_one, all_events, errno, event_of, fill, finish, listener,
@@ -14,6 +14,7 @@ use crate::support::{
 on_both_backends!(
     bad_descriptors_are_results,
     mistakes_are_refused,
+    what_is_refused_is_the_submitters_again,
     resources_can_be_taken_once_and_until_the_next_poll,
     a_watch_and_operations_share_a_descriptor,
     a_dropped_driver_lets_go_of_everything,
@@ -36,8 +37,36 @@ fn bad_descriptors_are_results(mut driver: Driver) {
 
 fn mistakes_are_refused(mut driver: Driver) {
     let error = driver.submit(receive(0, 0)).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(error.error().kind(), std::io::ErrorKind::InvalidInput);
     assert_eq!(driver.counters().operations, 0);
+}
+
+fn what_is_refused_is_the_submitters_again(mut driver: Driver) {
+    let (here, mut there) = pair();
+    let refused = driver
+        .submit(Op::SendMsg {
+            fd: SharedFd::new(here),
+            message: Message::from(b"hello".to_vec()),
+            flags: libc::MSG_ZEROCOPY,
+        })
+        .unwrap_err();
+    let text = refused.to_string();
+    let (error, op) = refused.into_parts();
+    assert_eq!(error.to_string(), text);
+    let Op::SendMsg { fd, message, .. } = op else {
+        panic!("{op:?}");
+    };
+    // Neither the buffer nor the descriptor is gone.
+    assert_eq!(message.buffer, b"hello");
+    let sent = Op::SendMsg {
+        fd,
+        message,
+        flags: 0,
+    };
+    assert_eq!(finish(&mut driver, sent).0, 5);
+    let mut received = [0; 5];
+    there.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"hello");
 }
 
 fn resources_can_be_taken_once_and_until_the_next_poll(mut driver: Driver) {
@@ -69,14 +98,14 @@ fn a_watch_and_operations_share_a_descriptor(mut driver: Driver) {
         assert!(event.readiness().is_readable() && !event.readiness().is_writable());
         let mut buffer = vec![0; 1 << 20];
         while there.read(&mut buffer).is_ok() {}
-        assert_eq!(event_of(&mut driver, sending).result, 4);
+        assert_eq!(event_of(&mut driver, sending).result(), 4);
         let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
-        assert_eq!(event_of(&mut driver, receiving).result, 4);
-        driver.unwatch(watch).unwrap();
+        assert_eq!(event_of(&mut driver, receiving).result(), 4);
+        driver.unwatch(watch);
         let receiving = driver.submit(receive(raw(&here), 8)).unwrap();
         assert_eq!(all_events(&mut driver), []);
         there.write_all(b"pong").unwrap();
-        assert_eq!(event_of(&mut driver, receiving).result, 4);
+        assert_eq!(event_of(&mut driver, receiving).result(), 4);
     }
 }
 

@@ -330,7 +330,7 @@ fn watches_and_registrations_live_side_by_side(mut driver: Driver) {
     peer.write_all(b"x").unwrap();
     let events = all_events(&mut driver);
     assert_eq!(events.len(), 2);
-    let is_of_watch = |event: &Event| event.token == token && event.registration().is_none();
+    let is_of_watch = |event: &Event| event.token() == token && event.registration().is_none();
     assert_eq!(events.iter().filter(|it| is_of_watch(it)).count(), 1);
     let of_registry = events.iter().filter_map(Event::registration);
     assert_eq!(of_registry.collect::<Vec<_>>(), [registration]);

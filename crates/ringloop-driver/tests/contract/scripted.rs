@@ -1,6 +1,7 @@
 //! Rare events, on the scripted backend: late completions, overflow, short submits, failures.
 
 use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use ringloop_driver::{
@@ -33,14 +34,14 @@ fn a_late_completion_misses_the_slots_next_owner() {
     let (script, mut driver) = scripted();
     let first = driver.watch(ONE, Interest::READ, Mode::Edge).unwrap();
     assert_eq!(events(&mut driver), []);
-    driver.unwatch(first).unwrap();
+    driver.unwatch(first);
     let second = driver.watch(TWO, Interest::READ, Mode::Edge).unwrap();
     assert_eq!(first.index(), second.index());
     script.turn([Step::Late(ONE)]);
     assert_eq!(events(&mut driver), []);
     assert_eq!(driver.counters().stale_events, 1);
     script.turn([Step::Ready(TWO, Readiness::READABLE)]);
-    assert_eq!(events(&mut driver)[0].token, second);
+    assert_eq!(events(&mut driver)[0].token(), second);
 }
 
 #[test]
@@ -57,7 +58,7 @@ fn a_late_completion_misses_the_same_watch_armed_anew() {
     assert_eq!(events(&mut driver), []);
     let events = events(&mut driver);
     assert_eq!(events.len(), 1);
-    assert!(events[0].token == token && events[0].readiness().is_writable());
+    assert!(events[0].token() == token && events[0].readiness().is_writable());
 }
 
 #[test]
@@ -70,16 +71,20 @@ fn an_overflow_ends_no_watch_and_no_accept() {
     assert_eq!(driver.peek(), Peek::Ready, "armings wait to be submitted");
     script.turn([Step::Late(ONE), Step::Late(TWO)]);
     assert_eq!(events(&mut driver), []);
+    let (connection, _peer) = pair();
+    let number = raw(&connection);
     script.turn([
         Step::Ready(ONE, Readiness::READABLE),
-        Step::Complete(TWO, 77),
+        Step::Connect(TWO, connection.into()),
     ]);
     let events = events(&mut driver);
     assert_eq!(
-        events.iter().map(|event| event.token).collect::<Vec<_>>(),
+        events.iter().map(Event::token).collect::<Vec<_>>(),
         [watch, accept]
     );
-    assert!(events[1].is_more() && events[1].result == 77);
+    assert!(events[1].is_more() && events[1].result() == number);
+    assert!(driver.take_fd(&events[0]).is_none());
+    assert_eq!(raw(&driver.take_fd(&events[1]).unwrap()), number);
     assert_eq!(
         (driver.counters().overflows, driver.counters().rearms),
         (1, 2)
@@ -98,7 +103,7 @@ fn what_a_short_submit_leaves_behind_goes_along_later() {
     assert_eq!(
         events(&mut driver)
             .iter()
-            .map(|event| event.token)
+            .map(Event::token)
             .collect::<Vec<_>>(),
         [tokens[0]]
     );
@@ -106,7 +111,7 @@ fn what_a_short_submit_leaves_behind_goes_along_later() {
     assert_eq!(
         events(&mut driver)
             .iter()
-            .map(|event| event.token)
+            .map(Event::token)
             .collect::<Vec<_>>(),
         [tokens[1]]
     );
@@ -121,7 +126,7 @@ fn an_interrupted_poll_keeps_its_events() {
     let error = driver.poll(None, &mut events).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     assert_eq!(events.len(), 1);
-    assert_eq!(events[0].token, token);
+    assert_eq!(events[0].token(), token);
 }
 
 #[test]
@@ -153,7 +158,7 @@ fn an_operation_finishes_is_cancelled_or_is_discarded() {
     assert!(matches!(driver.take(token), Some(Op::Recv { buffer, .. }) if buffer == [0; 3]));
     let token = driver.submit(receive(ONE, 8)).unwrap();
     driver.cancel(token);
-    assert_eq!(events(&mut driver)[0].result, -libc::ECANCELED);
+    assert_eq!(events(&mut driver)[0].result(), -libc::ECANCELED);
     let token = driver.submit(receive(ONE, 8)).unwrap();
     driver.discard(token);
     assert_eq!(events(&mut driver), []);
@@ -200,7 +205,7 @@ fn a_zero_copy_send_has_a_count_and_then_its_memory() {
         .unwrap();
     let results: Vec<_> = events(&mut driver)
         .iter()
-        .map(|event| (event.token, event.result, event.is_more()))
+        .map(|event| (event.token(), event.result(), event.is_more()))
         .collect();
     assert_eq!(results, [(send, 3, true), (send, SENT_WITHOUT_COPY, false)]);
     assert_eq!(driver.counters().zero_copy_sends, 1);
@@ -237,7 +242,7 @@ fn under_a_plan_operations_are_done_late_in_part_or_not_at_all() {
             assert_eq!(events(&mut driver), []);
         }
         let seen = events(&mut driver);
-        assert_eq!((seen[0].token, seen[0].result), (token, result));
+        assert_eq!((seen[0].token(), seen[0].result()), (token, result));
         assert!(driver.take(token).is_some());
         assert_eq!(driver.counters().operations, 0);
         drop(writer);
@@ -261,13 +266,13 @@ fn under_a_plan_a_cancel_comes_in_time_or_too_late() {
         driver.cancel(token);
         assert_eq!(events(&mut driver), []);
         let expected = if outruns_cancel { 1 } else { -libc::ECANCELED };
-        assert_eq!(events(&mut driver)[0].result, expected);
+        assert_eq!(events(&mut driver)[0].result(), expected);
         // A waiting one ends, too.
         driver.submit(receive(raw(&there), 8)).unwrap();
         assert_eq!(events(&mut driver), []);
         driver.cancel_fd(raw(&there));
         assert_eq!(events(&mut driver), []);
-        assert_eq!(events(&mut driver)[0].result, -libc::ECANCELED);
+        assert_eq!(events(&mut driver)[0].result(), -libc::ECANCELED);
     }
 }
 
@@ -284,5 +289,63 @@ fn under_a_plan_a_watch_reports_what_the_kernel_finds_and_late() {
     there.write_all(b"x").unwrap();
     assert_eq!(events(&mut driver), []);
     let seen = events(&mut driver);
-    assert!(seen[0].token == watch && seen[0].readiness().is_readable());
+    assert!(seen[0].token() == watch && seen[0].readiness().is_readable());
+}
+
+/// What a script hands to the user of a driver is a descriptor of its own, or none.
+#[test]
+fn a_script_never_invents_a_descriptor() {
+    let open = || Op::OpenAt {
+        directory: None,
+        path: c"/somewhere".to_owned(),
+        flags: 0,
+        mode: 0,
+    };
+    let victim = std::fs::File::open("/dev/null").unwrap();
+    for (op, step) in [
+        (open(), Step::CompletePath(raw(&victim))),
+        (accept(ONE), Step::Complete(ONE, raw(&victim))),
+        (
+            receive(ONE, 8),
+            Step::Connect(ONE, victim.try_clone().unwrap().into()),
+        ),
+    ] {
+        let (script, mut driver) = scripted();
+        driver.submit(op).unwrap();
+        script.turn([step]);
+        let played = catch_unwind(AssertUnwindSafe(|| events(&mut driver)));
+        assert!(played.is_err());
+    }
+    let (script, mut driver) = scripted();
+    let token = driver.submit(open()).unwrap();
+    let file = victim.try_clone().unwrap();
+    let number = raw(&file);
+    script.turn([Step::Open(file.into())]);
+    let seen = events(&mut driver);
+    assert_eq!((seen[0].token(), seen[0].result()), (token, number));
+    assert_eq!(raw(&driver.take_fd(&seen[0]).unwrap()), number);
+    // One that nobody waits for is closed.
+    let (mut reader, writer) = pipe();
+    script.turn([Step::Open(writer.into())]);
+    assert_eq!(events(&mut driver), []);
+    assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), 0);
+}
+
+#[test]
+fn a_script_returns_no_result_that_is_no_errno() {
+    for result in [-4096, i32::MIN] {
+        for step in [Step::Complete(ONE, result), Step::CompletePath(result)] {
+            let turned = catch_unwind(|| Script::new().turn([step]).is_over());
+            assert!(turned.is_err(), "{result}");
+        }
+    }
+    for errno in [-1, -64, 4096, i32::MIN] {
+        let mut fault = Fault::default();
+        fault.errno = errno;
+        let mut driver = planned(fault);
+        let (here, _there) = pair();
+        driver.submit(receive(raw(&here), 64)).unwrap();
+        let played = catch_unwind(AssertUnwindSafe(|| events(&mut driver)));
+        assert!(played.is_err(), "{errno}");
+    }
 }

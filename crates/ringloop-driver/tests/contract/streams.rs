@@ -78,7 +78,7 @@ fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
             poll(&mut driver, Some(QUIET), &mut events);
             let _ = there.read_to_end(&mut received);
         }
-        assert_eq!(events[0].token, token);
+        assert_eq!(events[0].token(), token);
         let sent = events[0].io_result().unwrap() as usize;
         assert!(sent > 0 && start + sent <= large.len());
         start += sent;
@@ -117,7 +117,7 @@ fn the_end_of_a_stream_is_zero(mut driver: Driver) {
     let token = driver.submit(receive(raw(&here), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     there.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(event_of(&mut driver, token).result, 0);
+    assert_eq!(event_of(&mut driver, token).result(), 0);
     // The other direction is open.
     assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, 1);
 }

@@ -125,7 +125,7 @@ pub(crate) fn event_of(driver: &mut Driver, token: Token) -> Event {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         poll(driver, Some(PATIENCE), &mut events);
-        if let Some(event) = events.iter().find(|event| event.token == token) {
+        if let Some(event) = events.iter().find(|event| event.token() == token) {
             return *event;
         }
     }
@@ -165,7 +165,7 @@ pub(crate) fn pipe() -> (File, File) {
     ends.map(|fd| File::from(own(fd))).into()
 }
 
-/// Takes ownership of a descriptor from the kernel or from an event.
+/// Takes ownership of a descriptor from the kernel.
 pub(crate) fn own(fd: RawFd) -> OwnedFd {
     assert!(fd >= 0, "not a descriptor: {fd}");
     // SAFETY: it is open, and every caller passes a new one, once.
@@ -340,8 +340,8 @@ pub(crate) fn accepted(driver: &mut Driver, token: Token, count: usize) -> Vec<O
         events.clear();
         poll(driver, Some(PATIENCE), &mut events);
         for event in &events {
-            assert!(event.token == token && event.is_more(), "{event:?}");
-            accepted.push(own(event.result));
+            assert!(event.token() == token && event.is_more(), "{event:?}");
+            accepted.push(driver.take_fd(event).unwrap());
         }
     }
     accepted
@@ -352,7 +352,14 @@ pub(crate) fn finish(driver: &mut Driver, op: Op) -> (i32, Op) {
     let token = driver.submit(op).unwrap();
     let event = event_of(driver, token);
     assert!(!event.is_watch() && !event.is_more());
-    (event.result, driver.take(token).unwrap())
+    (event.result(), driver.take(token).unwrap())
+}
+
+/// Submits an operation that opens or accepts something, and polls until it has.
+pub(crate) fn descriptor_of(driver: &mut Driver, op: Op) -> OwnedFd {
+    let token = driver.submit(op).unwrap();
+    let event = event_of(driver, token);
+    driver.take_fd(&event).unwrap()
 }
 
 /// A listening socket on a free port of the loopback, and its address.

@@ -11,7 +11,7 @@ use ringloop_driver::{BackendKind, Bytes, Driver, Op, SENT_BY_COPY, SENT_WITHOUT
 
 use crate::support::{
     PATIENCE, QUIET, all_events, event_of, fill, lend, on_both_backends, pair, pattern, pipe, poll,
-    raw, rest_of, tcp_pair,
+    raw, receive, rest_of, tcp_pair,
 };
 
 on_both_backends!(
@@ -22,6 +22,7 @@ on_both_backends!(
     a_zero_copy_send_that_would_copy_does_not_after_its_cancel,
     a_zero_copy_send_that_is_answered_outlives_its_socket,
     a_driver_dropped_under_zero_copy_sends_frees_nothing_too_early,
+    an_owner_that_panics_disturbs_neither_the_driver_nor_other_operations,
 );
 
 /// Bytes that note when they are freed, and are overwritten then.
@@ -81,7 +82,7 @@ fn bytes_are_sent_from_where_they_lie(mut driver: Driver) {
         let token = driver.submit(send_zero_copy(fd, guarded)).unwrap();
         let first = event_of(&mut driver, token);
         assert!(first.is_more(), "the memory comes back later");
-        assert_eq!(first.result, 5000);
+        assert_eq!(first.result(), 5000);
         let mut buffer = [0; 8192];
         assert_eq!(receive(&mut buffer), 5000);
         assert_eq!(buffer[..5000], bytes);
@@ -90,7 +91,7 @@ fn bytes_are_sent_from_where_they_lie(mut driver: Driver) {
             assert!(driver.take(token).is_none());
             let last = event_of(&mut driver, token);
             assert!(!last.is_more());
-            assert!([SENT_WITHOUT_COPY, SENT_BY_COPY].contains(&last.result));
+            assert!([SENT_WITHOUT_COPY, SENT_BY_COPY].contains(&last.result()));
         }
         assert!(!freed.load(Ordering::Relaxed));
         assert!(driver.take(token).is_some());
@@ -126,7 +127,7 @@ fn a_zero_copy_send_of_much_arrives_whole(mut driver: Driver) {
                 poll(&mut driver, Some(QUIET), &mut events);
                 let _ = far.read_to_end(&mut received);
             }
-            assert!(events.iter().all(|event| event.token == token));
+            assert!(events.iter().all(|event| event.token() == token));
             assert_eq!(events.len(), 2, "a count and the memory: {events:?}");
             sent += events[0].io_result().unwrap() as usize;
         }
@@ -153,7 +154,7 @@ fn a_zero_copy_send_that_fails_says_so_once(mut driver: Driver) {
         let (guarded, freed) = Guarded::new(pattern(100));
         let token = driver.submit(send_zero_copy(fd, guarded)).unwrap();
         let event = event_of(&mut driver, token);
-        assert_eq!(event.result, -errno);
+        assert_eq!(event.result(), -errno);
         assert!(!event.is_more());
         assert!(!freed.load(Ordering::Relaxed));
         let Some(Op::SendZeroCopy { bytes, .. }) = driver.take(token) else {
@@ -192,9 +193,9 @@ fn a_zero_copy_send_is_cancelled_or_discarded(mut driver: Driver) {
                 let event = event_of(&mut driver, token);
                 if event.is_more() {
                     // The peer's kernel has made room, and the bytes were sent before the cancel.
-                    sent = event.result as usize;
+                    sent = event.result() as usize;
                 } else {
-                    assert_eq!(event.result, -libc::ECANCELED);
+                    assert_eq!(event.result(), -libc::ECANCELED);
                     assert!(!freed.load(Ordering::Relaxed));
                     assert!(driver.take(token).is_some());
                 }
@@ -238,7 +239,7 @@ fn a_zero_copy_send_that_would_copy_does_not_after_its_cancel(mut driver: Driver
             assert_eq!(all_events(&mut driver), []);
         } else {
             let event = event_of(&mut driver, token);
-            assert_eq!((event.result, event.is_more()), (-libc::ECANCELED, false));
+            assert_eq!((event.result(), event.is_more()), (-libc::ECANCELED, false));
             assert!(driver.take(token).is_some());
             assert_eq!(all_events(&mut driver), []);
         }
@@ -259,7 +260,7 @@ fn a_zero_copy_send_that_is_answered_outlives_its_socket(mut driver: Driver) {
     while events.is_empty() {
         poll(&mut driver, Some(PATIENCE), &mut events);
     }
-    assert_eq!((events[0].token, events[0].result), (token, 30_000));
+    assert_eq!((events[0].token(), events[0].result()), (token, 30_000));
     let fd = raw(&near);
     drop(near);
     // It is too late, and the number may belong to another file by now.
@@ -289,4 +290,48 @@ fn a_driver_dropped_under_zero_copy_sends_frees_nothing_too_early(mut driver: Dr
         !received.contains(&0xff),
         "memory was freed before it was sent"
     );
+}
+
+/// A panic that left a driver in the middle of its drop would free memory that the kernel still writes to.
+fn an_owner_that_panics_disturbs_neither_the_driver_nor_other_operations(mut driver: Driver) {
+    struct Panicking;
+    impl AsRef<[u8]> for Panicking {
+        fn as_ref(&self) -> &[u8] {
+            b"hello"
+        }
+    }
+    impl Drop for Panicking {
+        fn drop(&mut self) {
+            panic!("a destructor that panics, on purpose");
+        }
+    }
+    let (near, mut far) = tcp_pair();
+    let (receiving, mut sending) = pair();
+    let received = driver.submit(receive(raw(&receiving), 8)).unwrap();
+    // One is discarded before it starts, one when it has, and one is finished and not taken.
+    let unstarted = driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.discard(unstarted);
+    let started = driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.flush().unwrap();
+    driver.discard(started);
+    driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.flush().unwrap();
+    far.set_nonblocking(false).unwrap();
+    far.read_exact(&mut [0; 5]).unwrap();
+    sending.write_all(b"x").unwrap();
+    assert_eq!(event_of(&mut driver, received).result(), 1);
+    assert!(driver.take(received).is_some());
+    all_events(&mut driver);
+    driver.submit(receive(raw(&receiving), 8)).unwrap();
+    driver
+        .submit(send_zero_copy(raw(&near), Panicking))
+        .unwrap();
+    driver.flush().unwrap();
+    drop(driver);
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use ringloop_driver::{Driver, Event, Op, SharedFd, Token};
 
 use crate::support::{
-    PATIENCE, driver, event_of, finish, in_child, on_both_backends, own, poll, raw, status_flags,
+    PATIENCE, descriptor_of, driver, event_of, finish, in_child, on_both_backends, poll, raw,
+    status_flags,
 };
 
 on_both_backends!(
@@ -75,7 +76,7 @@ fn an_open_that_must_wait_for_a_lease_does(driver_of: Driver) {
         assert_eq!(events, []);
         lease(file, libc::F_UNLCK)?;
         let event = event_of(driver, token);
-        let opened = own(event.result);
+        let opened = driver.take_fd(&event).unwrap();
         assert_eq!(status_flags(raw(&opened)) & libc::O_NONBLOCK, 0);
         Ok(())
     });
@@ -87,12 +88,8 @@ fn files_that_are_stuck_hold_up_no_others(driver_of: Driver) {
             .map(|_| driver.submit(open(path, libc::O_WRONLY)).unwrap())
             .collect();
         driver.flush().unwrap();
-        let free = finish(
-            driver,
-            open(Path::new("/dev/null"), libc::O_WRONLY | libc::O_CREAT),
-        )
-        .0;
-        drop(own(free));
+        let free = open(Path::new("/dev/null"), libc::O_WRONLY | libc::O_CREAT);
+        drop(descriptor_of(driver, free));
         let read = Op::Read {
             fd: SharedFd::new(File::open(path).unwrap()),
             buffer: Vec::with_capacity(8),
@@ -106,8 +103,8 @@ fn files_that_are_stuck_hold_up_no_others(driver_of: Driver) {
             events.clear();
             poll(driver, Some(PATIENCE), &mut events);
             for event in &events {
-                drop(own(event.result));
-                stuck.retain(|token| *token != event.token);
+                drop(driver.take_fd(event).unwrap());
+                stuck.retain(|token| *token != event.token());
             }
         }
         Ok(())
@@ -140,7 +137,7 @@ fn reads_that_are_stuck_hold_up_no_others(driver_of: Driver) {
             poll(&mut driver, Some(Duration::ZERO), &mut events);
         }
         let opened = open(Path::new("/dev/null"), libc::O_WRONLY | libc::O_CREAT);
-        drop(own(finish(&mut driver, opened).0));
+        drop(descriptor_of(&mut driver, opened));
         let file = SharedFd::new(File::open("/").map_err(|error| error.to_string())?);
         let sync = Op::Fsync {
             fd: file,
@@ -164,8 +161,8 @@ fn a_fifo_is_opened_without_waiting(mut driver: Driver) {
     for creation in [0, libc::O_CREAT] {
         let without_reader = finish(&mut driver, open(&path, libc::O_WRONLY | creation)).0;
         assert_eq!(without_reader, -libc::ENXIO);
-        let reader = own(finish(&mut driver, open(&path, libc::O_RDONLY | creation)).0);
-        let writer = own(finish(&mut driver, open(&path, libc::O_WRONLY | creation)).0);
+        let reader = descriptor_of(&mut driver, open(&path, libc::O_RDONLY | creation));
+        let writer = descriptor_of(&mut driver, open(&path, libc::O_WRONLY | creation));
         for end in [&reader, &writer] {
             assert_eq!(status_flags(raw(end)) & libc::O_NONBLOCK, 0);
         }
@@ -174,7 +171,7 @@ fn a_fifo_is_opened_without_waiting(mut driver: Driver) {
         let mut bytes = [0; 7];
         reader.read_exact(&mut bytes).unwrap();
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | creation;
-        let nonblocking = own(finish(&mut driver, open(&path, flags)).0);
+        let nonblocking = descriptor_of(&mut driver, open(&path, flags));
         assert_ne!(status_flags(raw(&nonblocking)) & libc::O_NONBLOCK, 0);
     }
     std::fs::remove_file(path).unwrap();

@@ -288,7 +288,7 @@ impl World {
 
     fn unwatch(&mut self, end: usize) {
         if let Some(token) = self.ends[end].watch.take() {
-            self.driver.unwatch(token).unwrap();
+            self.driver.unwatch(token);
             self.gone.push(token);
         }
     }
@@ -301,7 +301,7 @@ impl World {
         assert!(self.driver.take(token).is_none());
         self.driver.cancel(token);
         self.driver.discard(token);
-        self.driver.unwatch(token).unwrap();
+        self.driver.unwatch(token);
         let error = self
             .driver
             .rewatch(token, Interest::READ, Mode::Edge)
@@ -319,11 +319,11 @@ impl World {
         }
         for event in events {
             assert!(
-                !self.gone.contains(&event.token),
+                !self.gone.contains(&event.token()),
                 "{event:?} comes too late"
             );
             if event.is_watch() {
-                let is_known = |end: &End| end.watch == Some(event.token);
+                let is_known = |end: &End| end.watch == Some(event.token());
                 assert!(self.ends.iter().any(is_known), "nobody watches: {event:?}");
             } else {
                 self.end_of_operation(event);
@@ -335,11 +335,11 @@ impl World {
         assert!(!event.is_more());
         let pending = self
             .pending
-            .remove(&event.token)
+            .remove(&event.token())
             .expect("nobody submitted it");
-        self.gone.push(event.token);
-        let op = self.driver.take(event.token).expect("it has just ended");
-        assert!(self.driver.take(event.token).is_none());
+        self.gone.push(event.token());
+        let op = self.driver.take(event.token()).expect("it has just ended");
+        assert!(self.driver.take(event.token()).is_none());
         let (end, peer) = (pending.end, pending.end ^ 1);
         let peer_may_have_ended = self.ends[peer].may_have_ended;
         match event.io_result() {

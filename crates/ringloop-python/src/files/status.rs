@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use ringloop_driver::{FileStatus, FileTime};
 
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -14,7 +15,7 @@ pub(super) fn flags(follow: bool) -> i32 {
 }
 
 /// What `os.stat` makes of it.
-pub(super) fn to_python<'py>(py: Python<'py>, status: &libc::statx) -> PyResult<Bound<'py, PyAny>> {
+pub(super) fn to_python<'py>(py: Python<'py>, status: &FileStatus) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let class = CLASS.get_or_try_init(py, || {
         py.import(intern!(py, "os"))?
@@ -27,41 +28,41 @@ pub(super) fn to_python<'py>(py: Python<'py>, status: &libc::statx) -> PyResult<
     let signed = |value: i64| -> PyResult<Bound<'py, PyAny>> {
         Ok(New(value).into_pyobject(py)?.into_any())
     };
-    let float = |time: &libc::statx_timestamp| -> PyResult<Bound<'py, PyAny>> {
-        let seconds = time.tv_sec as f64 + 1e-9 * f64::from(time.tv_nsec);
+    let float = |time: FileTime| -> PyResult<Bound<'py, PyAny>> {
+        let seconds = time.seconds as f64 + 1e-9 * f64::from(time.nanoseconds);
         Ok(objects::float(py, seconds)?.into_any())
     };
-    let ns = |time: &libc::statx_timestamp| -> PyResult<Bound<'py, PyAny>> {
-        match time.tv_sec.checked_mul(NS_PER_SECOND) {
-            Some(ns) => signed(ns.saturating_add(i64::from(time.tv_nsec))),
+    let ns = |time: FileTime| -> PyResult<Bound<'py, PyAny>> {
+        match time.seconds.checked_mul(NS_PER_SECOND) {
+            Some(ns) => signed(ns.saturating_add(i64::from(time.nanoseconds))),
             // After the year 2262, or before 1678.
-            None => signed(time.tv_sec)?
+            None => signed(time.seconds)?
                 .mul(signed(NS_PER_SECOND)?)?
-                .add(signed(i64::from(time.tv_nsec))?),
+                .add(signed(i64::from(time.nanoseconds))?),
         }
     };
-    let times = [&status.stx_atime, &status.stx_mtime, &status.stx_ctime];
-    let device = |major, minor| int(libc::makedev(major, minor));
+    let times = [status.accessed(), status.modified(), status.changed()];
+    let device = |(major, minor)| int(libc::makedev(major, minor));
     let fields = [
-        int(u64::from(status.stx_mode))?,
-        int(status.stx_ino)?,
-        device(status.stx_dev_major, status.stx_dev_minor)?,
-        int(u64::from(status.stx_nlink))?,
-        int(u64::from(status.stx_uid))?,
-        int(u64::from(status.stx_gid))?,
-        int(status.stx_size)?,
-        signed(times[0].tv_sec)?,
-        signed(times[1].tv_sec)?,
-        signed(times[2].tv_sec)?,
+        int(u64::from(status.mode()))?,
+        int(status.inode())?,
+        device(status.device())?,
+        int(u64::from(status.links()))?,
+        int(u64::from(status.uid()))?,
+        int(u64::from(status.gid()))?,
+        int(status.size())?,
+        signed(times[0].seconds)?,
+        signed(times[1].seconds)?,
+        signed(times[2].seconds)?,
         float(times[0])?,
         float(times[1])?,
         float(times[2])?,
         ns(times[0])?,
         ns(times[1])?,
         ns(times[2])?,
-        int(u64::from(status.stx_blksize))?,
-        int(status.stx_blocks)?,
-        device(status.stx_rdev_major, status.stx_rdev_minor)?,
+        int(u64::from(status.block_size()))?,
+        int(status.blocks())?,
+        device(status.special_device())?,
     ];
     let fields = objects::tuple(py, fields)?;
     class.bind(py).call1((fields,))

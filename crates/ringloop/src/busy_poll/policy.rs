@@ -192,16 +192,18 @@ impl Policy {
 
     /// Ends a wait that [`Policy::begin`] began.
     pub(crate) fn end(&mut self, wait: Wait) {
-        let spun_ns = wait.polled_until_ns - wait.start_ns;
+        // The caller says when the wait began, and may be wrong.
+        let spun_ns = wait.polled_until_ns.saturating_sub(wait.start_ns);
         let spun = spun_ns > 0;
         let hit = spun && wait.polled_until_ns == wait.end_ns && wait.arrivals > 0;
         self.counters.waits += 1;
         self.counters.spins += u64::from(spun);
         self.counters.spin_hits += u64::from(hit);
-        self.counters.spun_ns += spun_ns;
-        self.counters.blocked_ns += wait.end_ns - wait.polled_until_ns;
+        self.counters.spun_ns = self.counters.spun_ns.saturating_add(spun_ns);
+        let blocked_ns = wait.end_ns.saturating_sub(wait.polled_until_ns);
+        self.counters.blocked_ns = self.counters.blocked_ns.saturating_add(blocked_ns);
         if spun && !hit {
-            self.counters.wasted_ns += spun_ns;
+            self.counters.wasted_ns = self.counters.wasted_ns.saturating_add(spun_ns);
             self.allowance_ns = self.allowance_ns.saturating_sub(spun_ns);
         }
         if self.choice == BusyPoll::Adaptive && !self.one_cpu {
@@ -210,7 +212,7 @@ impl Policy {
     }
 
     fn learn(&mut self, wait: Wait, spun: bool, hit: bool) {
-        let wait_ns = wait.end_ns - wait.start_ns;
+        let wait_ns = wait.end_ns.saturating_sub(wait.start_ns);
         let short = wait.arrivals > 0 && wait_ns <= WINDOW_NS_MAX;
         // A deadline or a signal soon after the start says nothing about when events arrive.
         if wait.arrivals == 0 && wait_ns <= WINDOW_NS_MAX && !spun {

@@ -18,7 +18,7 @@ use crate::sys;
 /// The minimum by which a buffer grows, if the size of the file is unknown.
 const GROWTH_MIN: usize = 8 * 1024;
 
-/// Refuses an offset beyond the maximum. The driver would do so, too, but would not return the buffer.
+/// Refuses an offset beyond the maximum, also where there is nothing to read or to write.
 fn check(offset: u64) -> io::Result<()> {
     match i64::try_from(offset) {
         Ok(_) => Ok(()),
@@ -29,9 +29,14 @@ fn check(offset: u64) -> io::Result<()> {
     }
 }
 
-/// An open file. The descriptor is closed when the file and all operations on it are gone.
+/// An open file. The descriptor is closed when the file and all operations on it are gone, by a close(2) that blocks the
+/// thread of whoever was last. That may take long on some file systems, and when the last name of a large file is gone.
+/// [`close`](Self::close) does not block.
 ///
 /// A file may be sent to other threads, and used in any runtime. Reading appends to a buffer, as far as it has room.
+///
+/// # Panics
+/// Futures of a file panic if they are polled outside of a runtime.
 ///
 /// ```
 /// use ringloop::{Runtime, RuntimeConfig, fs};
@@ -107,9 +112,7 @@ impl File {
         options.open(path).await
     }
 
-    pub(super) fn from_descriptor(descriptor: u32, flags: i32) -> Self {
-        // SAFETY: the result of a successful open: a new descriptor that nobody else owns.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) };
+    pub(super) fn opened(descriptor: OwnedFd, flags: i32) -> Self {
         Self {
             fd: SharedFd::new(descriptor),
             appends: flags & libc::O_APPEND != 0,

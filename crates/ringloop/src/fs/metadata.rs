@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ringloop_driver::{FileStatus, Op, SharedFd};
+use ringloop_driver::{FileStatus, FileTime, Op, SharedFd};
 
 use super::{lost, perform};
 
@@ -55,7 +55,7 @@ impl Metadata {
     /// The file's length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "as in the standard library")]
     pub fn len(&self) -> u64 {
-        self.status.0.stx_size
+        self.status.size()
     }
 
     /// Whether it is a regular file.
@@ -75,7 +75,7 @@ impl Metadata {
 
     /// The file's type and permissions, as in inode(7).
     pub fn mode(&self) -> u32 {
-        u32::from(self.status.0.stx_mode)
+        self.status.mode()
     }
 
     /// The file's permissions, for functions of [`std::fs`].
@@ -85,37 +85,38 @@ impl Metadata {
 
     /// The ID of the file's owner.
     pub fn uid(&self) -> u32 {
-        self.status.0.stx_uid
+        self.status.uid()
     }
 
     /// The ID of the file's group.
     pub fn gid(&self) -> u32 {
-        self.status.0.stx_gid
+        self.status.gid()
     }
 
     /// The ID of the device that contains the file.
     pub fn dev(&self) -> u64 {
-        libc::makedev(self.status.0.stx_dev_major, self.status.0.stx_dev_minor)
+        let (major, minor) = self.status.device();
+        libc::makedev(major, minor)
     }
 
     /// The inode number.
     pub fn ino(&self) -> u64 {
-        self.status.0.stx_ino
+        self.status.inode()
     }
 
     /// The number of hard links.
     pub fn nlink(&self) -> u64 {
-        u64::from(self.status.0.stx_nlink)
+        u64::from(self.status.links())
     }
 
     /// The time of the last modification.
     pub fn modified(&self) -> SystemTime {
-        time(&self.status.0.stx_mtime)
+        time(self.status.modified())
     }
 
     /// The time of the last access, if the file system records it.
     pub fn accessed(&self) -> SystemTime {
-        time(&self.status.0.stx_atime)
+        time(self.status.accessed())
     }
 
     /// The time of creation.
@@ -123,24 +124,23 @@ impl Metadata {
     /// # Errors
     /// Returns `Unsupported` if the file system does not record it.
     pub fn created(&self) -> io::Result<SystemTime> {
-        if self.status.0.stx_mask & libc::STATX_BTIME == 0 {
-            return Err(io::Error::new(
+        self.status.created().map(time).ok_or_else(|| {
+            io::Error::new(
                 io::ErrorKind::Unsupported,
                 "the file system does not record creation times",
-            ));
-        }
-        Ok(time(&self.status.0.stx_btime))
+            )
+        })
     }
 }
 
-fn time(stamp: &libc::statx_timestamp) -> SystemTime {
-    let whole = Duration::from_secs(stamp.tv_sec.unsigned_abs());
-    let seconds = if stamp.tv_sec < 0 {
+fn time(stamp: FileTime) -> SystemTime {
+    let whole = Duration::from_secs(stamp.seconds.unsigned_abs());
+    let seconds = if stamp.seconds < 0 {
         UNIX_EPOCH - whole
     } else {
         UNIX_EPOCH + whole
     };
-    seconds + Duration::from_nanos(u64::from(stamp.tv_nsec))
+    seconds + Duration::from_nanos(u64::from(stamp.nanoseconds))
 }
 
 impl fmt::Debug for Metadata {

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use ringloop_driver::Op;
 
-use super::{File, is_interrupted, perform, to_c};
+use super::{File, is_interrupted, to_c};
+use crate::source::Operation;
 
 /// Options for opening a [`File`], like [`std::fs::OpenOptions`].
 ///
@@ -143,9 +144,9 @@ impl OpenOptions {
                 flags,
                 mode: self.mode,
             };
-            let (result, _) = perform(op).await;
+            let result = Operation::submit(op)?.opened().await;
             if !is_interrupted(&result) {
-                return result.map(|descriptor| File::from_descriptor(descriptor, flags));
+                return result.map(|descriptor| File::opened(descriptor, flags));
             }
         }
     }

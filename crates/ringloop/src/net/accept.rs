@@ -33,6 +33,18 @@ impl Acceptor {
         self.socket.as_ref().expect("it is there until the drop")
     }
 
+    /// Ends the watch, and returns the socket. If the kernel cannot be told, the socket is closed once it has been.
+    pub(crate) fn into_socket(mut self) -> io::Result<Socket> {
+        let socket = self.socket.take().expect("it is there until the drop");
+        if let Some(watch) = self.watch.get()
+            && let Err(error) = watch.release(socket.as_fd())
+        {
+            watch.retire(socket.into());
+            return Err(error);
+        }
+        Ok(socket)
+    }
+
     /// Waits for a connection. It is non-blocking, and its peer may already be gone.
     pub(crate) async fn accept(&self) -> io::Result<(Socket, SockAddr)> {
         let socket = self.socket().as_fd();

@@ -8,7 +8,8 @@ use socket2::SockAddr;
 
 use crate::blocking;
 
-/// Types that can be converted to socket addresses, to bind or connect to. Host names are resolved by the system.
+/// Types that can be converted to socket addresses, to bind or connect to. Host names are resolved by the system. A program
+/// may implement it for types of its own.
 ///
 /// ```
 /// use ringloop::net::ToAddresses;

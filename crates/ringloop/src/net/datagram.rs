@@ -35,6 +35,11 @@ impl Datagrams {
         self.source.get()
     }
 
+    /// See [`Source::into_inner`].
+    pub(crate) fn into_socket(self) -> io::Result<Socket> {
+        self.source.into_inner()
+    }
+
     /// Sends or receives without waiting.
     pub(crate) fn call<T>(&self, call: impl FnMut(&Socket) -> io::Result<T>) -> io::Result<T> {
         self.source.call(call)

@@ -1,9 +1,9 @@
 //! What sockets of all families have in common, as macros: rustdoc shows each type with its own methods, while code and
 //! documentation are written once.
 
-/// Descriptor, conversion and formatting of a type of sockets.
+/// Descriptor, conversions and formatting of a type of sockets.
 ///
-/// `make` converts a non-blocking [`socket2::Socket`]. `Debug` shows the given addresses, and ends with the method
+/// `make` converts a non-blocking [`socket2::Socket`], and the field's `into_socket` converts back. `Debug` shows the given addresses, and ends with the method
 /// `finish`.
 macro_rules! socket_traits {
     ($socket:ident { $field:ident }, $std:ty: $make:expr, [$($address:ident),*], $finish:ident) => {
@@ -23,9 +23,41 @@ macro_rules! socket_traits {
             type Error = std::io::Error;
 
             /// Converts a socket of the standard library, and makes it non-blocking.
+            ///
+            /// # Panics
+            /// Panics outside of a runtime, unless it is a listener.
             fn try_from(socket: $std) -> std::io::Result<Self> {
                 socket.set_nonblocking(true)?;
                 $make(socket2::Socket::from(socket))
+            }
+        }
+
+        impl $socket {
+            /// Converts to a socket of the standard library, which stays non-blocking. Nothing that has arrived is lost, and
+            /// nothing that was written.
+            ///
+            /// # Errors
+            /// Returns `ResourceBusy` if the kernel cannot be told at the moment, for lack of memory. The socket is then
+            /// closed.
+            pub fn into_std(self) -> std::io::Result<$std> {
+                self.$field.into_socket().map(<$std>::from)
+            }
+        }
+
+        impl TryFrom<$socket> for $std {
+            type Error = std::io::Error;
+
+            fn try_from(socket: $socket) -> std::io::Result<Self> {
+                socket.into_std()
+            }
+        }
+
+        /// Not infallible, because the kernel must be told; see `into_std`.
+        impl TryFrom<$socket> for std::os::fd::OwnedFd {
+            type Error = std::io::Error;
+
+            fn try_from(socket: $socket) -> std::io::Result<Self> {
+                socket.into_std().map(Self::from)
             }
         }
 
@@ -134,10 +166,8 @@ macro_rules! stream {
             }
         }
 
-        impl Stream for $stream {}
-
-        impl HasCore for $stream {
-            fn core(&self) -> &Core {
+        impl Stream for $stream {
+            fn connection(&self, _: $crate::sealed::Internal) -> &Core {
                 &self.core
             }
         }

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
@@ -126,6 +127,25 @@ impl<S: Stream> HasCore for OwnedWriteHalf<S> {
         self.stream.core()
     }
 }
+
+macro_rules! descriptor {
+    ($half:ident) => {
+        impl<S: Stream> AsFd for $half<S> {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.stream.core().as_fd()
+            }
+        }
+
+        impl<S: Stream> AsRawFd for $half<S> {
+            fn as_raw_fd(&self) -> RawFd {
+                self.as_fd().as_raw_fd()
+            }
+        }
+    };
+}
+
+descriptor!(OwnedReadHalf);
+descriptor!(OwnedWriteHalf);
 
 impl<S: Stream> Drop for OwnedWriteHalf<S> {
     fn drop(&mut self) {

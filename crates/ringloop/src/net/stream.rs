@@ -15,6 +15,7 @@ use ringloop_driver::{Interest, Op, SENT_BY_COPY, SharedFd};
 use socket2::{SockAddr, Socket};
 
 use super::buffer::{ReadBuffer, spare};
+use crate::sealed::{INTERNAL, Internal};
 use crate::source::{Activity, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
 
@@ -78,13 +79,23 @@ impl Drop for Unanswered<'_> {
 }
 
 /// A connection of any family that can be split: a [`TcpStream`](crate::net::TcpStream) or a
-/// [`UnixStream`](crate::net::UnixStream).
-pub trait Stream: HasCore {}
+/// [`UnixStream`](crate::net::UnixStream). The trait is sealed: no other type can implement it.
+pub trait Stream {
+    /// The connection.
+    #[doc(hidden)]
+    fn connection(&self, _: Internal) -> &Core;
+}
 
 /// Implemented by types that have a connection.
-pub trait HasCore {
+pub(crate) trait HasCore {
     /// The connection.
     fn core(&self) -> &Core;
+}
+
+impl<S: Stream> HasCore for S {
+    fn core(&self) -> &Core {
+        self.connection(INTERNAL)
+    }
 }
 
 impl Core {
@@ -127,6 +138,13 @@ impl Core {
 
     pub(crate) fn socket(&self) -> &Socket {
         self.source.get()
+    }
+
+    /// See [`Source::into_inner`].
+    pub(crate) fn into_socket(self) -> io::Result<Socket> {
+        // An operation of it is cancelled before the kernel is told.
+        drop(self.zero_copy);
+        self.source.into_inner()
     }
 
     pub(crate) async fn read<B: ReadBuffer>(&self, mut buffer: B) -> (io::Result<usize>, B) {
@@ -259,7 +277,8 @@ impl Core {
     async fn send_zero_copy(&self, bytes: Bytes) -> io::Result<usize> {
         let operation = Operation::submit(Op::SendZeroCopy {
             // SAFETY: the source closes the socket, but first cancels the operations on it, and makes sure that the
-            // kernel knows (`Shared::retire`).
+            // kernel knows (`Shared::retire`). The driver has the only copy of this: when the operation is over, nothing
+            // of it is kept (`Shared::dispatch`).
             fd: unsafe { SharedFd::borrow_raw(self.socket().as_raw_fd()) },
             bytes: ringloop_driver::Bytes::new(Lent::new(bytes)),
             // Without MSG_WAITALL, a connection whose peer reads slowly does not count as idle.

@@ -13,7 +13,7 @@ use super::buffer::ReadBuffer;
 use super::connect::{TcpConnectOptions, connect_to_first};
 use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
-use super::stream::{Core, HasCore, ShortRead, Stream};
+use super::stream::{Core, ShortRead, Stream};
 
 /// The options of a [`TcpListener`].
 ///
@@ -91,7 +91,14 @@ impl TcpListener {
     fn bind_to(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Self> {
         let socket = Self::bound_socket(address, options)?;
         Self::listen(&socket, options)?;
-        Ok(Self::from(socket))
+        Ok(Self::from_socket(socket))
+    }
+
+    /// A listener for a socket that listens, and is non-blocking.
+    pub(crate) fn from_socket(socket: Socket) -> Self {
+        Self {
+            acceptor: Acceptor::new(socket),
+        }
     }
 
     /// Binds several listeners to one address, each for the runtime of another thread.
@@ -154,23 +161,18 @@ impl TcpListener {
     ///
     /// # Errors
     /// Returns the errors of accept(2). If there are too many open descriptors (`EMFILE`), wait a little and try again.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (socket, peer) = self.acceptor.accept().await?;
         Ok((TcpStream::from_socket(socket)?, ip(&peer)?))
     }
 }
 
-impl From<Socket> for TcpListener {
-    fn from(socket: Socket) -> Self {
-        Self {
-            acceptor: Acceptor::new(socket),
-        }
-    }
-}
-
 socket_traits!(
     TcpListener { acceptor },
-    std::net::TcpListener: |socket| Ok(TcpListener::from(socket)),
+    std::net::TcpListener: |socket| Ok(TcpListener::from_socket(socket)),
     [local_addr],
     finish_non_exhaustive
 );
@@ -213,6 +215,9 @@ impl TcpStream {
     /// # Errors
     /// Returns the errors of the resolver and of connect(2), the latter for the address that failed last, and
     /// `TimedOut`.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};

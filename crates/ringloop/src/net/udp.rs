@@ -37,6 +37,9 @@ pub struct UdpSocketOptions {
 /// Buffers may be owned or borrowed, see [`TcpStream`](super::TcpStream). Any number of tasks may send and receive at
 /// once. Dropping a future does not lose a datagram: either the caller has it, or it was not received.
 ///
+/// A datagram that is longer than the buffer is cut off, and nothing says so: receive with more room than the longest one
+/// that is expected, and treat a full buffer as cut off.
+///
 /// There is no way to receive several datagrams with one system call: over loopback, recvmmsg(2) costs 1.02 to 1.06
 /// times as much per datagram as recvfrom(2), 440 against 430 ns, in batches of 32 datagrams of 64 and of 1200 bytes.
 ///
@@ -65,6 +68,9 @@ impl UdpSocket {
     ///
     /// # Errors
     /// Returns the errors of the resolver and of bind(2).
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub async fn bind(address: impl ToAddresses) -> io::Result<Self> {
         Self::bind_with(address, &UdpSocketOptions::default()).await
     }

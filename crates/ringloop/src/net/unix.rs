@@ -21,7 +21,7 @@ use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
-use super::stream::{Core, HasCore, ShortRead, Stream};
+use super::stream::{Core, ShortRead, Stream};
 use crate::source::Source;
 use crate::sys;
 use crate::time::sleep;
@@ -39,7 +39,8 @@ const BACKLOG_WAIT_MAX: Duration = Duration::from_millis(32);
 const ROOM_WAIT: Duration = Duration::from_millis(1);
 
 /// Types that can be converted to addresses of Unix sockets: paths, and addresses of the standard library, which may be
-/// abstract names. A path that begins with a zero byte is an abstract name, too.
+/// abstract names. A path that begins with a zero byte is an abstract name, too. A program may implement it for types of its
+/// own.
 ///
 /// ```
 /// use ringloop::net::ToUnixAddress;
@@ -171,6 +172,9 @@ impl UnixListener {
     ///
     /// # Errors
     /// Returns the errors of accept(2). If there are too many open descriptors (`EMFILE`), wait a little and try again.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub async fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
         let (socket, peer) = self.acceptor.accept().await?;
         Ok((UnixStream::from_socket(socket)?, from_kernel(&peer)?))
@@ -226,6 +230,9 @@ impl UnixStream {
     ///
     /// # Errors
     /// Returns the errors of connect(2).
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub async fn connect(address: impl ToUnixAddress) -> io::Result<Self> {
         let address = to_kernel(&address.to_unix_address()?)?;
         let socket = socket(Type::STREAM)?;
@@ -243,6 +250,9 @@ impl UnixStream {
     }
 
     /// Creates two connected sockets without addresses.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (near, far) = Socket::pair(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))
@@ -334,6 +344,9 @@ impl UnixDatagram {
     ///
     /// # Errors
     /// Returns the errors of bind(2): `AddrInUse` if the path exists.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub fn bind(address: impl ToUnixAddress) -> io::Result<Self> {
         let socket = socket(Type::DGRAM)?;
         socket.bind(&to_kernel(&address.to_unix_address()?)?)?;
@@ -341,11 +354,17 @@ impl UnixDatagram {
     }
 
     /// Creates a socket without an address. It can send, but nobody can answer.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub fn unbound() -> io::Result<Self> {
         Self::from_socket(socket(Type::DGRAM)?)
     }
 
     /// Creates two sockets that are connected to each other.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (near, far) = Socket::pair(Domain::UNIX, Type::DGRAM.nonblocking(), None)?;
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))

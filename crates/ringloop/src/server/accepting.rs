@@ -18,6 +18,7 @@ use super::conversation::{Ending, Handshake, Served};
 use super::counters::{WorkerCounters, count};
 use super::drain::Drain;
 use crate::net::{TcpListener, TcpListenerOptions};
+use crate::sealed::INTERNAL;
 use crate::shared::Shared;
 use crate::time::sleep;
 use crate::trace;
@@ -92,7 +93,7 @@ pub(super) async fn accept<S, G, N, F>(
         idle_timeout,
     } = accepting;
     let counters = &worker.counters;
-    let handshake_limit = S::handshake_limit(&settings);
+    let handshake_limit = S::handshake_limit(&settings, INTERNAL);
     let mut back_off = BACK_OFF.0;
     loop {
         match listener.accept().await {
@@ -108,7 +109,7 @@ pub(super) async fn accept<S, G, N, F>(
                 };
                 // The peer may already be gone. Serving will notice.
                 let _ = stream.set_nodelay(nodelay);
-                let Ok(wire) = S::new(stream, &settings) else {
+                let Ok(wire) = S::new(stream, &settings, INTERNAL) else {
                     count(&counters.handshake_errors);
                     continue;
                 };

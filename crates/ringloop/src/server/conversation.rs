@@ -18,6 +18,7 @@ use super::handler::{Connection, Handler};
 use super::idle::Idle;
 use super::wire::Wire;
 use crate::net::stream::HasCore;
+use crate::sealed::INTERNAL;
 use crate::time::{Elapsed, Sleep, sleep};
 use crate::trace;
 
@@ -52,7 +53,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         Self {
             handler,
             wire,
-            unsent: W::Unsent::default(),
+            unsent: W::nothing_unsent(INTERNAL),
             peer,
             is_connected: false,
             is_closing: false,
@@ -68,7 +69,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         method(
             &mut self.handler,
             &mut Connection {
-                link: self.wire.link(&mut self.unsent),
+                link: self.wire.link(&mut self.unsent, INTERNAL),
                 is_closing: &mut self.is_closing,
                 peer: self.peer,
             },
@@ -82,7 +83,11 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         }
         loop {
             // Not reading meanwhile slows down a peer that does not read.
-            if self.wire.poll_send(context, &mut self.unsent)?.is_pending() {
+            if self
+                .wire
+                .poll_send(context, &mut self.unsent, INTERNAL)?
+                .is_pending()
+            {
                 ready!(self.poll_idle(context))?;
                 if self.is_closing {
                     // The peer does not read, and perhaps never will.
@@ -97,14 +102,14 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                 Poll::Ready(is_over) => {
                     if is_over? {
                         // The peer may have stopped reading, or be gone.
-                        let _ = self.wire.poll_finish(context);
+                        let _ = self.wire.poll_finish(context, INTERNAL);
                         return Poll::Ready(Ok(()));
                     }
                 }
                 Poll::Pending => {
                     if self.draining.has_begun(context) && !self.is_told {
                         // No data is known to wait, but some may have arrived unnoticed.
-                        ready!(self.wire.socket().core().poll_rechecked(context));
+                        ready!(self.wire.socket(INTERNAL).core().poll_rechecked(context));
                         self.is_told = true;
                         self.call(Handler::draining)?;
                     } else {
@@ -127,7 +132,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
 
     /// Ends a connection from our side.
     fn poll_finish(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.wire.poll_finish(context).is_pending() {
+        if self.wire.poll_finish(context, INTERNAL).is_pending() {
             ready!(self.poll_idle(context))?;
         }
         // Everything that the handler wrote is sent. If the farewell cannot be, the peer is gone.
@@ -144,17 +149,18 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             peer,
             ..
         } = self;
-        let handled = ready!(wire.poll_read_with(context, |bytes| {
+        let use_bytes = |bytes: &[u8]| {
             if bytes.is_empty() {
                 return Ok(true);
             }
             let mut connection = Connection {
-                link: wire.link(unsent),
+                link: wire.link(unsent, INTERNAL),
                 is_closing,
                 peer: *peer,
             };
             handler.data(&mut connection, bytes).map(|()| false)
-        }))?;
+        };
+        let handled = ready!(wire.poll_read_with(context, use_bytes, INTERNAL))?;
         Poll::Ready(handled)
     }
 }
@@ -174,7 +180,7 @@ impl<H: Handler, W: Wire> Future for Conversation<H, W> {
 
 /// Tracks how long a connection has been idle.
 fn watch(wire: &impl Wire, limit: Duration) -> Idle {
-    Idle::new(limit, wire.socket().core().activity())
+    Idle::new(limit, wire.socket(INTERNAL).core().activity())
 }
 
 /// Counts the end of a connection, for whatever reason it ends.
@@ -294,12 +300,12 @@ where
             let (wire, _) = beginning
                 .as_ref()
                 .expect("it is there until the handshake ends");
-            let Poll::Ready(shaken) = wire.poll_handshake(context) else {
+            let Poll::Ready(shaken) = wire.poll_handshake(context, INTERNAL) else {
                 let handshake = handshake.as_mut().expect("what may take time has a limit");
                 if !handshake.draining.has_begun(context) {
                     ready!(Pin::new(&mut handshake.limit).poll(context));
                     count(&counters.handshake_errors);
-                    trace::handshake_failed(&Elapsed.into());
+                    trace::handshake_failed(&Elapsed::new().into());
                 }
                 return Poll::Ready(());
             };

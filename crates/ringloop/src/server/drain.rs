@@ -9,13 +9,15 @@ use std::task::{Context, Poll, Waker, ready};
 
 use slab::Slab;
 
+use crate::panics;
 use crate::source::Recheck;
 
 /// Whether a worker's connections have been asked to end, and who wants to know.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     has_begun: Cell<bool>,
-    waiting: RefCell<Slab<Waker>>,
+    /// Empty places are of connections that have been told.
+    waiting: RefCell<Slab<Option<Waker>>>,
 }
 
 impl Drain {
@@ -25,15 +27,15 @@ impl Drain {
 
     pub(super) fn begin(&self) {
         self.has_begun.set(true);
-        // Wakers may be of the user's making, and may call back into this.
+        // Wakers may be of the user's making: they may call back into this, or panic.
         let wakers: Vec<Waker> = self
             .waiting
-            .borrow()
-            .iter()
-            .map(|(_, waker)| waker.clone())
+            .borrow_mut()
+            .iter_mut()
+            .filter_map(|(_, waker)| waker.take())
             .collect();
         for waker in wakers {
-            waker.wake();
+            panics::contain(|| waker.wake());
         }
     }
 }
@@ -54,7 +56,7 @@ impl Listener {
     pub(super) fn has_begun(&mut self, context: &Context<'_>) -> bool {
         if self.place.is_none() {
             let waker = context.waker().clone();
-            self.place = Some(self.drain.waiting.borrow_mut().insert(waker));
+            self.place = Some(self.drain.waiting.borrow_mut().insert(Some(waker)));
         }
         self.drain.has_begun()
     }
@@ -65,10 +67,13 @@ impl Listener {
             return Poll::Ready(());
         }
         if let Some(place) = self.place {
-            let mut waiting = self.drain.waiting.borrow_mut();
-            if !waiting[place].will_wake(context.waker()) {
-                let other = std::mem::replace(&mut waiting[place], context.waker().clone());
-                drop(waiting);
+            let is_known = |waker: &Waker| waker.will_wake(context.waker());
+            if !self.drain.waiting.borrow()[place]
+                .as_ref()
+                .is_some_and(is_known)
+            {
+                let waker = Some(context.waker().clone());
+                let other = std::mem::replace(&mut self.drain.waiting.borrow_mut()[place], waker);
                 drop(other);
             }
         }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -27,9 +27,39 @@ impl fmt::Display for Signal {
     }
 }
 
+/// What all listeners of the process share.
+struct Listeners {
+    count: usize,
+    /// Whether the next signal ends the process: because it was asked before, or because nobody listens.
+    is_asked: Arc<AtomicBool>,
+}
+
+/// `None` until somebody listens for the first time.
+static LISTENERS: Mutex<Option<Listeners>> = Mutex::new(None);
+
+fn lock() -> MutexGuard<'static, Option<Listeners>> {
+    LISTENERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Listeners {
+    /// Installs the handlers, which stay until the process ends.
+    fn new() -> io::Result<Self> {
+        let is_asked = Arc::new(AtomicBool::new(true));
+        for signal in [SIGINT, SIGTERM] {
+            // In this order, so that the first signal finds the flag unset.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_asked))?;
+            flag::register(signal, Arc::clone(&is_asked))?;
+        }
+        Ok(Self { count: 0, is_asked })
+    }
+}
+
 /// Listens to the signals that ask a process to end: SIGINT (Ctrl-C) and SIGTERM. It listens from its creation, so
-/// create it before the program reports that it is ready. A second signal ends the process at once, and so does the
-/// first one after this was dropped.
+/// create it before the program reports that it is ready. A second signal ends the process at once. So does any signal
+/// when all listeners were dropped: the default action is not restored, but the exit code is the one that a shell gives
+/// for it, 128 and the signal's number.
+///
+/// A process may listen several times, one after the other or at once; each listener is told.
 ///
 /// ```no_run
 /// use ringloop::server::{Connection, EndSignals, Handler, Server};
@@ -52,47 +82,43 @@ impl fmt::Display for Signal {
 /// # }
 /// ```
 #[derive(Debug)]
+#[must_use = "when this is dropped, the next signal ends the process"]
 pub struct EndSignals {
     signals: Signals,
-    /// Whether the next signal ends the process.
-    asked: Arc<AtomicBool>,
-    has_come: bool,
 }
 
 impl EndSignals {
-    /// Starts to listen. It stays in effect until the process ends.
+    /// Starts to listen.
     ///
     /// # Errors
     /// Returns the errors of sigaction(2).
     pub fn listen() -> io::Result<Self> {
+        let mut listeners = lock();
+        let listeners = match &mut *listeners {
+            Some(listeners) => listeners,
+            none => none.insert(Listeners::new()?),
+        };
+        // After the other handlers. So when a signal is reported here, it has found the flag as it was, and not as a drop
+        // of this leaves it.
         let signals = Signals::new([SIGINT, SIGTERM])?;
-        let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
-            // In this order, so that the first signal finds `asked` unset.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
-            flag::register(signal, Arc::clone(&asked))?;
-        }
-        Ok(Self {
-            signals,
-            asked,
-            has_come: false,
-        })
+        listeners.count += 1;
+        listeners.is_asked.store(false, Ordering::SeqCst);
+        Ok(Self { signals })
     }
 
     /// Blocks until the first of these signals, which may have arrived already.
     pub fn wait(mut self) -> Signal {
-        let signal = self.signals.forever().next().unwrap_or(SIGTERM);
-        self.has_come = true;
-        Signal(signal)
+        Signal(self.signals.forever().next().unwrap_or(SIGTERM))
     }
 }
 
 impl Drop for EndSignals {
-    /// If nobody has waited, for example because the server could not start, the next signal ends the process.
     fn drop(&mut self) {
-        // If a signal has arrived, its handler may be about to check the flag.
-        if !self.has_come {
-            self.asked.store(true, Ordering::Relaxed);
+        if let Some(listeners) = &mut *lock() {
+            listeners.count -= 1;
+            if listeners.count == 0 {
+                listeners.is_asked.store(true, Ordering::SeqCst);
+            }
         }
     }
 }

@@ -82,7 +82,7 @@ impl Running {
     /// Stops listening, asks the connections to end ([`Handler::draining`](super::Handler::draining), [`Client::draining`](super::Client::draining)), gives them
     /// `patience` to do so, and then cuts off those that are left.
     ///
-    /// Connections that were not accepted yet are reset by the kernel.
+    /// Connections that were not accepted yet are reset by the kernel. This blocks, as [`Pool::shutdown`] does.
     pub fn shutdown(self, patience: Duration) {
         self.stop.close();
         self.pool.shutdown(patience);

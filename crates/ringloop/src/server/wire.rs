@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::net::TcpStream;
+use crate::sealed::Internal;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
 
@@ -23,31 +24,36 @@ pub(super) enum Link<'a> {
     Tls(&'a TlsStream),
 }
 
-/// How a server uses a connection of any type.
+/// How a server uses a connection of any type. Only the crate can call the methods.
 pub trait Wire: Sized + 'static {
     /// The settings that all connections of a server share.
+    #[doc(hidden)]
     type Settings: Clone + fmt::Debug + Send + 'static;
     /// Bytes that the socket had no room for, if the connection does not store them itself.
-    type Unsent: Default;
+    #[doc(hidden)]
+    type Unsent;
 
-    fn new(stream: TcpStream, settings: &Self::Settings) -> io::Result<Self>;
-    fn handshake_limit(settings: &Self::Settings) -> Option<Duration>;
-    fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
+    fn new(stream: TcpStream, settings: &Self::Settings, _: Internal) -> io::Result<Self>;
+    fn nothing_unsent(_: Internal) -> Self::Unsent;
+    fn handshake_limit(settings: &Self::Settings, _: Internal) -> Option<Duration>;
+    fn poll_handshake(&self, context: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>>;
     fn poll_read_with<T>(
         &self,
         context: &mut Context<'_>,
         use_bytes: impl FnOnce(&[u8]) -> T,
+        _: Internal,
     ) -> Poll<io::Result<T>>;
     fn poll_send(
         &self,
         context: &mut Context<'_>,
         unsent: &mut Self::Unsent,
+        _: Internal,
     ) -> Poll<io::Result<()>>;
     /// Tells the peer that nothing will follow, if the protocol can.
-    fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
-    fn socket(&self) -> &TcpStream;
-    #[expect(private_interfaces, reason = "nobody outside can name the trait")]
-    fn link<'a>(&'a self, unsent: &'a mut Self::Unsent) -> Link<'a>;
+    fn poll_finish(&self, context: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>>;
+    fn socket(&self, _: Internal) -> &TcpStream;
+    #[expect(private_interfaces, reason = "only the crate can call it")]
+    fn link<'a>(&'a self, unsent: &'a mut Self::Unsent, _: Internal) -> Link<'a>;
 }
 
 /// Bytes that the socket had no room for.
@@ -77,15 +83,19 @@ impl Wire for TcpStream {
     type Settings = ();
     type Unsent = Unsent;
 
-    fn new(stream: TcpStream, (): &()) -> io::Result<Self> {
+    fn new(stream: TcpStream, (): &(), _: Internal) -> io::Result<Self> {
         Ok(stream)
     }
 
-    fn handshake_limit((): &()) -> Option<Duration> {
+    fn nothing_unsent(_: Internal) -> Unsent {
+        Unsent::default()
+    }
+
+    fn handshake_limit((): &(), _: Internal) -> Option<Duration> {
         None
     }
 
-    fn poll_handshake(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_handshake(&self, _: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
@@ -93,11 +103,17 @@ impl Wire for TcpStream {
         &self,
         context: &mut Context<'_>,
         use_bytes: impl FnOnce(&[u8]) -> T,
+        _: Internal,
     ) -> Poll<io::Result<T>> {
         TcpStream::poll_read_with(self, context, |bytes, _| use_bytes(bytes))
     }
 
-    fn poll_send(&self, context: &mut Context<'_>, unsent: &mut Unsent) -> Poll<io::Result<()>> {
+    fn poll_send(
+        &self,
+        context: &mut Context<'_>,
+        unsent: &mut Unsent,
+        _: Internal,
+    ) -> Poll<io::Result<()>> {
         while unsent.sent < unsent.bytes.len() {
             let mut rest = &unsent.bytes[unsent.sent..];
             unsent.sent += ready!(self.poll_write_from(context, &mut rest))?;
@@ -110,16 +126,16 @@ impl Wire for TcpStream {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_finish(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_finish(&self, _: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    fn socket(&self) -> &TcpStream {
+    fn socket(&self, _: Internal) -> &TcpStream {
         self
     }
 
-    #[expect(private_interfaces, reason = "nobody outside can name the trait")]
-    fn link<'a>(&'a self, unsent: &'a mut Unsent) -> Link<'a> {
+    #[expect(private_interfaces, reason = "only the crate can call it")]
+    fn link<'a>(&'a self, unsent: &'a mut Unsent, _: Internal) -> Link<'a> {
         Link::Plain {
             stream: self,
             unsent,
@@ -132,15 +148,17 @@ impl Wire for TlsStream {
     type Settings = TlsAcceptor;
     type Unsent = ();
 
-    fn new(stream: TcpStream, acceptor: &TlsAcceptor) -> io::Result<Self> {
+    fn new(stream: TcpStream, acceptor: &TlsAcceptor, _: Internal) -> io::Result<Self> {
         acceptor.begin(stream)
     }
 
-    fn handshake_limit(acceptor: &TlsAcceptor) -> Option<Duration> {
+    fn nothing_unsent(_: Internal) {}
+
+    fn handshake_limit(acceptor: &TlsAcceptor, _: Internal) -> Option<Duration> {
         Some(acceptor.handshake_limit())
     }
 
-    fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_handshake(&self, context: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
         TlsStream::poll_handshake(self, context)
     }
 
@@ -148,24 +166,30 @@ impl Wire for TlsStream {
         &self,
         context: &mut Context<'_>,
         use_bytes: impl FnOnce(&[u8]) -> T,
+        _: Internal,
     ) -> Poll<io::Result<T>> {
         TlsStream::poll_read_with(self, context, |bytes, _| use_bytes(bytes))
     }
 
-    fn poll_send(&self, context: &mut Context<'_>, (): &mut ()) -> Poll<io::Result<()>> {
+    fn poll_send(
+        &self,
+        context: &mut Context<'_>,
+        (): &mut (),
+        _: Internal,
+    ) -> Poll<io::Result<()>> {
         self.poll_flush(context)
     }
 
-    fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_finish(&self, context: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
         TlsStream::poll_finish(self, context)
     }
 
-    fn socket(&self) -> &TcpStream {
+    fn socket(&self, _: Internal) -> &TcpStream {
         self.stream()
     }
 
-    #[expect(private_interfaces, reason = "nobody outside can name the trait")]
-    fn link<'a>(&'a self, (): &'a mut ()) -> Link<'a> {
+    #[expect(private_interfaces, reason = "only the crate can call it")]
+    fn link<'a>(&'a self, (): &'a mut (), _: Internal) -> Link<'a> {
         Link::Tls(self)
     }
 }

@@ -2,15 +2,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ringloop_driver::{BackendKind, Driver, Event, Op, Readiness, Token};
+use ringloop_driver::{BackendKind, Event, Op, Readiness, Token};
 
-use super::Shared;
 use super::waiters::Waiters;
+use super::{Shared, elsewhere};
 use crate::panics;
 
 /// Maps each token to whoever its events concern, by the token's index.
@@ -75,6 +77,12 @@ pub(crate) struct Watched {
     pub(crate) writer: Waiters,
 }
 
+/// How long to wait for the kernel to release operations of a runtime that does not run.
+const RECALL_MAX: Duration = Duration::from_secs(1);
+
+/// How long to wait at a time.
+const RECALL_STEP: Duration = Duration::from_millis(10);
+
 /// The state and the results of an operation.
 #[derive(Default)]
 pub(crate) struct InFlight {
@@ -83,6 +91,12 @@ pub(crate) struct InFlight {
     pub(crate) finished: RefCell<Option<Op>>,
     pub(crate) is_over: Cell<bool>,
     pub(crate) waiter: Cell<Option<Waker>>,
+    /// The file that it has opened.
+    pub(crate) opened: Cell<Option<OwnedFd>>,
+    /// Whether it has a buffer of the user's, who wants it back in any case.
+    pub(crate) owns_buffer: bool,
+    /// Whether it was cancelled because its future would wait in vain.
+    is_recalled: Cell<bool>,
 }
 
 impl Sources {
@@ -105,7 +119,27 @@ impl Sources {
         let entries = self.entries.take();
         self.live.set(0);
         // Wakers may be of the user's making, and may call back into this.
-        drop(entries);
+        for entry in entries.into_iter().flatten() {
+            match entry.kind {
+                Kind::Watch(watched) => {
+                    watched.reader.clear();
+                    watched.writer.clear();
+                }
+                Kind::Operation(operation) => panics::discard(operation.waiter.take()),
+            }
+        }
+    }
+
+    /// The operations whose futures want their buffers back.
+    pub(crate) fn owners_of_buffers(&self) -> Vec<(Token, Rc<InFlight>)> {
+        let entries = self.entries.borrow();
+        let operations = entries.iter().flatten().filter_map(|entry| {
+            let Kind::Operation(operation) = &entry.kind else {
+                return None;
+            };
+            (operation.owns_buffer).then(|| (entry.token, Rc::clone(operation)))
+        });
+        operations.collect()
     }
 
     pub(crate) fn insert(&self, token: Token, kind: Kind) {
@@ -120,10 +154,10 @@ impl Sources {
 
     pub(crate) fn remove(&self, token: Token) {
         let mut entries = self.entries.borrow_mut();
-        if let Some(slot) = entries.get_mut(token.index() as usize)
-            && slot.as_ref().is_some_and(|entry| entry.token == token)
-        {
-            *slot = None;
+        let slot = entries.get_mut(token.index() as usize);
+        let entry = slot.and_then(|slot| slot.take_if(|entry| entry.token == token));
+        drop(entries);
+        if entry.is_some() {
             self.live.set(self.live.get() - 1);
         }
     }
@@ -133,10 +167,10 @@ impl Shared {
     /// Wakes whoever waits for an event.
     pub(crate) fn dispatch(&self, event: Event) {
         let entries = self.sources.entries.borrow();
-        let Some(Some(entry)) = entries.get(event.token.index() as usize) else {
+        let Some(Some(entry)) = entries.get(event.token().index() as usize) else {
             return;
         };
-        if entry.token != event.token {
+        if entry.token != event.token() {
             return;
         }
         match &entry.kind {
@@ -148,28 +182,59 @@ impl Shared {
             Kind::Operation(operation) => {
                 let operation = Rc::clone(operation);
                 drop(entries);
-                operation.results.borrow_mut().push_back(event.result);
+                operation.results.borrow_mut().push_back(event.result());
                 if event.is_more() {
                     self.io_counters.completed();
                 } else {
                     operation.is_over.set(true);
                     let finished = self
-                        .with_driver(|driver| driver.take(event.token))
+                        .with_driver(|driver| driver.take(event.token()))
                         .flatten();
                     match finished {
                         // Nobody wants these bytes back. The last event tells how they were sent, or is an error.
-                        Some(Op::SendZeroCopy { .. }) if event.result >= 0 => {}
+                        Some(Op::SendZeroCopy { .. }) if event.result() >= 0 => {}
                         Some(Op::SendZeroCopy { .. }) => self.io_counters.completed(),
+                        Some(Op::OpenAt { .. }) => {
+                            self.io_counters.completed();
+                            let opened = self.with_driver(|driver| driver.take_fd(&event));
+                            operation.opened.set(opened.flatten());
+                        }
                         finished => {
                             self.io_counters.completed();
                             *operation.finished.borrow_mut() = finished;
                         }
                     }
-                    self.sources.remove(event.token);
+                    self.sources.remove(event.token());
                 }
                 if let Some(waiter) = operation.waiter.take() {
                     waiter.wake();
                 }
+            }
+        }
+    }
+
+    /// Takes operations back from the driver although the runtime does not run: cancels them, and waits for a limited time
+    /// until the kernel has released them.
+    pub(crate) fn recall(&self, operations: &[(Token, Rc<InFlight>)]) {
+        for (token, operation) in operations {
+            operation.is_recalled.set(true);
+            self.with_driver(|driver| driver.cancel(*token));
+        }
+        let start = Instant::now();
+        let mut events = Vec::new();
+        while !operations
+            .iter()
+            .all(|(_, operation)| operation.is_over.get())
+            && start.elapsed() < RECALL_MAX
+        {
+            let polled = self.with_driver(|driver| driver.poll(Some(RECALL_STEP), &mut events));
+            for event in events.drain(..) {
+                panics::contain(|| self.dispatch(event));
+            }
+            match polled {
+                Some(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Some(Ok(())) => {}
+                _ => return,
             }
         }
     }
@@ -194,23 +259,47 @@ impl Shared {
 
     /// Tells the kernel at once about everything that was dropped, so that sockets are closed even if no turn follows.
     pub(crate) fn let_go(&self) {
-        let flushed = self.with_driver(Driver::flush).unwrap_or(Ok(()));
         // If the kernel accepts nothing at the moment, it may still look these descriptors up, so they must stay open.
-        if flushed.is_ok() {
+        if self.flush().is_ok() {
             self.sources.retired.borrow_mut().clear();
         }
     }
 
-    /// Ends a watch, and closes its descriptor when the kernel has been told.
-    pub(crate) fn retire(&self, token: Token, descriptor: OwnedFd) {
+    /// Tells the kernel about everything that was dropped or cancelled. There is nothing to tell when the runtime has
+    /// ended, and in a child process, whose descriptors are its own while the requests are the parent's.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        let flushed = self.with_driver(|driver| {
+            if driver.is_inherited() {
+                Ok(())
+            } else {
+                driver.flush()
+            }
+        });
+        flushed.unwrap_or(Ok(()))
+    }
+
+    /// Ends a watch, and all operations on its descriptor.
+    fn forget(&self, token: Token, descriptor: BorrowedFd<'_>) -> Option<BackendKind> {
         self.sources.remove(token);
-        let is_told = self.with_driver(|driver| {
-            // Fails only after fork(2), where the watches are the parent's.
-            drop(driver.unwatch(token));
+        self.with_driver(|driver| {
+            driver.unwatch(token);
             // For futures that were forgotten instead of dropped.
             driver.cancel_fd(descriptor.as_raw_fd());
-            driver.backend() == BackendKind::Epoll
-        });
+            driver.backend()
+        })
+    }
+
+    /// Ends a watch, and tells the kernel, so that its descriptor is the user's again. Fails if the kernel accepts nothing
+    /// at the moment: it may then still look the descriptor up.
+    pub(crate) fn release(&self, token: Token, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.forget(token, descriptor);
+        self.flush()
+    }
+
+    /// Ends a watch, and closes its descriptor when the kernel has been told.
+    pub(crate) fn retire(&self, token: Token, descriptor: OwnedFd) {
+        let backend = self.forget(token, descriptor.as_fd());
+        let is_told = backend.map(|backend| backend == BackendKind::Epoll);
         // If the runtime has ended, so have all its watches.
         if is_told.unwrap_or(true) {
             return;
@@ -227,12 +316,18 @@ impl Watched {
         if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
             self.short_reads_leave.set(true);
         }
+        // Most events only repeat that the descriptor is writable, and nobody waits for that.
+        let has_new_room = readiness.is_writable() && !self.writable.replace(true);
         if readiness.is_readable() {
             self.readable.set(true);
-            self.reader.wake();
+            if has_new_room {
+                // If the reader's waker panics, the writer is woken all the same.
+                panics::contain(|| self.reader.wake());
+            } else {
+                self.reader.wake();
+            }
         }
-        // Most events only repeat that the descriptor is writable, and nobody waits for that.
-        if readiness.is_writable() && !self.writable.replace(true) {
+        if has_new_room {
             self.writer.wake();
         }
     }
@@ -244,14 +339,39 @@ impl Watched {
             return Poll::Ready(());
         }
         self.readable.set(true);
-        // Before the task that asks, which may be another one.
-        self.reader.wake();
+        // Before the task that asks, which may be another one, and must not fail if the reader's waker panics.
+        panics::contain(|| self.reader.wake());
         context.waker().wake_by_ref();
         Poll::Pending
     }
 }
 
 impl InFlight {
+    pub(crate) fn new(owns_buffer: bool) -> Self {
+        Self {
+            owns_buffer,
+            ..Self::default()
+        }
+    }
+
+    /// Returns a result that has arrived.
+    pub(crate) fn try_next(&self) -> Option<io::Result<u32>> {
+        let result = self.results.borrow_mut().pop_front()?;
+        Some(match u32::try_from(result) {
+            Ok(result) => Ok(result),
+            Err(_) if self.is_recalled.get() && result == -libc::ECANCELED => Err(elsewhere()),
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        })
+    }
+
+    /// Returns the result of an operation that is over, and the operation itself.
+    pub(crate) fn take_outcome(&self) -> Option<(io::Result<u32>, Option<Op>)> {
+        if !self.is_over.get() {
+            return None;
+        }
+        self.try_next().map(|result| (result, self.finished.take()))
+    }
+
     /// Has the task woken by the next event.
     pub(crate) fn register(&self, context: &Context<'_>) {
         let waker = match self.waiter.take() {

@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::task::{Context, Waker};
 
+use crate::panics;
+
 /// The ticket of the seat that is not shared.
 const ALONE: u64 = u64::MAX;
 
@@ -90,10 +92,27 @@ impl Waiters {
         drop(waker);
     }
 
-    /// Wakes all who wait, and empties their seats.
+    /// Removes all wakers.
+    pub(crate) fn clear(&self) {
+        panics::discard(self.alone.take());
+        if let Some(queue) = self.others.take() {
+            panics::discard_each(queue.waiting);
+        }
+    }
+
+    /// Wakes all who wait, and empties their seats. Of several who share a source, all are woken even if a waker panics.
     pub(crate) fn wake(&self) {
-        if let Some(waker) = self.alone.take() {
-            waker.wake();
+        let alone = self.alone.take();
+        let others = self.others.take();
+        if others.is_none() {
+            if let Some(waker) = alone {
+                waker.wake();
+            }
+            return;
+        }
+        self.others.set(others);
+        if let Some(waker) = alone {
+            panics::contain(|| waker.wake());
         }
         let mut last_ticket = None;
         while let Some(mut queue) = self.others.take() {
@@ -106,7 +125,7 @@ impl Waiters {
             };
             self.others.set(Some(queue));
             let Some((_, waker)) = next else { return };
-            waker.wake();
+            panics::contain(|| waker.wake());
         }
     }
 }

@@ -20,11 +20,16 @@ pub(crate) struct Tasks {
     queue: RefCell<VecDeque<Runnable>>,
     /// The waker of whoever waits for the last task to end.
     ended: Cell<Option<Waker>>,
+    /// Whether the runtime has ended, so that nothing would ever run or end a new task.
+    is_closed: Cell<bool>,
 }
 
 impl Tasks {
-    /// Adds a new task, and queues it.
+    /// Adds a new task, and queues it. If the runtime has ended, it ends the task.
     pub(crate) fn adopt(&self, task: Runnable) {
+        if self.is_closed.get() {
+            return super::end(&task);
+        }
         let index = self.live.borrow_mut().insert(Arc::clone(&task));
         task.adopt(index);
         self.queue(task);
@@ -81,6 +86,11 @@ impl Tasks {
         .await;
     }
 
+    /// From now on, new tasks are ended at once.
+    pub(crate) fn close(&self) {
+        self.is_closed.set(true);
+    }
+
     /// Ends all tasks where they are. Returns false if there was none. Ending them may spawn new ones.
     pub(crate) fn end(&self) -> bool {
         let tasks: Vec<Runnable> = self.live.borrow_mut().drain().collect();
@@ -103,7 +113,7 @@ mod model {
 
     use super::*;
     use crate::inbox::{Inbox, Sender};
-    use crate::reactor::{Config, Reactor};
+    use crate::reactor::{Reactor, ReactorConfig};
     use crate::task::{self, Schedule};
 
     /// A runtime of another thread.
@@ -119,7 +129,7 @@ mod model {
     /// one stays in the list until it ends itself.
     #[test]
     fn a_task_is_taken_off_the_list_once_whenever_it_is_woken() {
-        let wake = Reactor::new(&Config::default()).unwrap().waker();
+        let wake = Reactor::new(&ReactorConfig::default()).unwrap().waker();
         let late_turns = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&late_turns);
         loom::model(move || {

@@ -1,8 +1,8 @@
 //! Whether a task is queued, has ended, or is to be ended: one atomic word, so that any thread may ask.
 
-#[cfg(ringloop_loom)]
+#[cfg(all(test, ringloop_loom))]
 use loom::sync::atomic::{AtomicU8, Ordering};
-#[cfg(not(ringloop_loom))]
+#[cfg(not(all(test, ringloop_loom)))]
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The task is in a run queue, or on its way to one.

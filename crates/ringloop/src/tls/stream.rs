@@ -12,7 +12,7 @@ use rustls::pki_types::CertificateDer;
 use super::halves::{self, TlsReadHalf, TlsWriteHalf};
 use super::session::{Session, WRITE_BYTES_MAX};
 use crate::net::buffer::{ReadBuffer, spare};
-use crate::net::stream::poll_write_buffer;
+use crate::net::stream::{HasCore, poll_write_buffer};
 use crate::net::{Stream, TcpStream};
 use crate::source::{Seat, Waiting};
 

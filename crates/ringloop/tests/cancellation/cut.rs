@@ -188,7 +188,7 @@ pub(crate) fn with_faults(plan: impl FnMut(Option<&Op>) -> Fault + Send + 'stati
     let script = Script::new();
     script.plan(plan);
     let reactor = Reactor::with_driver(Driver::scripted(script).unwrap());
-    Runtime::with_reactor(&RuntimeConfig::default(), reactor)
+    Runtime::with_reactor(&RuntimeConfig::default(), reactor).unwrap()
 }
 
 /// Drops a scenario's future after no poll, after one, and so on, until it completes. After the first polls, it skips

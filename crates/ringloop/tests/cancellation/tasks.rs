@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloop::signal::{SignalKind, signal};
-use ringloop::time::{Elapsed, interval, sleep, timeout, timeout_at};
-use ringloop::{Handle, blocking, channel, clock, net, spawn, yield_now};
+use ringloop::time::{interval, sleep, timeout, timeout_at};
+use ringloop::{Handle, blocking, channel, net, spawn, yield_now};
 
 use crate::common::LONG;
 use crate::cut::at_every_poll;
@@ -23,18 +23,15 @@ fn sleeping_and_ticking() {
             sleep(Duration::from_micros(200)).await;
             sleep(Duration::ZERO).await;
             let never = std::future::pending::<()>();
-            assert_eq!(
-                timeout(Duration::from_micros(100), never).await,
-                Err(Elapsed)
-            );
+            assert!(timeout(Duration::from_micros(100), never).await.is_err());
             let early = timeout(LONG, sleep(Duration::from_micros(100))).await;
             assert_eq!(early, Ok(()));
             // One deadline for both.
-            let deadline_ns = clock::now_ns() + 200_000;
-            let none = timeout_at(deadline_ns, std::future::pending::<()>()).await;
-            assert_eq!(none, Err(Elapsed));
-            let late = timeout_at(deadline_ns, sleep(LONG)).await;
-            assert_eq!(late, Err(Elapsed));
+            let deadline = ringloop::time::Instant::now() + Duration::from_micros(200);
+            let none = timeout_at(deadline, std::future::pending::<()>()).await;
+            assert!(none.is_err());
+            let late = timeout_at(deadline, sleep(LONG)).await;
+            assert!(late.is_err());
             for _ in 0..3 {
                 ticks.tick().await;
             }

@@ -1,0 +1,146 @@
+//! What a child after fork(2) may do with its parent's reactor and runtime: nothing that the parent notices.
+
+mod common;
+
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::{Context, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use common::{LONG, backends, config, on_both, tcp};
+use ringloop::fs::File;
+use ringloop::net::UnixStream;
+use ringloop::{BusyPoll, Reactor, ReactorConfig};
+
+/// Runs a body in a child process, and checks that it returns true. The child is then ended without destructors.
+fn in_child(body: impl FnOnce() -> bool) {
+    // SAFETY: the child uses the C library, which takes care of its own locks, and nothing that another thread of this
+    // process may have locked.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let held = catch_unwind(AssertUnwindSafe(body));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!matches!(held, Ok(true)))) };
+    }
+    let start = Instant::now();
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is valid for writes, and the child is ours.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            assert_eq!(status, 0, "the child has failed");
+            return;
+        }
+        if start.elapsed() > LONG {
+            // SAFETY: as above, and it has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn is_open(descriptor: RawFd) -> bool {
+    // SAFETY: F_GETFD accesses no memory and changes nothing.
+    unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
+}
+
+#[test]
+fn a_child_that_polls_for_events_hears_of_the_fork_instead_of_touching_the_ring() {
+    for backend in backends() {
+        for busy_poll in [BusyPoll::Off, BusyPoll::Fixed(Duration::from_secs(3_600))] {
+            let mut config = ReactorConfig::default();
+            config.driver.backend = backend;
+            config.busy_poll = busy_poll;
+            let mut reactor = Reactor::new(&config).unwrap();
+            reactor.poll_now(&mut Vec::new()).unwrap();
+            let waker = reactor.waker();
+            in_child(|| {
+                let waited = reactor.turn(None, &mut Vec::new());
+                waited.is_err_and(|error| error.to_string().contains("fork"))
+            });
+            // The parent's reactor still works.
+            waker.wake();
+            reactor.turn(None, &mut Vec::new()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_child_closes_its_own_descriptors_of_inherited_connections() {
+    on_both(|runtime| {
+        let (near, mut far) = runtime.block_on(async { UnixStream::pair().unwrap() });
+        let mut near = Some(near);
+        in_child(|| {
+            let near = near.take().unwrap();
+            let descriptor = near.as_raw_fd();
+            drop(near);
+            !is_open(descriptor)
+        });
+        runtime
+            .block_on(async {
+                let mut near = near.take().unwrap();
+                near.write_all(&b"alive"[..]).await.0?;
+                assert_eq!(far.read(Vec::with_capacity(8)).await.1, b"alive");
+                Ok::<(), io::Error>(())
+            })
+            .unwrap();
+    });
+}
+
+#[test]
+fn a_child_gets_back_what_its_parents_runtime_cannot_do_for_it() {
+    on_both(|runtime| {
+        let path = std::env::temp_dir().join(format!("ringloop-forks-{}", std::process::id()));
+        let file = File::from(std::fs::File::create(&path).unwrap());
+        std::fs::remove_file(path).unwrap();
+        in_child(|| {
+            let (written, buffer) =
+                runtime.block_on(file.write_all_at(b"the only copy".to_vec(), 0));
+            written.is_err_and(|error| error.to_string().contains("fork"))
+                && buffer == b"the only copy"
+        });
+    });
+}
+
+#[test]
+fn a_child_that_drops_a_send_does_not_shut_down_the_connection() {
+    for backend in backends() {
+        let mut runtime = ringloop::Runtime::new(&config(backend)).unwrap();
+        let (mut near, mut far) = runtime.block_on(tcp());
+        let bytes = Bytes::from(vec![7; 16 << 20]);
+        let mut sending = Some(Box::pin(near.write_all_zero_copy(bytes.clone())));
+        runtime.block_on(async {
+            let sending = sending.as_mut().unwrap().as_mut();
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(sending.poll(&mut context).is_pending());
+            ringloop::yield_now().await;
+        });
+        in_child(|| {
+            drop(sending.take());
+            true
+        });
+        runtime.block_on(async {
+            let sending = sending.take().unwrap();
+            let reading = async {
+                let mut received = Vec::with_capacity(bytes.len());
+                while received.len() < bytes.len() {
+                    let count;
+                    (count, received) = far.read(received).await;
+                    assert!(
+                        count.unwrap() > 0,
+                        "{backend}: the end after {} bytes",
+                        received.len()
+                    );
+                }
+                received
+            };
+            let ((sent, _), received) = futures_util::future::join(sending, reading).await;
+            sent.unwrap();
+            assert!(received == bytes);
+        });
+    }
+}
