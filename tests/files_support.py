@@ -15,14 +15,15 @@ async def as_coroutine(awaitable):
 def slow(file):
     """Make a file do everything as if it had to wait."""
 
+    direct = file._descriptor.direct
+
     class Waits:
+        share, is_shared, close = direct.share, direct.is_shared, direct.close
+
         def read(self, *_):
             return None
 
         read_all = readinto = write = read
-
-        def close(self):
-            pass
 
     file._descriptor.direct = Waits()
     if hasattr(file, "_direct_read"):

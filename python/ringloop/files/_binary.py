@@ -128,7 +128,7 @@ class File(Generic[_AnyStr]):
     def fileno(self) -> int:
         """Return the descriptor. The file closes it."""
         self._check_open("I/O operation on closed file")
-        return self._descriptor.fd
+        return self._descriptor.share()
 
     async def isatty(self) -> bool:
         """Whether it is a terminal."""
@@ -291,6 +291,7 @@ class _Binary(File[bytes]):
         self._check_open()
         if self._lock.taken or self._descriptor.in_flight:
             raise RuntimeError("the file is in use; await what is in progress before detach()")
+        self._descriptor.put_back()
         self._detached = True
         self._descriptor.direct.close()
         return self._descriptor.raw
@@ -368,6 +369,7 @@ class RawFile(_Binary):
         """Move the file; return where it is."""
         async with self._lock:
             self._check_raw()
+            self._descriptor.put_back()
             position = os.lseek(self._descriptor.fd, offset, whence)
             self._descriptor.left = b""
             return position
@@ -376,6 +378,7 @@ class RawFile(_Binary):
         """Return where the file is."""
         async with self._lock:
             self._check_raw()
+            self._descriptor.put_back()
             return os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
 
     async def truncate(self, size: int | None = None, /) -> int:
@@ -383,6 +386,7 @@ class RawFile(_Binary):
         async with self._lock:
             self._check_writable()
             if size is None:
+                self._descriptor.put_back()
                 size = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
             await self._descriptor.call(os.ftruncate, self._descriptor.fd, size)
             return size
@@ -405,6 +409,7 @@ class _Buffered(_Binary):
     @property
     def raw(self) -> io.FileIO:
         """The blocking file below. Reading it moves this file."""
+        self._descriptor.share()
         return self._descriptor.raw
 
     # Reading
@@ -623,8 +628,8 @@ class _Buffered(_Binary):
             if not await self._descriptor.write(self._out, self._written):
                 raise BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
 
-    def _written(self, count: int) -> None:
-        del self._out[:count]
+    def _written(self, count: int | None) -> None:
+        del self._out[: count or 0]
 
     def _flush_now(self) -> None:
         while self._out:
@@ -655,6 +660,7 @@ class _Buffered(_Binary):
     def _drop_ahead(self) -> None:
         """Forget what was read in advance: the kernel's position becomes this file's."""
         unused = len(self._ahead) - self._used
+        self._descriptor.put_back()
         if unused and self._descriptor.seekable:
             os.lseek(self._descriptor.fd, -unused, os.SEEK_CUR)
         self._ahead, self._used = b"", 0
@@ -686,6 +692,7 @@ class _Buffered(_Binary):
                 self._drop_ahead()
 
     def _tell(self) -> int:
+        self._descriptor.put_back()
         position = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
         return position - (len(self._ahead) - self._used) + len(self._out)
 
@@ -698,6 +705,7 @@ class _Buffered(_Binary):
     async def _seek(self, offset: int, whence: int) -> int:
         if self._out:
             await self._flush()
+        self._descriptor.put_back()
         if whence == os.SEEK_CUR:
             offset -= len(self._ahead) - self._used
         position = os.lseek(self._descriptor.fd, offset, whence)

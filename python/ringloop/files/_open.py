@@ -143,10 +143,11 @@ def layer(
     newline: str | None,
     *,
     is_regular: bool | None = None,
+    shared: bool = False,
     close: Callable[[], None] | None = None,
 ) -> Any:
-    """Put the layers that a mode asks for on a raw file."""
-    descriptor = Descriptor(raw, asyncio.get_running_loop(), is_regular)
+    """Put the layers that a mode asks for on a raw file. It is `shared` if others may have it."""
+    descriptor = Descriptor(raw, asyncio.get_running_loop(), is_regular, shared=shared)
     line_buffering = buffering == 1 or (buffering < 0 and not descriptor.is_regular and raw.isatty())
     if buffering < 0 or buffering == 1:
         buffering = buffer_size(raw)
@@ -239,7 +240,10 @@ async def open_file(
     else:
         raw = await create_in_thread(executor, io.FileIO.close, io.FileIO, file, raw_mode, closefd, opener)
     try:
-        context._obj = layer(raw, letters, mode, buffering, encoding, errors, newline, is_regular=is_regular)
+        shared = isinstance(file, int) or opener is not None
+        context._obj = layer(
+            raw, letters, mode, buffering, encoding, errors, newline, is_regular=is_regular, shared=shared
+        )
     except BaseException:
         raw.close()
         raise
