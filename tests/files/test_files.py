@@ -391,6 +391,28 @@ def test_an_unclosed_file_warns_and_is_flushed(run, tmp_path):
     assert path.read_text() == "content"
 
 
+UNCLOSED = """
+from ringloop import files
+
+async def main():
+    # What `sys` refers to is collected after the globals of all modules were set to None.
+    sys.unclosed = [await files.open(sys.argv[1], "w"), await files.open(sys.argv[2], "wb")]
+    await sys.unclosed[0].write("text")
+    await sys.unclosed[1].write(b"bytes")
+
+loop = new_loop()
+loop.run_until_complete(main())
+loop.close()
+"""
+
+
+def test_a_file_that_is_unclosed_when_the_interpreter_exits_is_flushed(arm, tmp_path):
+    paths = [tmp_path / "text", tmp_path / "bytes"]
+    done = support.run_child(UNCLOSED, arm, *paths)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.read_bytes() for path in paths] == [b"text", b"bytes"]
+
+
 def test_an_unclosed_file_is_closed_when_the_operation_in_progress_is_over(run, tmp_path):
     path, other_path = tmp_path / "file", tmp_path / "other"
     path.touch()

@@ -69,12 +69,18 @@ class File(Generic[_AnyStr]):
     def __repr__(self) -> str:
         return f"<ringloop.files.{type(self).__name__} name={self.name!r} mode={self.mode!r}>"
 
+    # What is collected last, when the interpreter exits, finds the globals of all modules set to None.
+    _warn = staticmethod(warnings.warn)
+    _write_now = staticmethod(os.write)
+
     def __del__(self) -> None:
         if self._closed or self._detached or not hasattr(self, "_descriptor"):
             return
-        if self._descriptor.raw.closefd:
-            warnings.warn(f"unclosed file {self!r}", ResourceWarning, source=self, stacklevel=2)
-        self._descriptor.when_unused(self._close_now)
+        try:
+            if self._descriptor.raw.closefd:
+                self._warn(f"unclosed file {self!r}", ResourceWarning, source=self, stacklevel=2)
+        finally:
+            self._descriptor.when_unused(self._close_now)
 
     def _close_now(self) -> None:
         """Flush and close, waiting as long as that takes."""
@@ -633,7 +639,7 @@ class _Buffered(_Binary):
 
     def _flush_now(self) -> None:
         while self._out:
-            self._written(os.write(self._descriptor.fd, self._out))
+            self._written(self._write_now(self._descriptor.fd, self._out))
 
     async def _write(self, view: memoryview) -> int:
         size = view.nbytes
