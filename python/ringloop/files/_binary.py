@@ -139,7 +139,7 @@ class File(Generic[_AnyStr]):
     async def isatty(self) -> bool:
         """Whether it is a terminal."""
         self._check_open("I/O operation on closed file")
-        return os.isatty(self._descriptor.fd)
+        return not self._descriptor.is_regular and os.isatty(self._descriptor.fd)
 
     async def seekable(self) -> bool:
         """Whether it has a position."""
@@ -186,7 +186,7 @@ class File(Generic[_AnyStr]):
         """Close a file that needs no waiting."""
         descriptor = self._descriptor
         simple = (
-            descriptor.read_only
+            descriptor.closes_at_once
             and asyncio.get_running_loop() is descriptor.loop
             and not self._lock.taken
             and not descriptor.in_flight
@@ -376,7 +376,7 @@ class RawFile(_Binary):
         async with self._lock:
             self._check_raw()
             self._descriptor.put_back()
-            position = os.lseek(self._descriptor.fd, offset, whence)
+            position = await self._descriptor.seek(offset, whence)
             self._descriptor.left = b""
             return position
 
@@ -714,7 +714,7 @@ class _Buffered(_Binary):
         self._descriptor.put_back()
         if whence == os.SEEK_CUR:
             offset -= len(self._ahead) - self._used
-        position = os.lseek(self._descriptor.fd, offset, whence)
+        position = await self._descriptor.seek(offset, whence)
         self._ahead, self._used = b"", 0
         return position
 

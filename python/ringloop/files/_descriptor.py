@@ -26,7 +26,7 @@ import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._core import DirectFile, FileOperation, _burst_is_over, _count_fork, _end_burst
+from .._core import DirectFile, FileOperation, _burst_is_over, _count_fork, _end_burst, _glance_at_file
 from .._loop import EventLoop
 
 if TYPE_CHECKING:
@@ -41,6 +41,14 @@ STREAM_MAX = 256 * 1024
 
 
 os.register_at_fork(after_in_parent=_count_fork, after_in_child=_count_fork)
+
+
+def kind_of(fd: int) -> tuple[bool, bool]:
+    """Return whether a file is a regular one, and whether its file system asks a server or another process.
+
+    Any call on such a file may wait, even one that would not have to wait for a device.
+    """
+    return _glance_at_file(fd) or (stat.S_ISREG(os.fstat(fd).st_mode), False)
 
 
 async def let_the_loop_turn() -> None:
@@ -241,18 +249,19 @@ class Descriptor:
 
     __slots__ = (
         "appends",
+        "closes_at_once",
         "direct",
         "drained",
         "fd",
         "in_flight",
         "is_regular",
+        "is_remote",
         "left",
         "lock",
         "loop",
         "native_loop",
         "passed",
         "raw",
-        "read_only",
         "ring",
         "seekable",
         "unused",
@@ -260,18 +269,28 @@ class Descriptor:
     )
 
     def __init__(
-        self, raw: io.FileIO, loop: asyncio.AbstractEventLoop, is_regular: bool | None = None, *, shared: bool = True
+        self,
+        raw: io.FileIO,
+        loop: asyncio.AbstractEventLoop,
+        kind: tuple[bool, bool] | None = None,
+        *,
+        shared: bool = True,
     ) -> None:
         self.raw = raw
         self.loop = loop
-        self.native_loop = native_loop = loop if isinstance(loop, EventLoop) else None
-        self.ring = native_loop if native_loop is not None and native_loop.backend == "io_uring" else None
         self.fd = raw.fileno()
-        self.is_regular = stat.S_ISREG(os.fstat(self.fd).st_mode) if is_regular is None else is_regular
-        self.direct = DirectFile(self.fd, self.is_regular, shared, loop)
+        self.is_regular, self.is_remote = kind or kind_of(self.fd)
+        native_loop = loop if isinstance(loop, EventLoop) else None
+        self.ring = native_loop if native_loop is not None and native_loop.backend == "io_uring" else None
+        if self.is_remote and self.ring is not None:
+            # io_uring first asks whether it can be polled (io_file_supports_nowait in io_uring/rw.c), which FUSE asks its server.
+            native_loop = self.ring = None
+        self.native_loop = native_loop
+        self.direct = DirectFile(self.fd, self.is_regular, self.is_remote, shared, loop)
         self.seekable = self.is_regular or raw.seekable()
-        self.read_only = not raw.writable()
-        self.appends = not self.read_only and bool(fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND)
+        # Nothing is written back then.
+        self.closes_at_once = not raw.writable() and not self.is_remote
+        self.appends = raw.writable() and bool(fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND)
         self.lock = Lock(loop)
         self.left = b""
         self.in_flight = 0
@@ -399,6 +418,13 @@ class Descriptor:
         with contextlib.suppress(OSError):
             os.lseek(self.fd, -count, os.SEEK_CUR)
 
+    async def seek(self, offset: int, whence: int) -> int:
+        """Move the file; the lock is held."""
+        if self.is_remote and whence not in (os.SEEK_SET, os.SEEK_CUR):
+            position: int = await self.call(os.lseek, self.fd, offset, whence)
+            return position
+        return os.lseek(self.fd, offset, whence)
+
     async def read(self, size: int) -> bytes | None:
         """Read up to `size` bytes where the file is; the lock is held. None if a non-blocking file has nothing."""
         if size == 0:
@@ -448,7 +474,8 @@ class Descriptor:
             data = self.direct.read_all() if not self.left else None
             if data is not None:
                 return data
-            left = os.fstat(self.fd).st_size - os.lseek(self.fd, 0, os.SEEK_CUR)
+            status = await self.call(os.fstat, self.fd) if self.is_remote else os.fstat(self.fd)
+            left = status.st_size - os.lseek(self.fd, 0, os.SEEK_CUR)
             # One more: a read that gives nothing has found the end. The size may say nothing: that of files in /proc is 0, and
             # of a sysctl's number only one that is read at once is given.
             if left > 0:
@@ -602,8 +629,7 @@ class Descriptor:
                 await self.drained
             finally:
                 self.drained = None
-        if self.read_only and finish == self.raw.close:
-            # Nothing is written back then.
+        if self.closes_at_once and finish == self.raw.close:
             self.raw.close()
         else:
             await self.call(finish)

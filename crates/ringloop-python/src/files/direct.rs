@@ -21,6 +21,7 @@ use pyo3::types::{PyBytes, PyCFunction};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 
+use super::mounts;
 use crate::buffers::{self, View};
 use crate::names::intern;
 use crate::objects;
@@ -123,14 +124,26 @@ pub(super) struct DirectFile {
 
 #[pymethods]
 impl DirectFile {
+    /// Of a file that `is_remote`, no call is known not to wait.
     #[new]
-    fn new(fd: RawFd, is_regular: bool, shared: bool, event_loop: Py<PyAny>) -> Self {
+    fn new(
+        fd: RawFd,
+        is_regular: bool,
+        is_remote: bool,
+        shared: bool,
+        event_loop: Py<PyAny>,
+    ) -> Self {
+        let ability = if is_remote {
+            Ability::Unknown
+        } else {
+            Ability::Tells
+        };
         Self {
             fd: AtomicI32::new(fd),
             is_regular,
             event_loop,
-            reading: AtomicU8::new(Ability::Tells as u8),
-            writing: AtomicU8::new(Ability::Tells as u8),
+            reading: AtomicU8::new(ability as u8),
+            writing: AtomicU8::new(ability as u8),
             shared: AtomicBool::new(shared),
             forks: FORKS.load(Relaxed),
         }
@@ -194,7 +207,8 @@ impl DirectFile {
     /// Reads a regular file from where it is to its end. None as for `read`, and for other files and shared ones.
     fn read_all<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let fd = self.ready(py)?;
-        if !self.is_regular || self.is_shared() {
+        let ability = Ability::of(self.reading.load(Relaxed));
+        if !self.is_regular || ability == Ability::Unknown || self.is_shared() {
             return Ok(None);
         }
         // SAFETY: the struct is plain data, and large enough; otherwise system calls on a number.
@@ -505,8 +519,8 @@ fn count_fork() {
     FORKS.fetch_add(1, Relaxed);
 }
 
-/// Opens an existing regular file, if its name is in the directory cache: the descriptor. None in all other cases, errors
-/// included: the caller then opens it in the usual way.
+/// Opens an existing regular file, if its name is in the directory cache and its file system asks nobody: the descriptor.
+/// None in all other cases, errors included: the caller then opens it in the usual way.
 #[pyfunction]
 #[pyo3(name = "_open_cached", signature = (path, flags, /))]
 fn open_cached(path: &[u8], flags: i32) -> Option<RawFd> {
@@ -517,16 +531,16 @@ fn open_cached(path: &[u8], flags: i32) -> Option<RawFd> {
     // Opening a FIFO or a device may wait, and has effects. So the file is looked at first. If it is replaced meanwhile,
     // O_NONBLOCK keeps the open from waiting.
     let looked_at = openat2(&path, libc::O_PATH | libc::O_CLOEXEC)?;
-    let is_regular = is_regular(looked_at);
+    let glance = mounts::glance(looked_at);
     // SAFETY: the descriptor was just opened, and nobody else knows it.
     unsafe { libc::close(looked_at) };
-    if !is_regular {
+    if !glance.is_some_and(|glance| glance.is_regular && !glance.is_remote) {
         return None;
     }
     let fd = openat2(&path, flags | libc::O_CLOEXEC | libc::O_NONBLOCK)?;
     // SAFETY: a system call on a number. Without O_NONBLOCK the flags are as open(2) would have left them.
     let cleared = unsafe { libc::fcntl(fd, libc::F_SETFL, flags) == 0 };
-    if !cleared || !self::is_regular(fd) {
+    if !cleared || !mounts::glance(fd).is_some_and(|glance| glance.is_regular) {
         // SAFETY: as above.
         unsafe { libc::close(fd) };
         return None;
@@ -576,14 +590,6 @@ fn openat2(path: &CString, flags: i32) -> Option<RawFd> {
         )
     };
     RawFd::try_from(result).ok().filter(|&fd| fd >= 0)
-}
-
-fn is_regular(fd: RawFd) -> bool {
-    // SAFETY: the struct is plain data, and large enough.
-    unsafe {
-        let mut status: libc::stat = mem::zeroed();
-        libc::fstat(fd, &raw mut status) == 0 && status.st_mode & libc::S_IFMT == libc::S_IFREG
-    }
 }
 
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
