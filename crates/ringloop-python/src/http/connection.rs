@@ -726,6 +726,12 @@ impl Receiver for Connection {
 
 #[pymethods]
 impl Connection {
+    /// For `ringloop._tls`: when the peer has ended the connection, what it sent before is delivered even while reading is
+    /// paused, and then the end. A request would otherwise not learn that its client has left.
+    #[classattr]
+    #[pyo3(name = "_takes_rest_at_end")]
+    const TAKES_REST_AT_END: bool = true;
+
     fn connection_made(slf: &Bound<'_, Self>, transport: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
