@@ -93,6 +93,9 @@ _READ_AT_ONCE = 16 * 1024
 # How much a stream of HTTP/2 reads of a file before the client has made room. A connection has many streams.
 _STREAM_PART = 64 * 1024
 
+# After so many parts of a file others have their turn: a client that reads fast always makes room for more.
+_PARTS_PER_TURN = 4
+
 # What sendfile(2) says of files that it can't send.
 _NOT_SENDABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -135,6 +138,7 @@ async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
         part = _STREAM_PART
     elif (transport := request._socket()) is not None:
         sent = await _send_by_kernel(request, transport, file, count)
+    parts = 0
     while sent < count:
         content = await file.read_soon(min(count - sent, part), sent)
         if not content:
@@ -143,6 +147,9 @@ async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
         request._write_file(content)
         while (room := request._room()) is not None:
             await room
+        parts += 1
+        if parts % _PARTS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file: _File, count: int) -> int:

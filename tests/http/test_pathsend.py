@@ -643,3 +643,39 @@ def test_a_file_that_the_kernel_cannot_send(arm, loop, folder, monkeypatch):
             assert (await client.response())[2] == content
 
     run(loop, test())
+
+
+def test_others_have_their_turn_while_a_client_reads_as_fast_as_a_file_is_sent(arm, loop, tmp_path):
+    """Nothing else makes the server wait, if the file is in memory and there is always room."""
+    from ringloop import _http
+
+    turns = 0
+    seen = []
+
+    class Request:
+        _has_stream = True
+
+        def _write_file(self, content):
+            seen.append(turns)
+
+        def _room(self):
+            return None
+
+    async def count_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def test():
+        path, _ = make(tmp_path, 2_000_000)
+        file = _http._File(path)
+        counting = asyncio.ensure_future(count_turns())
+        try:
+            await _http._send_file(Request(), file, file.size)
+        finally:
+            file.close()
+            counting.cancel()
+
+    run(loop, test())
+    assert max(seen.count(turn) for turn in set(seen)) <= 4
