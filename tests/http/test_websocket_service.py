@@ -14,10 +14,12 @@ import pytest
 
 import support
 from serving import LOGGER, run
+from test_service import until_closed
 from websocket_client import (
     BINARY,
     CONTINUATION,
     FIN,
+    HANDSHAKE,
     PING,
     PONG,
     TEXT,
@@ -183,6 +185,61 @@ def test_a_busy_application_is_no_silent_client(arm, loop):
                 assert await client.message() == "waiting"
 
     run(loop, test())
+
+
+# -- Before the answer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_a_client_that_leaves_before_its_handshake_is_answered(arm, loop, way):
+    """It has sent more than is read ahead. While reading is paused nobody sees its end, and the application waits for it."""
+    begun = asyncio.Event()
+    gone = asyncio.Event()
+    seen = []
+
+    async def instance(scope, receive, send):
+        await receive()
+        begun.set()
+        await gone.wait()
+        seen.append((await receive())["type"])
+
+    async def test():
+        async with WebSocketServer(arm, instance, timeout_body=0.05) as server:
+            async with server.raw() as client:
+                client.write(HANDSHAKE % b"/" + b"\r\n" + masked(FIN | BINARY, bytes(100_000)))
+                await begun.wait()
+                # As much as the server takes, so that it has paused reading.
+                await asyncio.sleep(0.1)
+                if way == "reset":
+                    client.reset()
+            gone.set()
+            await until_closed(server)
+
+    run(loop, test())
+    assert seen == ["websocket.disconnect"]
+
+
+def test_what_was_sent_before_the_answer_is_not_dropped(arm, loop, caplog):
+    """The WebSocket would begin in the middle of a frame."""
+    caplog.set_level("INFO", LOGGER)
+    seen = []
+
+    async def instance(scope, receive, send):
+        await receive()
+        with contextlib.suppress(TimeoutError):
+            seen.append(await asyncio.wait_for(receive(), 1))
+        await send({"type": "websocket.accept"})
+
+    async def test():
+        async with WebSocketServer(arm, instance, timeout_body=0.05) as server, server.raw() as client:
+            line, _, body = await client.shake_hands(early=masked(FIN | BINARY, bytes(100_000)))
+            return line, body
+
+    assert run(loop, test()) == ("HTTP/1.1 408 Request Timeout", b"request timeout")
+    assert [(message["type"], message["code"]) for message in seen] == [("websocket.disconnect", 1006)]
+    texts = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert len(texts) == 1
+    assert texts[0].endswith('"WebSocket /" 408')
 
 
 # -- The end ----------------------------------------------------------------------------------------------------------

@@ -185,6 +185,11 @@ impl WebSocket {
         })
     }
 
+    /// Whether the application has yet to answer the handshake.
+    pub(super) fn is_connecting(&self, py: Python<'_>) -> bool {
+        self.phase(py) == Phase::Connecting
+    }
+
     fn phase(&self, py: Python<'_>) -> Phase {
         self.state.get(py).phase
     }
@@ -481,7 +486,13 @@ impl WebSocket {
                 message.set_item(intern!(py, "reason"), objects::string(py, &reason)?)?;
                 message
             }
-            Next::Wait => return request.get().wait_to_receive(py).map(Step::Yield),
+            Next::Wait => {
+                let future = request.get().wait_to_receive(py)?;
+                if let Some(connection) = request.get().connection(py) {
+                    Connection::on_waits_changed(&connection)?;
+                }
+                return Ok(Step::Yield(future));
+            }
         };
         Ok(Step::Return(message.into_any()))
     }
