@@ -445,6 +445,35 @@ def test_the_service_has_default_headers(arm, loop):
     run(loop, test())
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("version", [b"12", b"13"])
+def test_a_refused_handshake_lingers(arm, loop, method, version):
+    """If data met a closed socket, the kernel would reset the connection, and the client might lose the answer."""
+
+    async def instance(scope, receive, send):
+        raise AssertionError("it must not be asked")
+
+    async def test():
+        async with WebSocketServer(arm, instance) as server, server.raw() as client:
+            handshake = (HANDSHAKE % b"/").replace(b"GET", method).replace(b"13", version)
+            if version == b"13":
+                handshake = handshake.replace(b"-Key", b"-No-Key")
+            client.write(handshake + b"\r\n")
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+            for _ in range(10):
+                client.write(bytes(1000))
+                await client.writer.drain()
+                await asyncio.sleep(0.01)
+            return head.split(b"\r\n"), body
+
+    (line, *fields), body = run(loop, test())
+    is_old = (method, version) == (b"GET", b"12")
+    assert line == (b"HTTP/1.1 426 Upgrade Required" if is_old else b"HTTP/1.1 400 Bad Request")
+    assert b"connection: close" in fields
+    assert (b"sec-websocket-version: 13" in fields) == is_old
+    assert bool(body) == (method == b"GET")
+
+
 def test_too_many_connections(arm, loop, caplog):
     caplog.set_level("INFO", LOGGER)
 

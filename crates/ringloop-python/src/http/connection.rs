@@ -267,7 +267,9 @@ impl Connection {
                 }
                 Ok(Parsed::Nothing) => break Ok(()),
                 Ok(Parsed::BadHandshake(refusal)) => {
-                    let refused = Self::refuse_handshake(slf, &service, refusal);
+                    let fields = refusal.fields();
+                    let refused =
+                        Self::refuse_with(slf, refusal.status(), refusal.as_str(), fields);
                     let warned = service.get().warn(py, "Invalid HTTP request received.");
                     break refused.and(warned);
                 }

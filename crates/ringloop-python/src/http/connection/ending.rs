@@ -33,6 +33,16 @@ impl Connection {
 
     /// Answers with an error and ends the connection; if a response has begun, it just ends.
     pub(in crate::http) fn refuse(slf: &Bound<'_, Self>, status: u16, text: &str) -> PyResult<()> {
+        Self::refuse_with(slf, status, text, &[])
+    }
+
+    /// As `refuse`, with more fields.
+    pub(super) fn refuse_with(
+        slf: &Bound<'_, Self>,
+        status: u16,
+        text: &str,
+        fields: &[(&[u8], &[u8])],
+    ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let Some(service) = this.service(py) else {
@@ -41,8 +51,9 @@ impl Connection {
         let mut buffer = service.get().take_buffer(py);
         let is_refused = service.get().with_lines(py, |lines, unix_s| {
             let mut state = this.state.get_mut(py);
-            let fields = service.get().default_fields().iter();
-            let fields = fields.map(|(name, value)| (&name[..], &value[..]));
+            let defaults = service.get().default_fields().iter();
+            let defaults = defaults.map(|(name, value)| (&name[..], &value[..]));
+            let fields = fields.iter().copied().chain(defaults);
             state
                 .http
                 .refuse(status, text, fields, lines, unix_s, &mut buffer)
