@@ -120,10 +120,9 @@ def test_an_application_that_only_sends_hears_that_its_client_has_left(arm, loop
             errors.append(error)
 
     async def test():
-        frames = b"".join(masked(FIN | TEXT, b"hello") for _ in range(40))
-        async with FileServer(arm, application(push), contexts) as server:
-            async with left(server, HANDSHAKE % b"/" + b"\r\n" + frames):
-                await until_closed(server)
+        data = HANDSHAKE % b"/" + b"\r\n" + 40 * masked(FIN | TEXT, b"hello")
+        async with FileServer(arm, application(push), contexts) as server, left(server, data):
+            await until_closed(server)
 
     run(loop, test())
     assert len(errors) == 1
