@@ -135,6 +135,27 @@ def test_applications_may_change_what_they_are_given(arm, loop):
     ]
 
 
+def test_each_request_gets_the_state_as_it_is_then(arm, loop):
+    """What the lifespan's task adds after the start is seen."""
+    state = {"number": 1}
+    seen = []
+
+    async def application(scope, receive, send):
+        seen.append(dict(scope["state"]))
+        scope["state"]["mine"] = 1
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application, state=state) as server, server.client() as client:
+            for number in range(1, 4):
+                state["number"] = number
+                client.write(GET)
+                await client.response()
+
+    run(loop, test())
+    assert seen == [{"number": 1}, {"number": 2}, {"number": 3}]
+
+
 def test_heads_that_differ_little(arm, loop):
     """A connection knows its last head: the next one must be compared to the last byte."""
     seen = []

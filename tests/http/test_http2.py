@@ -90,6 +90,8 @@ def test_scope(arm, loop, path, fields, expected):
             }]  # fmt: skip
             assert seen[0]["headers"] is not seen[1]["headers"]
             assert seen[0]["extensions"] is not seen[1]["extensions"]
+            for name, extension in seen[0]["extensions"].items():
+                assert seen[1]["extensions"][name] is not extension
 
     run(loop, test())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import os
 import ssl
 import threading
@@ -102,7 +103,7 @@ def test_the_scope_names_the_extension(arm, loop):
     seen = []
 
     async def application(scope, receive, send):
-        seen.append(dict(scope["extensions"]))
+        seen.append(copy.deepcopy(scope["extensions"]))
         scope["extensions"]["mine"] = {}
         await answer(send)
 
