@@ -466,6 +466,22 @@ def test_kinds_of_headers(arm, loop, kind, pair, part):
     run(loop, test())
 
 
+def test_a_response_has_the_default_fields_and_its_own(arm, loop):
+    async def test():
+        own = ((b"Vary", b"accept-encoding"), (b"Set-Cookie", b"session=1"))
+        headers = [(b"vary", b"origin"), (b"set-cookie", b"lb=7")]
+        async with Server(arm, text(b"", *own), headers=headers) as server:
+            lines = (await server.ask(LAST)).lower().split(b"\r\n")
+            assert [line for line in lines if line.startswith((b"vary", b"set-cookie"))] == [
+                b"vary: origin",
+                b"set-cookie: lb=7",
+                b"vary: accept-encoding",
+                b"set-cookie: session=1",
+            ]
+
+    run(loop, test())
+
+
 @pytest.mark.ringloop_only
 def test_default_fields(arm, loop):
     headers = [(b"Server", b"name"), (b"X-One", b"1"), (b"x-one", b"2")]

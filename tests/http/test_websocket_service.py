@@ -436,11 +436,22 @@ def test_invalid_messages(arm, loop, content):
 
 
 def test_the_service_has_default_headers(arm, loop):
+    """Those that frame a body, or are the handshake's own, are for other responses."""
+
+    async def instance(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept", "headers": [(b"X-Default", b"own"), (b"Server", b"own")]})
+
     async def test():
-        settings = {"headers": [(b"server", b"some"), (b"x-default", b"value")]}
-        async with WebSocketServer(arm, application(echo), **settings) as server, server.websocket() as client:
-            _, fields, _ = client.answer
-            assert (fields["server"], fields["x-default"]) == ("some", "value")
+        headers = [(b"server", b"some"), (b"x-default", b"value"), (b"connection", b"x"), (b"upgrade", b"y")]
+        for app, expected in (
+            (application(echo), [b"x-default: value", b"server: some"]),
+            (instance, [b"x-default: value", b"x-default: own", b"server: own"]),
+        ):
+            async with WebSocketServer(arm, app, headers=headers) as server, server.raw() as client:
+                client.write(HANDSHAKE % b"/" + b"\r\n")
+                lines = (await client.reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+                assert [line for line in lines if line.startswith((b"server", b"x-default"))] == expected
 
     run(loop, test())
 

@@ -603,13 +603,12 @@ impl Connection {
     ) -> Result<ParkedHead, ResponseError> {
         let mut state = self.state.get_mut(py);
         let mut head = state.http.respond(status, buffer)?;
+        let has = |name: &[u8]| fields.is_some_and(|fields| fields.has(name));
+        for (name, value) in service.get().default_fields_with(has) {
+            head.field(name, value)?;
+        }
         if let Some(fields) = fields {
             fields.each(|name, value| head.field(name, value))?;
-        }
-        for (name, value) in service.get().default_fields() {
-            if !fields.is_some_and(|fields| fields.has(name)) {
-                head.field(name, value)?;
-            }
         }
         Ok(head.park())
     }

@@ -576,6 +576,16 @@ impl HttpService {
         &self.settings.default_fields
     }
 
+    /// The default fields of a response of the application: all but Date and Server, if it `has` them. As in uvicorn, they
+    /// come before the application's, even if that has a field of the same name.
+    pub(super) fn default_fields_with(
+        &self,
+        has: impl Fn(&[u8]) -> bool,
+    ) -> impl Iterator<Item = &(Vec<u8>, Vec<u8>)> {
+        let fields = self.default_fields().iter();
+        fields.filter(move |(name, _)| !(matches!(&name[..], b"date" | b"server") && has(name)))
+    }
+
     /// What `pick` finds among the objects of the service, which has them until the collector ends it.
     fn object<'py, T>(
         &self,
