@@ -239,8 +239,9 @@ def test_a_head_goes_out_before_its_body(arm, loop):
 def test_trailers(arm, loop):
     async def application(scope, receive, send):
         assert scope["extensions"]["http.response.trailers"] == {}
-        await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": True})
-        if scope["path"] != "/empty":
+        headers = [(b"content-length", b"0")] if scope["path"] == "/length" else []
+        await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+        if scope["path"] == "/":
             await send({"type": "http.response.body", "body": b"x"})
         else:
             await send({"type": "http.response.body"})
@@ -253,7 +254,7 @@ def test_trailers(arm, loop):
 
     async def test():
         async with Server(arm, application) as server, server.http2() as client:
-            for path, body in (("/", b"x"), ("/empty", b"")):
+            for path, body in (("/", b"x"), ("/empty", b""), ("/length", b"")):
                 found = await client.get(path)
                 assert (found.body, found.has_ended) == (body, True)
                 assert found.trailers == [("x-one", "1"), ("x-two", "2")]

@@ -388,7 +388,7 @@ impl Connection {
             head.field(name, value)?;
         }
         head.park();
-        self.send_head(stream, complete, lines, unix_s)
+        self.send_head(stream, complete, false, lines, unix_s)
     }
 
     /// Begin the head of a response. It is kept by [`Head::park`], and sent by [`send_head`](Connection::send_head), when
@@ -400,7 +400,8 @@ impl Connection {
         self.found(stream)?.begin(status)
     }
 
-    /// Send the head of a response that was begun. The parameters are those of [`respond`](Connection::respond).
+    /// Send the head of a response that was begun. The parameters are those of [`respond`](Connection::respond), and
+    /// whether trailers will follow. Without them, a head that announces no content is the whole response.
     ///
     /// # Errors
     /// If the stream does not exist (any more), or if no head is kept.
@@ -408,10 +409,12 @@ impl Connection {
         &mut self,
         stream: u32,
         complete: Option<u64>,
+        has_trailers: bool,
         lines: &mut Lines,
         unix_s: u64,
     ) -> Result<(), ResponseError> {
-        self.found(stream)?.send_head(complete, lines, unix_s)
+        self.found(stream)?
+            .send_head(complete, has_trailers, lines, unix_s)
     }
 
     /// Send an informational response: 100 to a client that waits for it, or 103 with Link.

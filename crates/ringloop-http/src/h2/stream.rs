@@ -272,6 +272,7 @@ impl Stream {
     pub(super) fn send_head(
         &mut self,
         complete: Option<u64>,
+        has_trailers: bool,
         lines: &mut Lines,
         unix_s: u64,
     ) -> Result<(), ResponseError> {
@@ -297,10 +298,11 @@ impl Stream {
                 place.try_insert(value.clone()).map_err(full)?;
             }
         }
-        let is_head_only = matches!(
-            framing,
-            Framing::Nothing | Framing::Discarded | Framing::Length(0)
-        );
+        let is_head_only = match framing {
+            Framing::Nothing | Framing::Discarded => true,
+            Framing::Length(0) => !has_trailers,
+            _ => false,
+        };
         let sending = sending
             .send_response(head, is_head_only)
             .map_err(|_| ResponseError::NoRequest)?;

@@ -642,13 +642,14 @@ impl Connection {
         py: Python<'_>,
         stream: Stream,
         complete: Option<u64>,
+        has_trailers: bool,
         service: &Bound<'_, HttpService>,
     ) -> Result<(), ResponseError> {
         let send = |http2: &mut Http2| {
             service.get().with_lines(py, |lines, unix_s| {
                 http2
                     .messages
-                    .send_head(stream.get(), complete, lines, unix_s)
+                    .send_head(stream.get(), complete, has_trailers, lines, unix_s)
             })
         };
         unless_gone(self.with_http2(py, send))

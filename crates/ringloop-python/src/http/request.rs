@@ -654,7 +654,7 @@ impl Request {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (has_head, last) = {
+        let (has_head, has_trailers) = {
             let mut state = this.state.get_mut(py);
             if let Some(trailers) = &mut state.trailers {
                 trailers.is_due = last;
@@ -662,9 +662,12 @@ impl Request {
             let last = last && state.trailers.is_none();
             (state.pending.take().is_some(), last)
         };
+        let last = last && !has_trailers;
         let sent = if has_head {
             let complete = last.then_some(body.as_bytes().len() as u64);
-            connection.get().send_head_on(py, stream, complete, service)
+            connection
+                .get()
+                .send_head_on(py, stream, complete, has_trailers, service)
         } else {
             Ok(())
         };
@@ -697,7 +700,8 @@ impl Request {
         };
         if has_head {
             let complete = (!has_trailers).then_some(size as u64);
-            let sent = connection.get().send_head_on(py, stream, complete, service);
+            let connection = connection.get();
+            let sent = connection.send_head_on(py, stream, complete, has_trailers, service);
             sent.map_err(|error| response_error(py, error))?;
         }
         self.state.get_mut(py).file_tail = Some(b"");
@@ -783,7 +787,10 @@ impl Request {
         let (Some(connection), service) = (this.connection(py), this.service(py)?) else {
             return Ok(());
         };
-        let pending = this.state.get_mut(py).pending.take();
+        let (pending, has_trailers) = {
+            let mut state = this.state.get_mut(py);
+            (state.pending.take(), state.trailers.is_some())
+        };
         match (pending, this.stream) {
             (Some(Pending::Http1 { head, mut buffer }), _) => {
                 connection
@@ -794,7 +801,9 @@ impl Request {
                 result
             }
             (Some(Pending::Http2), Some(stream)) => {
-                let sent = connection.get().send_head_on(py, stream, None, &service);
+                let sent = connection
+                    .get()
+                    .send_head_on(py, stream, None, has_trailers, &service);
                 sent.map_err(|error| response_error(py, error))?;
                 Connection::drive(&connection)
             }
