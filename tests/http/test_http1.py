@@ -675,6 +675,19 @@ def test_applications_that_fail(arm, loop, errors, application, status, message)
     assert errors() == [message]
 
 
+@pytest.mark.parametrize("parts", [(b"1234",), (b"1", b"234"), (b"", b"1234"), (b"1234", b"")])
+def test_a_body_that_is_too_short_is_sent_as_far_as_it_goes(arm, loop, errors, parts):
+    bodies = [{"type": "http.response.body", "body": part, "more_body": True} for part in parts]
+    del bodies[-1]["more_body"]
+
+    async def test():
+        async with Server(arm, failing(START, *bodies)) as server:
+            assert (await server.ask(GET)).endswith(b"\r\n\r\n1234")
+
+    run(loop, test())
+    assert errors() == [EXCEPTION]
+
+
 @pytest.mark.parametrize(
     ("headers", "error"),
     [

@@ -582,8 +582,11 @@ impl Request {
         let framed = match framed {
             Ok(framed) => framed,
             Err(error) => {
-                // The head goes out all the same, as it would have without waiting for the body.
-                let result = Connection::write(connection, &buffer, None, b"");
+                // The head goes out all the same, as it would have without waiting for the body; so does a part that is too
+                // short.
+                let is_short = matches!(error, ResponseError::TooShort(_));
+                let payload = Some(&body).filter(|_| is_short);
+                let result = Connection::write(connection, &buffer, payload, b"");
                 service.get().return_buffer(py, buffer);
                 result?;
                 return Err(response_error(py, error));
@@ -659,8 +662,7 @@ impl Request {
             if let Some(trailers) = &mut state.trailers {
                 trailers.is_due = last;
             }
-            let last = last && state.trailers.is_none();
-            (state.pending.take().is_some(), last)
+            (state.pending.take().is_some(), state.trailers.is_some())
         };
         let last = last && !has_trailers;
         let sent = if has_head {
