@@ -114,6 +114,8 @@ async def send_path(request: HttpRequest, path: str) -> None:
     file = _File(path)
     try:
         content = file.read(_READ_AT_ONCE, 0) if file.size <= _READ_AT_ONCE else None
+        if content and not file.size:
+            content = await _read_on(file, content)
         size = file.size if content is None else len(content)
         try:
             count = request._begin_file(size, content)
@@ -129,6 +131,16 @@ async def send_path(request: HttpRequest, path: str) -> None:
             raise
     finally:
         file.close()
+
+
+async def _read_on(file: _File, content: bytes) -> bytes:
+    """Reads a file to its end that doesn't know its size, as those in /proc. They give a page or so at a time."""
+    parts = [content]
+    read = len(content)
+    while part := await file.read_soon(constants.SENDFILE_FALLBACK_READBUFFER_SIZE, read):
+        parts.append(part)
+        read += len(part)
+    return b"".join(parts)
 
 
 async def _send_file(request: HttpRequest, file: _File, count: int) -> None:

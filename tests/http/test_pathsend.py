@@ -105,6 +105,7 @@ def test_the_scope_names_the_extension(arm, loop):
     async def application(scope, receive, send):
         seen.append(copy.deepcopy(scope["extensions"]))
         scope["extensions"]["mine"] = {}
+        scope["extensions"]["http.response.pathsend"]["mine"] = 1
         await answer(send)
 
     async def test():
@@ -131,6 +132,23 @@ def test_a_file(arm, loop, folder, secured, size, names_length):
                 assert received["content-length"] == str(size)
                 assert body == content
 
+    run(loop, test())
+
+
+def test_a_file_that_does_not_know_its_size(arm, loop, secured):
+    """One in /proc is read to its end, whatever a single read gives."""
+    path = "/proc/self/smaps"
+
+    async def test():
+        async with FileServer(arm, serving_file(path), secured) as server:
+            async with server.client() as client:
+                client.write(GET)
+                _, _, body = await client.response()
+            last = body.splitlines()[-1]
+            assert len(body) > 20_000
+            assert last.startswith(b"VmFlags:"), last
+
+    assert os.stat(path).st_size == 0
     run(loop, test())
 
 
