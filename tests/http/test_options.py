@@ -129,6 +129,19 @@ def test_the_command_line_comes_before_the_environment(monkeypatch):
     assert given["reload_includes"] == ["*.a", "*.b"]
 
 
+@pytest.mark.parametrize("head", ["RINGLOOP_", "UVICORN_"])
+def test_directories_in_the_environment_are_separated_as_in_path(monkeypatch, tmp_path, head):
+    """Their names may have spaces."""
+    given = {}
+    monkeypatch.setattr(_command_line, "run", lambda app, **options: given.update(options, app=app))
+    directories = [str(tmp_path / "one two"), str(tmp_path)]
+    (tmp_path / "one two").mkdir()
+    environment = {f"{head}RELOAD_DIRS": ":".join(directories)}
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["a:b"], env=environment)
+    assert result.exit_code == 0, result.output
+    assert given["reload_dirs"] == directories
+
+
 def test_options_of_reloading_without_reloading_are_reported(caplog):
     with caplog.at_level("WARNING", "uvicorn.error"):
         for options in ({"reload_dirs": ["."]}, {"reload_includes": "*.a"}, {"reload": True, "reload_excludes": "*.a"}):
