@@ -116,6 +116,53 @@ def test_what_the_command_line_hands_over(monkeypatch):
     assert given["use_colors"] is False
 
 
+HUGE = str(1 << 70)
+NUMBERS = (
+    *("backlog", "fd", "limit-body-ahead", "limit-concurrency", "limit-fields", "limit-head", "limit-http2-requests"),
+    *("limit-max-requests", "limit-max-requests-jitter", "workers", "workers-max-rss", "ws-max-queue", "ws-max-size"),
+    "h11-max-incomplete-event-size",
+)
+TIMES = (
+    *("reload-delay", "ssl-handshake-timeout", "ssl-shutdown-timeout", "timeout-body", "timeout-graceful-shutdown"),
+    *("timeout-head", "timeout-keep-alive", "timeout-worker-healthcheck", "timeout-write", "workers-lifetime"),
+    *("ws-ping-interval", "ws-ping-timeout"),
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("header", "a b: c", "'a b: c' has characters that are not allowed in a header"),
+        ("header", "a: b\nc: d", "'a: b\\nc: d' has characters that are not allowed in a header"),
+        ("header", "a: \u20ac", "'a: \u20ac' has characters that are not allowed in a header"),
+        ("header", "Content-Length: 1", "'Content-Length: 1' would give each response the same length"),
+        ("backlog", str(1 << 31), "2147483648 is too large: the maximum is 2147483647."),
+        ("fd", str(1 << 31), "2147483648 is too large: the maximum is 2147483647."),
+        *((name, HUGE, f"{HUGE} is too large: the maximum is ") for name in NUMBERS),
+        *(
+            (name, text, f"{text} is not a number of seconds up to")
+            for name in TIMES
+            for text in ("inf", "nan", "1e300")
+        ),
+    ],
+)
+def test_what_no_server_can_use_is_a_mistake_on_the_command_line(monkeypatch, option, value, message):
+    monkeypatch.setattr(_command_line, "run", None)
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["a:b", f"--{option}", value])
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1].startswith(f"Error: Invalid value for '--{option}': {message}")
+
+
+def test_each_number_of_the_command_line_has_a_limit():
+    types = click.types.IntParamType, click.types.FloatParamType
+    parameters = [parameter for parameter in options().values() if isinstance(parameter.type, types)]
+    without = {"port", "ssl_cert_reqs", "ssl_version"}
+    assert {parameter.name.replace("_", "-") for parameter in parameters if parameter.name not in without} == {
+        *NUMBERS,
+        *TIMES,
+    }
+
+
 def test_the_command_line_comes_before_the_environment(monkeypatch):
     given = {}
     monkeypatch.setattr(_command_line, "run", lambda app, **options: given.update(options, app=app))

@@ -88,6 +88,10 @@ def test_a_factory_is_detected_with_a_warning(arm):
         (("applications:without_lifespan", "--lifespan", "on"), "Exception in 'lifespan' protocol"),
         (("applications:make_with_arguments", "--factory"), "Error loading ASGI app factory"),
         (("applications:app", "--fd", "99"), "descriptor 99: Bad file descriptor"),
+        (
+            ("applications:app", "--log-config", "/dev/null"),
+            "The logging configuration '/dev/null' can't be used: ",
+        ),
         (("applications:app", "--uds", "/nowhere/at/all"), "/nowhere/at/all: No such file or directory"),
         (
             ("applications:app", "--ssl-certfile", "/nowhere"),
@@ -163,6 +167,34 @@ def test_a_descriptor(arm):
         with serving(arm, "applications:app", "--fd", str(descriptor), pass_fds=[descriptor]) as program:
             assert program.address == listener.getsockname()
             assert program.get("/")[0] == 200
+
+
+def test_a_descriptor_that_cannot_be_listened_on(arm):
+    with socket.socket(type=socket.SOCK_DGRAM) as sock:
+        sock.bind((support.HOST, 0))
+        descriptor = sock.fileno()
+        message = "not a stream socket, but the server needs one that it can listen on"
+        status, output = fails(arm, "applications:app", "--fd", str(descriptor), pass_fds=[descriptor])
+        assert status == 3
+        assert f"ERROR:    descriptor {descriptor}: {message}\n" in output
+        command = [sys.executable, "-c", LISTEN_FDS, str(descriptor), *RINGLOOP, "serve", "applications:app"]
+        status, output = fails(arm, command=command, pass_fds=[descriptor])
+        assert status == 3
+        assert f"ERROR:    descriptor 3 of LISTEN_FDS: {message}\n" in output
+        assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed(arm, closed):
+    """Python then has None for them. Nothing is logged, or all of it."""
+    with socket.create_server((support.HOST, 0)) as listener:
+        descriptor = str(listener.fileno())
+        command = [*RINGLOOP, "serve", "applications:app", "--fd", descriptor]
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+        with serving(arm, command=shell, pass_fds=[listener.fileno()]) as program:
+            program.address = listener.getsockname()
+            assert program.get("/")[0] == 200
+            assert program.stop() == -signal.SIGTERM
 
 
 LISTEN_FDS = """

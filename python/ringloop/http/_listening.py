@@ -104,9 +104,11 @@ def bind_unix(path: str) -> Listeners:
 def adopt(descriptor: int) -> Listeners:
     """The socket of a descriptor that was inherited; the descriptor itself stays open. Raises StartupError."""
     try:
-        return Listeners([socket.socket(fileno=os.dup(descriptor))])
+        sock = socket.socket(fileno=os.dup(descriptor))
     except OSError as error:
         raise StartupError(f"descriptor {descriptor}: {error.strerror or error}") from None
+    _check_kind([sock], f"descriptor {descriptor}")
+    return Listeners([sock])
 
 
 def passed_by_systemd() -> Listeners | None:
@@ -126,8 +128,16 @@ def passed_by_systemd() -> Listeners | None:
         except OSError as error:
             close(sockets)
             raise StartupError(f"descriptor {descriptor} of LISTEN_FDS: {error.strerror or error}") from None
+        _check_kind(sockets, f"descriptor {descriptor} of LISTEN_FDS")
         sockets[-1].set_inheritable(False)
     return Listeners(sockets)
+
+
+def _check_kind(sockets: list[socket.socket], name: str) -> None:
+    """Raises StartupError, and closes all sockets, if the last one can't be listened on."""
+    if sockets[-1].type != socket.SOCK_STREAM:
+        close(sockets)
+        raise StartupError(f"{name}: not a stream socket, but the server needs one that it can listen on")
 
 
 def _identify(path: str) -> tuple[int, int] | None:
