@@ -454,6 +454,15 @@ def test_a_port_that_is_taken(arm):
             assert "Started server process" not in program.output
 
 
+def test_a_descriptor_that_has_no_second_socket(arm):
+    """Another socket can't be bound to its address, whatever --reuse-port says."""
+    with socket.create_server((support.HOST, 0)) as listener:
+        options = ("--fd", str(listener.fileno()), "--workers", "2", "--reuse-port", *PATIENT)
+        with serving(arm, "applications:app", *options, pass_fds=[listener.fileno()]) as program:
+            assert serving_pids(program, 2)
+            assert program.stop() == 0
+
+
 def test_a_unix_socket(arm, tmp_path):
     path = tmp_path / "socket"
     with serving(arm, "applications:app", "--workers", "2", "--uds", str(path), *PATIENT) as program:

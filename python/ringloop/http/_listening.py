@@ -15,10 +15,14 @@ _ATTEMPTS = 8
 
 
 class Listeners:
-    """Sockets, and the path of the Unix socket among them, which is removed when they are closed."""
+    """Sockets, and the path of the Unix socket among them, which is removed when they are closed.
 
-    def __init__(self, sockets: list[socket.socket], path: str | None = None) -> None:
+    `can_be_repeated` is whether others can be bound to the same addresses: SO_REUSEPORT is set.
+    """
+
+    def __init__(self, sockets: list[socket.socket], path: str | None = None, *, can_be_repeated: bool = False) -> None:
         self.sockets = sockets
+        self.can_be_repeated = can_be_repeated
         self._path = path
         self._identity = None if path is None else _identify(path)
 
@@ -45,7 +49,7 @@ def bind(host: str | None, port: int, *, reuse_port: bool = False) -> Listeners:
     while True:
         attempts -= 1
         try:
-            return Listeners(_bind_all(list(dict.fromkeys(found)), reuse_port))
+            return Listeners(_bind_all(list(dict.fromkeys(found)), reuse_port), can_be_repeated=reuse_port)
         except StartupError:
             if not attempts:
                 raise
