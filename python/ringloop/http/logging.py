@@ -109,7 +109,7 @@ class ColourizedFormatter(logging.Formatter):
 
     def should_use_colors(self) -> bool:
         """Whether to use colours if the configuration doesn't say."""
-        return sys.stdout.isatty()
+        return _is_terminal(sys.stdout)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         flush_access_logs()
@@ -128,7 +128,7 @@ class DefaultFormatter(ColourizedFormatter):
     """Formats the server's own messages, for stderr."""
 
     def should_use_colors(self) -> bool:
-        return sys.stderr.isatty()
+        return _is_terminal(sys.stderr)
 
 
 class AccessFormatter(ColourizedFormatter):
@@ -146,6 +146,11 @@ class AccessFormatter(ColourizedFormatter):
             status_code=_describe_status(int(status), self.use_colors),
         )
         return super()._format_line(record)
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    """Whether the stream is a terminal. Python's is None if its descriptor was closed at the start."""
+    return stream is not None and stream.isatty()
 
 
 def _describe_status(status: int, use_colors: bool) -> str:
