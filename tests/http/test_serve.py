@@ -475,6 +475,10 @@ def test_wsgi(arm):
     pytest.importorskip("a2wsgi", reason="a2wsgi is not installed")
     with serving(arm, "applications:of_wsgi", "--interface", "wsgi") as program:
         assert program.get("/path")[2] == b"wsgi /path"
+        # There are no WebSockets, so a request for one is a plain request.
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+        assert program.get("/path", upgrade)[2] == b"wsgi /path"
 
 
 @both_backends
