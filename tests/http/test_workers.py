@@ -424,6 +424,29 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(arm):
         assert program.stop() == 0
 
 
+def test_a_worker_that_hangs_before_it_is_there_is_killed(arm):
+    child = support.run_child(
+        """
+        import asyncio, signal
+        from ringloop.http import Config, _metrics, _processes
+
+        _processes._HERE_MARGIN_S = 0.1
+
+        async def main():
+            config = Config("applications:app", timeout_worker_healthcheck=0.1)
+            worker = _processes.Worker(config, [], _metrics.Board(), print)
+            worker.signal(signal.SIGSTOP)
+            print(await worker.wait_until_settled(), worker.exitcode)
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        """,
+        arm,
+    )
+    assert child.stdout == f"False {-signal.SIGKILL}\n", child.stderr
+    assert "does not answer, killing it" in child.stderr
+
+
 def test_workers_end_when_their_parent_is_killed(arm):
     with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
         pids = started(program, 2)
