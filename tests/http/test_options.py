@@ -190,11 +190,17 @@ def test_directories_in_the_environment_are_separated_as_in_path(monkeypatch, tm
 
 
 def test_options_of_reloading_without_reloading_are_reported(caplog):
+    unset, no_string = "'reload' is not set", "the application must be an import string"
     with caplog.at_level("WARNING", "uvicorn.error"):
-        for options in ({"reload_dirs": ["."]}, {"reload_includes": "*.a"}, {"reload": True, "reload_excludes": "*.a"}):
+        for options, reason in (
+            ({"reload_dirs": ["."]}, unset),
+            ({"reload_includes": "*.a"}, unset),
+            ({"reload": True, "reload_excludes": "*.a"}, no_string),
+        ):
             caplog.clear()
             Config(print, log_config=None, **options)
-            assert ["will not reload" in record.message for record in caplog.records] == [True], options
+            messages = [record.message for record in caplog.records]
+            assert messages == [f"Current configuration will not reload: {reason}."], options
         caplog.clear()
         Config("a:b", log_config=None, reload=True, reload_dirs=["."])
         assert not caplog.records
