@@ -1171,7 +1171,7 @@ impl Request {
             return Ok(());
         }
         this.forget_application(py);
-        let outcome = task.call_method0("result").and_then(|_| {
+        let outcome = task.call_method0(intern!(py, "result")).and_then(|_| {
             let text = "the request's task has ended without running it";
             Err(objects::error::<PyRuntimeError>(py, text))
         });
