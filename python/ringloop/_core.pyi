@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context
 from types import FrameType
-from typing import Any, Final, Self, TypedDict, TypeVar, TypeVarTuple, final, type_check_only
+from typing import Any, Final, Literal, Self, TypedDict, TypeVar, TypeVarTuple, final, type_check_only
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
@@ -296,6 +296,7 @@ class HttpService:
 class HttpConnection(asyncio.Protocol):
     """The protocol of a connection."""
 
+    _takes_rest_at_end: Literal[True]
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
     def data_received(self, data: Any) -> None: ...
     def eof_received(self) -> bool: ...
