@@ -1,11 +1,13 @@
 """Reading from a TCP transport: pausing, resuming, and what stays unread."""
 
 import asyncio
+import contextlib
 
 from support import (
     BufferedRecorder,
     Recorder,
     attach,
+    same_as_asyncio,
     tcp_pair,
     turns,
     until,
@@ -140,3 +142,42 @@ def test_the_end_is_not_seen_while_reading_is_paused(loop):
         return protocol.names
 
     assert loop.run_until_complete(main()) == ["connection_made", "data_received", "eof_received", "connection_lost"]
+
+
+def test_a_transport_reads_once_in_a_turn(loop_factory):
+    """Also if more arrives while it has left something: it comes back for that, and is told of the arrival, too."""
+
+    def body(loop):
+        async def main():
+            reads_per_turn = []
+            is_counting = True
+
+            def count_turn():
+                reads_per_turn.append(0)
+                if is_counting:
+                    loop.call_soon(count_turn)
+
+            class Protocol(Recorder):
+                def data_received(self, data):
+                    reads_per_turn[-1] += 1
+                    with contextlib.suppress(BlockingIOError):
+                        peer.send(bytes(65536))
+
+            ours, peer = tcp_pair()
+            peer.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    peer.send(bytes(65536))
+            count_turn()
+            protocol = Protocol()
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, ours)
+            await until(lambda: sum(reads_per_turn) >= 100)
+            is_counting = False
+            peer.close()
+            transport.abort()
+            await until(lambda: protocol.lost)
+            return max(reads_per_turn)
+
+        return loop.run_until_complete(main())
+
+    assert same_as_asyncio(body, loop_factory) == 1

@@ -202,6 +202,7 @@ pub(super) fn resume(transport: &Bound<'_, SocketTransport>) -> PyResult<bool> {
             return Ok(false);
         }
         state.attachment.paused = false;
+        state.read_turn = 0;
         let attachment = &state.attachment;
         let is_current = attachment.fd == attachment.descriptor(py);
         let Some(event_loop) = attachment.event_loop(py) else {
@@ -274,8 +275,10 @@ pub(crate) fn on_ready(
     readiness: Readiness,
 ) -> PyResult<()> {
     let py = transport.py();
-    let context = {
+    let turn = event_loop.get().meter.turns() as u32;
+    let (context, come_back) = {
         let mut state = transport.get().state.get_mut(py);
+        let comes_back = state.readable;
         state.readable |= readiness.readable;
         state.read_on |= readiness.read_on;
         if state.delivering && state.context.is_some() {
@@ -283,10 +286,21 @@ pub(crate) fn on_ready(
             return Ok(());
         }
         let read = state.readable && state.wants_data() && !state.delivering;
-        let context = read.then(|| state.read_context.clone_ref_opt(py)).flatten();
-        state.delivering |= context.is_some();
-        context
+        if read && state.read_turn == turn {
+            // One read in a turn, as under asyncio: whoever was woken takes what has come before there is more.
+            (None, !comes_back)
+        } else {
+            let context = read.then(|| state.read_context.clone_ref_opt(py)).flatten();
+            if context.is_some() {
+                state.delivering = true;
+                state.read_turn = turn;
+            }
+            (context, false)
+        }
     };
+    if come_back {
+        queue_ready(transport, event_loop.get(), Readiness::READABLE);
+    }
     if let Some(context) = context {
         let result = in_context(py, &context, || read_once(transport));
         let failed = result.is_err();

@@ -53,6 +53,8 @@ pub(super) struct State {
     pub(super) end_received: bool,
     /// The socket may have something to read.
     pub(super) readable: bool,
+    /// The turn of the last read, in the low bits of its number; 0 once reading was resumed.
+    pub(super) read_turn: u32,
     /// The protocol is being served with what arrived, or in the one context of all callbacks. It may make the loop
     /// turn meanwhile.
     pub(super) delivering: bool,
@@ -103,6 +105,7 @@ impl State {
             eof: false,
             end_received: false,
             readable: false,
+            read_turn: 0,
             delivering: false,
             reported: false,
             read_on: false,
