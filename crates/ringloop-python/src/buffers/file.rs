@@ -5,12 +5,15 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use crate::metrics;
+use pyo3::Python;
+
+use super::released;
 
 /// Bytes sent in one turn, so that a peer that takes all it gets doesn't hold up the others.
 const TURN_BYTES: usize = 1 << 20;
 
 /// A file that is being sent. It is kept until `stop` asks how much was sent.
+#[derive(Clone, Copy)]
 pub(crate) struct FileSending {
     file: RawFd,
     offset: libc::off_t,
@@ -57,14 +60,15 @@ impl FileSending {
         }
     }
 
-    /// Sends what the socket takes, within the bounds of a turn.
-    pub(crate) fn advance(&mut self, socket: RawFd) -> io::Result<Progress> {
-        let result = self.send(socket);
+    /// Sends what the socket takes, within the bounds of a turn. The GIL is released, because the file's disk or server
+    /// may be slow: to be called on a copy, which is then kept.
+    pub(crate) fn advance(&mut self, py: Python<'_>, socket: RawFd) -> io::Result<Progress> {
+        let result = self.send(py, socket);
         self.ended = matches!(result, Ok(Progress::Ended) | Err(_));
         result
     }
 
-    fn send(&mut self, socket: RawFd) -> io::Result<Progress> {
+    fn send(&mut self, py: Python<'_>, socket: RawFd) -> io::Result<Progress> {
         let mut budget = TURN_BYTES;
         loop {
             let count = self.left.map_or(budget, |left| left.min(budget));
@@ -74,26 +78,26 @@ impl FileSending {
             if count == 0 {
                 return Ok(Progress::TurnOver);
             }
-            metrics::count_system_call();
+            let (file, offset) = (self.file, &mut self.offset);
             // SAFETY: a system call on descriptor numbers; the offset lives for the call, which moves it on.
-            let sent = unsafe { libc::sendfile(socket, self.file, &raw mut self.offset, count) };
-            match usize::try_from(sent) {
+            let sent = released(py, || unsafe {
+                libc::sendfile(socket, file, &raw mut *offset, count)
+            });
+            match sent {
                 Ok(0) => return Ok(Progress::Ended),
                 Ok(sent) => {
                     budget -= sent;
                     self.sent += sent;
                     self.left = self.left.map(|left| left - sent);
                 }
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::WouldBlock => {
-                        return Ok(Progress::Blocked);
-                    }
-                    // Python runs signal handlers between callbacks.
-                    error if error.kind() == io::ErrorKind::Interrupted => {
-                        return Ok(Progress::TurnOver);
-                    }
-                    error => return Err(error),
-                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Progress::Blocked);
+                }
+                // Python runs signal handlers between callbacks.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    return Ok(Progress::TurnOver);
+                }
+                Err(error) => return Err(error),
             }
         }
     }

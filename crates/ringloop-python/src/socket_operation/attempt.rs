@@ -108,13 +108,14 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
         Kind::Connect => or_wait(sock.call_method1(intern!(py, "connect"), (argument,)), py),
         Kind::SendFile => {
             // SAFETY: as in `resume`; no Python code runs while the reference is used.
-            let progress = unsafe { operation(object).file.as_mut().map(|file| file.advance(fd)) };
+            let mut file = unsafe { operation(object).file };
+            let progress = file.as_mut().map(|file| file.advance(py, fd));
+            // SAFETY: as above.
+            unsafe { operation(object).file = file };
             match progress {
                 Some(Ok(Progress::Blocked | Progress::TurnOver)) => None,
                 Some(Ok(Progress::Ended)) | None => {
-                    // SAFETY: as above.
-                    let sent =
-                        unsafe { operation(object).file.as_ref().map_or(0, FileSending::sent) };
+                    let sent = file.as_ref().map_or(0, FileSending::sent);
                     Some(New(sent).into_pyobject(py).map(|it| it.into_any().unbind()))
                 }
                 Some(Err(error)) => Some(Err(support::os_error(py, &error))),

@@ -1,5 +1,6 @@
 //! How a stream transport sends a file: by sendfile(2), over the watch that it has.
 
+use std::io;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyConnectionError;
@@ -25,7 +26,7 @@ pub(super) fn start(
 ) -> PyResult<Option<Py<PyAny>>> {
     let py = transport.py();
     let this = transport.get();
-    let progress = {
+    let socket = {
         let mut state = this.state.get_mut(py);
         if state.lost > 0 || state.attachment.sock.is_none() {
             drop(state);
@@ -34,16 +35,13 @@ pub(super) fn start(
                 "Connection is closed by peer",
             ));
         }
-        let socket = state.attachment.descriptor(py);
-        state
-            .file
-            .insert(Box::new(FileSending::new(file, offset, count)))
-            .advance(socket)
+        state.file = Some(Box::new(FileSending::new(file, offset, count)));
+        state.attachment.descriptor(py)
     };
-    match progress {
+    match advance(transport, socket) {
         Err(error) => Err(support::os_error(py, &error)),
-        Ok(Progress::Ended) => Ok(None),
-        Ok(progress) => {
+        Ok(Some(Progress::Ended) | None) => Ok(None),
+        Ok(Some(progress)) => {
             let waiter = endpoint::event_loop(this, py)?
                 .bind(py)
                 .call_method0(intern!(py, "create_future"))?
@@ -68,18 +66,13 @@ pub(super) fn start(
 /// Sends on, as the socket has room, or as the turn has come.
 pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
-    let (progress, waiter) = {
-        let mut state = transport.get().state.get_mut(py);
-        let socket = state.attachment.descriptor(py);
-        let progress = match &mut state.file {
-            Some(file) if file.is_under_way() => match file.advance(socket) {
-                Ok(Progress::Blocked) => return Ok(()),
-                other => other,
-            },
-            _ => return Ok(()),
-        };
-        (progress, state.empty_waiter.clone_ref_opt(py))
+    let socket = transport.get().state.get_mut(py).attachment.descriptor(py);
+    let progress = match advance(transport, socket) {
+        Ok(Some(Progress::Blocked) | None) => return Ok(()),
+        Ok(Some(progress)) => Ok(progress),
+        Err(error) => Err(error),
     };
+    let waiter = transport.get().state.get(py).empty_waiter.clone_ref_opt(py);
     let Some(waiter) = waiter else {
         return Ok(());
     };
@@ -99,6 +92,21 @@ pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
                 .into_any(),
         ),
     }
+}
+
+/// Sends what the socket takes. None if nothing is under way, or if somebody has stopped it meanwhile.
+fn advance(transport: &Bound<'_, SocketTransport>, socket: RawFd) -> io::Result<Option<Progress>> {
+    let (py, state) = (transport.py(), &transport.get().state);
+    let file = state.get(py).file.as_deref().copied();
+    let Some(mut file) = file.filter(FileSending::is_under_way) else {
+        return Ok(None);
+    };
+    let progress = file.advance(py, socket);
+    match &mut state.get_mut(py).file {
+        Some(kept) => **kept = file,
+        None => return Ok(None),
+    }
+    progress.map(Some)
 }
 
 /// Ends the sending, also before its end; returns how many bytes were sent.
