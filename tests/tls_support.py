@@ -6,6 +6,7 @@
 import asyncio
 import fcntl
 import functools
+import socket
 import ssl
 import struct
 import termios
@@ -162,6 +163,12 @@ def unsent(sock):
 
 def unread(sock):
     return struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0]
+
+
+def end_has_arrived(sock):
+    """Whether the other end's kernel has acknowledged that this one has ended, so that it has all the data before that."""
+    state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    return state not in (b"\x01", b"\x04")  # TCP_ESTABLISHED, TCP_FIN_WAIT1
 
 
 def failing(protocol, method, error):

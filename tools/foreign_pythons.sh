@@ -202,7 +202,7 @@ make_musl() { # make_musl MACHINE VERSION
             cd "$state/build" &&
                 ./configure --prefix="$tree/$version" "${cross[@]}" --with-openssl="$tree/base" --disable-test-modules \
                 CC="$tree/base/bin/cc" AR="$tree/base/bin/ar" RANLIB="$tree/base/bin/ranlib" OPT='-O1 -DNDEBUG' PKG_CONFIG=false \
-                LDFLAGS="-L$tree/base/lib -Wl,--dynamic-linker=$tree/base/lib/ld-musl-$machine.so.1" \
+                CPPFLAGS="-I$tree/base/include" LDFLAGS="-L$tree/base/lib -Wl,--dynamic-linker=$tree/base/lib/ld-musl-$machine.so.1" \
                 ZLIB_CFLAGS=' ' ZLIB_LIBS="-L$tree/base/lib -lz" \
                 LIBFFI_CFLAGS=' ' LIBFFI_LIBS="-L$tree/base/lib -lffi" &&
                 make -j "$(nproc)" &&

@@ -13,8 +13,8 @@ folder=$target/minimal-versions
 rm -rf "$folder/copy"
 mkdir -p "$folder/copy/crates"
 cp -r crates/ringloop-driver crates/ringloop crates/ringloop-http "$folder/copy/crates"
-# A file that the tests of ringloop-http include.
-cp --parents crates/ringloop-python/src/tls/records.rs "$folder/copy"
+# Files that the tests of ringloop-http include.
+cp --parents crates/ringloop-python/src/{reserve,tls/records}.rs "$folder/copy"
 # The guide is tested as documentation of a crate.
 cp -r docs "$folder/copy"
 sed 's|^members = .*|members = ["crates/ringloop-driver", "crates/ringloop", "crates/ringloop-http"]|' Cargo.toml >"$folder/copy/Cargo.toml"

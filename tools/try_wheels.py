@@ -114,7 +114,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--python", nargs="+", choices=wheels.PYTHONS, default=wheels.PYTHONS, help="default: all")
     parser.add_argument("--required", action="store_true", help="fail if something could not be tried")
-    parser.add_argument("--tests", default="", metavar="ARGUMENTS", help="also run pytest with these, in the repository")
+    parser.add_argument(
+        "--tests", default="", metavar="ARGUMENTS", help="also run pytest with these, in the repository"
+    )
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "dist", metavar="DIR")
     arguments = parser.parse_args()
     summary, failed, untried, tried = [], 0, 0, 0

@@ -93,6 +93,9 @@ _READ_AT_ONCE = 16 * 1024
 # How much a stream of HTTP/2 reads of a file before the client has made room. A connection has many streams.
 _STREAM_PART = 64 * 1024
 
+# After so many parts of a file others have their turn: a client that reads fast always makes room for more.
+_PARTS_PER_TURN = 4
+
 # What sendfile(2) says of files that it can't send.
 _NOT_SENDABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -111,6 +114,8 @@ async def send_path(request: HttpRequest, path: str) -> None:
     file = _File(path)
     try:
         content = file.read(_READ_AT_ONCE, 0) if file.size <= _READ_AT_ONCE else None
+        if content and not file.size:
+            content = await _read_on(file, content)
         size = file.size if content is None else len(content)
         try:
             count = request._begin_file(size, content)
@@ -128,6 +133,16 @@ async def send_path(request: HttpRequest, path: str) -> None:
         file.close()
 
 
+async def _read_on(file: _File, content: bytes) -> bytes:
+    """Reads a file to its end that doesn't know its size, as those in /proc. They give a page or so at a time."""
+    parts = [content]
+    read = len(content)
+    while part := await file.read_soon(constants.SENDFILE_FALLBACK_READBUFFER_SIZE, read):
+        parts.append(part)
+        read += len(part)
+    return b"".join(parts)
+
+
 async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
     sent = 0
     part = constants.SENDFILE_FALLBACK_READBUFFER_SIZE
@@ -135,6 +150,7 @@ async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
         part = _STREAM_PART
     elif (transport := request._socket()) is not None:
         sent = await _send_by_kernel(request, transport, file, count)
+    parts = 0
     while sent < count:
         content = await file.read_soon(min(count - sent, part), sent)
         if not content:
@@ -143,6 +159,9 @@ async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
         request._write_file(content)
         while (room := request._room()) is not None:
             await room
+        parts += 1
+        if parts % _PARTS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file: _File, count: int) -> int:

@@ -17,7 +17,7 @@ _AsyncioSSLProtocol: Any = sslproto.SSLProtocol
 # The buffers of all connections whose transports don't need one. It is empty, so nobody can write to it.
 _NO_BUFFER = bytearray()
 _NO_BUFFER_VIEW = memoryview(_NO_BUFFER)
-_WRAPPED = sslproto.SSLProtocolState.WRAPPED
+_WRAPPED, _FLUSHING = sslproto.SSLProtocolState.WRAPPED, sslproto.SSLProtocolState.FLUSHING
 
 
 class SSLProtocolTransport(sslproto._SSLProtocolTransport):
@@ -81,6 +81,25 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
             # asyncio sends the end of the handshake after its first read. If the protocol has paused reading in
             # connection_made, there is no read, and the peer would wait.
             self._process_outgoing()
+
+    def eof_received(self) -> bool | None:
+        if self._app_reading_paused and getattr(self._app_protocol, "_takes_rest_at_end", False):
+            # What has arrived is in memory already. asyncio would keep the end from the protocol until it reads on, and
+            # drop what it writes meanwhile.
+            self._app_reading_paused = False
+        keeps_open: bool | None = super().eof_received()
+        return keeps_open
+
+    def _start_shutdown(self, *args: Any) -> None:
+        if self._state is _FLUSHING and self._app_reading_paused:
+            # The peer has ended the connection, and what it sent before waits until the user reads on. A user who closes
+            # the connection never does, and asyncio would wait for ever. If it is closed within a read, that goes on.
+            self._loop.call_soon(self._flush_closed)
+        super()._start_shutdown(*args)
+
+    def _flush_closed(self) -> None:
+        if self._state is _FLUSHING:
+            self._do_flush()
 
     def _on_shutdown_complete(self, shutdown_exc: BaseException | None) -> None:
         super()._on_shutdown_complete(shutdown_exc)

@@ -1,7 +1,8 @@
 """Out of memory: the loop raises `MemoryError`, reports it, or continues without; it never panics and never ends the process.
 
-In each scenario one allocation fails, each in turn, in a separate process. What the program does afterwards isn't checked: asyncio
-loses callbacks then, and so does ringloop. asyncio has no panics to compare with.
+In each scenario one allocation of Python's fails, each in turn, in a separate process. What the program does afterwards isn't
+checked: asyncio loses callbacks then, and so does ringloop. asyncio has no panics to compare with. Allocations of Rust's fail where
+the system refuses memory; see also limited_memory.py.
 """
 
 import textwrap
@@ -352,3 +353,44 @@ def test_an_allocation_that_fails_is_no_panic(arm, scenario):
     assert (child.returncode, child.stdout) == (0, "done\n"), child.stderr[-3000:]
     assert "panicked" not in child.stderr
     assert "PanicException" not in child.stderr
+
+
+@pytest.mark.without_debug_mode
+@pytest.mark.parametrize(
+    "schedule", ["loop.call_soon", "functools.partial(loop.call_later, 0)", "loop.call_soon_threadsafe"]
+)
+@pytest.mark.parametrize("left", [100_000, 10_000_000])
+def test_what_cannot_be_scheduled_raises_and_the_rest_runs(arm, schedule, left):
+    program = """
+        import functools, resource
+
+        def limit(byte_count):
+            resource.setrlimit(resource.RLIMIT_AS, (byte_count, resource.RLIM_INFINITY))
+
+        def count():
+            global counted
+            counted += 1
+
+        scheduled = counted = 0
+        loop = new_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        schedule = SCHEDULE
+        # Small objects have an allocator of their own, which then has some: what fails first is a queue that must grow.
+        spare = [bytes(size) for size in range(0, 480, 16) for _ in range(10_000)]
+        del spare[::2]
+        with open("/proc/self/statm") as statm:
+            size = int(statm.read().split()[0]) * resource.getpagesize()
+        limit(size + int(sys.argv[1]))
+        try:
+            while True:
+                schedule(count)
+                scheduled += 1
+        except MemoryError:
+            limit(resource.RLIM_INFINITY)
+        loop.call_later(0.01, loop.stop)
+        loop.run_forever()
+        assert scheduled == counted > 1000, (scheduled, counted)
+        print("done")
+    """
+    child = run_child(program.replace("SCHEDULE", schedule), arm, str(left))
+    assert (child.returncode, child.stdout) == (0, "done\n"), child.stderr[-3000:]

@@ -42,6 +42,7 @@ class Server:
         settings = dict(self.settings)
         log_access = settings.pop("log_access", False)
         state = settings.pop("state", {})
+        headers = settings.pop("headers", [])
         options = {
             "root_path": settings.pop("root_path", ""),
             "timeout_keep_alive": settings.pop("timeout_keep_alive", 5),
@@ -55,6 +56,7 @@ class Server:
         )
         config.load()
         server_state = ServerState()
+        server_state.default_headers = headers
 
         def protocol():
             made = config.http_protocol_class(config=config, server_state=server_state, app_state=state)

@@ -135,6 +135,27 @@ def test_applications_may_change_what_they_are_given(arm, loop):
     ]
 
 
+def test_each_request_gets_the_state_as_it_is_then(arm, loop):
+    """What the lifespan's task adds after the start is seen."""
+    state = {"number": 1}
+    seen = []
+
+    async def application(scope, receive, send):
+        seen.append(dict(scope["state"]))
+        scope["state"]["mine"] = 1
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application, state=state) as server, server.client() as client:
+            for number in range(1, 4):
+                state["number"] = number
+                client.write(GET)
+                await client.response()
+
+    run(loop, test())
+    assert seen == [{"number": 1}, {"number": 2}, {"number": 3}]
+
+
 def test_heads_that_differ_little(arm, loop):
     """A connection knows its last head: the next one must be compared to the last byte."""
     seen = []
@@ -445,6 +466,22 @@ def test_kinds_of_headers(arm, loop, kind, pair, part):
     run(loop, test())
 
 
+def test_a_response_has_the_default_fields_and_its_own(arm, loop):
+    async def test():
+        own = ((b"Vary", b"accept-encoding"), (b"Set-Cookie", b"session=1"))
+        headers = [(b"vary", b"origin"), (b"set-cookie", b"lb=7")]
+        async with Server(arm, text(b"", *own), headers=headers) as server:
+            lines = (await server.ask(LAST)).lower().split(b"\r\n")
+            assert [line for line in lines if line.startswith((b"vary", b"set-cookie"))] == [
+                b"vary: origin",
+                b"set-cookie: lb=7",
+                b"vary: accept-encoding",
+                b"set-cookie: session=1",
+            ]
+
+    run(loop, test())
+
+
 @pytest.mark.ringloop_only
 def test_default_fields(arm, loop):
     headers = [(b"Server", b"name"), (b"X-One", b"1"), (b"x-one", b"2")]
@@ -636,6 +673,19 @@ def test_applications_that_fail(arm, loop, errors, application, status, message)
 
     run(loop, test())
     assert errors() == [message]
+
+
+@pytest.mark.parametrize("parts", [(b"1234",), (b"1", b"234"), (b"", b"1234"), (b"1234", b"")])
+def test_a_body_that_is_too_short_is_sent_as_far_as_it_goes(arm, loop, errors, parts):
+    bodies = [{"type": "http.response.body", "body": part, "more_body": True} for part in parts]
+    del bodies[-1]["more_body"]
+
+    async def test():
+        async with Server(arm, failing(START, *bodies)) as server:
+            assert (await server.ask(GET)).endswith(b"\r\n\r\n1234")
+
+    run(loop, test())
+    assert errors() == [EXCEPTION]
 
 
 @pytest.mark.parametrize(

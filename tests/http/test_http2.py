@@ -90,6 +90,8 @@ def test_scope(arm, loop, path, fields, expected):
             }]  # fmt: skip
             assert seen[0]["headers"] is not seen[1]["headers"]
             assert seen[0]["extensions"] is not seen[1]["extensions"]
+            for name, extension in seen[0]["extensions"].items():
+                assert seen[1]["extensions"][name] is not extension
 
     run(loop, test())
 
@@ -237,8 +239,9 @@ def test_a_head_goes_out_before_its_body(arm, loop):
 def test_trailers(arm, loop):
     async def application(scope, receive, send):
         assert scope["extensions"]["http.response.trailers"] == {}
-        await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": True})
-        if scope["path"] != "/empty":
+        headers = [(b"content-length", b"0")] if scope["path"] == "/length" else []
+        await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+        if scope["path"] == "/":
             await send({"type": "http.response.body", "body": b"x"})
         else:
             await send({"type": "http.response.body"})
@@ -251,7 +254,7 @@ def test_trailers(arm, loop):
 
     async def test():
         async with Server(arm, application) as server, server.http2() as client:
-            for path, body in (("/", b"x"), ("/empty", b"")):
+            for path, body in (("/", b"x"), ("/empty", b""), ("/length", b"")):
                 found = await client.get(path)
                 assert (found.body, found.has_ended) == (body, True)
                 assert found.trailers == [("x-one", "1"), ("x-two", "2")]
@@ -857,6 +860,42 @@ def test_a_client_that_reads_late_gets_all(arm, loop, end):
                 for stream in streams:
                     found = await client.response(stream)
                     assert (len(found.body), found.has_ended) == (size, True)
+
+    run(loop, test())
+
+
+@OWN
+def test_each_response_has_the_default_fields(arm, loop, errors):
+    """Also those that the server itself answers with."""
+    headers = [(b"x-a", b"default"), (b"content-type", b"default"), (b"server", b"me")]
+
+    async def application(scope, receive, send):
+        if scope["method"] == "POST":
+            await receive()
+        if scope["path"] == "/":
+            await answer(send, b"", 200, [(b"X-A", b"own"), (b"Server", b"own")])
+
+    async def fields_of(client, stream):
+        found = await client.response(stream)
+        return found.status, [field for field in found.fields if field[0] in ("x-a", "server", "content-type")]
+
+    async def test():
+        kind = ("content-type", "text/plain; charset=utf-8")
+        refused = [kind, ("x-a", "default"), ("server", "me")]
+        settings = {"headers": headers, "limit_fields": 10, "timeout_body": 0.05}
+        async with Server(arm, application, **settings) as server, server.http2() as client:
+            own = [("x-a", "default"), ("x-a", "own"), ("content-type", "default"), ("server", "own")]
+            assert await fields_of(client, client.ask()) == (200, own)
+            for stream, status in (
+                (client.ask("/none"), 500),
+                (client.ask("/", ("expect", "tea")), 417),
+                (client.ask("/", *[("x", "y")] * 11), 431),
+                (client.ask(method="POST", ends=False), 408),
+            ):
+                assert await fields_of(client, stream) == (status, refused)
+        async with Server(arm, application, headers=headers, limit_concurrency=0) as server, server.http2() as client:
+            assert await fields_of(client, client.ask()) == (503, refused)
+        assert errors()
 
     run(loop, test())
 

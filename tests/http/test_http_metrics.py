@@ -126,6 +126,7 @@ def test_methods_and_formats(arm):
             client.request("POST", "/metrics", body=b"x")
             response = client.getresponse()
             assert (response.status, response.read()) == (405, b"Method Not Allowed")
+            assert response.headers["allow"] == "GET, HEAD"
             client.request("GET", "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
             response = client.getresponse()
             assert response.headers["content-type"].startswith("application/openmetrics-text")

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import logging.config
+import re
 import sys
 
 import pytest
@@ -198,10 +199,29 @@ def test_no_configuration_leaves_logging_alone():
 def test_a_configuration_that_is_wrong_is_the_users():
     with pytest.raises(ValueError, match="Unable to configure handler"):
         Config(app, log_config={"version": 1, "handlers": {"x": {"class": "nonsense.Handler"}}})
-    with pytest.raises(FileNotFoundError):
-        Config(app, log_config="nowhere.json")
     with pytest.raises(KeyError):
         Config(app, log_level="loud")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("nowhere.json", None, "[Errno 2] No such file or directory: "),
+        ("log.json", "", "Expecting value: line 1 column 1 (char 0)"),
+        ("log.json", "[]", ""),
+        ("log.json", '{"version": 2}', "Unsupported version: 2"),
+        ("log.json", '{"version": 1, "handlers": {"x": {"class": "a.B"}}}', "Unable to configure handler 'x': "),
+        ("log.ini", "", ""),
+        ("log.ini", "[formatters]\n", ""),
+        ("log.ini", "[broken", ""),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path, name, content, text):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(StartupError, match=re.escape(f"The logging configuration '{path}' can't be used: {text}")):
+        Config(app, log_config=path)
 
 
 def test_yaml_without_its_package(tmp_path, monkeypatch):

@@ -116,6 +116,53 @@ def test_what_the_command_line_hands_over(monkeypatch):
     assert given["use_colors"] is False
 
 
+HUGE = str(1 << 70)
+NUMBERS = (
+    *("backlog", "fd", "limit-body-ahead", "limit-concurrency", "limit-fields", "limit-head", "limit-http2-requests"),
+    *("limit-max-requests", "limit-max-requests-jitter", "workers", "workers-max-rss", "ws-max-queue", "ws-max-size"),
+    "h11-max-incomplete-event-size",
+)
+TIMES = (
+    *("reload-delay", "ssl-handshake-timeout", "ssl-shutdown-timeout", "timeout-body", "timeout-graceful-shutdown"),
+    *("timeout-head", "timeout-keep-alive", "timeout-worker-healthcheck", "timeout-write", "workers-lifetime"),
+    *("ws-ping-interval", "ws-ping-timeout"),
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("header", "a b: c", "'a b: c' has characters that are not allowed in a header"),
+        ("header", "a: b\nc: d", "'a: b\\nc: d' has characters that are not allowed in a header"),
+        ("header", "a: \u20ac", "'a: \u20ac' has characters that are not allowed in a header"),
+        ("header", "Content-Length: 1", "'Content-Length: 1' would give each response the same length"),
+        ("backlog", str(1 << 31), "2147483648 is too large: the maximum is 2147483647."),
+        ("fd", str(1 << 31), "2147483648 is too large: the maximum is 2147483647."),
+        *((name, HUGE, f"{HUGE} is too large: the maximum is ") for name in NUMBERS),
+        *(
+            (name, text, f"{text} is not a number of seconds up to")
+            for name in TIMES
+            for text in ("inf", "nan", "1e300")
+        ),
+    ],
+)
+def test_what_no_server_can_use_is_a_mistake_on_the_command_line(monkeypatch, option, value, message):
+    monkeypatch.setattr(_command_line, "run", None)
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["a:b", f"--{option}", value])
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1].startswith(f"Error: Invalid value for '--{option}': {message}")
+
+
+def test_each_number_of_the_command_line_has_a_limit():
+    types = click.types.IntParamType, click.types.FloatParamType
+    parameters = [parameter for parameter in options().values() if isinstance(parameter.type, types)]
+    without = {"port", "ssl_cert_reqs", "ssl_version"}
+    assert {parameter.name.replace("_", "-") for parameter in parameters if parameter.name not in without} == {
+        *NUMBERS,
+        *TIMES,
+    }
+
+
 def test_the_command_line_comes_before_the_environment(monkeypatch):
     given = {}
     monkeypatch.setattr(_command_line, "run", lambda app, **options: given.update(options, app=app))
@@ -129,12 +176,31 @@ def test_the_command_line_comes_before_the_environment(monkeypatch):
     assert given["reload_includes"] == ["*.a", "*.b"]
 
 
+@pytest.mark.parametrize("head", ["RINGLOOP_", "UVICORN_"])
+def test_directories_in_the_environment_are_separated_as_in_path(monkeypatch, tmp_path, head):
+    """Their names may have spaces."""
+    given = {}
+    monkeypatch.setattr(_command_line, "run", lambda app, **options: given.update(options, app=app))
+    directories = [str(tmp_path / "one two"), str(tmp_path)]
+    (tmp_path / "one two").mkdir()
+    environment = {f"{head}RELOAD_DIRS": ":".join(directories)}
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["a:b"], env=environment)
+    assert result.exit_code == 0, result.output
+    assert given["reload_dirs"] == directories
+
+
 def test_options_of_reloading_without_reloading_are_reported(caplog):
+    unset, no_string = "'reload' is not set", "the application must be an import string"
     with caplog.at_level("WARNING", "uvicorn.error"):
-        for options in ({"reload_dirs": ["."]}, {"reload_includes": "*.a"}, {"reload": True, "reload_excludes": "*.a"}):
+        for options, reason in (
+            ({"reload_dirs": ["."]}, unset),
+            ({"reload_includes": "*.a"}, unset),
+            ({"reload": True, "reload_excludes": "*.a"}, no_string),
+        ):
             caplog.clear()
             Config(print, log_config=None, **options)
-            assert ["will not reload" in record.message for record in caplog.records] == [True], options
+            messages = [record.message for record in caplog.records]
+            assert messages == [f"Current configuration will not reload: {reason}."], options
         caplog.clear()
         Config("a:b", log_config=None, reload=True, reload_dirs=["."])
         assert not caplog.records

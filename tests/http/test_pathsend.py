@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import os
 import ssl
 import threading
@@ -102,8 +103,9 @@ def test_the_scope_names_the_extension(arm, loop):
     seen = []
 
     async def application(scope, receive, send):
-        seen.append(dict(scope["extensions"]))
+        seen.append(copy.deepcopy(scope["extensions"]))
         scope["extensions"]["mine"] = {}
+        scope["extensions"]["http.response.pathsend"]["mine"] = 1
         await answer(send)
 
     async def test():
@@ -130,6 +132,23 @@ def test_a_file(arm, loop, folder, secured, size, names_length):
                 assert received["content-length"] == str(size)
                 assert body == content
 
+    run(loop, test())
+
+
+def test_a_file_that_does_not_know_its_size(arm, loop, secured):
+    """One in /proc is read to its end, whatever a single read gives."""
+    path = "/proc/self/smaps"
+
+    async def test():
+        async with FileServer(arm, serving_file(path), secured) as server:
+            async with server.client() as client:
+                client.write(GET)
+                _, _, body = await client.response()
+            last = body.splitlines()[-1]
+            assert len(body) > 20_000
+            assert last.startswith(b"VmFlags:"), last
+
+    assert os.stat(path).st_size == 0
     run(loop, test())
 
 
@@ -643,3 +662,39 @@ def test_a_file_that_the_kernel_cannot_send(arm, loop, folder, monkeypatch):
             assert (await client.response())[2] == content
 
     run(loop, test())
+
+
+def test_others_have_their_turn_while_a_client_reads_as_fast_as_a_file_is_sent(arm, loop, tmp_path):
+    """Nothing else makes the server wait, if the file is in memory and there is always room."""
+    from ringloop import _http
+
+    turns = 0
+    seen = []
+
+    class Request:
+        _has_stream = True
+
+        def _write_file(self, content):
+            seen.append(turns)
+
+        def _room(self):
+            return None
+
+    async def count_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def test():
+        path, _ = make(tmp_path, 2_000_000)
+        file = _http._File(path)
+        counting = asyncio.ensure_future(count_turns())
+        try:
+            await _http._send_file(Request(), file, file.size)
+        finally:
+            file.close()
+            counting.cancel()
+
+    run(loop, test())
+    assert max(seen.count(turn) for turn in set(seen)) <= 4

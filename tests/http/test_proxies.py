@@ -69,6 +69,16 @@ def test_as_uvicorn(trusted, type):
             assert ours(trusted, scope) == uvicorns(trusted, scope), (peer, headers)
 
 
+@pytest.mark.parametrize("wrong", [b"\x85", b"\x1c", b"\t", b"\x9b", b"\xa0"])
+@pytest.mark.parametrize("trusted", ["*", "127.0.0.1"])
+def test_a_client_cannot_break_lines_of_the_log(trusted, wrong):
+    """Some readers take U+0085 for the end of a line. uvicorn takes any name."""
+    client = ("127.0.0.1", 1)
+    forwarded = b'1.2.3.4%bINFO: 9.9.9.9:1 - "GET /admin HTTP/1.1" 200' % wrong
+    scope = {"type": "http", "client": client, "scheme": "http", "headers": [(b"x-forwarded-for", forwarded)]}
+    assert ours(trusted, scope)[0] == client
+
+
 @pytest.mark.parametrize("port", ["-1", "8_0", "\u0661", "123456", ""])
 def test_what_python_takes_for_a_number_is_no_port(port):
     forwarded = f"1.2.3.4:{port}".encode()

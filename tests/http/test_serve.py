@@ -88,6 +88,10 @@ def test_a_factory_is_detected_with_a_warning(arm):
         (("applications:without_lifespan", "--lifespan", "on"), "Exception in 'lifespan' protocol"),
         (("applications:make_with_arguments", "--factory"), "Error loading ASGI app factory"),
         (("applications:app", "--fd", "99"), "descriptor 99: Bad file descriptor"),
+        (
+            ("applications:app", "--log-config", "/dev/null"),
+            "The logging configuration '/dev/null' can't be used: ",
+        ),
         (("applications:app", "--uds", "/nowhere/at/all"), "/nowhere/at/all: No such file or directory"),
         (
             ("applications:app", "--ssl-certfile", "/nowhere"),
@@ -163,6 +167,34 @@ def test_a_descriptor(arm):
         with serving(arm, "applications:app", "--fd", str(descriptor), pass_fds=[descriptor]) as program:
             assert program.address == listener.getsockname()
             assert program.get("/")[0] == 200
+
+
+def test_a_descriptor_that_cannot_be_listened_on(arm):
+    with socket.socket(type=socket.SOCK_DGRAM) as sock:
+        sock.bind((support.HOST, 0))
+        descriptor = sock.fileno()
+        message = "not a stream socket, but the server needs one that it can listen on"
+        status, output = fails(arm, "applications:app", "--fd", str(descriptor), pass_fds=[descriptor])
+        assert status == 3
+        assert f"ERROR:    descriptor {descriptor}: {message}\n" in output
+        command = [sys.executable, "-c", LISTEN_FDS, str(descriptor), *RINGLOOP, "serve", "applications:app"]
+        status, output = fails(arm, command=command, pass_fds=[descriptor])
+        assert status == 3
+        assert f"ERROR:    descriptor 3 of LISTEN_FDS: {message}\n" in output
+        assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed(arm, closed):
+    """Python then has None for them. Nothing is logged, or all of it."""
+    with socket.create_server((support.HOST, 0)) as listener:
+        descriptor = str(listener.fileno())
+        command = [*RINGLOOP, "serve", "applications:app", "--fd", descriptor]
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+        with serving(arm, command=shell, pass_fds=[listener.fileno()]) as program:
+            program.address = listener.getsockname()
+            assert program.get("/")[0] == 200
+            assert program.stop() == -signal.SIGTERM
 
 
 LISTEN_FDS = """
@@ -392,8 +424,11 @@ def test_uvicorns_options_are_taken(arm):
     options = ("--loop", "uvloop", "--http", "httptools", "--ws", "none", "--h11-max-incomplete-event-size", "1000")
     with serving(arm, "applications:app", *options) as program:
         assert program.get("/")[0] == 200
-        for name, mentioned in (("loop", True), ("http", True), ("ws", False)):
-            assert (f"WARNING:  '{name}' has no effect: it is for uvicorn alone." in program.output) == mentioned
+        warnings = [line for line in program.output.splitlines() if line.startswith("WARNING")]
+        assert warnings == [
+            "WARNING:  'loop' has no effect: ringloop serve always runs on ringloop.",
+            "WARNING:  'http' has no effect: there is one implementation.",
+        ]
 
 
 def test_mistakes_on_the_command_line(arm):
@@ -443,6 +478,10 @@ def test_wsgi(arm):
     pytest.importorskip("a2wsgi", reason="a2wsgi is not installed")
     with serving(arm, "applications:of_wsgi", "--interface", "wsgi") as program:
         assert program.get("/path")[2] == b"wsgi /path"
+        # There are no WebSockets, so a request for one is a plain request.
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+        assert program.get("/path", upgrade)[2] == b"wsgi /path"
 
 
 @both_backends

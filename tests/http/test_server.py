@@ -339,8 +339,33 @@ def test_messages_that_the_lifespan_has_not(loop, records, mode, message):
 @pytest.mark.parametrize("mode", ["auto", "on"])
 def test_an_exception_after_the_start_is_always_told(loop, records, mode):
     """uvicorn takes it for an application without lifespan."""
-    lifespan_of(loop, speaking(STARTED, then=ValueError("later")), mode)
+    assert lifespan_of(loop, speaking(STARTED, then=ValueError("later")), mode) == (
+        [True] if mode == "on" else [False, False]
+    )
     assert ("ERROR", "Exception in 'lifespan' protocol\n") in records
+
+
+@pytest.mark.parametrize("error", [SystemExit("no"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_a_lifespan_that_exits_does_not_end_the_process(loop, records, mode, error):
+    """It has not started then, even if it does not have to."""
+    assert lifespan_of(loop, speaking(then=error), mode) == [True]
+    assert records[1:] == [("ERROR", "Exception in 'lifespan' protocol\n")]
+    records.clear()
+    assert lifespan_of(loop, speaking(STARTED, then=error), mode) == ([True] if mode == "on" else [False, False])
+    assert ("ERROR", "Exception in 'lifespan' protocol\n") in records
+
+
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_an_exception_at_the_end(loop, records, mode):
+    async def app(scope, receive, send):
+        await receive()
+        await send(STARTED)
+        await receive()
+        raise ValueError("cannot end")
+
+    assert lifespan_of(loop, app, mode) == [False, True]
+    assert records[-1] == ("ERROR", "Application shutdown failed. Exiting.")
 
 
 def test_off(loop, records):

@@ -601,6 +601,28 @@ def test_compressed_messages(arm, loop):
     assert run(loop, test()) == text
 
 
+@pytest.mark.parametrize("payload", [b"", b"\0"])
+def test_a_compressed_message_may_be_empty(arm, loop, payload):
+    """By RFC 7692 it consists of a block, but uvicorn takes nothing for one, too."""
+    received = []
+
+    async def body(receive, send):
+        while (message := await receive())["type"] == "websocket.receive":
+            received.append(message)
+
+    async def test():
+        async with (
+            WebSocketServer(arm, application(body)) as server,
+            server.websocket(fields=Deflating.FIELDS) as client,
+        ):
+            for opcode in (TEXT, BINARY):
+                client.write(masked(FIN | RSV1 | opcode, payload))
+            assert await client.goodbye() == 1000
+
+    run(loop, test())
+    assert received == [{"type": "websocket.receive", "text": ""}, {"type": "websocket.receive", "bytes": b""}]
+
+
 def test_messages_are_not_inflated_beyond_the_limit(arm, loop):
     async def test():
         async with WebSocketServer(arm, application(echo), ws_max_size=100_000) as server:

@@ -14,10 +14,12 @@ import pytest
 
 import support
 from serving import LOGGER, run
+from test_service import until_closed
 from websocket_client import (
     BINARY,
     CONTINUATION,
     FIN,
+    HANDSHAKE,
     PING,
     PONG,
     TEXT,
@@ -183,6 +185,61 @@ def test_a_busy_application_is_no_silent_client(arm, loop):
                 assert await client.message() == "waiting"
 
     run(loop, test())
+
+
+# -- Before the answer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_a_client_that_leaves_before_its_handshake_is_answered(arm, loop, way):
+    """It has sent more than is read ahead. While reading is paused nobody sees its end, and the application waits for it."""
+    begun = asyncio.Event()
+    gone = asyncio.Event()
+    seen = []
+
+    async def instance(scope, receive, send):
+        await receive()
+        begun.set()
+        await gone.wait()
+        seen.append((await receive())["type"])
+
+    async def test():
+        async with WebSocketServer(arm, instance, timeout_body=0.05) as server:
+            async with server.raw() as client:
+                client.write(HANDSHAKE % b"/" + b"\r\n" + masked(FIN | BINARY, bytes(100_000)))
+                await begun.wait()
+                # As much as the server takes, so that it has paused reading.
+                await asyncio.sleep(0.1)
+                if way == "reset":
+                    client.reset()
+            gone.set()
+            await until_closed(server)
+
+    run(loop, test())
+    assert seen == ["websocket.disconnect"]
+
+
+def test_what_was_sent_before_the_answer_is_not_dropped(arm, loop, caplog):
+    """The WebSocket would begin in the middle of a frame."""
+    caplog.set_level("INFO", LOGGER)
+    seen = []
+
+    async def instance(scope, receive, send):
+        await receive()
+        with contextlib.suppress(TimeoutError):
+            seen.append(await asyncio.wait_for(receive(), 1))
+        await send({"type": "websocket.accept"})
+
+    async def test():
+        async with WebSocketServer(arm, instance, timeout_body=0.05) as server, server.raw() as client:
+            line, _, body = await client.shake_hands(early=masked(FIN | BINARY, bytes(100_000)))
+            return line, body
+
+    assert run(loop, test()) == ("HTTP/1.1 408 Request Timeout", b"request timeout")
+    assert [(message["type"], message["code"]) for message in seen] == [("websocket.disconnect", 1006)]
+    texts = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert len(texts) == 1
+    assert texts[0].endswith('"WebSocket /" 408')
 
 
 # -- The end ----------------------------------------------------------------------------------------------------------
@@ -379,13 +436,53 @@ def test_invalid_messages(arm, loop, content):
 
 
 def test_the_service_has_default_headers(arm, loop):
+    """Those that frame a body, or are the handshake's own, are for other responses."""
+
+    async def instance(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept", "headers": [(b"X-Default", b"own"), (b"Server", b"own")]})
+
     async def test():
-        settings = {"headers": [(b"server", b"some"), (b"x-default", b"value")]}
-        async with WebSocketServer(arm, application(echo), **settings) as server, server.websocket() as client:
-            _, fields, _ = client.answer
-            assert (fields["server"], fields["x-default"]) == ("some", "value")
+        headers = [(b"server", b"some"), (b"x-default", b"value"), (b"connection", b"x"), (b"upgrade", b"y")]
+        for app, expected in (
+            (application(echo), [b"x-default: value", b"server: some"]),
+            (instance, [b"x-default: value", b"x-default: own", b"server: own"]),
+        ):
+            async with WebSocketServer(arm, app, headers=headers) as server, server.raw() as client:
+                client.write(HANDSHAKE % b"/" + b"\r\n")
+                lines = (await client.reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+                assert [line for line in lines if line.startswith((b"server", b"x-default"))] == expected
 
     run(loop, test())
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("version", [b"12", b"13"])
+def test_a_refused_handshake_lingers(arm, loop, method, version):
+    """If data met a closed socket, the kernel would reset the connection, and the client might lose the answer."""
+
+    async def instance(scope, receive, send):
+        raise AssertionError("it must not be asked")
+
+    async def test():
+        async with WebSocketServer(arm, instance) as server, server.raw() as client:
+            handshake = (HANDSHAKE % b"/").replace(b"GET", method).replace(b"13", version)
+            if version == b"13":
+                handshake = handshake.replace(b"-Key", b"-No-Key")
+            client.write(handshake + b"\r\n")
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+            for _ in range(10):
+                client.write(bytes(1000))
+                await client.writer.drain()
+                await asyncio.sleep(0.01)
+            return head.split(b"\r\n"), body
+
+    (line, *fields), body = run(loop, test())
+    is_old = (method, version) == (b"GET", b"12")
+    assert line == (b"HTTP/1.1 426 Upgrade Required" if is_old else b"HTTP/1.1 400 Bad Request")
+    assert b"connection: close" in fields
+    assert (b"sec-websocket-version: 13" in fields) == is_old
+    assert bool(body) == (method == b"GET")
 
 
 def test_too_many_connections(arm, loop, caplog):

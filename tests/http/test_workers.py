@@ -424,6 +424,29 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(arm):
         assert program.stop() == 0
 
 
+def test_a_worker_that_hangs_before_it_is_there_is_killed(arm):
+    child = support.run_child(
+        """
+        import asyncio, signal
+        from ringloop.http import Config, _metrics, _processes
+
+        _processes._HERE_MARGIN_S = 0.1
+
+        async def main():
+            config = Config("applications:app", timeout_worker_healthcheck=0.1)
+            worker = _processes.Worker(config, [], _metrics.Board(), print)
+            worker.signal(signal.SIGSTOP)
+            print(await worker.wait_until_settled(), worker.exitcode)
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        """,
+        arm,
+    )
+    assert child.stdout == f"False {-signal.SIGKILL}\n", child.stderr
+    assert "does not answer, killing it" in child.stderr
+
+
 def test_workers_end_when_their_parent_is_killed(arm):
     with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
         pids = started(program, 2)
@@ -452,6 +475,15 @@ def test_a_port_that_is_taken(arm):
             assert program.wait() == 3
             assert "address already in use" in program.output
             assert "Started server process" not in program.output
+
+
+def test_a_descriptor_that_has_no_second_socket(arm):
+    """Another socket can't be bound to its address, whatever --reuse-port says."""
+    with socket.create_server((support.HOST, 0)) as listener:
+        options = ("--fd", str(listener.fileno()), "--workers", "2", "--reuse-port", *PATIENT)
+        with serving(arm, "applications:app", *options, pass_fds=[listener.fileno()]) as program:
+            assert serving_pids(program, 2)
+            assert program.stop() == 0
 
 
 def test_a_unix_socket(arm, tmp_path):

@@ -682,7 +682,9 @@ loop.close()
         arm,
     )
     assert child.returncode == 0, child.stderr
-    refused = "refused: this loop was inherited over fork: it belongs to the parent process; make a new one in the child"
+    refused = (
+        "refused: this loop was inherited over fork: it belongs to the parent process; make a new one in the child"
+    )
     assert child.stdout.splitlines() == [refused, "0 served"] * 2, child.stderr
 
 

@@ -1,5 +1,6 @@
 """The end of TLS connections, by the peer or by ourselves."""
 
+import asyncio
 import socket
 import ssl
 
@@ -9,8 +10,9 @@ from support import (
     Recorder,
     capture_contexts,
     same_as_asyncio,
+    until,
 )
-from tls_support import BufferedRecorder, attached, ended
+from tls_support import BufferedRecorder, attached, end_has_arrived, ended
 
 
 @pytest.mark.parametrize("keep_open", [False, True])
@@ -93,6 +95,87 @@ def test_a_peer_that_says_goodbye_and_then_does_not_read(loop):
         await peer.flush()
         await ended(protocol)
         assert isinstance(protocol.error, TimeoutError)
+        peer.sock.close()
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("how", ["end", "both"])
+def test_the_peer_ends_while_reading_is_paused(loop_factory, how, version):
+    """The protocol receives everything, and then the end, when it reads on."""
+
+    def body(loop):
+        async def main():
+            protocol = Recorder()
+            transport, peer = await attached(loop, protocol, version)
+            transport.pause_reading()
+            await end(loop, peer, b"last words", how)
+            before = bytes(protocol.data), list(protocol.names)
+            transport.write(b"not sent")
+            transport.resume_reading()
+            await ended(protocol)
+            peer.sock.close()
+            return before, bytes(protocol.data), protocol.names, repr(protocol.error)
+
+        return loop.run_until_complete(main())
+
+    same_as_asyncio(body, loop_factory)
+
+
+async def end(loop, peer, data, how):
+    """Sends data and the end of the stream, after close_notify or without it, and waits until they are read."""
+    records = peer.encrypt(data)
+    if how == "both":
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.tls.unwrap()
+        records += peer.outgoing.read()
+    await loop.sock_sendall(peer.sock, records)
+    peer.sock.shutdown(socket.SHUT_WR)
+    await until(lambda: end_has_arrived(peer.sock), "the end")
+    await asyncio.sleep(0.02)
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("how", ["end", "both"])
+@pytest.mark.parametrize("kind", [Recorder, BufferedRecorder])
+def test_closing_a_connection_whose_peer_ended_while_reading_was_paused(loop, kind, how, version):
+    """asyncio waits until the protocol reads on, and nobody does that after closing: the connection stays for ever."""
+
+    async def main():
+        protocol = kind()
+        transport, peer = await attached(loop, protocol, version)
+        transport.pause_reading()
+        await end(loop, peer, b"not read", how)
+        transport.close()
+        await ended(protocol)
+        assert protocol.data == b""
+        assert protocol.error is None
+        peer.sock.close()
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+def test_pausing_and_closing_within_the_last_read(loop, version):
+    """The read goes on, and ends the connection."""
+
+    class Pausing(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            self.transport.pause_reading()
+            self.transport.close()
+
+    async def main():
+        contexts = capture_contexts(loop)
+        protocol = Pausing()
+        transport, peer = await attached(loop, protocol, version)
+        protocol.transport = transport
+        transport.pause_reading()
+        await end(loop, peer, b"last words", "end")
+        transport.resume_reading()
+        await ended(protocol)
+        assert protocol.data == b"last words"
+        assert (protocol.error, contexts) == (None, [])
         peer.sock.close()
 
     loop.run_until_complete(main())

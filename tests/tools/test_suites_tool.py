@@ -48,8 +48,8 @@ def test_tests_are_named_as_pytest_names_them(tmp_path):
             """
         )
     )
-    command = ["-m", "pytest", "-p", "no:cacheprovider", "--junitxml=report.xml", "-o", "junit_family=xunit1"]
-    assert python(*command, "tests", cwd=tmp_path).returncode == 1
+    options = ["--rootdir", ".", "-p", "no:cacheprovider", "--junitxml=report.xml", "-o", "junit_family=xunit1"]
+    assert python("-m", "pytest", *options, "tests", cwd=tmp_path).returncode == 1
     result = suites.read_junit(tmp_path / "report.xml")
     assert (result.passed, result.skipped) == (2, 1)
     assert result.failed == {
@@ -58,7 +58,7 @@ def test_tests_are_named_as_pytest_names_them(tmp_path):
         "tests/test_some.py::TestMany::TestInner::test_breaks_afterwards",
     }
 
-    assert python(*command, *result.failed, cwd=tmp_path).returncode == 1
+    assert python("-m", "pytest", *options, *result.failed, cwd=tmp_path).returncode == 1
     repeated = suites.read_junit(tmp_path / "report.xml")
     assert (repeated.passed, repeated.skipped, repeated.failed) == (0, 0, result.failed)
 

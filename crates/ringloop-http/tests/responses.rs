@@ -477,9 +477,10 @@ fn a_server_that_ends_says_so_in_its_last_response() {
 
 #[test]
 fn refusals_have_the_fields_that_are_given_and_no_others_twice() {
-    let fields: [(&[u8], &[u8]); 7] = [
+    let fields: [(&[u8], &[u8]); 8] = [
         (b"x-a", b"1"),
         (b"Connection", b"keep-alive"),
+        (b"connection", b"upgrade"),
         (b"content-type", b"text/html"),
         (b"content-LENGTH", b"5"),
         (b"transfer-encoding", b"chunked"),
@@ -492,7 +493,7 @@ fn refusals_have_the_fields_that_are_given_and_no_others_twice() {
     assert_eq!(
         String::from_utf8(out).unwrap(),
         "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 2\r\n\
-         connection: close\r\nx-a: 1\r\nx-c: 2\r\nserver: me\r\n\r\nno"
+         connection: close\r\nx-a: 1\r\nconnection: upgrade\r\nx-c: 2\r\nserver: me\r\n\r\nno"
     );
 }
 

@@ -11,7 +11,7 @@ use ringloop_driver::{Interest, Mode};
 
 use crate::event_loop::Loop;
 use crate::names::intern;
-use crate::objects;
+use crate::objects::{self, New};
 use crate::queue::{Readiness, Ready, Reason, Served, Transport};
 use crate::socket_object;
 use crate::support::{self, CloneRefOption};
@@ -207,7 +207,13 @@ pub(crate) fn report<T: Endpoint>(
     match result {
         Err(error) if !support::ends_the_loop(py, &error) => support::python(py)?
             .getattr(intern!(py, "report_transport_error"))?
-            .call1((event_loop, transport, callback, context, error.value(py)))
+            .call1((
+                event_loop,
+                transport,
+                New(callback),
+                context,
+                error.value(py),
+            ))
             .map(drop),
         other => other,
     }

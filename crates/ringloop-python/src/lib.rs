@@ -41,6 +41,7 @@
 //! | `objects` | creating Python objects and errors without panics |
 //! | `native_type` | types of the C API |
 //! | `thread_exit` | daemon threads at the end of the interpreter |
+//! | `reserve` | memory for bookkeeping when the system has none left |
 //!
 //! The rule: native if it runs per callback or per packet, Python if it runs per connection or per loop.
 
@@ -63,10 +64,12 @@ mod names;
 mod native_type;
 mod objects;
 mod operations;
+mod originals;
 mod pipes;
 mod posting;
 mod queue;
 mod receiver;
+mod reserve;
 mod run_lock;
 mod scheduling;
 mod slotted;

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::type_object::PyTypeInfo;
 use pyo3::{PyTraverseError, PyVisit};
@@ -14,6 +15,7 @@ use ringloop::timers::{TimerKey, Timers};
 
 use crate::handle::HandleRef;
 use crate::names::intern;
+use crate::objects;
 
 /// What a turn runs, in order of arrival.
 pub(crate) enum Ready {
@@ -209,15 +211,40 @@ impl Queue {
         }
     }
 
-    /// Enters a timer. The caller keeps its own reference to the handle.
+    /// Queues a callback. The caller keeps its own reference to the handle.
+    ///
+    /// # Errors
+    /// `MemoryError`.
     #[inline]
-    pub(crate) fn insert_timer(&mut self, py: Python<'_>, handle: HandleRef, deadline_ns: u64) {
+    pub(crate) fn push_handle(&mut self, py: Python<'_>, handle: HandleRef) -> PyResult<()> {
+        if self.ready.len() == self.ready.capacity() && self.ready.try_reserve(1).is_err() {
+            return Err(objects::error::<PyMemoryError>(py, ""));
+        }
+        self.ready.push_back(Ready::Handle(handle.retain(py)));
+        Ok(())
+    }
+
+    /// Enters a timer. The caller keeps its own reference to the handle.
+    ///
+    /// # Errors
+    /// `MemoryError`.
+    #[inline]
+    pub(crate) fn insert_timer(
+        &mut self,
+        py: Python<'_>,
+        handle: HandleRef,
+        deadline_ns: u64,
+    ) -> PyResult<()> {
         self.track_newest_timer();
+        if self.timers.try_reserve().is_err() {
+            return Err(objects::error::<PyMemoryError>(py, ""));
+        }
         let key = self
             .timers
             .insert(deadline_ns, Ready::Handle(handle.retain(py)));
         handle.set_timer(Some(key));
         self.newest_timer = Some(key);
+        Ok(())
     }
 
     /// Tells the collector of the newest timer's handle if it is kept. When it was made, only its maker knew whether

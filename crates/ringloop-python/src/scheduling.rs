@@ -9,7 +9,6 @@ use ringloop::clock;
 use crate::event_loop::Loop;
 use crate::handle::{self, Call, Deadline, HandleRef};
 use crate::objects::{self, New};
-use crate::queue::Ready;
 use crate::support::{self, guard_scheduling};
 use crate::thread_exit::SleepsAtExit;
 
@@ -75,12 +74,9 @@ pub(crate) unsafe fn schedule_soon<'py>(
         let Some(handle) = HandleRef::new(call, this, None) else {
             return Err(PyErr::fetch(py));
         };
-        owner
-            .queue
-            .get_mut(py)
-            .ready
-            .push_back(Ready::Handle(handle.retain(py)));
-        Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
+        let bound = Bound::from_owned_ptr(py, handle.as_ptr());
+        owner.queue.get_mut(py).push_handle(py, handle)?;
+        Ok(bound)
     }
 }
 
@@ -106,11 +102,12 @@ pub(crate) unsafe fn schedule_at<'py>(
         let Some(handle) = HandleRef::new(call, this, Some(when)) else {
             return Err(PyErr::fetch(py));
         };
+        let bound = Bound::from_owned_ptr(py, handle.as_ptr());
         owner
             .queue
             .get_mut(py)
-            .insert_timer(py, handle, deadline_ns(when.seconds));
-        Ok(Bound::from_owned_ptr(py, handle.as_ptr()))
+            .insert_timer(py, handle, deadline_ns(when.seconds))?;
+        Ok(bound)
     }
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import platform
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,10 +57,14 @@ class _Command(click.Command):
 def _split_header(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
     headers = []
     for text in values:
-        name, colon, value = text.partition(":")
-        if not colon or not name.strip():
+        name, colon, value = (part.strip() for part in text.partition(":"))
+        if not colon or not name:
             raise click.BadParameter(f"{text!r} is not of the form Name:Value", context, parameter)
-        headers.append((name.strip(), value.strip()))
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise click.BadParameter(f"{text!r} has characters that are not allowed in a header", context, parameter)
+        if name.lower() in _FRAMING:
+            raise click.BadParameter(f"{text!r} would give each response the same length", context, parameter)
+        headers.append((name, value))
     return headers
 
 
@@ -79,9 +85,41 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
         context.exit()
 
 
-_POSITIVE = click.IntRange(min=1)
-_COUNT = click.IntRange(min=0)
-_SECONDS = click.FloatRange(min=0)
+class _Number(click.IntRange):
+    """A whole number that fits into the server's and the kernel's types. The help doesn't mention the maximum."""
+
+    def __init__(self, min: int, *, largest: int = sys.maxsize) -> None:
+        super().__init__(min=min)
+        self._largest = largest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number: int = super().convert(value, param, ctx)
+        if number > self._largest:
+            self.fail(f"{value} is too large: the maximum is {self._largest}.", param, ctx)
+        return number
+
+
+class _Seconds(click.FloatRange):
+    """A time that is neither infinite nor longer than anybody waits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not seconds <= _LONGEST_S:
+            self.fail(f"{value} is not a number of seconds up to {_LONGEST_S}.", param, ctx)
+        return seconds
+
+
+# Of RFC 9110, section 5; what is outside of ASCII is sent as Latin-1.
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile("[\t\x20-\x7e\x80-\xff]*")
+_FRAMING = frozenset(("content-length", "transfer-encoding"))
+
+_LONGEST_S = 1_000_000_000
+_LARGEST_INT = (1 << 31) - 1  # C's.
+
+_POSITIVE = _Number(min=1)
+_COUNT = _Number(min=0)
+_SECONDS = _Seconds(min=0)
 _PATH = click.Path(exists=True)
 
 
@@ -103,15 +141,35 @@ def _options() -> list[click.Parameter]:
     group = "Listening"
     add(group, "--host", help="Address or name to listen on; empty: all addresses.")
     add(group, "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
-    add(group, "--uds", metavar="PATH", help="Unix socket to listen on, instead of a port. The mode of an existing socket is kept.")
-    add(group, "--fd", type=_COUNT, help="File descriptor of a socket to listen on. systemd's sockets (LISTEN_FDS) need no option.")
+    add(
+        group,
+        "--uds",
+        metavar="PATH",
+        help="Unix socket to listen on, instead of a port. The mode of an existing socket is kept.",
+    )
+    add(
+        group,
+        "--fd",
+        type=_Number(min=0, largest=_LARGEST_INT),
+        help="File descriptor of a socket to listen on. systemd's sockets (LISTEN_FDS) need no option.",
+    )
     add(group, "--reuse-port/--no-reuse-port", ours=True, help="Listen with SO_REUSEPORT, a socket for each worker.")
-    add(group, "--backlog", type=_POSITIVE, help="Length of the kernel's queue of new connections.")
+    add(
+        group,
+        "--backlog",
+        type=_Number(min=1, largest=_LARGEST_INT),
+        help="Length of the kernel's queue of new connections.",
+    )
 
     group = "Application"
     add(group, "--factory", is_flag=True, help="MODULE:ATTRIBUTE is a function that returns the application.")
     add(group, "--app-dir", default="", metavar="PATH", help="Where the module is. Default: the current directory.")
-    add(group, "--interface", type=click.Choice(INTERFACES), help="The interface that the application has. wsgi needs a2wsgi.")
+    add(
+        group,
+        "--interface",
+        type=click.Choice(INTERFACES),
+        help="The interface that the application has. wsgi needs a2wsgi.",
+    )
     add(
         group,
         "--lifespan",
@@ -133,7 +191,12 @@ def _options() -> list[click.Parameter]:
     add(group, "--workers", type=_POSITIVE, help="Number of processes. Default: WEB_CONCURRENCY, or 1.")
     add(group, "--workers-lifetime", ours=True, type=_SECONDS, help="Seconds after which a process is replaced.")
     add(group, "--workers-max-rss", ours=True, type=_POSITIVE, help="MiB of memory above which a process is replaced.")
-    add(group, "--limit-max-requests", type=_POSITIVE, help="Requests after which a worker is replaced, or a single process ends.")
+    add(
+        group,
+        "--limit-max-requests",
+        type=_POSITIVE,
+        help="Requests after which a worker is replaced, or a single process ends.",
+    )
     add(group, "--limit-max-requests-jitter", type=_COUNT, help="Largest random number added to that.")
     add(group, "--timeout-worker-healthcheck", type=_SECONDS, help="Seconds after which a silent process is killed.")
 
@@ -203,7 +266,12 @@ def _options() -> list[click.Parameter]:
     add(group, "--date-header/--no-date-header", help="Send the Date header.")
 
     group = "Limits"
-    add(group, "--limit-concurrency", type=_POSITIVE, help="Number of connections or requests above which the server answers 503.")
+    add(
+        group,
+        "--limit-concurrency",
+        type=_POSITIVE,
+        help="Number of connections or requests above which the server answers 503.",
+    )
     add(
         group,
         "--limit-http2-requests",
@@ -226,7 +294,7 @@ def _options() -> list[click.Parameter]:
     add(group, "--timeout-head", help="Seconds to wait for a complete head; 0: no limit.", **zero)
     add(group, "--timeout-body", help="Seconds to wait for more of a body; 0: no limit.", **zero)
     add(group, "--timeout-write", help="Seconds to wait for a client to read; 0: no limit.", **zero)
-    add(group, "--timeout-graceful-shutdown", type=_SECONDS, help="Seconds that requests have to finish at shutdown.")
+    add(group, "--timeout-graceful-shutdown", type=_SECONDS, help="Seconds that requests have to finish at shutdown; 0: none.")
 
     group = "WebSocket"
     add(group, "--ws", metavar="auto|none", help="Whether to serve WebSockets.")
@@ -238,14 +306,19 @@ def _options() -> list[click.Parameter]:
     add(group, "--ws-per-message-deflate", type=bool, help="Whether to compress messages.")
 
     group = "TLS"
-    add(group, "--ssl-certfile", metavar="PATH", help="Certificate file, with its chain; serves HTTPS. Reloaded when it changes.")
+    add(
+        group,
+        "--ssl-certfile",
+        metavar="PATH",
+        help="Certificate file, with its chain; serves HTTPS. Reloaded when it changes.",
+    )
     add(group, "--ssl-keyfile", metavar="PATH", help="File of the certificate's key, if it is separate.")
     add(group, "--ssl-keyfile-password", help="The key's password.")
     add(group, "--ssl-ca-certs", metavar="PATH", help="File of the authorities that issue clients' certificates.")
     add(group, "--ssl-cert-reqs", type=int, help="Clients' certificates: 0 none, 1 optional, 2 required.")
     add(group, "--ssl-ciphers", help="TLS 1.2 ciphers, in OpenSSL's format.")
     add(group, "--ssl-version", type=int, help="Protocol: the number of an ssl.PROTOCOL_... constant of Python.")
-    positive: dict[str, Any] = {"ours": True, "type": click.FloatRange(min=0, min_open=True)}
+    positive: dict[str, Any] = {"ours": True, "type": _Seconds(min=0, min_open=True)}
     add(group, "--ssl-handshake-timeout", help="Seconds that a client has for the TLS handshake.", **positive)
     add(group, "--ssl-shutdown-timeout", help="Seconds to wait for a client's TLS closing message.", **positive)
 

@@ -32,6 +32,11 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     # The names of uvicorn's implementations all mean the one that there is.
     "ws": ("auto", "none", "websockets", "websockets-sansio", "wsproto"),
 }
+_REASONS = {
+    "loop": "ringloop serve always runs on ringloop",
+    "http": "there is one implementation",
+    "ws": "there is one implementation",
+}
 
 
 def workers_in_environment() -> int:
@@ -153,11 +158,10 @@ class Config:
             self.limit_head = self.h11_max_incomplete_event_size
         for name, usual in _WITHOUT_EFFECT.items():
             if getattr(self, name) not in usual:
-                logger.warning("'%s' has no effect: it is for uvicorn alone.", name)
+                logger.warning("'%s' has no effect: %s.", name, _REASONS[name])
         if (self.reload_dirs or self.reload_includes or self.reload_excludes) and not self.should_reload:
-            logger.warning(
-                "Current configuration will not reload as not all conditions are met, please refer to documentation."
-            )
+            reason = "the application must be an import string" if self.reload else "'reload' is not set"
+            logger.warning("Current configuration will not reload: %s.", reason)
         if self.reload and self.workers > 1:
             logger.warning('"workers" flag is ignored when reloading is enabled.')
 

@@ -30,6 +30,7 @@ class Lifespan:
         self._answered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._abandoned = False
+        self._is_ending = False
 
     async def startup(self) -> None:
         """Starts the application; `failed` is then true if it can't be served."""
@@ -46,6 +47,7 @@ class Lifespan:
         if self._task is None or self._task.done():
             return
         logger.info("Waiting for application shutdown.")
+        self._is_ending = True
         await self._ask("lifespan.shutdown")
         if self.failed:
             logger.error("Application shutdown failed. Exiting.")
@@ -74,13 +76,16 @@ class Lifespan:
         except BaseException as error:
             if self.failed or self._abandoned:
                 pass  # The failure has been reported already; many applications raise afterwards.
-            elif self._mode == "auto" and self._phase is _BEFORE:
+            elif (
+                self._mode == "auto"
+                and self._phase is _BEFORE
+                and not isinstance(error, SystemExit | KeyboardInterrupt)
+            ):
                 logger.info("ASGI 'lifespan' protocol appears unsupported.")
             else:
-                self.failed = True
+                # In the mode "auto" an application that has started is served, whatever its lifespan does next, as in uvicorn.
+                self.failed = self._mode == "on" or self._phase is _BEFORE or self._is_ending
                 logger.error("Exception in 'lifespan' protocol\n", exc_info=error)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
         finally:
             self._answered.set()
 

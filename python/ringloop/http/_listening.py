@@ -15,10 +15,14 @@ _ATTEMPTS = 8
 
 
 class Listeners:
-    """Sockets, and the path of the Unix socket among them, which is removed when they are closed."""
+    """Sockets, and the path of the Unix socket among them, which is removed when they are closed.
 
-    def __init__(self, sockets: list[socket.socket], path: str | None = None) -> None:
+    `can_be_repeated` is whether others can be bound to the same addresses: SO_REUSEPORT is set.
+    """
+
+    def __init__(self, sockets: list[socket.socket], path: str | None = None, *, can_be_repeated: bool = False) -> None:
         self.sockets = sockets
+        self.can_be_repeated = can_be_repeated
         self._path = path
         self._identity = None if path is None else _identify(path)
 
@@ -45,7 +49,7 @@ def bind(host: str | None, port: int, *, reuse_port: bool = False) -> Listeners:
     while True:
         attempts -= 1
         try:
-            return Listeners(_bind_all(list(dict.fromkeys(found)), reuse_port))
+            return Listeners(_bind_all(list(dict.fromkeys(found)), reuse_port), can_be_repeated=reuse_port)
         except StartupError:
             if not attempts:
                 raise
@@ -104,9 +108,11 @@ def bind_unix(path: str) -> Listeners:
 def adopt(descriptor: int) -> Listeners:
     """The socket of a descriptor that was inherited; the descriptor itself stays open. Raises StartupError."""
     try:
-        return Listeners([socket.socket(fileno=os.dup(descriptor))])
+        sock = socket.socket(fileno=os.dup(descriptor))
     except OSError as error:
         raise StartupError(f"descriptor {descriptor}: {error.strerror or error}") from None
+    _check_kind([sock], f"descriptor {descriptor}")
+    return Listeners([sock])
 
 
 def passed_by_systemd() -> Listeners | None:
@@ -126,8 +132,16 @@ def passed_by_systemd() -> Listeners | None:
         except OSError as error:
             close(sockets)
             raise StartupError(f"descriptor {descriptor} of LISTEN_FDS: {error.strerror or error}") from None
+        _check_kind(sockets, f"descriptor {descriptor} of LISTEN_FDS")
         sockets[-1].set_inheritable(False)
     return Listeners(sockets)
+
+
+def _check_kind(sockets: list[socket.socket], name: str) -> None:
+    """Raises StartupError, and closes all sockets, if the last one can't be listened on."""
+    if sockets[-1].type != socket.SOCK_STREAM:
+        close(sockets)
+        raise StartupError(f"{name}: not a stream socket, but the server needs one that it can listen on")
 
 
 def _identify(path: str) -> tuple[int, int] | None:

@@ -128,7 +128,7 @@ class MetricsApplication:
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         status, body = 405, b"Method Not Allowed"
-        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"allow", b"GET, HEAD")]
         if scope["method"] in ("GET", "HEAD"):
             accepted = ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"accept")
             encode, content_type = self._choose_encoder(accepted)

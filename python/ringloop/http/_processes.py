@@ -38,6 +38,9 @@ _COLLECT, _COLLECTED = b"collect", b"collected"
 # How often a worker's answer and its memory are looked at.
 _LOOK_INTERVAL_S = 1.0
 
+# How long after its creation a worker may say that it is there, on a machine that is slow or busy.
+_HERE_MARGIN_S = 60.0
+
 # How long after the deadline for its requests a worker has for the end of the application.
 _END_MARGIN_S = 30.0
 
@@ -61,6 +64,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
+        self._is_here = False
         self._answers = True
         self._killed = False
         self.started = False
@@ -79,7 +83,7 @@ class Worker:
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._note_end)
         self._loop.add_reader(self._connection.fileno(), self._note_message)
-        self._look: asyncio.Task[None] | None = None
+        self._look = self._loop.create_task(self._look_after(), name=f"worker {self.pid}")
 
     @property
     def exitcode(self) -> int | None:
@@ -125,8 +129,7 @@ class Worker:
         while not self._connection.closed and self._connection.poll():
             self._note_message()
         self._drop_connection()
-        if self._look is not None:
-            self._look.cancel()
+        self._look.cancel()
         self._process.join()
         self._board.end(self.pid)
         self._ended.set()
@@ -146,7 +149,7 @@ class Worker:
         if content:
             self._board.note(pickle.loads(content))
         if message == _HERE:
-            self._look = self._loop.create_task(self._look_after(), name=f"worker {self.pid}")
+            self._is_here = True
         elif message == _STARTED:
             self.started = True
             self._settled.set()
@@ -165,12 +168,13 @@ class Worker:
         asked = False
         while True:
             await asyncio.sleep(_LOOK_INTERVAL_S)
-            if self._answers:
+            limit = config.timeout_worker_healthcheck + (0 if self._is_here else _HERE_MARGIN_S)
+            if self._is_here and self._answers:
                 answered = loop.time()
                 self._answers = False
                 with contextlib.suppress(OSError):
                     self._connection.send_bytes(_PING)
-            elif loop.time() - answered > config.timeout_worker_healthcheck and not self._killed:
+            elif loop.time() - answered > limit and not self._killed:
                 logger.error("Child process [%d] does not answer, killing it", self.pid)
                 self._killed = True
                 self.signal(signal.SIGKILL)

@@ -53,7 +53,8 @@ class TrustedProxies:
                 scope["scheme"] = scheme.replace("http", "ws") if scope["type"] == "websocket" else scheme
         if chain:
             host, port = self._client(b", ".join(chain).decode("latin-1"))
-            if host:
+            # Other characters, such as U+0085, could break lines of the access log.
+            if host and host.isprintable():
                 scope["client"] = (host, port)
 
     def _look_up(self, host: str) -> bool:

@@ -276,7 +276,8 @@ class Server:
             unlogged_path=path,
             forwarded=None if proxies is None else proxies.apply,
             logger=logger,
-            ws=config.ws != "none",
+            # As in uvicorn: WSGI has no WebSockets, so that they are served as plain requests.
+            ws=config.ws != "none" and config.interface != "wsgi",
             ws_max_size=config.ws_max_size,
             ws_max_queue=config.ws_max_queue,
             ws_ping_interval=config.ws_ping_interval,

@@ -192,10 +192,10 @@ class Supervisor(Parent):
 
     def _listeners_of_one(self) -> Listeners:
         """What another worker listens on: the same as all, or with `reuse_port` sockets of its own at the same port."""
-        first = self.listeners.sockets[0]
-        if not self._places or not self.config.reuse_port or first.family == socket.AF_UNIX:
+        if not self._places or not self.listeners.can_be_repeated:
             return self.listeners
-        return _listening.bind(self.config.host, first.getsockname()[1], reuse_port=True)
+        port = self.listeners.sockets[0].getsockname()[1]
+        return _listening.bind(self.config.host, port, reuse_port=True)
 
     def _none_has_started(self) -> bool:
         return not any(worker.started for worker in self.workers)

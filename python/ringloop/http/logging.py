@@ -19,6 +19,7 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
+from ._errors import StartupError
 from ._importing import import_optional
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ColourizedFormatter(logging.Formatter):
 
     def should_use_colors(self) -> bool:
         """Whether to use colours if the configuration doesn't say."""
-        return sys.stdout.isatty()
+        return _is_terminal(sys.stdout)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         flush_access_logs()
@@ -127,7 +128,7 @@ class DefaultFormatter(ColourizedFormatter):
     """Formats the server's own messages, for stderr."""
 
     def should_use_colors(self) -> bool:
-        return sys.stderr.isatty()
+        return _is_terminal(sys.stderr)
 
 
 class AccessFormatter(ColourizedFormatter):
@@ -145,6 +146,11 @@ class AccessFormatter(ColourizedFormatter):
             status_code=_describe_status(int(status), self.use_colors),
         )
         return super()._format_line(record)
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    """Whether the stream is a terminal. Python's is None if its descriptor was closed at the start."""
+    return stream is not None and stream.isatty()
 
 
 def _describe_status(status: int, use_colors: bool) -> str:
@@ -172,10 +178,20 @@ def configure(
     """Sets up logging: a configuration as a dict, as the path of a .json, .yaml or .ini file, or in ini format.
 
     `level` applies to the loggers "uvicorn.error", "uvicorn.access" and "uvicorn.asgi". Without `access_log` the access
-    log has no handlers. Raises what `logging.config` raises, and StartupError if YAML can't be read.
+    log has no handlers. Raises StartupError if a file can't be used, and for other configurations what `logging.config` raises.
     """
     logging.addLevelName(TRACE_LOG_LEVEL, "TRACE")
-    if log_config is not None:
+    if isinstance(log_config, str | os.PathLike):
+        try:
+            _apply(log_config, use_colors)
+        except StartupError:
+            raise
+        except Exception as error:
+            cause = "" if error.__cause__ is None else f": {error.__cause__}"
+            kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+            text = f"The logging configuration '{os.fspath(log_config)}' can't be used: {kind}{error}{cause}"
+            raise StartupError(text) from error
+    elif log_config is not None:
         _apply(log_config, use_colors)
     if level is not None:
         number = LOG_LEVELS[level.lower()] if isinstance(level, str) else level

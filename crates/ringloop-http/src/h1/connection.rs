@@ -10,6 +10,7 @@ use super::request::{BodyLength, Method, Upgrade, Version};
 use super::response::{self, CONTINUE, Framed, write_checked_field};
 use crate::names::Known;
 use crate::response::{Framing, Lines, ResponseError};
+use crate::syntax;
 
 /// The first bytes of an HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -455,16 +456,19 @@ impl Connection {
         let is_head = has_request && self.facts.method == Method::Head;
         response::write_status_line(status, out);
         out.extend_from_slice(b"content-type: text/plain; charset=utf-8\r\ncontent-length: ");
-        crate::syntax::push_decimal(text.len() as u64, out);
+        syntax::push_decimal(text.len() as u64, out);
         out.extend_from_slice(b"\r\nconnection: close\r\n");
         for (name, value) in fields {
-            let framing = [
-                Known::CONNECTION,
-                Known::CONTENT_LENGTH,
-                Known::TRANSFER_ENCODING,
-            ];
-            let is_given = name.eq_ignore_ascii_case(b"content-type")
-                || Known::find(name).is_some_and(|name| framing.contains(&name));
+            let is_given = match Known::find(name) {
+                Some(Known::CONTENT_LENGTH | Known::TRANSFER_ENCODING) => true,
+                // Other options go with another field, such as Upgrade.
+                Some(Known::CONNECTION) => syntax::list(value).all(|option| {
+                    [&b"close"[..], b"keep-alive"]
+                        .iter()
+                        .any(|it| option.eq_ignore_ascii_case(it))
+                }),
+                _ => name.eq_ignore_ascii_case(b"content-type"),
+            };
             if !is_given {
                 let _ = write_checked_field(name, value, out);
             }

@@ -10,7 +10,6 @@ use std::task::{Context, Poll, Wake, Waker};
 use bytes::Bytes;
 use h2::server::{self, Handshake, SendResponse};
 use h2::{Reason, RecvStream};
-use http::{Response, StatusCode};
 
 use super::config::Config;
 use super::event::{End, Event};
@@ -149,7 +148,10 @@ impl Connection {
                 Event::Data { stream, .. }
                 | Event::Trailers { stream, .. }
                 | Event::Drained { stream } => !self.streams.contains_key(stream),
-                Event::Request { .. } | Event::Reset { .. } | Event::End(_) => false,
+                Event::Request { .. }
+                | Event::Refused { .. }
+                | Event::Reset { .. }
+                | Event::End(_) => false,
             };
             if !is_late {
                 return Some(event);
@@ -281,6 +283,10 @@ impl Connection {
             self.is_flooded = true;
         }
         let (parts, receiving) = request.into_parts();
+        let stream = response.stream_id().as_u32();
+        let end = receiving.is_end_stream();
+        let body = (!end).then_some(receiving);
+        let method = parts.method.clone();
         let known = self.last.take().filter(|last| last.is_of(&parts));
         let request =
             match known.map_or_else(|| Request::new(parts, self.config.fields).map(Arc::new), Ok) {
@@ -289,19 +295,14 @@ impl Connection {
                     self.is_flooded |= !self.meter.count_reset(now_ms);
                     return response.send_reset(Reason::PROTOCOL_ERROR);
                 }
-                Err(Refused::Status(status)) => {
-                    let mut head = Response::new(());
-                    *head.status_mut() =
-                        StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
-                    // If the stream is gone, nobody waits for the answer.
-                    let _ = response.send_response(head, true);
+                Err(Refused::Fault(fault)) => {
+                    let refused = Stream::new(stream, &method, body, response);
+                    self.streams.insert(stream, Box::new(refused));
+                    self.events.push_back(Event::Refused { stream, fault });
                     return;
                 }
             };
-        let stream = response.stream_id().as_u32();
-        let end = receiving.is_end_stream();
-        let body = (!end).then_some(receiving);
-        let mut accepted = Stream::new(stream, &request, body, response);
+        let mut accepted = Stream::new(stream, &method, body, response);
         // Nothing else happens on a stream without a body before the application has responded.
         let outcome = if end {
             accepted.check_accepted()
@@ -387,7 +388,7 @@ impl Connection {
             head.field(name, value)?;
         }
         head.park();
-        self.send_head(stream, complete, lines, unix_s)
+        self.send_head(stream, complete, false, lines, unix_s)
     }
 
     /// Begin the head of a response. It is kept by [`Head::park`], and sent by [`send_head`](Connection::send_head), when
@@ -399,7 +400,8 @@ impl Connection {
         self.found(stream)?.begin(status)
     }
 
-    /// Send the head of a response that was begun. The parameters are those of [`respond`](Connection::respond).
+    /// Send the head of a response that was begun. The parameters are those of [`respond`](Connection::respond), and
+    /// whether trailers will follow. Without them, a head that announces no content is the whole response.
     ///
     /// # Errors
     /// If the stream does not exist (any more), or if no head is kept.
@@ -407,10 +409,12 @@ impl Connection {
         &mut self,
         stream: u32,
         complete: Option<u64>,
+        has_trailers: bool,
         lines: &mut Lines,
         unix_s: u64,
     ) -> Result<(), ResponseError> {
-        self.found(stream)?.send_head(complete, lines, unix_s)
+        self.found(stream)?
+            .send_head(complete, has_trailers, lines, unix_s)
     }
 
     /// Send an informational response: 100 to a client that waits for it, or 103 with Link.

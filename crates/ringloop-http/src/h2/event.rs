@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::request::Request;
+use crate::h1::Fault;
 
 /// What happened on a connection. `stream` is the number of a stream.
 #[derive(Debug)]
@@ -19,6 +20,13 @@ pub enum Event {
         request: Arc<Request>,
         /// Whether it has no body.
         end: bool,
+    },
+    /// A request that is to be answered with an error: [`status`](Fault::status) says which one.
+    Refused {
+        /// Its stream.
+        stream: u32,
+        /// What is wrong with it.
+        fault: Fault,
     },
     /// A part of a request's body. Only the last part can be empty. Call [`Connection::release`](super::Connection::release) when the application
     /// has received it. Until then, keep a copy if it is short: the `Bytes` keep the whole buffer in memory that they

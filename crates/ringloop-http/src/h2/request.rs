@@ -27,8 +27,8 @@ pub struct Request {
 pub(super) enum Refused {
     /// Its stream is reset.
     Malformed,
-    /// It is answered with this status.
-    Status(u16),
+    /// It is answered with this fault's status.
+    Fault(h1::Fault),
 }
 
 impl Request {
@@ -90,7 +90,7 @@ impl Request {
             } else if *name == EXPECT {
                 expects_continue = true;
                 if !value.eq_ignore_ascii_case(b"100-continue") {
-                    refused = Some(Refused::Status(h1::Fault::Expectation.status()));
+                    refused = Some(Refused::Fault(h1::Fault::Expectation));
                 }
             }
         }
@@ -108,7 +108,7 @@ impl Request {
             expects_continue,
         };
         if request.fields().count() > fields_max {
-            return Err(Refused::Status(h1::Fault::TooManyFields.status()));
+            return Err(Refused::Fault(h1::Fault::TooManyFields));
         }
         Ok(request)
     }

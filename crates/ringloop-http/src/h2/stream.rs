@@ -10,11 +10,10 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONTENT_LENGTH, DATE, Entry, HeaderMap, HeaderName, HeaderValue, SERVER};
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode};
 
 use super::event::Event;
-use super::request::Request;
-use crate::h1::{Form, is_forbidden_trailer};
+use crate::h1::is_forbidden_trailer;
 use crate::names::Known;
 use crate::response::{Framing, Lines, ResponseError};
 use crate::syntax;
@@ -146,7 +145,7 @@ impl Stream {
     /// The stream of a request, with its body if it has one.
     pub(super) fn new(
         number: u32,
-        request: &Request,
+        method: &Method,
         receiving: Option<RecvStream>,
         response: SendResponse<Bytes>,
     ) -> Self {
@@ -155,8 +154,8 @@ impl Stream {
         Stream {
             number,
             alarm: Alarm::default(),
-            is_head: request.method() == "HEAD",
-            is_connect: request.form() == Form::Authority,
+            is_head: *method == Method::HEAD,
+            is_connect: *method == Method::CONNECT,
             receiving,
             has_invalid_trailers: false,
             flow,
@@ -273,6 +272,7 @@ impl Stream {
     pub(super) fn send_head(
         &mut self,
         complete: Option<u64>,
+        has_trailers: bool,
         lines: &mut Lines,
         unix_s: u64,
     ) -> Result<(), ResponseError> {
@@ -298,10 +298,11 @@ impl Stream {
                 place.try_insert(value.clone()).map_err(full)?;
             }
         }
-        let is_head_only = matches!(
-            framing,
-            Framing::Nothing | Framing::Discarded | Framing::Length(0)
-        );
+        let is_head_only = match framing {
+            Framing::Nothing | Framing::Discarded => true,
+            Framing::Length(0) => !has_trailers,
+            _ => false,
+        };
         let sending = sending
             .send_response(head, is_head_only)
             .map_err(|_| ResponseError::NoRequest)?;

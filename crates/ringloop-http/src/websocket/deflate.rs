@@ -360,7 +360,7 @@ pub(super) struct Inflater {
     context: Option<Decompress>,
     /// Whether the data ended with a final block, which few clients send (RFC 7692, section 7.2.3.4).
     has_ended: bool,
-    /// Whether the message has any data. Even an empty message consists of a block.
+    /// Whether the message has any data.
     has_begun: bool,
 }
 
@@ -398,8 +398,10 @@ impl Inflater {
         limit: usize,
         pool: &mut Pool,
     ) -> Result<(), InflateError> {
+        // RFC 7692 sends an empty message as a block, but other servers take a message without data for one, too. The tail
+        // alone is no block.
         if !self.has_begun {
-            return Err(InflateError::Invalid);
+            return Ok(());
         }
         // No tail is missing after a final block.
         if !std::mem::take(&mut self.has_ended) {
@@ -434,7 +436,7 @@ fn inflate(
         let before = context.total_in();
         // Make room for what is probably needed, up to one byte more than the limit. At least double the buffer, so
         // that it is moved only a few times.
-        let room_max = limit.saturating_sub(message.len()) + 1;
+        let room_max = limit.saturating_sub(message.len()).saturating_add(1);
         let needed = (part.len() * 3).clamp(1, 64 << 10).min(room_max);
         if message.capacity() - message.len() < needed {
             message.reserve_exact(needed.max(512).max(message.len()).min(room_max));
@@ -721,14 +723,24 @@ mod tests {
         assert!(moves <= 20, "{moves}");
     }
 
+    /// The context stays as it is.
+    #[test]
+    fn a_message_without_data_is_empty() {
+        let first = b"\xf2\x48\xcd\xc9\xc9\x07\x00";
+        let second = b"\xf2\x00\x11\x00\x00";
+        for empty in [&[][..], &[&b""[..]], &[b"", b""], &[b"\x00"]] {
+            let mut inflater = Inflater::new(negotiated(&generous()));
+            assert_eq!(inflated(&mut inflater, empty, 0), Ok(Vec::new()));
+            let hello = Ok(b"Hello".to_vec());
+            assert_eq!(inflated(&mut inflater, &[first], 100), hello);
+            assert_eq!(inflated(&mut inflater, empty, 0), Ok(Vec::new()));
+            assert_eq!(inflated(&mut inflater, &[second], 100), hello);
+        }
+    }
+
     #[test]
     fn what_is_not_deflated_is_refused() {
-        for wrong in [
-            &b"\xFF\xFF\xFF\xFF"[..],
-            b"\x07",
-            b"\x00\x05\x00\x00\x00",
-            b"",
-        ] {
+        for wrong in [&b"\xFF\xFF\xFF\xFF"[..], b"\x07", b"\x00\x05\x00\x00\x00"] {
             let mut inflater = Inflater::new(negotiated(&generous()));
             assert_eq!(
                 inflated(&mut inflater, &[wrong], 100),

@@ -196,6 +196,11 @@ impl Handshake {
         self.deflate.is_some()
     }
 
+    /// Whether a field of this name can be among the `fields` of [`accept`](Handshake::accept).
+    pub fn may_have(name: &[u8]) -> bool {
+        !is_reserved(Known::find(name))
+    }
+
     /// Append the response to `out`. After it, the connection speaks WebSocket.
     ///
     /// `subprotocol` is one of those that the client offers, or `None`. `fields` are the application's fields. Date and
@@ -249,15 +254,7 @@ impl Handshake {
         let (mut has_date, mut has_server) = (false, false);
         for (name, value) in fields {
             match Known::find(name) {
-                Some(
-                    Known::CONNECTION
-                    | Known::CONTENT_LENGTH
-                    | Known::SEC_WEBSOCKET_ACCEPT
-                    | Known::SEC_WEBSOCKET_EXTENSIONS
-                    | Known::SEC_WEBSOCKET_PROTOCOL
-                    | Known::TRANSFER_ENCODING
-                    | Known::UPGRADE,
-                ) => return Err(AcceptError::Field),
+                known if is_reserved(known) => return Err(AcceptError::Field),
                 Some(Known::DATE) => has_date = true,
                 Some(Known::SERVER) => has_server = true,
                 _ => {}
@@ -268,6 +265,22 @@ impl Handshake {
         out.extend_from_slice(b"\r\n");
         Ok(())
     }
+}
+
+/// Whether the handshake writes a field itself, or the field frames a body.
+fn is_reserved(name: Option<Known>) -> bool {
+    matches!(
+        name,
+        Some(
+            Known::CONNECTION
+                | Known::CONTENT_LENGTH
+                | Known::SEC_WEBSOCKET_ACCEPT
+                | Known::SEC_WEBSOCKET_EXTENSIONS
+                | Known::SEC_WEBSOCKET_PROTOCOL
+                | Known::TRANSFER_ENCODING
+                | Known::UPGRADE
+        )
+    )
 }
 
 /// The value of Sec-WebSocket-Accept for `key` (RFC 6455, section 4.2.2).

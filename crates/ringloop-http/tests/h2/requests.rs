@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use ringloop_http::h1::Form;
+use ringloop_http::h1::{Fault, Form};
 use ringloop_http::h2::{Config, Event};
 
 use crate::support::{
     Client, GET, PROTOCOL_ERROR, Server, fields_of, get_but, goaway, only_request, reset,
 };
 use crate::targets::h2::{
-    CONTINUATION, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, block, frame,
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, block, frame,
 };
 
 #[test]
@@ -200,35 +200,60 @@ fn a_fragment_is_cut_off() {
 }
 
 #[test]
-fn some_requests_are_answered_by_the_server_itself() {
+fn requests_that_are_refused_get_a_response_like_others() {
     let many: Vec<(&str, &str)> = GET
         .iter()
         .copied()
         .chain(std::iter::repeat_n(("x", "y"), 128))
         .collect();
+    for (fields, fault, status) in [
+        (
+            get_but("", None, &[("expect", "tea")]),
+            Fault::Expectation,
+            417,
+        ),
+        (many, Fault::TooManyFields, 431),
+    ] {
+        for flags in [0, END_STREAM] {
+            let mut server = Server::new(&Config::default());
+            let head = frame(HEADERS, END_HEADERS | flags, 1, &block(&fields));
+            let body = frame(DATA, END_STREAM, 1, b"hello");
+            let has_body = flags == 0;
+            let events = server.give(&[&head[..], if has_body { &body } else { b"" }].concat());
+            assert!(
+                matches!(&events[..], [Event::Refused { stream: 1, fault: found }] if *found == fault),
+                "{events:?}"
+            );
+            assert_eq!(fault.status(), status);
+            server.respond(1, status, &[], Some(2)).unwrap();
+            server.send(1, "no", true).unwrap();
+            let output = server.output();
+            let heads: Vec<_> = output.iter().filter(|it| it.kind == HEADERS).collect();
+            assert_eq!(Client::new().status_of(heads[0]), status);
+            assert_eq!(heads.len(), 1);
+            assert!(server.connection.is_idle());
+        }
+    }
+}
+
+#[test]
+fn a_head_that_is_too_large_is_answered_by_the_h2_crate() {
     let long = "x".repeat(70_000);
     let mut large = GET.to_vec();
     large.push(("x", &long));
-    for (fields, status) in [
-        (get_but("", None, &[("expect", "tea")]), 417),
-        (many, 431),
-        (large, 431),
-    ] {
-        let mut server = Server::new(&Config::default());
-        let block = block(&fields);
-        let (first, rest) = block.split_at(block.len().min(16_000));
-        let mut input = frame(HEADERS, END_STREAM, 1, first);
-        for piece in rest.chunks(16_000) {
-            input.extend_from_slice(&frame(CONTINUATION, 0, 1, piece));
-        }
-        input.extend_from_slice(&frame(CONTINUATION, END_HEADERS, 1, b""));
-        assert!(server.give(&input).is_empty());
-        let mut client = Client::new();
-        // The status is compressed, so a client must read it.
-        let output = server.output();
-        let head = output.iter().find(|frame| frame.kind == HEADERS).unwrap();
-        assert_eq!(client.status_of(head), status);
+    let mut server = Server::new(&Config::default());
+    let block = block(&large);
+    let (first, rest) = block.split_at(16_000);
+    let mut input = frame(HEADERS, END_STREAM, 1, first);
+    for piece in rest.chunks(16_000) {
+        input.extend_from_slice(&frame(CONTINUATION, 0, 1, piece));
     }
+    input.extend_from_slice(&frame(CONTINUATION, END_HEADERS, 1, b""));
+    assert!(server.give(&input).is_empty());
+    // The status is compressed, so a client must read it.
+    let output = server.output();
+    let head = output.iter().find(|frame| frame.kind == HEADERS).unwrap();
+    assert_eq!(Client::new().status_of(head), 431);
 }
 
 #[test]

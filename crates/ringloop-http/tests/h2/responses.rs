@@ -110,6 +110,38 @@ fn responses_are_what_request_and_status_demand() {
 }
 
 #[test]
+fn trailers_follow_a_body_of_length_0() {
+    for complete in [None, Some(0)] {
+        let mut server = Connection::new(&Config::default());
+        let mut client = Client::new();
+        let (response, _sending) = client.ask("GET", true);
+        let (stream, ..) = only_request(client.exchange(&mut server));
+        let mut head = server.begin(stream, 200).unwrap();
+        if complete.is_none() {
+            head.field(b"content-length", b"0").unwrap();
+        }
+        head.park();
+        let mut lines = Lines::new(None, false);
+        server
+            .send_head(stream, complete, true, &mut lines, 0)
+            .unwrap();
+        server.send(stream, Bytes::new(), false, 0).unwrap();
+        let trailers = [(&b"x-sum"[..], &b"1"[..])];
+        server.send_trailers(stream, trailers, 0).unwrap();
+        assert!(server.is_idle());
+        client.exchange(&mut server);
+        let found = hear(response);
+        assert_eq!(found.fields["content-length"], "0");
+        let expected = BTreeMap::from([("x-sum".to_owned(), "1".to_owned())]);
+        assert_eq!(
+            (found.trailers, found.complete),
+            (Some(expected), true),
+            "{complete:?}"
+        );
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_response_is_told() {
     use ResponseError::{ContentLength, FieldName, FieldValue, Status, TooLong, TooShort};
     let length = [("content-length", "5")].as_slice();

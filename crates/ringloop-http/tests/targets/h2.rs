@@ -128,6 +128,17 @@ pub(crate) fn feed(data: &[u8]) {
                         open.remove(&stream);
                     }
                 }
+                Event::Refused { stream, fault } => {
+                    assert!(open.insert(stream), "a stream twice");
+                    if stream % 3 == 0 {
+                        // The client may have reset it.
+                        let _ = connection.respond(stream, fault.status(), [], None, &mut lines, 0);
+                        let answered = connection.send(stream, Bytes::new(), true, now_ms);
+                        if answered.is_ok() {
+                            open.remove(&stream);
+                        }
+                    }
+                }
                 Event::Data { stream, data, end } => {
                     assert!(open.contains(&stream));
                     assert!(end || !data.is_empty());

@@ -1,11 +1,14 @@
 //! Sending a file over a socket by sendfile(2).
+//!
+//! The call reads the file, which may take as long as a disk or a file system in user space does, and the socket may be
+//! one that blocks. So it releases the GIL, as `os.sendfile` does.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::RawFd;
 
-use pyo3::Python;
+use pyo3::prelude::*;
 
 use super::released;
 
@@ -13,7 +16,6 @@ use super::released;
 const TURN_BYTES: usize = 1 << 20;
 
 /// A file that is being sent. It is kept until `stop` asks how much was sent.
-#[derive(Clone, Copy)]
 pub(crate) struct FileSending {
     file: RawFd,
     offset: libc::off_t,
@@ -60,15 +62,19 @@ impl FileSending {
         }
     }
 
-    /// Sends what the socket takes, within the bounds of a turn. The GIL is released, because the file's disk or server
-    /// may be slow: to be called on a copy, which is then kept.
-    pub(crate) fn advance(&mut self, py: Python<'_>, socket: RawFd) -> io::Result<Progress> {
+    /// Sends what the socket takes, within the bounds of a turn. Other threads may run meanwhile, so `socket` is called
+    /// right before each system call.
+    pub(crate) fn advance(
+        &mut self,
+        py: Python<'_>,
+        socket: impl Fn() -> RawFd,
+    ) -> io::Result<Progress> {
         let result = self.send(py, socket);
         self.ended = matches!(result, Ok(Progress::Ended) | Err(_));
         result
     }
 
-    fn send(&mut self, py: Python<'_>, socket: RawFd) -> io::Result<Progress> {
+    fn send(&mut self, py: Python<'_>, socket: impl Fn() -> RawFd) -> io::Result<Progress> {
         let mut budget = TURN_BYTES;
         loop {
             let count = self.left.map_or(budget, |left| left.min(budget));
@@ -78,10 +84,10 @@ impl FileSending {
             if count == 0 {
                 return Ok(Progress::TurnOver);
             }
-            let (file, offset) = (self.file, &mut self.offset);
+            let (socket, file, offset) = (socket(), self.file, &mut self.offset);
             // SAFETY: a system call on descriptor numbers; the offset lives for the call, which moves it on.
             let sent = released(py, || unsafe {
-                libc::sendfile(socket, file, &raw mut *offset, count)
+                libc::sendfile(socket, file, offset, count)
             });
             match sent {
                 Ok(0) => return Ok(Progress::Ended),

@@ -267,7 +267,9 @@ impl Connection {
                 }
                 Ok(Parsed::Nothing) => break Ok(()),
                 Ok(Parsed::BadHandshake(refusal)) => {
-                    let refused = Self::refuse_handshake(slf, &service, refusal);
+                    let fields = refusal.fields();
+                    let refused =
+                        Self::refuse_with(slf, refusal.status(), refusal.as_str(), fields);
                     let warned = service.get().warn(py, "Invalid HTTP request received.");
                     break refused.and(warned);
                 }
@@ -601,13 +603,12 @@ impl Connection {
     ) -> Result<ParkedHead, ResponseError> {
         let mut state = self.state.get_mut(py);
         let mut head = state.http.respond(status, buffer)?;
+        let has = |name: &[u8]| fields.is_some_and(|fields| fields.has(name));
+        for (name, value) in service.get().default_fields_with(has) {
+            head.field(name, value)?;
+        }
         if let Some(fields) = fields {
             fields.each(|name, value| head.field(name, value))?;
-        }
-        for (name, value) in service.get().default_fields() {
-            if !fields.is_some_and(|fields| fields.has(name)) {
-                head.field(name, value)?;
-            }
         }
         Ok(head.park())
     }
@@ -726,6 +727,12 @@ impl Receiver for Connection {
 
 #[pymethods]
 impl Connection {
+    /// For `ringloop._tls`: when the peer has ended the connection, what it sent before is delivered even while reading is
+    /// paused, and then the end. A request would otherwise not learn that its client has left.
+    #[classattr]
+    #[pyo3(name = "_takes_rest_at_end")]
+    const TAKES_REST_AT_END: bool = true;
+
     fn connection_made(slf: &Bound<'_, Self>, transport: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();

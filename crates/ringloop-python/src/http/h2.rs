@@ -272,6 +272,14 @@ impl Connection {
                 Some(stream) => Self::begin_request(slf, service, stream, request, end),
                 None => Ok(()),
             },
+            Event::Refused { stream, fault } => match number(stream) {
+                Some(stream) => {
+                    let warned = service.get().warn(py, "Invalid HTTP request received.");
+                    Self::refuse_stream(slf, stream, None, fault.status(), fault.as_str())
+                        .and(warned)
+                }
+                None => Ok(()),
+            },
             Event::Data { stream, data, end } => this.on_data(py, stream, &data, end),
             Event::Trailers { stream, .. } => this.on_data(py, stream, b"", true),
             Event::Drained { stream } => {
@@ -615,13 +623,12 @@ impl Connection {
                 exchange.awaits_continue = false;
             }
             let mut head = http2.messages.begin(stream.get(), status)?;
+            let has = |name: &[u8]| fields.is_some_and(|fields| fields.has(name));
+            for (name, value) in service.get().default_fields_with(has) {
+                head.field(name, value)?;
+            }
             if let Some(fields) = fields {
                 fields.each(|name, value| head.field(name, value))?;
-            }
-            for (name, value) in service.get().default_fields() {
-                if !fields.is_some_and(|fields| fields.has(name)) {
-                    head.field(name, value)?;
-                }
             }
             head.park();
             Ok(())
@@ -635,13 +642,14 @@ impl Connection {
         py: Python<'_>,
         stream: Stream,
         complete: Option<u64>,
+        has_trailers: bool,
         service: &Bound<'_, HttpService>,
     ) -> Result<(), ResponseError> {
         let send = |http2: &mut Http2| {
             service.get().with_lines(py, |lines, unix_s| {
                 http2
                     .messages
-                    .send_head(stream.get(), complete, lines, unix_s)
+                    .send_head(stream.get(), complete, has_trailers, lines, unix_s)
             })
         };
         unless_gone(self.with_http2(py, send))
@@ -716,7 +724,10 @@ impl Connection {
         let Some(service) = this.service(py).filter(|_| !this.is_closing(py)) else {
             return Ok(());
         };
-        let fields: [(&[u8], &[u8]); 1] = [(b"content-type", b"text/plain; charset=utf-8")];
+        let kind = (&b"content-type"[..], &b"text/plain; charset=utf-8"[..]);
+        let defaults = service.get().default_fields().iter();
+        let defaults = defaults.map(|(name, value)| (&name[..], &value[..]));
+        let fields = std::iter::once(kind).chain(defaults.filter(|(name, _)| *name != kind.0));
         let body = Bytes::copy_from_slice(text.as_bytes());
         let length = Some(body.len() as u64);
         this.with_http2(py, |http2| {

@@ -582,8 +582,11 @@ impl Request {
         let framed = match framed {
             Ok(framed) => framed,
             Err(error) => {
-                // The head goes out all the same, as it would have without waiting for the body.
-                let result = Connection::write(connection, &buffer, None, b"");
+                // The head goes out all the same, as it would have without waiting for the body; so does a part that is too
+                // short.
+                let is_short = matches!(error, ResponseError::TooShort(_));
+                let payload = Some(&body).filter(|_| is_short);
+                let result = Connection::write(connection, &buffer, payload, b"");
                 service.get().return_buffer(py, buffer);
                 result?;
                 return Err(response_error(py, error));
@@ -654,17 +657,19 @@ impl Request {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (has_head, last) = {
+        let (has_head, has_trailers) = {
             let mut state = this.state.get_mut(py);
             if let Some(trailers) = &mut state.trailers {
                 trailers.is_due = last;
             }
-            let last = last && state.trailers.is_none();
-            (state.pending.take().is_some(), last)
+            (state.pending.take().is_some(), state.trailers.is_some())
         };
+        let last = last && !has_trailers;
         let sent = if has_head {
             let complete = last.then_some(body.as_bytes().len() as u64);
-            connection.get().send_head_on(py, stream, complete, service)
+            connection
+                .get()
+                .send_head_on(py, stream, complete, has_trailers, service)
         } else {
             Ok(())
         };
@@ -697,7 +702,8 @@ impl Request {
         };
         if has_head {
             let complete = (!has_trailers).then_some(size as u64);
-            let sent = connection.get().send_head_on(py, stream, complete, service);
+            let connection = connection.get();
+            let sent = connection.send_head_on(py, stream, complete, has_trailers, service);
             sent.map_err(|error| response_error(py, error))?;
         }
         self.state.get_mut(py).file_tail = Some(b"");
@@ -783,7 +789,10 @@ impl Request {
         let (Some(connection), service) = (this.connection(py), this.service(py)?) else {
             return Ok(());
         };
-        let pending = this.state.get_mut(py).pending.take();
+        let (pending, has_trailers) = {
+            let mut state = this.state.get_mut(py);
+            (state.pending.take(), state.trailers.is_some())
+        };
         match (pending, this.stream) {
             (Some(Pending::Http1 { head, mut buffer }), _) => {
                 connection
@@ -794,7 +803,9 @@ impl Request {
                 result
             }
             (Some(Pending::Http2), Some(stream)) => {
-                let sent = connection.get().send_head_on(py, stream, None, &service);
+                let sent = connection
+                    .get()
+                    .send_head_on(py, stream, None, has_trailers, &service);
                 sent.map_err(|error| response_error(py, error))?;
                 Connection::drive(&connection)
             }
@@ -1160,7 +1171,7 @@ impl Request {
             return Ok(());
         }
         this.forget_application(py);
-        let outcome = task.call_method0("result").and_then(|_| {
+        let outcome = task.call_method0(intern!(py, "result")).and_then(|_| {
             let text = "the request's task has ended without running it";
             Err(objects::error::<PyRuntimeError>(py, text))
         });

@@ -225,18 +225,27 @@ impl Template {
         let headers = awaitable::copy_of_list(self.headers.bind(py))?;
         scope.set_item(intern!(py, "asgi"), service.asgi(py)?)?;
         scope.set_item(intern!(py, "headers"), headers)?;
-        let extensions = service.extensions(py, self.is_http2)?;
-        scope.set_item(intern!(py, "extensions"), extensions)?;
         if let Some(state) = service.state(py)? {
             scope.set_item(intern!(py, "state"), state)?;
         }
-        if let Some(handshake) = handshake {
-            WebSocket::complete_scope(&scope, handshake)?;
+        match handshake {
+            Some(handshake) => WebSocket::complete_scope(&scope, handshake)?,
+            None => scope.set_item(intern!(py, "extensions"), self.extensions(py)?)?,
         }
         if self.is_forwarded {
             service.forward(py, &scope)?;
         }
         Ok(scope)
+    }
+
+    /// A new `scope["extensions"]`. The application may change each of its dicts.
+    fn extensions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let extensions = objects::dict(py)?;
+        extensions.set_item(intern!(py, "http.response.pathsend"), objects::dict(py)?)?;
+        if self.is_http2 {
+            extensions.set_item(intern!(py, "http.response.trailers"), objects::dict(py)?)?;
+        }
+        Ok(extensions)
     }
 
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -49,8 +49,7 @@ struct Objects {
     application: Py<PyAny>,
     root_path: Py<PyString>,
     asgi: Py<PyDict>,
-    extensions: Py<PyDict>,
-    http2_extensions: Py<PyDict>,
+    /// Each request gets a copy of it as it is then.
     state: Option<Py<PyDict>>,
     access_log: Option<Py<PyAny>>,
     forwarded: Option<Py<PyAny>>,
@@ -222,15 +221,6 @@ impl HttpService {
         let asgi = objects::dict(py)?;
         asgi.set_item(intern!(py, "version"), intern!(py, "3.0"))?;
         asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.3"))?;
-        let extensions = objects::dict(py)?;
-        extensions.set_item(intern!(py, "http.response.pathsend"), objects::dict(py)?)?;
-        let http2_extensions = objects::dict(py)?;
-        for name in [
-            intern!(py, "http.response.pathsend"),
-            intern!(py, "http.response.trailers"),
-        ] {
-            http2_extensions.set_item(name, objects::dict(py)?)?;
-        }
         let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
         let names = [of_loop, of_context].map(|name| name.clone().into_any());
         let task_names = if python_is_at_least(12) {
@@ -247,7 +237,6 @@ impl HttpService {
         let mut websocket = Config::default();
         websocket.message_bytes = ws_max_size;
         websocket.deflate = ws_per_message_deflate.then(Deflate::default);
-        let own = |state: Py<PyDict>| state.bind(py).copy().map(Bound::unbind);
         let settings = Settings {
             limits,
             http2,
@@ -279,9 +268,7 @@ impl HttpService {
             application: app,
             root_path: objects::string(py, root_path)?.unbind(),
             asgi: asgi.unbind(),
-            extensions: extensions.unbind(),
-            http2_extensions: http2_extensions.unbind(),
-            state: state.map(own).transpose()?,
+            state,
             access_log,
             forwarded,
             on_max_requests,
@@ -589,6 +576,16 @@ impl HttpService {
         &self.settings.default_fields
     }
 
+    /// The default fields of a response of the application: all but Date and Server, if it `has` them. As in uvicorn, they
+    /// come before the application's, even if that has a field of the same name.
+    pub(super) fn default_fields_with(
+        &self,
+        has: impl Fn(&[u8]) -> bool,
+    ) -> impl Iterator<Item = &(Vec<u8>, Vec<u8>)> {
+        let fields = self.default_fields().iter();
+        fields.filter(move |(name, _)| !(matches!(&name[..], b"date" | b"server") && has(name)))
+    }
+
     /// What `pick` finds among the objects of the service, which has them until the collector ends it.
     fn object<'py, T>(
         &self,
@@ -614,20 +611,6 @@ impl HttpService {
     /// A new `scope["asgi"]`.
     pub(super) fn asgi<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.object(py, |it| &it.asgi)?.copy()
-    }
-
-    /// A new `scope["extensions"]`.
-    pub(super) fn extensions<'py>(
-        &self,
-        py: Python<'py>,
-        is_http2: bool,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let extensions = if is_http2 {
-            self.object(py, |it| &it.http2_extensions)
-        } else {
-            self.object(py, |it| &it.extensions)
-        };
-        extensions?.copy()
     }
 
     /// A new `scope["state"]`, if there is one.

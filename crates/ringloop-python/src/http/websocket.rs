@@ -185,6 +185,11 @@ impl WebSocket {
         })
     }
 
+    /// Whether the application has yet to answer the handshake.
+    pub(super) fn is_connecting(&self, py: Python<'_>) -> bool {
+        self.phase(py) == Phase::Connecting
+    }
+
     fn phase(&self, py: Python<'_>) -> Phase {
         self.state.get(py).phase
     }
@@ -481,7 +486,13 @@ impl WebSocket {
                 message.set_item(intern!(py, "reason"), objects::string(py, &reason)?)?;
                 message
             }
-            Next::Wait => return request.get().wait_to_receive(py).map(Step::Yield),
+            Next::Wait => {
+                let future = request.get().wait_to_receive(py)?;
+                if let Some(connection) = request.get().connection(py) {
+                    Connection::on_waits_changed(&connection)?;
+                }
+                return Ok(Step::Yield(future));
+            }
         };
         Ok(Step::Return(message.into_any()))
     }
@@ -876,7 +887,7 @@ impl WebSocket {
     }
 }
 
-/// The fields of an accepted handshake: the application's, and the server's own.
+/// The fields of an accepted handshake: the server's own, and the application's.
 fn accept_fields(message: &Bound<'_, PyAny>, service: &HttpService) -> PyResult<Vec<OwnField>> {
     let py = message.py();
     let mut fields: Vec<OwnField> = Vec::new();
@@ -890,15 +901,16 @@ fn accept_fields(message: &Bound<'_, PyAny>, service: &HttpService) -> PyResult<
             fields.push((name, value));
         }
     }
-    for (name, value) in service.default_fields() {
-        if !fields
+    let has = |name: &[u8]| {
+        fields
             .iter()
             .any(|(given, _)| given.eq_ignore_ascii_case(name))
-        {
-            fields.push((name.clone(), value.clone()));
-        }
-    }
-    Ok(fields)
+    };
+    let defaults = service.default_fields_with(has);
+    let defaults = defaults.filter(|(name, _)| Handshake::may_have(name));
+    let mut all: Vec<OwnField> = defaults.cloned().collect();
+    all.append(&mut fields);
+    Ok(all)
 }
 
 /// Logs how a handshake was answered, once.

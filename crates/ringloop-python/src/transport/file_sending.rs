@@ -26,22 +26,20 @@ pub(super) fn start(
 ) -> PyResult<Option<Py<PyAny>>> {
     let py = transport.py();
     let this = transport.get();
-    let socket = {
-        let mut state = this.state.get_mut(py);
-        if state.lost > 0 || state.attachment.sock.is_none() {
-            drop(state);
-            return Err(objects::error::<PyConnectionError>(
-                py,
-                "Connection is closed by peer",
-            ));
-        }
-        state.file = Some(Box::new(FileSending::new(file, offset, count)));
-        state.attachment.descriptor(py)
+    let is_closed = {
+        let state = this.state.get(py);
+        state.lost > 0 || state.attachment.sock.is_none()
     };
-    match advance(transport, socket) {
+    if is_closed {
+        return Err(objects::error::<PyConnectionError>(
+            py,
+            "Connection is closed by peer",
+        ));
+    }
+    match advance(this, py, Box::new(FileSending::new(file, offset, count))) {
         Err(error) => Err(support::os_error(py, &error)),
-        Ok(Some(Progress::Ended) | None) => Ok(None),
-        Ok(Some(progress)) => {
+        Ok(Progress::Ended) => Ok(None),
+        Ok(progress) => {
             let waiter = endpoint::event_loop(this, py)?
                 .bind(py)
                 .call_method0(intern!(py, "create_future"))?
@@ -66,13 +64,20 @@ pub(super) fn start(
 /// Sends on, as the socket has room, or as the turn has come.
 pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
-    let socket = transport.get().state.get_mut(py).attachment.descriptor(py);
-    let progress = match advance(transport, socket) {
-        Ok(Some(Progress::Blocked) | None) => return Ok(()),
-        Ok(Some(progress)) => Ok(progress),
-        Err(error) => Err(error),
+    let this = transport.get();
+    let file = this
+        .state
+        .get_mut(py)
+        .file
+        .take_if(|file| file.is_under_way());
+    let Some(file) = file else {
+        return Ok(());
     };
-    let waiter = transport.get().state.get(py).empty_waiter.clone_ref_opt(py);
+    let progress = advance(this, py, file);
+    if let Ok(Progress::Blocked) = progress {
+        return Ok(());
+    }
+    let waiter = this.state.get(py).empty_waiter.clone_ref_opt(py);
     let Some(waiter) = waiter else {
         return Ok(());
     };
@@ -94,19 +99,16 @@ pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     }
 }
 
-/// Sends what the socket takes. None if nothing is under way, or if somebody has stopped it meanwhile.
-fn advance(transport: &Bound<'_, SocketTransport>, socket: RawFd) -> io::Result<Option<Progress>> {
-    let (py, state) = (transport.py(), &transport.get().state);
-    let file = state.get(py).file.as_deref().copied();
-    let Some(mut file) = file.filter(FileSending::is_under_way) else {
-        return Ok(None);
-    };
+/// Sends what the socket takes. The state must not be borrowed while other threads run, so it has the file only afterwards.
+fn advance(
+    transport: &SocketTransport,
+    py: Python<'_>,
+    mut file: Box<FileSending>,
+) -> io::Result<Progress> {
+    let socket = || transport.state.get(py).attachment.descriptor(py);
     let progress = file.advance(py, socket);
-    match &mut state.get_mut(py).file {
-        Some(kept) => **kept = file,
-        None => return Ok(None),
-    }
-    progress.map(Some)
+    transport.state.get_mut(py).file = Some(file);
+    progress
 }
 
 /// Ends the sending, also before its end; returns how many bytes were sent.

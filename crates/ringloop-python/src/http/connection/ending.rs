@@ -6,8 +6,12 @@ use pyo3::types::PyDict;
 use super::{Connection, FIRST_REQUEST_S, Sent};
 use crate::http::deadlines::Kind;
 use crate::http::service::HttpService;
+use crate::http::websocket as asgi_websocket;
 use crate::names::intern;
 use crate::support::{self, CloneRefOption};
+
+/// What a client is told that was too slow.
+const TIMEOUT: &str = "request timeout";
 
 impl Connection {
     /// As `refuse`, for a request that is logged.
@@ -29,6 +33,16 @@ impl Connection {
 
     /// Answers with an error and ends the connection; if a response has begun, it just ends.
     pub(in crate::http) fn refuse(slf: &Bound<'_, Self>, status: u16, text: &str) -> PyResult<()> {
+        Self::refuse_with(slf, status, text, &[])
+    }
+
+    /// As `refuse`, with more fields.
+    pub(super) fn refuse_with(
+        slf: &Bound<'_, Self>,
+        status: u16,
+        text: &str,
+        fields: &[(&[u8], &[u8])],
+    ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let Some(service) = this.service(py) else {
@@ -37,8 +51,9 @@ impl Connection {
         let mut buffer = service.get().take_buffer(py);
         let is_refused = service.get().with_lines(py, |lines, unix_s| {
             let mut state = this.state.get_mut(py);
-            let fields = service.get().default_fields().iter();
-            let fields = fields.map(|(name, value)| (&name[..], &value[..]));
+            let defaults = service.get().default_fields().iter();
+            let defaults = defaults.map(|(name, value)| (&name[..], &value[..]));
+            let fields = fields.iter().copied().chain(defaults);
             state
                 .http
                 .refuse(status, text, fields, lines, unix_s, &mut buffer)
@@ -263,26 +278,46 @@ impl Connection {
             Kind::Head => {
                 let has_begun = !this.state.get(py).input.is_empty();
                 if has_begun {
-                    Self::refuse(slf, 408, "request timeout")
+                    Self::refuse(slf, 408, TIMEOUT)
                 } else {
                     Self::close(slf)
                 }
             }
-            Kind::Body => match (this.current(py), this.service(py)) {
-                (Some(request), Some(service)) if request.get().awaits_end(py) => {
-                    let dropped = {
-                        let mut state = this.state.get_mut(py);
-                        state.is_overrun = true;
-                        state.http.close_after_response();
-                        std::mem::take(&mut state.input)
-                    };
-                    drop(dropped);
-                    this.resume_reading(py, &service)
-                }
-                _ => Self::refuse(slf, 408, "request timeout"),
-            },
+            Kind::Body => Self::on_body_deadline(slf),
             Kind::Write => Self::on_write_deadline(slf),
         }
+    }
+
+    /// The client has not sent more of a body in time; or it has sent too much, and the application waits for it to leave,
+    /// which isn't seen while reading is paused.
+    fn on_body_deadline(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (Some(request), Some(service)) = (this.current(py), this.service(py)) else {
+            return Self::refuse(slf, 408, TIMEOUT);
+        };
+        if !request.get().awaits_end(py) {
+            return if request.get().wants_body(py) {
+                Self::refuse(slf, 408, TIMEOUT)
+            } else {
+                Ok(()) // The application was told something else, and doesn't wait any more.
+            };
+        }
+        if let Some(websocket) = request.get().websocket()
+            && websocket.is_connecting(py)
+        {
+            // What was sent ahead can't be dropped: the WebSocket would begin in the middle of a frame.
+            let logged = asgi_websocket::log(&request, "408");
+            return Self::refuse(slf, 408, TIMEOUT).and(logged);
+        }
+        let dropped = {
+            let mut state = this.state.get_mut(py);
+            state.is_overrun = true;
+            state.http.close_after_response();
+            std::mem::take(&mut state.input)
+        };
+        drop(dropped);
+        this.resume_reading(py, &service)
     }
 
     /// Aborts the connection if its peer has not read anything.

@@ -34,38 +34,6 @@ impl Connection {
         }
     }
 
-    /// Answers a request for a WebSocket that is not a valid one, and ends the connection.
-    pub(super) fn refuse_handshake(
-        slf: &Bound<'_, Self>,
-        service: &Bound<'_, HttpService>,
-        refusal: Refusal,
-    ) -> PyResult<()> {
-        let py = slf.py();
-        let text = refusal.as_str();
-        let mut buffer = service.get().take_buffer(py);
-        service.get().with_lines(py, |lines, unix_s| {
-            let mut state = slf.get().state.get_mut(py);
-            state.http.close_after_response();
-            // The status and the fields are valid.
-            let Ok(mut head) = state.http.respond(refusal.status(), &mut buffer) else {
-                return;
-            };
-            for (name, value) in refusal.fields() {
-                let _ = head.field(name, value);
-            }
-            let _ = head.field(b"content-type", b"text/plain; charset=utf-8");
-            for (name, value) in service.get().default_fields() {
-                let _ = head.field(name, value);
-            }
-            head.finish(Some(text.len() as u64), lines, unix_s);
-            buffer.extend_from_slice(text.as_bytes());
-        });
-        service.get().count_response(py, None, refusal.status());
-        let result = Self::write(slf, &buffer, None, b"");
-        service.get().return_buffer(py, buffer);
-        result.and(Self::close(slf))
-    }
-
     /// Writes the answer to a handshake into `buffer`. From here on the connection speaks WebSocket.
     pub(in crate::http) fn accept(
         &self,
