@@ -70,8 +70,8 @@ class File(Generic[_AnyStr]):
         return f"<ringloop.files.{type(self).__name__} name={self.name!r} mode={self.mode!r}>"
 
     # What is collected last, when the interpreter exits, finds the globals of all modules set to None.
-    _warn = staticmethod(warnings.warn)
-    _write_now = staticmethod(os.write)
+    _warn: Any = staticmethod(warnings.warn)
+    _write_now: Any = staticmethod(os.write)
 
     def __del__(self) -> None:
         if self._closed or self._detached or not hasattr(self, "_descriptor"):
