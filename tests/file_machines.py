@@ -1,7 +1,7 @@
 """Files as state machines: a file of `ringloop.files` with a blocking one as the model. See state_machines.py.
 
 Several calls are made at a time, and some are cancelled. They take turns, in the order in which they were made; a read that was
-cancelled has read nothing. Which calls find what they want in the page cache is up to Hypothesis.
+cancelled has read nothing. Which calls find what they want in the page cache is up to Hypothesis. Others may have the file, too.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Moody:
 
     def __getattr__(self, name):
         method = getattr(self.direct, name)
-        if name == "close":
+        if name in ("close", "share", "is_shared"):
             return method
 
         def call(*arguments):
@@ -63,6 +63,7 @@ class FileMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="files")
         self.model = self.file = None
         self.moods = []
+        self.last = []
         self.written = 0
 
     @initialize(
@@ -74,6 +75,7 @@ class FileMachine(RuleBasedStateMachine):
         self.paths = [pathlib.Path(self.folder.name, name) for name in ("model", "file")]
         for path in self.paths:
             path.write_bytes(TEXT[:size])
+        self.buffering = buffering
         self.model = open(self.paths[0], mode, buffering)  # noqa: SIM115 (closed by teardown)
         self.file = self.loop.run_until_complete(self.open_file(mode, buffering))
 
@@ -183,8 +185,33 @@ class FileMachine(RuleBasedStateMachine):
     def forget(self):
         """Cold: what is read next is not in the page cache."""
         self.loop.run_until_complete(self.file.flush())
-        os.fsync(self.file.fileno())
-        os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        # Asking for the number would share the file.
+        number = self.file._descriptor.fd
+        os.fsync(number)
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    @rule(count=COUNTS, calls=st.lists(st.sampled_from(["read", "write", "seek"]), max_size=3))
+    def share(self, count, calls):
+        """Let others read, write and move an unbuffered file; a buffered one is only shared."""
+        numbers = [self.model.fileno(), self.file.fileno()]
+        if self.buffering:
+            return
+        for call in calls:
+            results = []
+            for number in numbers:
+                try:
+                    match call:
+                        case "read":
+                            results.append(os.read(number, count))
+                        case "write":
+                            results.append(os.write(number, self.data(count)))
+                        case "seek":
+                            results.append(os.lseek(number, count, os.SEEK_SET))
+                except OSError as error:
+                    results.append(error.errno)
+            assert results[0] == results[1], call
+            self.written += 1
+        self.compare()
 
     def teardown(self):
         try:

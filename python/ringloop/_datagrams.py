@@ -140,4 +140,4 @@ class DatagramTransport(_core.DatagramTransport):
 
 def can_be_native(sock: socket.socket) -> bool:
     """Whether the native transport supports this kind of socket; asyncio's own transport serves all others."""
-    return type(sock) is socket.socket and sock.type == socket.SOCK_DGRAM and sock.family in _FAMILIES
+    return _core._is_usual_socket(sock) and sock.type == socket.SOCK_DGRAM and sock.family in _FAMILIES

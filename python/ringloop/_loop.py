@@ -7,6 +7,7 @@ messages and errors, are the running Python's own.
 
 from __future__ import annotations
 
+import _socket
 import asyncio
 import contextlib
 import os
@@ -52,13 +53,25 @@ _ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
 _WAKEUP_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
+def _give_back_wakeup_fd(fd: int) -> bool:
+    """Sets again what `set_wakeup_fd` has returned. False if that is no longer possible, because the descriptor is closed.
+
+    Nobody can ask whether warnings were wanted. Where they weren't, one for each signal would do more harm than none.
+    """
+    try:
+        signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
 def _keep_signals_from_the_parent() -> None:
     """In a forked child, stops sending signals to the parent's loop, which would take them for its own."""
     if not _WAKEUP_SOCKETS:
         return
     current = signal.set_wakeup_fd(-1)
     if all(sock.fileno() != current for sock in _WAKEUP_SOCKETS):
-        signal.set_wakeup_fd(current)
+        _give_back_wakeup_fd(current)
 
 
 if sys.version_info < (3, 12):  # later asyncio does it
@@ -160,20 +173,20 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             return
         _WAKEUP_SOCKETS.add(self._csock)
         try:
-            previous = signal.set_wakeup_fd(self._csock.fileno())
+            # If it is full, the loop wakes anyway.
+            previous = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
         except ValueError:  # a subinterpreter's main thread isn't the process's
             yield
             return
-        if previous != -1:
-            # The user's own. A loop's signal handlers replace it, as under asyncio.
-            signal.set_wakeup_fd(previous)
+        # The user's own stays. A loop's signal handlers replace it, as under asyncio.
+        is_ours = previous == -1 or not _give_back_wakeup_fd(previous)
         try:
             yield
         finally:
-            if previous == -1 and not self._signal_handlers and not self._closed:
+            if is_ours and not self._signal_handlers and not self._closed:
                 current = signal.set_wakeup_fd(-1)
                 if current != self._csock.fileno():
-                    signal.set_wakeup_fd(current)
+                    _give_back_wakeup_fd(current)
 
     def close(self) -> None:
         """Closes the loop: its queue, its timers, and the kernel's objects. It must not be running."""
@@ -216,7 +229,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
 
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
         """Finds the name of an address, in the default executor; without a thread if numbers are asked for."""
-        if isinstance(flags, int) and flags & _NUMERIC == _NUMERIC:
+        is_own = socket.getnameinfo is _socket.getnameinfo  # another one may block
+        if is_own and isinstance(flags, int) and flags & _NUMERIC == _NUMERIC:
             return socket.getnameinfo(sockaddr, flags)
         return await super().getnameinfo(sockaddr, flags)
 
@@ -230,8 +244,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         server: asyncio.Server | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Transport:
-        if type(sock) is not socket.socket:
-            # A subclass, or an object that acts like a socket. It may have methods of its own, which asyncio calls.
+        if not _core._is_usual_socket(sock):
+            # It may have methods of its own, which asyncio calls.
             options = {} if context is None else {"context": context}
             return cast("Any", super())._make_socket_transport(  # type: ignore[no-any-return]
                 sock, protocol, waiter, extra=extra, server=server, **options
@@ -296,7 +310,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             """
             if (
                 sslcontext
-                or type(sock) is not socket.socket
+                or not _core._is_usual_socket(sock)
+                or type(sock) is not socket.socket  # of which class `accept` makes the new socket
                 or self._debug
                 or self._task_factory is not None
                 or not self._accept(protocol_factory, sock, server, max(backlog, 0) + 1)
@@ -363,9 +378,9 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         lent = self._is_lent(sock)
         return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra, lent)  # type: ignore[no-any-return]
 
-    def _lend(self, sock: socket.socket | None) -> None:
+    def _lend(self, sock: Any) -> None:
         """Notes that a transport's socket belongs to the user, who may close it at any time; a ring would keep it open."""
-        if isinstance(sock, socket.socket):
+        if _core._is_usual_socket(sock):  # asyncio's transports watch others
             self._lent_sockets[id(sock)] = sock
 
     def _is_lent(self, sock: socket.socket) -> bool:

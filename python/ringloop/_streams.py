@@ -180,7 +180,10 @@ def _code_in(function: Any, name: str) -> CodeType | None:
     return next((it for it in constants if isinstance(it, CodeType) and it.co_name == name), None)
 
 
-_CONNECTION_MADE = _Protocol.connection_made
+# None if the user has put another in its place before ringloop was imported.
+_CONNECTION_MADE = (
+    _Protocol.connection_made if getattr(_Protocol.connection_made, "__globals__", None) is vars(streams) else None
+)
 _CALLBACK: Any = _code_in(_CONNECTION_MADE, "callback")
 # Python 3.11 does, since streams have `start_tls`.
 _KEEPS_WRITER = "_stream_writer" in vars(_protocol)
@@ -195,7 +198,8 @@ _theirs: type
 for _ours, _theirs in ((ServerReader, _Reader), (ServerWriter, _Writer), (ServerProtocol, _Protocol)):
     # Representations contain the name of the class.
     _ours.__name__ = _ours.__qualname__ = _theirs.__name__
-# So does that of a task, for its callbacks.
+# So does that of a handle or of a task, for its callbacks.
+ServerProtocol.connection_made.__qualname__ = "StreamReaderProtocol.connection_made"
 ServerProtocol._on_done.__qualname__ = getattr(_CALLBACK, "co_qualname", ServerProtocol._on_done.__qualname__)
 
 _core._add_stream_methods(

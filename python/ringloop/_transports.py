@@ -6,6 +6,7 @@ import errno
 import inspect
 import io
 import os
+import posix
 import sys
 import warnings
 from asyncio import base_events, constants, exceptions, selector_events, unix_events
@@ -47,7 +48,8 @@ def named_as(original: FunctionType) -> Callable[[Any], Any]:
 # Whether asyncio accepts counts that are too large for the system call, as later versions do.
 _BOUNDS_COUNT = "maxsize" in unix_events._UnixSelectorEventLoop._sock_sendfile_native_impl.__code__.co_names  # type: ignore[attr-defined]
 
-_SENDFILE = os.sendfile
+# What `os.sendfile` is, unless the user has put something else there.
+_SENDFILE = posix.sendfile
 
 
 class SocketTransport(_core.SocketTransport):

@@ -1313,3 +1313,43 @@ def test_a_loop_with_methods_of_its_own_is_asked(new_loop, name):
     assert called == (["call_soon"] if name == "call_soon" else [])
     call.close()
     loop.__class__ = base
+
+
+def test_a_transport_that_cannot_be_paused_is_read_on(loop_factory):
+    """The connection ended with the error of `pause_reading`."""
+
+    def body(loop):
+        async def main():
+            reports = []
+            loop.set_exception_handler(lambda _, context: reports.append(context["message"]))
+            ours, peer = socket.socketpair()
+            reader, writer = await asyncio.open_connection(sock=ours, limit=10)
+
+            def refuse():
+                reports.append("pause_reading")
+                raise NotImplementedError
+
+            writer.transport.pause_reading = refuse
+            with peer:
+                peer.send(b"x" * 100)
+                await until(lambda: len(reader._buffer) == 100)
+                forgotten = reader._transport is None
+                peer.send(b"y" * 100)
+                await until(lambda: len(reader._buffer) == 200)
+            received = await reader.read()
+            writer.close()
+            await turns(3)
+            return reports, forgotten, received, reader._paused
+
+        return loop.run_until_complete(main())
+
+    result = same_as_asyncio(body, loop_factory)
+    assert result == (["pause_reading"], True, b"x" * 100 + b"y" * 100, False)
+
+
+def test_a_server_s_protocol_has_asyncio_s_name_in_reports(loop):
+    protocol = _streams.ServerProtocol(asyncio.StreamReader(loop=loop), noop, loop=loop)
+    handle = loop.call_soon(protocol.connection_made, 5)
+    assert "ServerProtocol" not in repr(handle) + repr(protocol)
+    assert "StreamReaderProtocol.connection_made(5)" in repr(handle)
+    handle.cancel()

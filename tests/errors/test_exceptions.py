@@ -22,6 +22,7 @@ from support import (
     run_turns,
     same_as_asyncio,
     skip_unless,
+    tcp_listener,
     tcp_pair,
     turns,
     until,
@@ -794,3 +795,86 @@ def test_memory_errors_and_odd_exceptions_do_not_abort_the_process(arm):
     )
     assert child.returncode == 0, child.stderr
     assert child.stdout.strip() == str(sorted(["MemoryError", "BaseException"] * 5))
+
+
+# StopIteration, which stands for a coroutine's result
+
+
+class NoBuffer:
+    """An object that is asked for its bytes, from Python 3.12 on."""
+
+    def __len__(self):
+        return 3
+
+    def __buffer__(self, flags):
+        raise StopIteration("the buffer's")
+
+
+def fail_at_stop(*_arguments):
+    raise StopIteration("the factory's")
+
+
+async def stop_in_a_factory(loop, stream, peer):
+    with tcp_listener() as listener:
+        await loop.create_connection(fail_at_stop, *listener.getsockname())
+
+
+async def stop_in_drain(loop, stream, peer):
+    reader, writer = stream
+    await writer.drain()
+    reader.set_exception(StopIteration("the reader's"))
+    await writer.drain()
+
+
+async def stop_in_drain_of_a_task(loop, stream, peer):
+    reader, writer = stream
+    await writer.drain()
+    reader.set_exception(StopIteration("the reader's"))
+    await loop.create_task(writer.drain())
+
+
+async def stop_in_read(loop, stream, peer):
+    stream[0].set_exception(StopIteration("the reader's"))
+    await stream[0].read(1)
+
+
+async def stop_in_sock_sendall(loop, stream, peer):
+    await loop.sock_sendall(peer, NoBuffer())
+
+
+STOPS = {
+    "a protocol factory": stop_in_a_factory,
+    "drain": stop_in_drain,
+    "drain, in a task of its own": stop_in_drain_of_a_task,
+    "read": stop_in_read,
+    "sock_sendall": stop_in_sock_sendall,
+}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # asyncio leaves a socket to the collector
+@pytest.mark.parametrize("what", STOPS)
+def test_stop_iteration_is_no_result(loop_factory, what):
+    """It used to be taken for what the coroutine returns, or to end its task's step, and with it all waiting."""
+    if what == "sock_sendall":
+        skip_unless(sys.version_info >= (3, 12), "__buffer__ in Python")
+
+    def body(loop):
+        async def main():
+            ours, peer = tcp_pair()
+            stream = await asyncio.open_connection(sock=ours)
+            peer.setblocking(False)
+            with peer, pytest.raises(RuntimeError) as caught:
+                await STOPS[what](loop, stream, peer)
+            stream[1].transport.abort()
+            await turns(3)
+            gc.collect()
+            error, causes = caught.value, []
+            while (error := error.__cause__) is not None:
+                causes.append((type(error), error.args, error is caught.value.__context__))
+            return str(caught.value), causes
+
+        return loop.run_until_complete(main())
+
+    text, causes = same_as_asyncio(body, loop_factory)
+    assert text == "coroutine raised StopIteration"
+    assert [cause[0] for cause in causes] == [StopIteration]

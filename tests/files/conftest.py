@@ -1,5 +1,6 @@
 """Shared by the tests of files."""
 
+import os
 import time
 
 import pytest
@@ -15,3 +16,19 @@ def workers_end():
     deadline = time.monotonic() + support.PATIENCE_S
     while support.open_descriptors() - descriptors and time.monotonic() < deadline:
         time.sleep(0.001)
+
+
+@pytest.fixture
+def run(loop):
+    """Run a coroutine on the loop under test."""
+    return loop.run_until_complete
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    """A FIFO, and its two ends as descriptors."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    yield path, end
+    os.close(end)

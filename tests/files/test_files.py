@@ -18,28 +18,8 @@ import pytest
 
 import ringloop
 import support
+from files_support import as_coroutine, slow, turns
 from ringloop import files
-
-
-@pytest.fixture
-def run(loop):
-    """Run a coroutine on the loop under test."""
-    return loop.run_until_complete
-
-
-@pytest.fixture
-def fifo(tmp_path):
-    """A FIFO, and its two ends as descriptors."""
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    yield path, end
-    os.close(end)
-
-
-async def turns(count=3):
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def test_what_is_in_the_page_cache_is_read_without_a_suspension(run, tmp_path):
@@ -133,10 +113,10 @@ def test_a_task_that_only_reads_in_a_second_loop_lets_others_run(new_loop, tmp_p
         new_loop().run_until_complete(main())
 
 
-def test_a_descriptor_that_is_closed_while_it_is_written(run, tmp_path, monkeypatch):
+def test_a_descriptor_that_is_closed_while_it_is_written(run, tmp_path):
     async def main():
         file = await files.open(tmp_path / "file", "wb", 0)
-        slow(file, monkeypatch)
+        slow(file)
         writing = asyncio.create_task(file.write(b"x" * 1000))
         await asyncio.sleep(0)
         os.close(file.fileno())
@@ -185,33 +165,14 @@ def test_a_cancelled_read_of_lines_from_a_pipe_loses_nothing(run, fifo):
     assert run(main()) == ("half a line\n", "rest\n")
 
 
-def slow(file, monkeypatch):
-    """Make a file do everything as if it had to wait."""
-
-    class Waits:
-        def read(self, *_):
-            return None
-
-        read_all = readinto = write = read
-
-        def close(self):
-            pass
-
-    file._descriptor.direct = Waits()
-    if hasattr(file, "_direct_read"):
-        file._direct_read = file._descriptor.direct.read
-    if hasattr(file, "_buffer"):
-        slow(file._buffer, monkeypatch)
-
-
 @pytest.mark.parametrize("buffering", [-1, 0])
-def test_a_cancelled_read_does_not_move_the_file(run, tmp_path, monkeypatch, buffering):
+def test_a_cancelled_read_does_not_move_the_file(run, tmp_path, buffering):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(200)) * 100)
 
     async def main():
         async with files.open(path, "rb", buffering) as file:
-            slow(file, monkeypatch)
+            slow(file)
             expected = 0
             for size in (7, 5000, 10000):
                 reading = asyncio.create_task(file.read(size))
@@ -243,7 +204,7 @@ def test_a_read_in_pieces_that_is_cancelled_does_not_move_the_file(run, tmp_path
 
     async def main():
         async with files.open(path, "rb", buffering) as file:
-            slow(file, monkeypatch)
+            slow(file)
             reading = asyncio.create_task(CALLS[call](file, 150_000))
             while not os.lseek(file.fileno(), 0, os.SEEK_CUR):
                 await asyncio.sleep(0)
@@ -283,13 +244,13 @@ def test_a_read_of_a_pipe_in_pieces_that_is_cancelled_loses_nothing(run, fifo, b
 
 
 @pytest.mark.parametrize("buffering", [-1, 0])
-def test_a_cancelled_write_happens_as_a_whole(run, tmp_path, monkeypatch, buffering):
+def test_a_cancelled_write_happens_as_a_whole(run, tmp_path, buffering):
     path = tmp_path / "file"
     size = 2 * io.DEFAULT_BUFFER_SIZE
 
     async def main():
         async with files.open(path, "wb", buffering) as file:
-            slow(file, monkeypatch)
+            slow(file)
             for letter in (b"a", b"b", b"c"):
                 # Whoever is cancelled before its turn has written nothing.
                 await file.tell()
@@ -305,14 +266,14 @@ def test_a_cancelled_write_happens_as_a_whole(run, tmp_path, monkeypatch, buffer
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_appending_nothing_does_not_move_the_file(run, tmp_path, monkeypatch, waits):
+def test_appending_nothing_does_not_move_the_file(run, tmp_path, waits):
     path = tmp_path / "file"
     path.write_bytes(b"x")
 
     async def main():
         async with files.open(path, "ab+", 0) as file:
             if waits:
-                slow(file, monkeypatch)
+                slow(file)
             await file.seek(100)
             assert await file.write(b"") == 0
             assert await file.tell() == 100
@@ -322,13 +283,13 @@ def test_appending_nothing_does_not_move_the_file(run, tmp_path, monkeypatch, wa
     run(main())
 
 
-def test_what_has_to_wait_gives_the_same_results(run, tmp_path, monkeypatch):
+def test_what_has_to_wait_gives_the_same_results(run, tmp_path):
     path = tmp_path / "file"
     content = b"".join(b"line %d\n" % number for number in range(5000))
 
     async def main():
         async with files.open(path, "w+b") as file:
-            slow(file, monkeypatch)
+            slow(file)
             await file.write(content)
             await file.seek(0)
             assert [line async for line in file] == content.splitlines(keepends=True)
@@ -342,25 +303,25 @@ def test_what_has_to_wait_gives_the_same_results(run, tmp_path, monkeypatch):
             await file.fsync()
             await file.fsync(data_only=True)
         async with files.open(path, "a") as file:
-            slow(file, monkeypatch)
+            slow(file)
             await file.write("end")
             assert await file.tell() == len(content) + 3
         async with files.open(path) as file:
-            slow(file, monkeypatch)
+            slow(file)
             assert await file.read() == f"LINE{content.decode()[4:]}end"
         async with files.open(path, "rb", 0) as file:
-            slow(file, monkeypatch)
+            slow(file)
             assert await file.readall() == b"LINE" + content[4:] + b"end"
 
     run(main())
 
 
-def test_calls_take_turns_in_their_order(run, tmp_path, monkeypatch):
+def test_calls_take_turns_in_their_order(run, tmp_path):
     path = tmp_path / "file"
 
     async def main():
         async with files.open(path, "w+b", 0) as file:
-            slow(file, monkeypatch)
+            slow(file)
             await asyncio.gather(*(file.write(b"%03d" % number) for number in range(100)))
             await file.seek(0)
             pieces = await asyncio.gather(*(file.read(3) for _ in range(100)))
@@ -369,13 +330,13 @@ def test_calls_take_turns_in_their_order(run, tmp_path, monkeypatch):
     run(main())
 
 
-def test_close_waits_for_what_is_in_progress(run, tmp_path, monkeypatch):
+def test_close_waits_for_what_is_in_progress(run, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
 
     async def main():
         file = await files.open(path, "r+b")
-        slow(file, monkeypatch)
+        slow(file)
         reading = asyncio.create_task(file.pread(100_000, 0))
         writing = asyncio.create_task(file.write(b"y" * 50_000))
         await asyncio.sleep(0)
@@ -393,12 +354,12 @@ def test_close_waits_for_what_is_in_progress(run, tmp_path, monkeypatch):
     assert path.read_bytes() == b"y" * 50_000 + b"x" * 50_000
 
 
-def test_a_close_that_is_cancelled_closes_the_file(run, tmp_path, monkeypatch):
+def test_a_close_that_is_cancelled_closes_the_file(run, tmp_path):
     path = tmp_path / "file"
 
     async def main():
         file = await files.open(path, "wb")
-        slow(file, monkeypatch)
+        slow(file)
         await file.write(b"content")
         closing = asyncio.create_task(file.close())
         await asyncio.sleep(0)
@@ -430,13 +391,35 @@ def test_an_unclosed_file_warns_and_is_flushed(run, tmp_path):
     assert path.read_text() == "content"
 
 
-def test_an_unclosed_file_is_closed_when_the_operation_in_progress_is_over(run, tmp_path, monkeypatch):
+UNCLOSED = """
+from ringloop import files
+
+async def main():
+    # What `sys` refers to is collected after the globals of all modules were set to None.
+    sys.unclosed = [await files.open(sys.argv[1], "w"), await files.open(sys.argv[2], "wb")]
+    await sys.unclosed[0].write("text")
+    await sys.unclosed[1].write(b"bytes")
+
+loop = new_loop()
+loop.run_until_complete(main())
+loop.close()
+"""
+
+
+def test_a_file_that_is_unclosed_when_the_interpreter_exits_is_flushed(arm, tmp_path):
+    paths = [tmp_path / "text", tmp_path / "bytes"]
+    done = support.run_child(UNCLOSED, arm, *paths)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.read_bytes() for path in paths] == [b"text", b"bytes"]
+
+
+def test_an_unclosed_file_is_closed_when_the_operation_in_progress_is_over(run, tmp_path):
     path, other_path = tmp_path / "file", tmp_path / "other"
     path.touch()
 
     async def main():
         file = await files.open(path, "r+b", buffering=0)
-        slow(file, monkeypatch)
+        slow(file)
         opened = {it for it in support.open_descriptors() if it[1] == str(path)}
         assert len(opened) == 1
         call = file.write(b"content")
@@ -475,10 +458,6 @@ def test_opening_that_is_cancelled_leaves_nothing_open(run, tmp_path):
 
     run(main())
     # The descriptor is closed: the fixture of all tests looks.
-
-
-async def as_coroutine(awaitable):
-    return await awaitable
 
 
 def test_another_loop_is_refused(new_loop, tmp_path):
@@ -765,3 +744,24 @@ def test_a_loop_that_is_closed_with_a_read_in_progress(loop_factory, arm, fifo):
         warnings.simplefilter("ignore", ResourceWarning)
         del file, reading
         gc.collect()
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_buffer_that_cannot_be_written_is_refused_before_anything_is_read(run, tmp_path, buffering, waits):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    strided = memoryview(bytearray(10))[::2]
+
+    async def main():
+        async with files.open(path, "rb", buffering) as file:
+            if waits:
+                slow(file)
+            for buffer in (b"constant", memoryview(b"read-only"), strided, "text", None):
+                for method in ("readinto", "readinto1") if buffering else ("readinto",):
+                    with pytest.raises(TypeError, match=rf"{method}\(\) argument .*not {type(buffer).__name__}"):
+                        await getattr(file, method)(buffer)
+            assert await file.tell() == 0
+            assert await file.read() == b"0123456789"
+
+    run(main())

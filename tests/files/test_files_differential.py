@@ -193,6 +193,92 @@ def test_text_files_do_what_blocking_ones_do(loop, folder, mode, encoding, newli
     run()
 
 
+STATEFUL = ("utf-16", "utf-8-sig", "utf-7", "cp932", "gb18030", "iso2022_jp", "iso2022_kr", "hz")
+
+
+@pytest.mark.parametrize("newline", [None, "", "\n", "\r\n"])
+@pytest.mark.parametrize("encoding", STATEFUL)
+def test_positions_in_text_are_those_of_blocking_files(loop, folder, encoding, newline):
+    letters = st.sampled_from(["a", "b\n", "\r", "\r\n", "\u6f22", "\u5b57" * 2000, "c" * 8191])
+    reads = st.lists(st.one_of(st.none(), st.sampled_from([0, 1, 2, 7, 100, 5000])), min_size=1, max_size=5)
+    options = {"encoding": encoding, "newline": newline, "errors": "replace"}
+    path = folder / "file"
+
+    async def compare_positions(sizes):
+        with open(path, **options) as blocking, open(path, **options) as second:
+            async with files.open(path, **options) as awaited, files.open(path, **options) as other:
+                for size in sizes:
+                    if size is None:
+                        assert await awaited.readline() == blocking.readline()
+                    else:
+                        assert await awaited.read(size) == blocking.read(size)
+                try:
+                    told = blocking.tell()
+                except OverflowError:
+                    # A state that the decoder was in does not fit. That of ours may be another one.
+                    return
+                assert await awaited.tell() == told
+                rest = blocking.read()
+                assert await awaited.read() == rest
+                # Each one's position is the other's.
+                assert (second.seek(told), second.read()) == (told, rest)
+                assert (await other.seek(told), await other.read()) == (told, rest)
+
+    @SETTINGS
+    @hypothesis.given(st.lists(letters, max_size=12).map("".join), reads)
+    def run(content, sizes):
+        path.write_bytes(content.encode(encoding, "ignore"))
+        loop.run_until_complete(compare_positions(sizes))
+
+    run()
+
+
+def test_a_number_that_is_no_position_is_refused_as_by_blocking_files(loop, folder):
+    path = folder / "file"
+    path.write_text("some text")
+
+    async def awaited(number):
+        async with files.open(path) as file:
+            await file.seek(number)
+
+    for number in (-1, 1 << 63, 1 << 128, 1 << 168, 1 << 256):
+
+        def blocking(number=number):
+            with open(path) as file:
+                file.seek(number)
+
+        expected = error_of(blocking)
+        assert expected is not None
+        assert error_of(lambda number=number: loop.run_until_complete(awaited(number))) == expected, number
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "gb18030", "iso2022_jp"])
+@pytest.mark.parametrize("newline", [None, ""])
+def test_text_that_is_cut_after_a_read_keeps_what_blocking_files_keep(loop, folder, encoding, newline):
+    paths = [folder / "blocking", folder / "awaited"]
+    options = {"encoding": encoding, "newline": newline, "errors": "replace"}
+    short, long = "line 1\r\nline 2\nline 3\n", "\u5b57\r\n" * 9000
+
+    async def compare_lengths(content, size, written):
+        for path in paths:
+            path.write_bytes(content.encode(encoding))
+        with open(paths[0], "r+", **options) as blocking:
+            async with files.open(paths[1], "r+", **options) as awaited:
+                assert await awaited.read(size) == blocking.read(size)
+                if written:
+                    assert await awaited.write(written) == blocking.write(written)
+                assert await awaited.truncate() == blocking.truncate()
+                assert paths[1].read_bytes() == paths[0].read_bytes()
+                assert await awaited.tell() == blocking.tell()
+                assert await awaited.read() == blocking.read()
+        assert paths[1].read_bytes() == paths[0].read_bytes()
+
+    for content in (short, long):
+        for size in (0, 1, 8, 5000):
+            for written in ("", "written"):
+                loop.run_until_complete(compare_lengths(content, size, written))
+
+
 @pytest.mark.parametrize("errors", ["strict", "replace", "surrogateescape"])
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_text_that_cannot_be_decoded_is_treated_as_by_blocking_files(loop, folder, mode, errors):

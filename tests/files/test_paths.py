@@ -23,12 +23,6 @@ LONG = "x" * 300
 
 
 @pytest.fixture
-def run(loop):
-    """Run a coroutine on the loop under test."""
-    return loop.run_until_complete
-
-
-@pytest.fixture
 def no_threads(loop, monkeypatch):
     """On io_uring, fail where something is done in a thread of the executor."""
 

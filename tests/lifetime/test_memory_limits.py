@@ -66,3 +66,40 @@ with asyncio.Runner(loop_factory=new_loop) as runner:
 def test_data_that_cannot_be_copied_is_refused(arm, what):
     done = run_child(PROGRAM, arm, what, env={"PYTHONASYNCIODEBUG": None})
     assert (done.returncode, done.stdout.strip()) == (0, "no memory"), done.stderr
+
+
+def test_all_of_many_streams_is_read_with_few_addresses(arm):
+    """Each call reserved 64 MB from the first megabyte on."""
+    source = """
+        import asyncio, resource, socket
+
+        COUNT, SIZE, LIMIT = 30, 2 << 20, 1 << 30
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            calls, peers, writers = [], [], []
+            for _ in range(COUNT):
+                ours, peer = socket.socketpair()
+                peer.setblocking(False)
+                peers.append(peer)
+                reader, writer = await asyncio.open_connection(sock=ours)
+                writers.append(writer)
+                calls.append(loop.create_task(reader.read()))
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, resource.RLIM_INFINITY))
+            data = bytes(SIZE)
+            await asyncio.gather(*[loop.sock_sendall(peer, data) for peer in peers])
+            await asyncio.sleep(0.01)
+            try:
+                bytearray(LIMIT // 2)
+            except MemoryError:
+                print("no memory")
+            for peer in peers:
+                peer.close()
+            print({len(data) for data in await asyncio.gather(*calls)})
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+    """
+    child = run_child(source, arm, python_flags=("-W", "ignore"))
+    assert (child.stdout, child.stderr) == ("{2097152}\n", "")

@@ -515,3 +515,71 @@ def test_a_loop_that_has_no_handlers_leaves_the_wakeup_descriptor_alone(loop):
         os.close(reader)
         os.close(writer)
     assert current == writer
+
+
+def test_more_signals_than_the_loops_socket_has_room_for(arm):
+    """While a callback blocks the loop: the interpreter warned of each."""
+    child = run_child(
+        """
+        import signal
+
+        seen = []
+
+        async def main():
+            signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+            for _ in range(3000):
+                signal.raise_signal(signal.SIGUSR1)
+            await asyncio.sleep(0.001)
+            print(len(seen))
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        """,
+        arm,
+    )
+    assert (child.stdout, child.stderr) == ("3000\n", "")
+
+
+@pytest.mark.parametrize("when", ["before the run", "during the run"])
+def test_the_users_wakeup_descriptor_warns_no_more_than_before(arm, when):
+    child = run_child(
+        """
+        import signal, socket
+
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+
+        def set_it():
+            signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+
+        async def main():
+            if sys.argv[1] == "during the run":
+                set_it()
+            await asyncio.sleep(0.001)
+
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        if sys.argv[1] == "before the run":
+            set_it()
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        for _ in range(3000):
+            signal.raise_signal(signal.SIGUSR1)
+        print(signal.set_wakeup_fd(-1) == writer.fileno())
+        """,
+        arm,
+        when,
+    )
+    assert (child.stdout, child.stderr) == ("True\n", "")
+
+
+def test_the_users_wakeup_descriptor_is_closed(loop):
+    """It is still set; giving it back failed."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    previous = signal.set_wakeup_fd(writer)
+    try:
+        os.close(reader)
+        os.close(writer)
+        assert loop.run_until_complete(asyncio.sleep(0.001, "result")) == "result"
+    finally:
+        signal.set_wakeup_fd(previous)

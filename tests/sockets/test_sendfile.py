@@ -10,7 +10,17 @@ import sys
 import pytest
 
 import support
-from support import Recorder, attach, receive_all, receive_exactly, reset, same_as_asyncio, tcp_pair, until
+from support import (
+    Recorder,
+    attach,
+    receive_all,
+    receive_exactly,
+    reset,
+    run_child,
+    same_as_asyncio,
+    tcp_pair,
+    until,
+)
 
 SIZE = 1 << 20
 DATA = bytes(range(256)) * (SIZE // 256)
@@ -743,3 +753,43 @@ def test_a_socket_that_is_closed_while_it_sends_a_file(loop_factory, large_file)
         return loop.run_until_complete(main())
 
     same_as_asyncio(body, loop_factory)
+
+
+@pytest.mark.parametrize("way", ["sock_sendfile", "sendfile"])
+def test_other_threads_run_during_the_system_call(arm, way):
+    """It blocks here, because the socket does, until another thread has read."""
+    child = run_child(
+        """
+        import os, socket, tempfile, threading
+
+        COUNT = 4_000_000
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            ours, peer = socket.socketpair()
+            ours.setblocking(False)
+            with tempfile.TemporaryFile() as file, peer:
+                file.truncate(COUNT)
+                target = ours
+                if sys.argv[1] == "sendfile":
+                    target, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+                os.set_blocking(ours.fileno(), True)
+                received = bytearray()
+
+                def receive():
+                    while len(received) < COUNT:
+                        received.extend(peer.recv(65536))
+
+                thread = threading.Thread(target=receive)
+                thread.start()
+                print(await getattr(loop, sys.argv[1])(target, file))
+                thread.join()
+                target.close()
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        """,
+        arm,
+        way,
+    )
+    assert (child.stdout, child.stderr) == ("4000000\n", "")

@@ -897,3 +897,46 @@ def test_accept_and_connect_are_native(loop):
         assert [repr(each).split()[2] for each in operations] == ["EventLoop.sock_accept", "EventLoop.sock_connect"]
         for each in operations:
             each.close()
+
+
+@pytest.mark.parametrize("what", ["sock_recv", "sock_recv at once", "sock_sendall", "sock_connect", "sock_sendto"])
+def test_errors_have_the_exception_that_is_being_handled_as_their_context(loop_factory, what):
+    def body(loop):
+        async def call(ours, peer):
+            match what:
+                case "sock_recv":
+                    loop.call_soon(reset, peer)
+                    await loop.sock_recv(ours, 1)
+                case "sock_recv at once":
+                    reset(peer)
+                    await loop.sock_recv(ours, 1)
+                case "sock_sendall":
+                    reset(peer)
+                    await loop.sock_sendall(ours, b"x")
+                case "sock_connect":
+                    with socket.socket() as sock, socket.socket() as refusing:
+                        sock.setblocking(False)
+                        refusing.bind((HOST, 0))
+                        await loop.sock_connect(sock, refusing.getsockname())
+                case "sock_sendto":
+                    with socket.socket(type=socket.SOCK_DGRAM) as sock:
+                        sock.setblocking(False)
+                        await loop.sock_sendto(sock, bytes(100_000), (HOST, 9))
+
+        async def main():
+            ours, peer = tcp_pair()
+            with ours, peer, pytest.raises(OSError) as caught:
+                try:
+                    raise KeyError
+                except KeyError:
+                    await call(ours, peer)
+            error, chain = caught.value, []
+            while error is not None:
+                chain.append(type(error))
+                error = error.__context__
+            return chain
+
+        return loop.run_until_complete(main())
+
+    chain = same_as_asyncio(body, loop_factory)
+    assert chain[-1] is KeyError and len(chain) > 1

@@ -14,6 +14,7 @@ from support import (
     receive_all,
     receive_exactly,
     reset,
+    run_child,
     skip_unless,
     tcp_pair,
     turns,
@@ -631,3 +632,32 @@ def test_a_conversation_of_many_messages(loop):
 def test_open_connection_refused(loop, refused_port):
     with pytest.raises(ConnectionRefusedError):
         loop.run_until_complete(asyncio.open_connection(HOST, refused_port))
+
+
+def test_assertions_that_python_leaves_out(arm):
+    """With -O, asyncio's reader takes data after its end."""
+    child = run_child(
+        """
+        import socket
+
+        async def main():
+            ours, peer = socket.socketpair()
+            reader, writer = await asyncio.open_connection(sock=ours)
+            reader.feed_eof()
+            with peer:
+                peer.send(b"data")
+                for _ in range(1000):
+                    if reader._buffer or writer.is_closing():
+                        break
+                    await asyncio.sleep(0.001)
+                print(await reader.read())
+            writer.close()
+            await asyncio.sleep(0)
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        """,
+        arm,
+        python_flags=("-O",),
+    )
+    assert (child.stdout, child.stderr) == ("b'data'\n", "")

@@ -20,6 +20,7 @@ from support import (
     open_descriptors,
     reset,
     resource_warnings,
+    run_child,
     same_as_asyncio,
     turns,
     until,
@@ -334,3 +335,45 @@ def test_nothing_is_left_of_connections_that_have_ended(loop):
         await server.wait_closed()
 
     loop.run_until_complete(main())
+
+
+def test_other_threads_run_while_a_blocking_listener_waits(arm):
+    """Somebody who shares the file has made it so. asyncio's accept waits for as many connections as the backlog has."""
+    child = run_child(
+        """
+        import os, socket, threading
+
+        async def main():
+            count = 0
+            reached = asyncio.Event()
+
+            class Protocol(asyncio.Protocol):
+                def connection_made(self, transport):
+                    nonlocal count
+                    count += 1
+                    transport.abort()
+                    if count == 6:
+                        reached.set()
+
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(Protocol, "127.0.0.1", 0, backlog=1)
+            listener = server.sockets[0]
+            os.set_blocking(listener.fileno(), True)
+
+            def connect():
+                for _ in range(6):
+                    socket.create_connection(listener.getsockname()).close()
+
+            thread = threading.Thread(target=connect)
+            thread.start()
+            await reached.wait()
+            thread.join()
+            server.close()
+            print("accepted")
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        """,
+        arm,
+    )
+    assert (child.stdout, child.stderr) == ("accepted\n", "")

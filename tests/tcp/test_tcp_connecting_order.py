@@ -191,7 +191,17 @@ def test_the_contexts_of_the_callbacks(loop_factory, family):
 
 @pytest.mark.parametrize(
     "host",
-    [HOST, "0.0.0.0", "127.1.2.3", "::1", "::", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1", "::FFFF:7f00:1"],
+    [
+        HOST,
+        "0.0.0.0",
+        "127.1.2.3",
+        "::1",
+        "::",
+        "0:0:0:0:0:0:0:1",
+        "::ffff:127.0.0.1",
+        "::FFFF:7f00:1",
+        "::ffff:0.0.0.0",
+    ],
 )
 def test_what_is_known_of_a_connection(loop_factory, host):
     if ":" in host:

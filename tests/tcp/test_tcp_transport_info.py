@@ -11,6 +11,7 @@ from support import (
     HOST,
     Recorder,
     attach,
+    same_as_asyncio,
     tcp_pair,
     turns,
     until,
@@ -151,3 +152,30 @@ def test_repr_of_a_transport(loop):
             assert re.fullmatch(rf"<\w+ closed fd={fd}>", repr(transport))
 
     loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("kind", ["client's", "accepted"])
+def test_nodelay_is_left_alone_on_sockets_without_a_protocol(loop_factory, kind):
+    def body(loop):
+        async def main():
+            factory = Factory()
+            with socket.socket() as listener:
+                listener.bind((HOST, 0))
+                server = await loop.create_server(factory, sock=listener)
+                sock = socket.socket()
+                assert sock.proto == 0
+                sock.setblocking(False)
+                await loop.sock_connect(sock, address_of(server))
+                transport, protocol = await loop.create_connection(Recorder, sock=sock)
+                await until(factory.has_connected)
+                side = transport if kind == "client's" else factory.made[0].transport
+                found = side.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                transport.close()
+                await until(lambda: protocol.lost and factory.made[0].lost)
+                server.close()
+                await server.wait_closed()
+                return found
+
+        return loop.run_until_complete(main())
+
+    assert same_as_asyncio(body, loop_factory) == 0

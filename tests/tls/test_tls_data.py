@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import ssl
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -271,3 +272,34 @@ def test_records_cut_at_their_ends_are_delivered_as_by_asyncio(loop_factory, kin
         return loop.run_until_complete(main())
 
     same_as_asyncio(body, loop_factory)
+
+
+@pytest.mark.parametrize("name", ["read", "write"])
+def test_methods_of_ssl_objects_may_be_replaced(loop_factory, monkeypatch, name):
+    """They were bypassed."""
+    original = getattr(ssl.SSLObject, name)
+    called = []
+
+    def replacement(self, *arguments):
+        called.append(name)
+        return original(self, *arguments)
+
+    def body(loop):
+        async def main():
+            server, address = await serve(loop, Echo, server_context())
+            transport, client = await loop.create_connection(
+                Recorder, *address, ssl=client_context(), server_hostname=NAME
+            )
+            transport.write(b"data")
+            await until(lambda: len(client.data) == 4)
+            transport.close()
+            await ended(client)
+            await closed(server)
+            return bool(called)
+
+        called.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(ssl.SSLObject, name, replacement)
+            return loop.run_until_complete(main())
+
+    assert same_as_asyncio(body, loop_factory)

@@ -58,7 +58,7 @@ def test_tests_are_named_as_pytest_names_them(tmp_path):
         "tests/test_some.py::TestMany::TestInner::test_breaks_afterwards",
     }
 
-    assert python(*command, *result.failed, cwd=tmp_path).returncode == 1
+    assert python("-m", "pytest", *options, *result.failed, cwd=tmp_path).returncode == 1
     repeated = suites.read_junit(tmp_path / "report.xml")
     assert (repeated.passed, repeated.skipped, repeated.failed) == (0, 0, result.failed)
 

@@ -38,16 +38,28 @@ pub(crate) enum FileKind {
 
 /// The kind of an open descriptor's file. Fails with `EBADF` if it is not open.
 pub(crate) fn file_kind(fd: RawFd) -> io::Result<FileKind> {
-    let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the pointer is to memory of a stat's size and alignment.
-    check(unsafe { libc::fstat(fd, status.as_mut_ptr()) })?;
-    // SAFETY: fstat succeeded, so it has filled the structure.
-    let mode = unsafe { status.assume_init() }.st_mode & libc::S_IFMT;
-    Ok(match mode {
+    Ok(match file_mode(fd)? & libc::S_IFMT {
         libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK | libc::S_IFLNK => FileKind::Storage,
         libc::S_IFCHR => FileKind::Character,
         _ => FileKind::Stream,
     })
+}
+
+/// The mode of an open file. Asks no server for it, which fstat(2) does on some file systems.
+fn file_mode(fd: RawFd) -> io::Result<libc::mode_t> {
+    let mut status = empty_statx();
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    match statx(fd, c"", flags, libc::STATX_TYPE, &mut status) {
+        Ok(()) => return Ok(libc::mode_t::from(status.stx_mode)),
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => return Err(error),
+        // Linux before 4.11, or a filter that does not know the call.
+        Err(_) => {}
+    }
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the pointer is to memory of a stat's size and alignment.
+    check(unsafe { libc::fstat(fd, status.as_mut_ptr()) })?;
+    // SAFETY: fstat succeeded, so it has filled the structure.
+    Ok(unsafe { status.assume_init() }.st_mode)
 }
 
 /// Whether a file can be read and written at an offset. True for a descriptor that is not open.

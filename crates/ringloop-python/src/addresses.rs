@@ -231,7 +231,7 @@ impl Address {
         c_int::from(self.storage.ss_family)
     }
 
-    /// Whether it is "0.0.0.0" or "::".
+    /// Whether it is "0.0.0.0", also in IPv6's notation, or "::".
     pub(crate) fn is_unspecified(&self) -> bool {
         let storage = &raw const self.storage;
         // SAFETY: the storage is large enough for, and aligned as, each family's type.
@@ -239,7 +239,10 @@ impl Address {
             match self.family() {
                 libc::AF_INET => (*storage.cast::<libc::sockaddr_in>()).sin_addr.s_addr == 0,
                 libc::AF_INET6 => {
-                    (*storage.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr == [0; 16]
+                    let address = (*storage.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr;
+                    let address = Ipv6Addr::from(address);
+                    address.is_unspecified()
+                        || address.to_ipv4_mapped() == Some(Ipv4Addr::UNSPECIFIED)
                 }
                 _ => false,
             }
@@ -414,6 +417,14 @@ pub(crate) fn send_to(fd: RawFd, bytes: &[u8], address: Option<&Address>) -> io:
             other => return other,
         }
     }
+}
+
+/// Whether calls on the descriptor wait. Whoever shares its file can change that.
+pub(crate) fn is_blocking(fd: RawFd) -> bool {
+    metrics::count_system_call();
+    // SAFETY: a system call on a descriptor number.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK == 0
 }
 
 /// accept4(2): a connection that waits at a listening socket, and its peer's address. It doesn't block, and isn't

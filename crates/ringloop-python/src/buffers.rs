@@ -597,7 +597,7 @@ fn describe<'a>(
     used
 }
 
-/// Makes a system call that may block, if somebody else has made the file blocking, with the GIL released.
+/// Makes a system call that may block, for example if somebody else has made the file blocking, with the GIL released.
 fn released(py: Python<'_>, call: impl FnOnce() -> isize + Send) -> io::Result<usize> {
     let _sleeps_at_exit = SleepsAtExit::new();
     let result = py.detach(|| usize::try_from(call()).map_err(|_| io::Error::last_os_error()));
@@ -605,7 +605,7 @@ fn released(py: Python<'_>, call: impl FnOnce() -> isize + Send) -> io::Result<u
     result
 }
 
-/// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`. Sockets that are not TCP have no such delay.
+/// Sends small pieces without waiting for acknowledgements: `TCP_NODELAY`.
 pub(crate) fn disable_nagle(fd: RawFd) -> bool {
     metrics::count_system_call();
     let on: libc::c_int = 1;

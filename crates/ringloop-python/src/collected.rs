@@ -23,9 +23,9 @@ const HUGE_PAGE: usize = 2 << 20;
 /// The size of a page, or a part of it where pages are larger: the kernel then refuses the advice.
 const PAGE: usize = 4096;
 /// The C library maps each block of this size by itself, so that growing it moves no content (`DEFAULT_MMAP_THRESHOLD_MAX`
-/// of glibc is half of it).
-const MAPPED: usize = 64 << 20;
-/// From this size on, there is room for so much more.
+/// of glibc).
+const MAPPED: usize = 32 << 20;
+/// From this size on, there is room for so much more, unless addresses are scarce.
 const MAPPED_FROM: usize = 1 << 20;
 /// What a `bytes` object has besides its content: what lies before it, and the final NUL.
 const OVERHEAD: usize = offset_of!(ffi::PyBytesObject, ob_sval) + 1;
@@ -99,6 +99,8 @@ impl Room {
         // Where memory is limited, a little more has to do.
         let ample = if needed < MAPPED_FROM {
             4 * needed
+        } else if are_addresses_limited() {
+            needed.saturating_mul(2)
         } else {
             MAPPED.max(needed.saturating_mul(2))
         };
@@ -147,6 +149,17 @@ impl Drop for Room {
         // SAFETY: every user of this module holds the GIL, and this reference is ours.
         unsafe { ffi::Py_DECREF(self.object.as_ptr().cast()) };
     }
+}
+
+/// Whether the process may have so many addresses only (`RLIMIT_AS`): what is merely reserved counts then, too.
+fn are_addresses_limited() -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the result is written to a variable of the right type.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    limit.rlim_cur != libc::RLIM_INFINITY
 }
 
 /// Asks for huge pages. For all of the block, as far as pages go: one that is mapped by itself then remains one mapping,

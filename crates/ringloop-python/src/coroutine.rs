@@ -187,6 +187,30 @@ unsafe fn warn_never_awaited(name: &str) {
     }
 }
 
+/// A step, whose error is as a coroutine raises it: the interpreter would take a `StopIteration` for the result.
+#[inline]
+fn checked<'py>(py: Python<'py>, step: PyResult<Step<'py>>) -> PyResult<Step<'py>> {
+    step.map_err(|error| {
+        if error.is_instance_of::<PyStopIteration>(py) {
+            no_result(py, &error)
+        } else {
+            error
+        }
+    })
+}
+
+#[cold]
+fn no_result(py: Python<'_>, cause: &PyErr) -> PyErr {
+    let error = objects::error::<PyRuntimeError>(py, "coroutine raised StopIteration");
+    let (value, cause) = (error.value(py), cause.value(py));
+    // SAFETY: the GIL is held and both are exceptions; each call takes a reference.
+    unsafe {
+        ffi::PyException_SetCause(value.as_ptr(), ffi::Py_NewRef(cause.as_ptr()));
+        ffi::PyException_SetContext(value.as_ptr(), ffi::Py_NewRef(cause.as_ptr()));
+    }
+    error
+}
+
 /// Refuses a value that nobody could receive.
 #[inline]
 fn check_sent<C: Coroutine>(
@@ -211,7 +235,7 @@ unsafe extern "C" fn am_send<C: Coroutine>(
     let mut returned = false;
     let value = guard(|py| {
         check_sent::<C>(py, object, value)?;
-        match C::step(py, object)? {
+        match checked(py, C::step(py, object))? {
             Step::Yield(future) => Ok(future),
             Step::Return(value) => {
                 returned = true;
@@ -233,7 +257,7 @@ unsafe extern "C" fn am_send<C: Coroutine>(
 /// Null without an exception is a return of None, which takes no `StopIteration`.
 unsafe extern "C" fn next<C: Coroutine>(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     let mut returned_none = false;
-    let value = guard(|py| match C::step(py, object)? {
+    let value = guard(|py| match checked(py, C::step(py, object))? {
         Step::Return(value) if value.is_none() => {
             returned_none = true;
             Ok(value)
@@ -262,7 +286,7 @@ unsafe extern "C" fn method_send<C: Coroutine>(
 ) -> *mut ffi::PyObject {
     guard(|py| {
         check_sent::<C>(py, object, value)?;
-        let step = C::step(py, object)?;
+        let step = checked(py, C::step(py, object))?;
         as_generator(py, step)
     })
 }
@@ -281,7 +305,7 @@ unsafe extern "C" fn method_throw<C: Coroutine>(
                 "throw expected at least 1 argument, got 0",
             ));
         }
-        let step = C::throw(py, object, &arguments)?;
+        let step = checked(py, C::throw(py, object, &arguments))?;
         as_generator(py, step)
     })
 }

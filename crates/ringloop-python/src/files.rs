@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod direct;
+mod mounts;
 mod status;
 
 use std::ffi::CString;
@@ -309,5 +310,6 @@ pub(crate) fn complete(py: Python<'_>, this: &Loop, event: &Event) -> Option<Rea
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FileOperation>()?;
-    direct::add_to(module)
+    direct::add_to(module)?;
+    mounts::add_to(module)
 }

@@ -64,6 +64,7 @@ mod names;
 mod native_type;
 mod objects;
 mod operations;
+mod originals;
 mod pipes;
 mod posting;
 mod queue;

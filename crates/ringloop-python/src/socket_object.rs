@@ -3,6 +3,10 @@
 //! A descriptor's number doesn't identify a file: when a socket is closed, the next file gets its number. So the number
 //! is read from the object right before each system call, and nothing may run in between. It is -1 once the socket is
 //! closed or detached, and the system call fails with `EBADF`, as the object's own methods do.
+//!
+//! Native code makes system calls where asyncio calls a socket's methods. That is the same only for the interpreter's own
+//! class with its own methods ([`is_usual`]). Programs put other methods there (pytest-socket), and other classes in the
+//! place of `socket.socket` (`PySocks`, mocket), to have connections go elsewhere or nowhere: asyncio then serves the socket.
 
 #![allow(unsafe_code)]
 
@@ -13,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use crate::names::intern;
 use crate::objects::{self, New};
+use crate::originals::{Checked, is_function_of};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -32,8 +37,31 @@ struct SocketObject {
 
 /// `_socket.socket`, the base of `socket.socket`. Null before `add_to`.
 static CLASS: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
-/// `socket.socket`, which nearly all sockets are of, if it is derived from `CLASS`; otherwise null.
+/// The interpreter's `socket.socket`, which nearly all sockets are of, and which is derived from `CLASS`. Null while nobody
+/// has seen it with its own methods.
 static USUAL: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+/// Whether it has its own methods.
+static CHECKED: Checked = Checked::new();
+/// What native code does in place of `_socket.socket`'s methods and attributes.
+const METHODS: [&str; 17] = [
+    "__getattribute__",
+    "_accept",
+    "connect",
+    "fileno",
+    "getpeername",
+    "getsockname",
+    "getsockopt",
+    "proto",
+    "recv",
+    "recv_into",
+    "recvfrom",
+    "recvfrom_into",
+    "send",
+    "sendmsg",
+    "sendto",
+    "setsockopt",
+    "shutdown",
+];
 /// Whether the objects of the running interpreter were seen to begin as `SocketObject` does.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
@@ -134,7 +162,7 @@ pub(crate) fn kind(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
 }
 
 /// The protocol of a socket object, which is 0 for most.
-fn proto(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
+pub(crate) fn proto(sock: &Bound<'_, PyAny>) -> PyResult<c_int> {
     fields(sock).map_or_else(|| member(sock, "proto"), |fields| Ok(fields.proto))
 }
 
@@ -158,14 +186,61 @@ pub(crate) fn for_accepted<'py>(
     Ok(sock)
 }
 
-/// `socket.socket`; null if it was something else when the module was imported.
-pub(crate) fn usual_class() -> *mut ffi::PyTypeObject {
-    USUAL.load(Relaxed)
+/// Whether native code may do what a socket's methods do: it is of the interpreter's class, whose methods nobody has
+/// replaced.
+#[inline]
+pub(crate) fn is_usual(sock: &Bound<'_, PyAny>) -> PyResult<bool> {
+    is_usual_class(&sock.get_type())
+}
+
+/// The same of sockets of a class.
+pub(crate) fn is_usual_class(class: &Bound<'_, PyType>) -> PyResult<bool> {
+    let usual = USUAL.load(Relaxed);
+    if class.as_type_ptr() == usual {
+        return CHECKED.find(class, || is_as_made(class));
+    }
+    if usual.is_null() && is_as_made(class)? {
+        // It lives for ever from here on, so that no other type ever has its address.
+        USUAL.store(class.clone().into_ptr().cast(), Relaxed);
+        CHECKED.note(class, true);
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Whether a class is what the module `socket` makes of `_socket.socket`. Its name doesn't matter, and nor does whether
+/// the module still has it: a replacement may be there since before we were imported.
+fn is_as_made(class: &Bound<'_, PyType>) -> PyResult<bool> {
+    let py = class.py();
+    let base = base(py)?;
+    let mro = class.mro();
+    if !class.get_type().is(py.get_type::<PyType>()) || mro.len() != 3 || !mro.get_item(1)?.is(base)
+    {
+        return Ok(false);
+    }
+    for name in METHODS {
+        let (found, own) = (class.getattr_opt(New(name))?, base.getattr_opt(New(name))?);
+        if !found.zip(own).is_some_and(|(found, own)| found.is(&own)) {
+            return Ok(false);
+        }
+    }
+    let names = py.import(intern!(py, "socket"))?.dict();
+    for name in ["family", "type"] {
+        let getter = match class.getattr_opt(New(name))? {
+            Some(property) => property.getattr_opt(New("fget"))?,
+            None => None,
+        };
+        if !getter.is_some_and(|it| is_function_of(&it, &names)) {
+            return Ok(false);
+        }
+    }
+    let accept = class.getattr_opt(intern!(py, "accept"))?;
+    Ok(accept.is_some_and(|it| is_function_of(&it, &names)))
 }
 
 /// `socket.socket(family, SOCK_STREAM, IPPROTO_TCP)`, which doesn't block. The class is the usual one.
 pub(crate) fn for_stream(py: Python<'_>, family: c_int) -> PyResult<Bound<'_, PyAny>> {
-    let class = usual_class().cast::<ffi::PyObject>();
+    let class = USUAL.load(Relaxed).cast::<ffi::PyObject>();
     // SAFETY: the GIL is held; the class lives for ever.
     let Some(class) = (unsafe { Bound::from_borrowed_ptr_or_opt(py, class) }) else {
         return Err(objects::error::<PyRuntimeError>(py, "no class of sockets"));
@@ -230,17 +305,21 @@ fn _socket_descriptor(sock: &Bound<'_, PyAny>) -> (Option<RawFd>, Option<RawFd>)
     (read, ask_for_number(sock).ok())
 }
 
+/// Whether native code may do what the methods of an object do: it is a `socket.socket` as the interpreter has made it.
+/// Neither an object that acts like one is, nor one of a subclass or of another class in its place, nor any while a method
+/// is replaced.
+#[pyfunction]
+fn _is_usual_socket(sock: &Bound<'_, PyAny>) -> PyResult<bool> {
+    is_usual(sock)
+}
+
 /// Finds out how the running interpreter lays out its sockets.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let class = base(py)?.as_ptr().cast::<ffi::PyTypeObject>();
     CLASS.store(class, Relaxed);
-    let usual = py.import("socket")?.getattr("socket")?;
-    if let Ok(usual) = usual.cast_into::<PyType>()
-        && usual.is_subclass(base(py)?)?
-    {
-        // It lives for ever from here on, so that no other type ever has its address.
-        USUAL.store(usual.into_ptr().cast(), Relaxed);
+    if let Ok(class) = py.import("socket")?.getattr("socket")?.cast_into() {
+        is_usual_class(&class)?;
     }
     // SAFETY: the GIL is held and `class` is a type.
     let is_large_enough =
@@ -250,5 +329,6 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         is_large_enough && check_layout(py).unwrap_or(false),
         Relaxed,
     );
+    module.add_function(wrap_pyfunction!(_is_usual_socket, module)?)?;
     module.add_function(wrap_pyfunction!(_socket_descriptor, module)?)
 }

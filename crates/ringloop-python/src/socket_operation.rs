@@ -17,8 +17,7 @@ use std::ptr;
 use pyo3::exceptions::{PyBaseException, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyMemoryView, PyType};
+use pyo3::types::PyMemoryView;
 use ringloop_driver::Mode;
 
 use self::attempt::attempt;
@@ -31,6 +30,7 @@ use crate::names::intern;
 use crate::native_type::Head;
 use crate::objects;
 use crate::scheduling;
+use crate::socket_object;
 use crate::support;
 use crate::watching;
 
@@ -109,8 +109,8 @@ struct OperationObject {
 
 static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
 
-/// Makes the awaitable, for a plain `socket.socket` outside of debug mode. None otherwise: the caller then returns
-/// asyncio's own coroutine.
+/// Makes the awaitable, for a usual socket outside of debug mode. None otherwise: the caller then returns asyncio's own
+/// coroutine.
 pub(crate) fn new<'py>(
     event_loop: &Bound<'py, Loop>,
     sock: &Bound<'py, PyAny>,
@@ -154,11 +154,9 @@ pub(crate) fn new<'py>(
     }
 }
 
-/// Whether it is a plain `socket.socket`, outside of debug mode.
+/// Whether it is a `socket.socket` with its own methods, outside of debug mode.
 fn serves(event_loop: &Bound<'_, Loop>, sock: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let class = support::class(sock.py(), &SOCKET, "socket", "socket")?;
-    Ok(!event_loop.get().is_debug() && sock.get_type().is(class))
+    Ok(!event_loop.get().is_debug() && socket_object::is_usual(sock)?)
 }
 
 /// Makes the awaitable of `sock_connect`. None for an address that has to be resolved, as in `new`.
@@ -209,7 +207,10 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             match attempt(py, object) {
                 Some(outcome) => {
                     finish(py, object);
-                    outcome.map(|value| Step::Return(value.into_bound(py)))
+                    match outcome {
+                        Ok(value) => Ok(Step::Return(value.into_bound(py))),
+                        Err(error) => Err(support::in_context_of_handled(py, error)),
+                    }
                 }
                 None => begin_waiting(py, object)
                     .map(Step::Yield)
@@ -223,7 +224,7 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             finish(py, object);
             match outcome {
                 Some(Ok(value)) => Ok(Step::Return(value.into_bound(py))),
-                Some(Err(exception)) => Err(PyErr::from_value(exception.into_bound(py).into_any())),
+                Some(Err(exception)) => Err(support::raised(exception.bind(py))),
                 None => Err(objects::error::<PyRuntimeError>(
                     py,
                     "await wasn't used with future",

@@ -8,21 +8,21 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use pyo3::exceptions::{PyAssertionError, PyAttributeError};
+use pyo3::exceptions::{PyAssertionError, PyAttributeError, PyNotImplementedError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{
-    PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyString, PyType, PyWeakrefMethods,
-    PyWeakrefReference,
+    PyBool, PyByteArray, PyBytes, PyInt, PyString, PyType, PyWeakrefMethods, PyWeakrefReference,
 };
 
 use crate::fields::{Attribute, Fields, attribute};
 use crate::names::intern;
 use crate::native_type;
 use crate::objects::{self, New};
+use crate::originals::Originals;
 use crate::support::{self, guard};
 use crate::waiter;
 
@@ -390,7 +390,7 @@ pub(crate) fn feed(
     let (Some(buffer), Some(limit)) = (buffer_of(&fields, &waiter)?, limit_of(&fields)?) else {
         return receive();
     };
-    if fields.is(&EOF)? {
+    if fields.is(&EOF)? && support::has_assertions(py)? {
         return Err(objects::error::<PyAssertionError>(
             py,
             "feed_data after feed_eof",
@@ -410,89 +410,25 @@ pub(crate) fn feed(
     }
     let transport = fields.get(&TRANSPORT)?;
     if !transport.is_none() && !fields.is(&PAUSED)? {
-        transport.call_method0(intern!(py, "pause_reading"))?;
-        fields.set(&PAUSED, PyBool::new(py, true).as_any())?;
+        match transport.call_method0(intern!(py, "pause_reading")) {
+            Ok(_) => fields.set(&PAUSED, PyBool::new(py, true).as_any())?,
+            // As asyncio: it can't be paused, and nobody tries again.
+            Err(error) if error.is_instance_of::<PyNotImplementedError>(py) => {
+                fields.set(&TRANSPORT, py.None().bind(py))?;
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }
 
-/// Methods of a class of asyncio's that native code stands for.
-pub(crate) struct Originals<const N: usize> {
-    names: [&'static str; N],
-    /// asyncio's own, from the first time that all of them were in place.
-    functions: PyOnceLock<[Py<PyAny>; N]>,
-    /// The version of the class (`tp_version_tag`) that was looked at last, and in the lowest bit whether all were in
-    /// place; 0 for none. Whoever changes a class, or one of its bases, gives it another version.
-    checked: AtomicU64,
-}
-
-impl<const N: usize> Originals<N> {
-    pub(crate) const fn new(names: [&'static str; N]) -> Self {
-        Self {
-            names,
-            functions: PyOnceLock::new(),
-            checked: AtomicU64::new(0),
-        }
-    }
-
-    /// Whether the class still has all of them. The same `class` is to be given each time.
-    #[inline]
-    pub(crate) fn are_in_place(&self, class: &Bound<'_, PyType>) -> PyResult<bool> {
-        let version = u64::from(version_of(class));
-        let checked = self.checked.load(Relaxed);
-        if version != 0 && version == checked >> 1 {
-            return Ok(checked & 1 == 1);
-        }
-        self.compare(class)
-    }
-
-    #[cold]
-    fn compare(&self, class: &Bound<'_, PyType>) -> PyResult<bool> {
-        let py = class.py();
-        let mut found = Vec::with_capacity(N);
-        for name in self.names {
-            found.push(class.getattr(New(name).into_pyobject(py)?)?.unbind());
-        }
-        let found: [Py<PyAny>; N] = found.try_into().map_err(|_| {
-            objects::error::<PyAssertionError>(py, "as many methods as there are names")
-        })?;
-        let same = if let Some(originals) = self.functions.get(py) {
-            originals.iter().zip(&found).all(|(it, now)| it.is(now))
-        } else {
-            let streams = py.import(New("asyncio.streams"))?.dict();
-            let are_own = found.iter().all(|it| is_defined_in(it.bind(py), &streams));
-            are_own && self.functions.set(py, found).is_ok()
-        };
-        let version = u64::from(version_of(class));
-        self.checked.store(version << 1 | u64::from(same), Relaxed);
-        Ok(same)
-    }
-}
-
-/// Whether this is a function of a module. One that the user has put in the place of asyncio's is not, even if it was
-/// there before we were imported.
-fn is_defined_in(method: &Bound<'_, PyAny>, module: &Bound<'_, PyDict>) -> bool {
-    // SAFETY: the GIL is held, and the globals are asked for after the check of the type.
-    unsafe {
-        ffi::PyFunction_Check(method.as_ptr()) != 0
-            && ffi::PyFunction_GetGlobals(method.as_ptr()) == module.as_ptr()
-    }
-}
-
-/// The version of a class, which changes with it; 0 while it has none.
-#[inline]
-fn version_of(class: &Bound<'_, PyType>) -> u32 {
-    // SAFETY: the GIL is held and the class is alive.
-    unsafe { (*class.as_type_ptr()).tp_version_tag }
-}
-
-static READER_METHODS: Originals<1> = Originals::new(["feed_data"]);
+static READER_METHODS: Originals<1> = Originals::new("asyncio.streams", ["feed_data"]);
 /// Whether asyncio's class of readers has its own `feed_data`.
 pub(crate) fn has_own_feed_data(class: &Bound<'_, PyType>) -> PyResult<bool> {
     READER_METHODS.are_in_place(class)
 }
 
-static PROTOCOL_METHODS: Originals<1> = Originals::new(["data_received"]);
+static PROTOCOL_METHODS: Originals<1> = Originals::new("asyncio.streams", ["data_received"]);
 
 /// `buffer.extend(bytes)`; returns the length.
 fn append(buffer: &Bound<'_, PyByteArray>, bytes: &[u8]) -> PyResult<usize> {

@@ -30,10 +30,10 @@ use crate::native_type::{
     method_with_arguments, only_argument, slot, visit_all,
 };
 use crate::objects::{self, New};
+use crate::originals::Originals;
 use crate::slotted;
 use crate::stream_reader::{
-    self, BUFFER, EOF, EXCEPTION, LIMIT, LOOP, Originals, PAUSED, REFERENCE, TRANSPORT, WAITER,
-    take,
+    self, BUFFER, EOF, EXCEPTION, LIMIT, LOOP, PAUSED, REFERENCE, TRANSPORT, WAITER, take,
 };
 use crate::support::{self, guard};
 use crate::waiter::{self, Wanted};
@@ -97,15 +97,18 @@ static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
 
 static READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static WRITER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-static READER_METHODS: Originals<6> = Originals::new([
-    "read",
-    "readexactly",
-    "readuntil",
-    "readline",
-    "_wait_for_data",
-    "_maybe_resume_transport",
-]);
-static WRITER_METHODS: Originals<2> = Originals::new(["drain", "write"]);
+static READER_METHODS: Originals<6> = Originals::new(
+    "asyncio.streams",
+    [
+        "read",
+        "readexactly",
+        "readuntil",
+        "readline",
+        "_wait_for_data",
+        "_maybe_resume_transport",
+    ],
+);
+static WRITER_METHODS: Originals<2> = Originals::new("asyncio.streams", ["drain", "write"]);
 
 // asyncio's attributes of a writer, and of its protocol.
 static WRITER_TRANSPORT: Attribute = attribute!("_transport");
@@ -684,7 +687,7 @@ fn drain_now<'py>(writer: &Bound<'py, PyAny>, has_slept: bool) -> PyResult<Progr
 
 /// Whether `protocol._drain_helper()` would do nothing.
 fn drains_at_once(protocol: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static FLOW_CONTROL: Originals<1> = Originals::new(["_drain_helper"]);
+    static FLOW_CONTROL: Originals<1> = Originals::new("asyncio.streams", ["_drain_helper"]);
     let py = protocol.py();
     let class = stream_reader::protocol_class(py)?;
     let is_plain = stream_reader::is_server_protocol(protocol) || protocol.get_type().is(class);
@@ -699,7 +702,7 @@ fn drains_at_once(protocol: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// `reader.exception()`.
 fn exception_of<'py>(reader: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    static EXCEPTION_METHOD: Originals<1> = Originals::new(["exception"]);
+    static EXCEPTION_METHOD: Originals<1> = Originals::new("asyncio.streams", ["exception"]);
     let py = reader.py();
     let name = intern!(py, "exception");
     if stream_reader::is_native(reader) && EXCEPTION_METHOD.are_in_place(asyncios(py, true)?)? {

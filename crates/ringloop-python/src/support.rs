@@ -371,12 +371,31 @@ pub(crate) unsafe fn thrown(py: Python<'_>, arguments: *mut ffi::PyObject) -> Py
     }
 }
 
+/// Whether asyncio's `assert` statements are executed: `python -O` leaves them out.
+pub(crate) fn has_assertions(py: Python<'_>) -> PyResult<bool> {
+    static OPTIMIZE: PyOnceLock<bool> = PyOnceLock::new();
+    let has = OPTIMIZE.get_or_try_init(py, || {
+        let flags = py.import(New("sys"))?.getattr(New("flags"))?;
+        PyResult::Ok(flags.getattr(New("optimize"))?.extract::<i32>()? == 0)
+    })?;
+    Ok(*has)
+}
+
 /// An exception as `raise` raises it: its context is the one that is being handled.
 #[cold]
 pub(crate) fn raised(exception: &Bound<'_, PyAny>) -> PyErr {
     // SAFETY: the GIL is held and the object is alive.
     unsafe { ffi::PyErr_SetObject(ffi::Py_TYPE(exception.as_ptr()).cast(), exception.as_ptr()) };
     PyErr::fetch(exception.py())
+}
+
+/// The same of an error that native code has made. One that has a context already was raised.
+#[cold]
+pub(crate) fn in_context_of_handled(py: Python<'_>, error: PyErr) -> PyErr {
+    if error.context(py).is_some() {
+        return error;
+    }
+    raised(error.value(py))
 }
 
 /// `raise exception`, of an instance or a class.

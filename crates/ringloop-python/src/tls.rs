@@ -25,6 +25,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::names::intern;
 use crate::objects::New;
+use crate::originals::Originals;
 use crate::receiver::{self, Input, Receiver, Sink};
 use crate::support::{self, CloneRefOption, GilCell, Made};
 
@@ -84,20 +85,23 @@ struct Engine {
 }
 
 impl Engine {
-    /// The engine of `protocol`, if it is made of the ssl module's own objects.
+    /// The engine of `protocol`, if it is made of the ssl module's own objects, with their own methods.
     fn of(protocol: &Bound<'_, SSLProtocol>) -> PyResult<Option<Self>> {
         static OBJECT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        static METHODS: Originals<2> = Originals::new("ssl", ["read", "write"]);
         static SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         static BIO: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let py = protocol.py();
         let is_own = |object: &Bound<'_, PyAny>, class: &Bound<'_, PyType>| {
             object.get_type().as_type_ptr() == class.as_type_ptr()
         };
+        let class = support::class(py, &OBJECT, "ssl", "SSLObject")?;
         let object = protocol.getattr(intern!(py, "_sslobj"))?;
         let incoming = protocol.getattr(intern!(py, "_incoming"))?;
         let outgoing = protocol.getattr(intern!(py, "_outgoing"))?;
         let bio = support::class(py, &BIO, "_ssl", "MemoryBIO")?;
-        if !is_own(&object, support::class(py, &OBJECT, "ssl", "SSLObject")?)
+        if !is_own(&object, class)
+            || !METHODS.are_in_place(class)?
             || !is_own(&incoming, bio)
             || !is_own(&outgoing, bio)
         {

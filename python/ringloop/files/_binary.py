@@ -39,6 +39,17 @@ def view_of(data: ReadableBuffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
+def target_of(buffer: WriteableBuffer, method: str) -> memoryview:
+    """Return the bytes of an object that can be written to, or raise `io`'s error where it has none."""
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        view = None
+    if view is None or view.readonly or not view.c_contiguous:
+        raise TypeError(f"{method}() argument must be read-write bytes-like object, not {type(buffer).__name__}")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
 class File(Generic[_AnyStr]):
     """What all files have. Calls on one file take turns, in the order in which they were made."""
 
@@ -58,12 +69,18 @@ class File(Generic[_AnyStr]):
     def __repr__(self) -> str:
         return f"<ringloop.files.{type(self).__name__} name={self.name!r} mode={self.mode!r}>"
 
+    # What is collected last, when the interpreter exits, finds the globals of all modules set to None.
+    _warn = staticmethod(warnings.warn)
+    _write_now = staticmethod(os.write)
+
     def __del__(self) -> None:
         if self._closed or self._detached or not hasattr(self, "_descriptor"):
             return
-        if self._descriptor.raw.closefd:
-            warnings.warn(f"unclosed file {self!r}", ResourceWarning, source=self, stacklevel=2)
-        self._descriptor.when_unused(self._close_now)
+        try:
+            if self._descriptor.raw.closefd:
+                self._warn(f"unclosed file {self!r}", ResourceWarning, source=self, stacklevel=2)
+        finally:
+            self._descriptor.when_unused(self._close_now)
 
     def _close_now(self) -> None:
         """Flush and close, waiting as long as that takes."""
@@ -117,12 +134,12 @@ class File(Generic[_AnyStr]):
     def fileno(self) -> int:
         """Return the descriptor. The file closes it."""
         self._check_open("I/O operation on closed file")
-        return self._descriptor.fd
+        return self._descriptor.share()
 
     async def isatty(self) -> bool:
         """Whether it is a terminal."""
         self._check_open("I/O operation on closed file")
-        return os.isatty(self._descriptor.fd)
+        return not self._descriptor.is_regular and os.isatty(self._descriptor.fd)
 
     async def seekable(self) -> bool:
         """Whether it has a position."""
@@ -169,7 +186,7 @@ class File(Generic[_AnyStr]):
         """Close a file that needs no waiting."""
         descriptor = self._descriptor
         simple = (
-            descriptor.read_only
+            descriptor.closes_at_once
             and asyncio.get_running_loop() is descriptor.loop
             and not self._lock.taken
             and not descriptor.in_flight
@@ -272,13 +289,15 @@ class _Binary(File[bytes]):
         self._check_open()
         if offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return await self._descriptor.pwrite(data, offset)
+        with view_of(data) as view:
+            return await self._descriptor.pwrite(view, offset)
 
     def detach(self) -> io.FileIO:
         """Return the blocking raw file, which the caller closes. What was buffered must be flushed before."""
         self._check_open()
         if self._lock.taken or self._descriptor.in_flight:
             raise RuntimeError("the file is in use; await what is in progress before detach()")
+        self._descriptor.put_back()
         self._detached = True
         self._descriptor.direct.close()
         return self._descriptor.raw
@@ -318,9 +337,11 @@ class RawFile(_Binary):
 
     async def readinto(self, buffer: WriteableBuffer, /) -> int | None:
         """Read into a buffer; return how many bytes."""
-        async with self._lock:
-            self._check_readable()
-            return await self._descriptor.readinto(buffer)
+        # Before anything is read: what a read that fails has taken would be lost.
+        with target_of(buffer, "readinto") as target:
+            async with self._lock:
+                self._check_readable()
+                return await self._descriptor.readinto(target)
 
     async def readline(self, size: int | None = -1, /) -> bytes:
         """Read a line, byte by byte: what follows stays in the file."""
@@ -344,17 +365,18 @@ class RawFile(_Binary):
             return bytes(line)
 
     async def write(self, data: ReadableBuffer, /) -> int:
-        """Write, perhaps less than all; return how many bytes."""
+        """Write all, or what a full or non-blocking file takes; return how many bytes."""
         with view_of(data) as view:
             async with self._lock:
                 self._check_writable()
-                return await self._descriptor.write(view)  # type: ignore[return-value]
+                return await self._descriptor.write_all(view)  # type: ignore[return-value]
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move the file; return where it is."""
         async with self._lock:
             self._check_raw()
-            position = os.lseek(self._descriptor.fd, offset, whence)
+            self._descriptor.put_back()
+            position = await self._descriptor.seek(offset, whence)
             self._descriptor.left = b""
             return position
 
@@ -362,6 +384,7 @@ class RawFile(_Binary):
         """Return where the file is."""
         async with self._lock:
             self._check_raw()
+            self._descriptor.put_back()
             return os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
 
     async def truncate(self, size: int | None = None, /) -> int:
@@ -369,6 +392,7 @@ class RawFile(_Binary):
         async with self._lock:
             self._check_writable()
             if size is None:
+                self._descriptor.put_back()
                 size = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
             await self._descriptor.call(os.ftruncate, self._descriptor.fd, size)
             return size
@@ -391,6 +415,7 @@ class _Buffered(_Binary):
     @property
     def raw(self) -> io.FileIO:
         """The blocking file below. Reading it moves this file."""
+        self._descriptor.share()
         return self._descriptor.raw
 
     # Reading
@@ -554,9 +579,7 @@ class _Buffered(_Binary):
     async def _readinto(self, buffer: WriteableBuffer, *, once: bool) -> int | None:
         if not self._reads:
             raise io.UnsupportedOperation("read1" if once else "read")
-        with memoryview(buffer) as view, view.cast("B") as target:
-            if target.readonly:
-                raise TypeError("readinto() argument must be read-write bytes-like object, not bytes")
+        with target_of(buffer, "readinto1" if once else "readinto") as target:
             async with self._lock:
                 self._start_reading("readinto")
                 size = len(target)
@@ -611,12 +634,12 @@ class _Buffered(_Binary):
             if not await self._descriptor.write(self._out, self._written):
                 raise BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
 
-    def _written(self, count: int) -> None:
-        del self._out[:count]
+    def _written(self, count: int | None) -> None:
+        del self._out[: count or 0]
 
     def _flush_now(self) -> None:
         while self._out:
-            self._written(os.write(self._descriptor.fd, self._out))
+            self._written(self._write_now(self._descriptor.fd, self._out))
 
     async def _write(self, view: memoryview) -> int:
         size = view.nbytes
@@ -643,6 +666,7 @@ class _Buffered(_Binary):
     def _drop_ahead(self) -> None:
         """Forget what was read in advance: the kernel's position becomes this file's."""
         unused = len(self._ahead) - self._used
+        self._descriptor.put_back()
         if unused and self._descriptor.seekable:
             os.lseek(self._descriptor.fd, -unused, os.SEEK_CUR)
         self._ahead, self._used = b"", 0
@@ -674,6 +698,7 @@ class _Buffered(_Binary):
                 self._drop_ahead()
 
     def _tell(self) -> int:
+        self._descriptor.put_back()
         position = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
         return position - (len(self._ahead) - self._used) + len(self._out)
 
@@ -686,9 +711,10 @@ class _Buffered(_Binary):
     async def _seek(self, offset: int, whence: int) -> int:
         if self._out:
             await self._flush()
+        self._descriptor.put_back()
         if whence == os.SEEK_CUR:
             offset -= len(self._ahead) - self._used
-        position = os.lseek(self._descriptor.fd, offset, whence)
+        position = await self._descriptor.seek(offset, whence)
         self._ahead, self._used = b"", 0
         return position
 

@@ -6,6 +6,12 @@ for a device is done by the driver on a ringloop loop, and in a thread of the lo
 A call that is cancelled while the kernel works for it ends at once. The kernel's operation goes on: its buffer is not the
 caller's, and the file stays locked until it is over. Of a file with a position, a cancelled read moves nothing. What was
 read from a pipe is kept for the next read. A cancelled write happens.
+
+The position is the kernel's, and a file that others may have is read and written as by read(2) and write(2): the kernel
+moves it together with the transfer. io_uring does not do that. It remembers where the file was when the operation began,
+and sets the position when it is over, so what others do meanwhile is lost or done twice (io_kiocb_update_pos and kiocb_done
+in io_uring/rw.c). So io_uring's operations have an offset, and are only used for files that nobody else has. Others may
+have a file from when its number was asked for, or the process has forked, and if it was opened by a number or an opener.
 """
 
 from __future__ import annotations
@@ -13,22 +19,36 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import fcntl
 import io
 import os
 import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._core import DirectFile, FileOperation, _burst_is_over, _end_burst
+from .._core import DirectFile, FileOperation, _burst_is_over, _count_fork, _end_burst, _glance_at_file
 from .._loop import EventLoop
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import ReadableBuffer
 
 DIRECT_MAX = 2 * 1024 * 1024
 """The bytes that one direct call transfers at most; as in files/direct.rs."""
 OPERATION_MAX = 8 * 1024 * 1024
 """The bytes that one operation of the kernel reads at most."""
+STREAM_MAX = 256 * 1024
+"""The bytes that one operation is given to write to a pipe or the like, which has room for 64 KB: each makes a copy."""
+
+
+os.register_at_fork(after_in_parent=_count_fork, after_in_child=_count_fork)
+
+
+def kind_of(fd: int) -> tuple[bool, bool]:
+    """Return whether a file is a regular one, and whether its file system asks a server or another process.
+
+    Any call on such a file may wait, even one that would not have to wait for a device.
+    """
+    return _glance_at_file(fd) or (stat.S_ISREG(os.fstat(fd).st_mode), False)
 
 
 async def let_the_loop_turn() -> None:
@@ -98,13 +118,17 @@ class Lock:
 
 
 class Pending:
-    """An operation of the kernel, or a call in a thread. Whoever waits for it may be cancelled; it goes on."""
+    """An operation of the kernel, or a call in a thread. Whoever waits for it may be cancelled; it goes on.
 
-    __slots__ = ("done", "effect", "error", "inner", "lock", "loop", "value", "waiter")
+    `effect` gets what it came to, or None if it failed. `keep` gets the same only if nobody waited for it.
+    """
+
+    __slots__ = ("done", "effect", "error", "inner", "keep", "lock", "loop", "value", "waiter")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, effect: Callable[[Any], None] | None = None) -> None:
         self.loop = loop
         self.effect = effect
+        self.keep: Callable[[Any], None] | None = None
         self.inner: Any = None
         self.done = False
         self.value: Any = None
@@ -112,19 +136,29 @@ class Pending:
         self.waiter: asyncio.Future[None] | None = None
         self.lock: Lock | None = None
 
-    def complete(self, inner: Any) -> None:
-        """Take the result. It has its effect on the file now, whether or not somebody still waits."""
+    def take(self, inner: Any) -> None:
+        """Take the result of what was waited for."""
         try:
             self.value = inner.result()
         except BaseException as error:
             self.error = error
+
+    def complete(self, inner: Any) -> None:
+        """Take the result, which is the last."""
+        self.take(inner)
+        self.end()
+
+    def end(self) -> None:
+        """Be over. It has its effect on the file now, whether or not somebody still waits."""
         self.done = True
-        if self.error is None and self.effect is not None:
+        if self.effect is not None:
             try:
-                self.effect(self.value)
+                self.effect(self.value if self.error is None else None)
             except OSError as error:
                 # The descriptor was closed behind the file's back.
-                self.error = error
+                self.error = self.error or error
+        if self.keep is not None and self.error is None:
+            self.keep(self.value)
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
         if self.lock is not None:
@@ -152,7 +186,7 @@ class Pending:
                     if keep is not None and self.error is None:
                         keep(self.value)
                 else:
-                    self.effect = self.effect or keep
+                    self.keep = keep
                     if lock is not None:
                         self.lock, lock.pending = lock, self
                     if cancel and isinstance(self.inner, FileOperation):
@@ -168,41 +202,112 @@ class Pending:
         return self.value
 
 
+class StreamWrite:
+    """Writes everything to a file without a position: as write(2), which waits until there was room for it.
+
+    An operation ends when it has written something. What was written before an error counts.
+    """
+
+    __slots__ = ("descriptor", "pending", "rest", "written")
+
+    def __init__(self, descriptor: Descriptor, data: bytes, effect: Callable[[int | None], None] | None) -> None:
+        self.descriptor = descriptor
+        self.pending = descriptor.expect(effect)
+        self.rest = memoryview(data)
+        self.written = 0
+
+    def go_on(self) -> None:
+        """Start the next operation."""
+        descriptor, piece = self.descriptor, self.rest[:STREAM_MAX]
+        if descriptor.native_loop is not None:
+            self.pending.inner = descriptor.native_loop._write_file(descriptor.fd, piece, None, self.complete)
+        else:
+            self.pending.inner = descriptor.loop.run_in_executor(None, os.write, descriptor.fd, piece)
+            self.pending.inner.add_done_callback(self.complete)
+
+    def complete(self, inner: Any) -> None:
+        """Take the result of one, and start the next until all is written."""
+        pending = self.pending
+        pending.take(inner)
+        if pending.error is None:
+            self.written += pending.value
+            self.rest = self.rest[pending.value :]
+            if self.rest:
+                try:
+                    self.go_on()
+                    return
+                except BaseException as error:
+                    pending.error = error
+        if self.written and isinstance(pending.error, OSError):
+            pending.error = None
+        pending.value = self.written
+        self.descriptor.finish(pending)
+
+
 class Descriptor:
     """An open file: its descriptor, its position, and the operations that are in progress on it."""
 
     __slots__ = (
-        "appending",
+        "appends",
+        "closes_at_once",
         "direct",
         "drained",
         "fd",
         "in_flight",
         "is_regular",
+        "is_remote",
         "left",
         "lock",
         "loop",
         "native_loop",
+        "passed",
         "raw",
-        "read_only",
+        "ring",
         "seekable",
         "unused",
+        "writing",
     )
 
-    def __init__(self, raw: io.FileIO, loop: asyncio.AbstractEventLoop, is_regular: bool | None = None) -> None:
+    def __init__(
+        self,
+        raw: io.FileIO,
+        loop: asyncio.AbstractEventLoop,
+        kind: tuple[bool, bool] | None = None,
+        *,
+        shared: bool = True,
+    ) -> None:
         self.raw = raw
         self.loop = loop
-        self.native_loop = loop if isinstance(loop, EventLoop) else None
         self.fd = raw.fileno()
-        self.is_regular = stat.S_ISREG(os.fstat(self.fd).st_mode) if is_regular is None else is_regular
-        self.direct = DirectFile(self.fd, self.is_regular, loop)
+        self.is_regular, self.is_remote = kind or kind_of(self.fd)
+        native_loop = loop if isinstance(loop, EventLoop) else None
+        self.ring = native_loop if native_loop is not None and native_loop.backend == "io_uring" else None
+        if self.is_remote and self.ring is not None:
+            # io_uring first asks whether it can be polled (io_file_supports_nowait in io_uring/rw.c), which FUSE asks its server.
+            native_loop = self.ring = None
+        self.native_loop = native_loop
+        self.direct = DirectFile(self.fd, self.is_regular, self.is_remote, shared, loop)
         self.seekable = self.is_regular or raw.seekable()
-        self.appending = raw.mode.startswith("a")
-        self.read_only = not raw.writable()
+        # Nothing is written back then.
+        self.closes_at_once = not raw.writable() and not self.is_remote
+        self.appends = raw.writable() and bool(fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND)
         self.lock = Lock(loop)
         self.left = b""
         self.in_flight = 0
         self.drained: asyncio.Future[None] | None = None
         self.unused: Callable[[], None] | None = None
+        # What io_uring writes: where that begins and ends, and who hears how much it was. `passed` if the file was moved
+        # behind it meanwhile.
+        self.writing: tuple[int, int, Callable[[int | None], None] | None] | None = None
+        self.passed = False
+
+    def share(self) -> int:
+        """Return the number, to somebody who may give the file to others. They find it behind what is being written."""
+        self.direct.share()
+        if self.writing is not None and not self.passed:
+            os.lseek(self.fd, self.writing[1], os.SEEK_SET)
+            self.passed = True
+        return self.fd
 
     def when_unused(self, close: Callable[[], None]) -> None:
         """Close it, for nobody has it any longer: at once, or when the operations in progress are over.
@@ -218,24 +323,33 @@ class Descriptor:
         self, start: Callable[[Callable[[Any], None]], Any], effect: Callable[[Any], None] | None = None
     ) -> Pending:
         """Start an operation, with a function that is given the callback."""
-        if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
-        pending = Pending(self.loop, effect)
+        pending = self.expect(effect)
 
         def complete(inner: Any) -> None:
-            self.in_flight -= 1
-            pending.complete(inner)
-            if self.in_flight:
-                return
-            if self.drained is not None and not self.drained.done():
-                self.drained.set_result(None)
-            if self.unused is not None:
-                close, self.unused = self.unused, None
-                close()
+            pending.take(inner)
+            self.finish(pending)
 
         pending.inner = start(complete)
         self.in_flight += 1
         return pending
+
+    def expect(self, effect: Callable[[Any], None] | None) -> Pending:
+        """Return what will have the result of an operation."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
+        return Pending(self.loop, effect)
+
+    def finish(self, pending: Pending) -> None:
+        """Let an operation be over that was in progress."""
+        self.in_flight -= 1
+        pending.end()
+        if self.in_flight:
+            return
+        if self.drained is not None and not self.drained.done():
+            self.drained.set_result(None)
+        if self.unused is not None:
+            close, self.unused = self.unused, None
+            close()
 
     def start_call(
         self, function: Callable[..., Any], *args: Any, effect: Callable[[Any], None] | None = None
@@ -254,8 +368,8 @@ class Descriptor:
         return await self.start_call(function, *args).wait(self.lock)
 
     def start_read(self, size: int, offset: int | None) -> Pending:
-        """Read in the kernel's time. Without an offset, from a file that has no position."""
-        loop = self.native_loop
+        """Read in the kernel's time: without an offset, where the file is, which moves it."""
+        loop = self.native_loop if offset is not None or self.ring is None or not self.seekable else None
         size = min(size, OPERATION_MAX)
         if loop is not None:
             return self.start(lambda complete: loop._read_file(self.fd, size, offset, complete))
@@ -263,27 +377,53 @@ class Descriptor:
             return self.start_call(os.read, self.fd, size)
         return self.start_call(os.pread, self.fd, size, offset)
 
-    def start_write(self, data: ReadableBuffer, offset: int | None, effect: Callable[[int], None] | None) -> Pending:
-        """Write a copy of the data in the kernel's time."""
-        loop = self.native_loop
+    def start_write(
+        self, data: ReadableBuffer, offset: int | None, effect: Callable[[int | None], None] | None
+    ) -> Pending:
+        """Write a copy of the data in the kernel's time, in the same way."""
+        loop = self.native_loop if offset is not None or self.ring is None or not self.seekable else None
         if loop is not None:
             return self.start(lambda complete: loop._write_file(self.fd, data, offset, complete), effect)
         if offset is None:
             return self.start_call(os.write, self.fd, bytes(data), effect=effect)
         return self.start_call(os.pwrite, self.fd, bytes(data), offset, effect=effect)
 
+    def start_stream_write(self, data: ReadableBuffer, effect: Callable[[int | None], None] | None) -> Pending:
+        """Write a copy of all the data to a file without a position, in the kernel's time."""
+        stream = StreamWrite(self, bytes(data), effect)
+        stream.go_on()
+        self.in_flight += 1
+        return stream.pending
+
     def keep(self, data: bytes) -> None:
-        """Keep what a cancelled read has taken from a pipe."""
+        """Keep what a cancelled read has taken from a pipe, or from a file that others have."""
         self.left += data
 
     def give_back(self, data: bytes) -> None:
         """Undo the reads of a call that was cancelled, or failed, before it had all: the next read gives these bytes."""
-        if not self.seekable:
+        if not self.seekable or self.direct.is_shared():
             self.left = data + self.left
         elif data:
-            # It fails if the descriptor was closed behind the file's back.
-            with contextlib.suppress(OSError):
-                os.lseek(self.fd, -len(data), os.SEEK_CUR)
+            self.move_back(len(data))
+
+    def put_back(self) -> None:
+        """Move a file with a position to where its user believes that it is: before the bytes that were kept."""
+        if self.left and self.seekable:
+            count, self.left = len(self.left), b""
+            self.move_back(count)
+
+    def move_back(self, count: int) -> None:
+        """Move the file towards its beginning."""
+        # It fails if the descriptor was closed behind the file's back.
+        with contextlib.suppress(OSError):
+            os.lseek(self.fd, -count, os.SEEK_CUR)
+
+    async def seek(self, offset: int, whence: int) -> int:
+        """Move the file; the lock is held."""
+        if self.is_remote and whence not in (os.SEEK_SET, os.SEEK_CUR):
+            position: int = await self.call(os.lseek, self.fd, offset, whence)
+            return position
+        return os.lseek(self.fd, offset, whence)
 
     async def read(self, size: int) -> bytes | None:
         """Read up to `size` bytes where the file is; the lock is held. None if a non-blocking file has nothing."""
@@ -297,9 +437,9 @@ class Descriptor:
         if now is not None:
             return now
         try:
-            if not self.is_regular and not os.get_blocking(self.fd):
+            if self.never_waits():
                 return os.read(self.fd, size)
-            if not self.seekable:
+            if not self.seekable or self.direct.is_shared():
                 data = await self.start_read(size, None).wait(self.lock, cancel=True, keep=self.keep)
                 return bytes(data)
             offset = os.lseek(self.fd, 0, os.SEEK_CUR)
@@ -331,11 +471,15 @@ class Descriptor:
         """Read to the end; the lock is held."""
         size = io.DEFAULT_BUFFER_SIZE
         if self.is_regular:
-            data = self.direct.read_all()
+            data = self.direct.read_all() if not self.left else None
             if data is not None:
                 return data
-            # One more: a read that gives nothing has found the end.
-            size = max(os.fstat(self.fd).st_size - os.lseek(self.fd, 0, os.SEEK_CUR), 0) + 1
+            status = await self.call(os.fstat, self.fd) if self.is_remote else os.fstat(self.fd)
+            left = status.st_size - os.lseek(self.fd, 0, os.SEEK_CUR)
+            # One more: a read that gives nothing has found the end. The size may say nothing: that of files in /proc is 0, and
+            # of a sysctl's number only one that is read at once is given.
+            if left > 0:
+                size = left + 1
         pieces: list[bytes] = []
         try:
             while piece := await self.read(size):
@@ -346,55 +490,99 @@ class Descriptor:
             raise
         return None if piece is None and not pieces else b"".join(pieces)
 
-    async def readinto(self, buffer: WriteableBuffer) -> int | None:
+    async def readinto(self, target: memoryview) -> int | None:
         """Read into a buffer; the lock is held."""
-        with memoryview(buffer) as view, view.cast("B") as target:
-            if not self.left and not _burst_is_over():
-                count = self.direct.readinto(target[:DIRECT_MAX], -1)
-                if count is not None and (count == len(target) or count < DIRECT_MAX):
-                    return count
-            else:
-                count = None
-            done = count or 0
-            try:
-                data = await self.read_fully(len(target) - done)
-            except BaseException:
-                self.give_back(bytes(target[:done]))
-                raise
-            if data is None:
-                return done or None
-            target[done : done + len(data)] = data
-            return done + len(data)
+        count = None
+        if not self.left and not _burst_is_over():
+            count = self.direct.readinto(target[:DIRECT_MAX], -1)
+            if count is not None and (count == len(target) or (count < DIRECT_MAX and not self.direct.is_shared())):
+                return count
+        done = count or 0
+        try:
+            data = await self.read_fully(len(target) - done)
+        except BaseException:
+            self.give_back(bytes(target[:done]))
+            raise
+        if data is None:
+            return done or None
+        target[done : done + len(data)] = data
+        return done + len(data)
 
-    async def write(self, data: ReadableBuffer, taken: Callable[[int], None] | None = None) -> int | None:
-        """Write where the file is; the lock is held. `taken` hears how many bytes, also if the call is cancelled."""
+    async def write(
+        self, data: bytearray | memoryview, taken: Callable[[int | None], None] | None = None
+    ) -> int | None:
+        """Write where the file is; the lock is held. `taken` hears how many bytes, also if the call is cancelled.
+
+        Of an operation that fails it hears None.
+        """
         await let_the_loop_turn()
+        if self.left:
+            self.put_back()
         count = self.direct.write(data, -1)
-        if count is not None:
+        if count is None:
+            if self.never_waits():
+                try:
+                    count = os.write(self.fd, data)
+                except BlockingIOError:
+                    return None
+            else:
+                written: int = await self.start_write_here(data, taken).wait(self.lock)
+                return written
+        if taken is not None:
+            taken(count)
+        return count
+
+    async def write_all(self, data: memoryview) -> int | None:
+        """Write all, unless the file is full, or does not block; the lock is held. What was written before an error counts."""
+        await let_the_loop_turn()
+        if self.left:
+            self.put_back()
+        done = self.direct.write(data, -1)
+        if done == len(data) or self.never_waits():
+            return done if done is not None else await self.write(data)
+        try:
+            rest: int = await self.start_write_here(data[done:] if done else data, None).wait(self.lock)
+        except OSError:
+            if done:
+                return done
+            raise
+        return (done or 0) + rest
+
+    def never_waits(self) -> bool:
+        """Whether it is not a file on a disk, and was made non-blocking."""
+        return not self.is_regular and not os.get_blocking(self.fd)
+
+    def start_write_here(self, data: bytearray | memoryview, taken: Callable[[int | None], None] | None) -> Pending:
+        """Write a copy of the data where the file is, in the kernel's time, and move it."""
+        if not self.seekable:
+            return self.start_stream_write(data, taken)
+        ring = self.ring
+        if ring is None or (self.direct.is_shared() and not (self.appends and not self.raw.readable())):
+            return self.start_write(data, None, taken)
+        begin = os.lseek(self.fd, 0, os.SEEK_CUR)
+        if not self.appends:
+            pending = self.start_write(data, begin, self.settle)
+            self.writing, self.passed = (begin, begin + len(data), taken), False
+            return pending
+
+        def settle(count: int | None) -> None:
+            # The kernel has moved it to the end of what it has written, except after an error in the middle, and if the
+            # device has written it behind the kernel's back (O_DIRECT).
+            if count and os.lseek(self.fd, 0, os.SEEK_CUR) == begin:
+                os.lseek(self.fd, 0, os.SEEK_END)
             if taken is not None:
                 taken(count)
-            return count
-        offset = os.lseek(self.fd, 0, os.SEEK_CUR) if self.seekable else None
 
-        def move(count: int) -> None:
-            if self.appending and self.seekable:
-                # Writing nothing moves nothing.
-                if count:
-                    os.lseek(self.fd, 0, os.SEEK_END)
-            elif offset is not None:
-                os.lseek(self.fd, offset + count, os.SEEK_SET)
-            if taken is not None:
-                taken(count)
+        return self.start(lambda complete: ring._write_file(self.fd, data, None, complete), settle)
 
-        if not self.is_regular and not os.get_blocking(self.fd):
-            try:
-                count = os.write(self.fd, data)
-            except BlockingIOError:
-                return None
-            move(count)
-            return count
-        written: int = await self.start_write(data, offset, move).wait(self.lock)
-        return written
+    def settle(self, count: int | None) -> None:
+        """Move the file behind what was written. Others who were told to go on behind all of it may have done so."""
+        assert self.writing is not None
+        (begin, end, taken), self.writing = self.writing, None
+        if not self.passed or os.lseek(self.fd, 0, os.SEEK_CUR) == end:
+            os.lseek(self.fd, begin + (count or 0), os.SEEK_SET)
+        if taken is not None:
+            taken(count)
 
     async def pread(self, size: int, offset: int) -> bytes:
         """Read at an offset."""
@@ -411,13 +599,18 @@ class Descriptor:
             pieces.append(piece)
             await let_the_loop_turn()
 
-    async def pwrite(self, data: ReadableBuffer, offset: int) -> int:
+    async def pwrite(self, data: memoryview, offset: int) -> int:
         """Write at an offset."""
         await let_the_loop_turn()
-        count = self.direct.write(data, offset)
-        if count is None:
-            count = await self.start_write(data, offset, None).wait()
-        return count
+        done = self.direct.write(data, offset)
+        if done is None or (done < len(data) and self.is_regular):
+            done = done or 0
+            try:
+                done += await self.start_write(data[done:], offset + done, None).wait()
+            except OSError:
+                if not done:
+                    raise
+        return done
 
     async def sync(self, *, data_only: bool) -> None:
         """Flush to the device; the lock is held."""
@@ -436,8 +629,7 @@ class Descriptor:
                 await self.drained
             finally:
                 self.drained = None
-        if self.read_only and finish == self.raw.close:
-            # Nothing is written back then.
+        if self.closes_at_once and finish == self.raw.close:
             self.raw.close()
         else:
             await self.call(finish)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
-from .._core import _open_cached
+from .._core import _glance_at_file, _open_cached
 from ._binary import BufferedRandom, BufferedReader, BufferedWriter, RawFile, _Buffered
-from ._descriptor import Descriptor
+from ._descriptor import Descriptor, kind_of
 from ._paths import encoded, perform, ring_of
 from ._text import TextFile
 from ._threads import create_in_thread
@@ -142,11 +142,12 @@ def layer(
     errors: str | None,
     newline: str | None,
     *,
-    is_regular: bool | None = None,
+    kind: tuple[bool, bool] | None = None,
+    shared: bool = False,
     close: Callable[[], None] | None = None,
 ) -> Any:
-    """Put the layers that a mode asks for on a raw file."""
-    descriptor = Descriptor(raw, asyncio.get_running_loop(), is_regular)
+    """Put the layers that a mode asks for on a raw file. Its `kind` is as of `kind_of`. It is `shared` if others may have it."""
+    descriptor = Descriptor(raw, asyncio.get_running_loop(), kind, shared=shared)
     line_buffering = buffering == 1 or (buffering < 0 and not descriptor.is_regular and raw.isatty())
     if buffering < 0 or buffering == 1:
         buffering = buffer_size(raw)
@@ -154,14 +155,14 @@ def layer(
         if "b" not in letters:
             raise ValueError("can't have unbuffered text I/O")
         return RawFile(descriptor, close)
-    kind: type[_Buffered]
+    layered: type[_Buffered]
     if "+" in letters:
         if not descriptor.seekable:
             raise io.UnsupportedOperation("File or stream is not seekable.")
-        kind = BufferedRandom
+        layered = BufferedRandom
     else:
-        kind = BufferedReader if "r" in letters else BufferedWriter
-    buffer = kind(descriptor, buffering, close)
+        layered = BufferedReader if "r" in letters else BufferedWriter
+    buffer = layered(descriptor, buffering, close)
     if "b" in letters:
         return buffer
     try:
@@ -180,9 +181,10 @@ async def open_on_ring(file: Any, name: bytes, mode: str, flags: int) -> int | N
     ring = ring_of()
     if ring is None:
         return None
-    # FileIO raises this event, too, but for a file that is created that is too late.
-    sys.audit("open", file, mode, flags)
     creates = flags & os.O_CREAT
+    if creates:
+        # FileIO raises this event, too, but then the file is there already.
+        sys.audit("open", file, mode, flags)
     if not flags & os.O_EXCL:
         try:
             status = await perform(ring, lambda ring, done: ring._stat_path(name, True, done), (file,))
@@ -199,6 +201,15 @@ async def open_on_ring(file: Any, name: bytes, mode: str, flags: int) -> int | N
         return _open_cached(name, flags)
     fd: int = await perform(ring, lambda ring, done: ring._open_path(name, flags, 0o666, done), (file,), os.close)
     return fd
+
+
+def adopt(fd: int, file: Any, mode: str) -> io.FileIO:
+    """Return the file object of what was opened. It finds the descriptor open, and does the rest."""
+    try:
+        return io.FileIO(file, mode, opener=lambda *_: fd)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 async def open_file(
@@ -219,27 +230,31 @@ async def open_file(
     letters, raw_mode, flags = letters_or_error(mode, buffering, encoding, errors, newline)
     if "b" not in letters:
         encoding = io.text_encoding(encoding)
-    is_regular = None
-    fd = None
+    kind = fd = None
     name = encoded(file) if opener is None and closefd else None
     if name is not None:
         fd = _open_cached(name, flags)
-        is_regular = None if fd is None else True
+        kind = None if fd is None else (True, False)
         if fd is None and executor is None:
             fd = await open_on_ring(file, name, raw_mode, flags)
+    raw: io.FileIO
     if fd is not None:
-        try:
-            # It finds the descriptor open, and does the rest.
-            raw = io.FileIO(file, raw_mode, opener=lambda *_: fd)
-        except BaseException:
-            os.close(fd)
-            raise
-    elif isinstance(file, int) and opener is None:
-        raw = io.FileIO(file, raw_mode, closefd, opener)
+        kind = kind or kind_of(fd)
+        if kind[1]:
+            raw = await create_in_thread(executor, io.FileIO.close, adopt, fd, file, raw_mode)
+        else:
+            raw = adopt(fd, file, raw_mode)
     else:
-        raw = await create_in_thread(executor, io.FileIO.close, io.FileIO, file, raw_mode, closefd, opener)
+        # Of a number that is no file's, `FileIO` says what is wrong with it.
+        is_number = isinstance(file, int) and opener is None
+        kind = _glance_at_file(file) if is_number and 0 <= file < 1 << 31 else None
+        if is_number and (kind is None or not kind[1]):
+            raw = io.FileIO(file, raw_mode, closefd, opener)
+        else:
+            raw = await create_in_thread(executor, io.FileIO.close, io.FileIO, file, raw_mode, closefd, opener)
+    shared = isinstance(file, int) or opener is not None
     try:
-        context._obj = layer(raw, letters, mode, buffering, encoding, errors, newline, is_regular=is_regular)
+        context._obj = layer(raw, letters, mode, buffering, encoding, errors, newline, kind=kind, shared=shared)
     except BaseException:
         raw.close()
         raise

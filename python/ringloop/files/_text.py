@@ -1,7 +1,7 @@
 """Text files: what `io.TextIOWrapper` does, awaited, with the same codecs and the same positions.
 
-The algorithms of `read`, `readline`, `seek` and `tell` are those of CPython's `Lib/_pyio.py`: positions are exchangeable
-with those of blocking files.
+The algorithms of `read`, `readline`, `seek` and `tell` are those of CPython's `Modules/_io/textio.c`: positions are those of
+blocking files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import codecs
 import io
 import operator
 import os
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,20 +21,24 @@ CHUNK_SIZE = 8192
 """As `io.TextIOWrapper`'s: positions within characters depend on it."""
 
 
+_COOKIE = struct.Struct("<qiii?")
+"""The fields of a cookie. `_pyio` gives each of them 64 bits; the cookies of `io` are shorter."""
+
+
 def pack_cookie(
-    position: int, dec_flags: int = 0, bytes_to_feed: int = 0, need_eof: bool = False, chars_to_skip: int = 0
+    position: int, dec_flags: int = 0, bytes_to_feed: int = 0, chars_to_skip: int = 0, need_eof: bool = False
 ) -> int:
-    """Return a position with the state of a decoder, as `TextIOWrapper.tell` does."""
-    return position | (dec_flags << 64) | (bytes_to_feed << 128) | (chars_to_skip << 192) | (int(bool(need_eof)) << 256)
+    """Return a position with the state of a decoder, as `TextIOWrapper.tell` does. OverflowError where it does not fit."""
+    try:
+        packed = _COOKIE.pack(position, dec_flags, bytes_to_feed, chars_to_skip, need_eof)
+    except struct.error:
+        raise OverflowError("the state of the decoder is too large for a position") from None
+    return int.from_bytes(packed, "little")
 
 
-def unpack_cookie(cookie: int) -> tuple[int, int, int, bool, int]:
-    """Return what `pack_cookie` was given."""
-    rest, position = divmod(cookie, 1 << 64)
-    rest, dec_flags = divmod(rest, 1 << 64)
-    rest, bytes_to_feed = divmod(rest, 1 << 64)
-    need_eof, chars_to_skip = divmod(rest, 1 << 64)
-    return position, dec_flags, bytes_to_feed, bool(need_eof), chars_to_skip
+def unpack_cookie(cookie: int) -> tuple[int, int, int, int, bool]:
+    """Return what `pack_cookie` was given. OverflowError if the number is too large."""
+    return _COOKIE.unpack(cookie.to_bytes(_COOKIE.size, "little"))
 
 
 class TextFile(File[str]):
@@ -241,7 +246,8 @@ class TextFile(File[str]):
                     piece = self._decoded[: size - len(text)]
                     self._used = len(piece)
                     text += piece
-                    if not chunk:
+                    # What the decoder had in store at the end is a chunk, too: `tell` is then the end.
+                    if not chunk and not piece:
                         break
                 return text
             except Exception:
@@ -432,7 +438,7 @@ class TextFile(File[str]):
                 need_eof = True
                 if chars_decoded < chars_to_skip:
                     raise OSError("can't reconstruct logical file position")
-            return pack_cookie(start_pos, start_flags, bytes_fed, need_eof, chars_to_skip)
+            return pack_cookie(start_pos, start_flags, bytes_fed, chars_to_skip, need_eof)
         finally:
             decoder.setstate(saved_state)
 
@@ -472,13 +478,16 @@ class TextFile(File[str]):
         if cookie < 0:
             raise ValueError(f"negative seek position {cookie}")
         await self._flush()
-        start_pos, dec_flags, bytes_to_feed, need_eof, chars_to_skip = unpack_cookie(cookie)
+        start_pos, dec_flags, bytes_to_feed, chars_to_skip, need_eof = unpack_cookie(cookie)
         await buffer._seek(start_pos, os.SEEK_SET)
         self._forget()
-        if cookie == 0 and self._decoder is not None:
-            self._decoder.reset()
-        elif self._decoder is not None or dec_flags or chars_to_skip:
-            self._get_decoder().setstate((b"", dec_flags))
+        if buffer._reads:
+            # Made now, if there is none: a new one would expect the byte-order mark.
+            decoder = self._get_decoder()
+            if start_pos == 0 and dec_flags == 0:
+                decoder.reset()
+            else:
+                decoder.setstate((b"", dec_flags))
             self._snapshot = (dec_flags, b"")
         if chars_to_skip:
             chunk = await buffer._read(bytes_to_feed) or b""
@@ -491,10 +500,8 @@ class TextFile(File[str]):
         return cookie
 
     async def truncate(self, size: int | None = None, /) -> int:
-        """Set the length in bytes; the position stays."""
+        """Set the length in bytes; the position stays. None is where the buffer below is, as with blocking files."""
         async with self._lock:
             self._check_open()
-            await self._flush()
-            if size is None:
-                size = await self._tell() if self._buffer._writes else None
+            # Without a size it ends where the buffer is, as with `io.TextIOWrapper`: after the chunk that was decoded last.
             return await self._buffer._truncate(size)

@@ -1,11 +1,16 @@
 //! Sending a file over a socket by sendfile(2).
+//!
+//! The call reads the file, which may take as long as a disk or a file system in user space does, and the socket may be
+//! one that blocks. So it releases the GIL, as `os.sendfile` does.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::RawFd;
 
-use crate::metrics;
+use pyo3::prelude::*;
+
+use super::released;
 
 /// Bytes sent in one turn, so that a peer that takes all it gets doesn't hold up the others.
 const TURN_BYTES: usize = 1 << 20;
@@ -57,14 +62,19 @@ impl FileSending {
         }
     }
 
-    /// Sends what the socket takes, within the bounds of a turn.
-    pub(crate) fn advance(&mut self, socket: RawFd) -> io::Result<Progress> {
-        let result = self.send(socket);
+    /// Sends what the socket takes, within the bounds of a turn. Other threads may run meanwhile, so `socket` is called
+    /// right before each system call.
+    pub(crate) fn advance(
+        &mut self,
+        py: Python<'_>,
+        socket: impl Fn() -> RawFd,
+    ) -> io::Result<Progress> {
+        let result = self.send(py, socket);
         self.ended = matches!(result, Ok(Progress::Ended) | Err(_));
         result
     }
 
-    fn send(&mut self, socket: RawFd) -> io::Result<Progress> {
+    fn send(&mut self, py: Python<'_>, socket: impl Fn() -> RawFd) -> io::Result<Progress> {
         let mut budget = TURN_BYTES;
         loop {
             let count = self.left.map_or(budget, |left| left.min(budget));
@@ -74,26 +84,26 @@ impl FileSending {
             if count == 0 {
                 return Ok(Progress::TurnOver);
             }
-            metrics::count_system_call();
+            let (socket, file, offset) = (socket(), self.file, &mut self.offset);
             // SAFETY: a system call on descriptor numbers; the offset lives for the call, which moves it on.
-            let sent = unsafe { libc::sendfile(socket, self.file, &raw mut self.offset, count) };
-            match usize::try_from(sent) {
+            let sent = released(py, || unsafe {
+                libc::sendfile(socket, file, offset, count)
+            });
+            match sent {
                 Ok(0) => return Ok(Progress::Ended),
                 Ok(sent) => {
                     budget -= sent;
                     self.sent += sent;
                     self.left = self.left.map(|left| left - sent);
                 }
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::WouldBlock => {
-                        return Ok(Progress::Blocked);
-                    }
-                    // Python runs signal handlers between callbacks.
-                    error if error.kind() == io::ErrorKind::Interrupted => {
-                        return Ok(Progress::TurnOver);
-                    }
-                    error => return Err(error),
-                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Progress::Blocked);
+                }
+                // Python runs signal handlers between callbacks.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    return Ok(Progress::TurnOver);
+                }
+                Err(error) => return Err(error),
             }
         }
     }

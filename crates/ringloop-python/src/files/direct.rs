@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::ffi::CString;
 use std::mem;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -21,6 +21,7 @@ use pyo3::types::{PyBytes, PyCFunction};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
 
+use super::mounts;
 use crate::buffers::{self, View};
 use crate::names::intern;
 use crate::objects;
@@ -92,6 +93,9 @@ impl Ability {
     }
 }
 
+/// How often this process has forked. Each child has inherited the files that were open.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
 // linux/magic.h
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 
@@ -112,23 +116,54 @@ pub(super) struct DirectFile {
     event_loop: Py<PyAny>,
     reading: AtomicU8,
     writing: AtomicU8,
+    /// Others may have the file, and move its position.
+    shared: AtomicBool,
+    /// `FORKS` when it was opened.
+    forks: u64,
 }
 
 #[pymethods]
 impl DirectFile {
+    /// Of a file that `is_remote`, no call is known not to wait.
     #[new]
-    fn new(fd: RawFd, is_regular: bool, event_loop: Py<PyAny>) -> Self {
+    fn new(
+        fd: RawFd,
+        is_regular: bool,
+        is_remote: bool,
+        shared: bool,
+        event_loop: Py<PyAny>,
+    ) -> Self {
+        let ability = if is_remote {
+            Ability::Unknown
+        } else {
+            Ability::Tells
+        };
         Self {
             fd: AtomicI32::new(fd),
             is_regular,
             event_loop,
-            reading: AtomicU8::new(Ability::Tells as u8),
-            writing: AtomicU8::new(Ability::Tells as u8),
+            reading: AtomicU8::new(ability as u8),
+            writing: AtomicU8::new(ability as u8),
+            shared: AtomicBool::new(shared),
+            forks: FORKS.load(Relaxed),
         }
     }
 
+    /// Notes that others may have the file from now on.
+    fn share(&self) {
+        self.shared.store(true, Relaxed);
+    }
+
+    /// Whether others may have the file, and move its position: it was shared, or the process has forked since it was
+    /// opened. A read at its position is then one system call, or several of which none is undone: fewer bytes than
+    /// asked for need not be the last.
+    fn is_shared(&self) -> bool {
+        self.shared.load(Relaxed) || self.forks != FORKS.load(Relaxed)
+    }
+
     /// Reads up to `size` bytes at an offset, or with -1 where the file is, which moves it. Fewer from a regular file
-    /// are the last. None if that would wait, or if the loop has not turned for too long; nothing has happened then.
+    /// are the last, unless it is shared. None if that would wait, or if the loop has not turned for too long; nothing
+    /// has happened then.
     #[pyo3(signature = (size, offset, /))]
     fn read<'py>(
         &self,
@@ -169,10 +204,11 @@ impl DirectFile {
         }
     }
 
-    /// Reads a regular file from where it is to its end. None as for `read`, and for other files.
+    /// Reads a regular file from where it is to its end. None as for `read`, and for other files and shared ones.
     fn read_all<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let fd = self.ready(py)?;
-        if !self.is_regular {
+        let ability = Ability::of(self.reading.load(Relaxed));
+        if !self.is_regular || ability == Ability::Unknown || self.is_shared() {
             return Ok(None);
         }
         // SAFETY: the struct is plain data, and large enough; otherwise system calls on a number.
@@ -347,6 +383,10 @@ impl DirectFile {
                             return Transferred::Bytes(done);
                         }
                     }
+                    // Others may have gone on from there.
+                    Transferred::WouldWait if done > 0 && offset < 0 && self.is_shared() => {
+                        return Transferred::Bytes(done);
+                    }
                     Transferred::WouldWait if done > 0 && offset < 0 => {
                         // The rest is not in the cache: the whole is read again, from the beginning.
                         // SAFETY: a system call on a number.
@@ -472,8 +512,15 @@ fn burst_is_over(py: Python<'_>) -> PyResult<bool> {
     Ok(burst.begin_ns != 0 && burst.is_over() && continues(py, burst)?)
 }
 
-/// Opens an existing regular file, if its name is in the directory cache: the descriptor. None in all other cases, errors
-/// included: the caller then opens it in the usual way.
+/// Counts a fork. To be called in the parent, after it.
+#[pyfunction]
+#[pyo3(name = "_count_fork")]
+fn count_fork() {
+    FORKS.fetch_add(1, Relaxed);
+}
+
+/// Opens an existing regular file, if its name is in the directory cache and its file system asks nobody: the descriptor.
+/// None in all other cases, errors included: the caller then opens it in the usual way.
 #[pyfunction]
 #[pyo3(name = "_open_cached", signature = (path, flags, /))]
 fn open_cached(path: &[u8], flags: i32) -> Option<RawFd> {
@@ -484,16 +531,16 @@ fn open_cached(path: &[u8], flags: i32) -> Option<RawFd> {
     // Opening a FIFO or a device may wait, and has effects. So the file is looked at first. If it is replaced meanwhile,
     // O_NONBLOCK keeps the open from waiting.
     let looked_at = openat2(&path, libc::O_PATH | libc::O_CLOEXEC)?;
-    let is_regular = is_regular(looked_at);
+    let glance = mounts::glance(looked_at);
     // SAFETY: the descriptor was just opened, and nobody else knows it.
     unsafe { libc::close(looked_at) };
-    if !is_regular {
+    if !glance.is_some_and(|glance| glance.is_regular && !glance.is_remote) {
         return None;
     }
     let fd = openat2(&path, flags | libc::O_CLOEXEC | libc::O_NONBLOCK)?;
     // SAFETY: a system call on a number. Without O_NONBLOCK the flags are as open(2) would have left them.
     let cleared = unsafe { libc::fcntl(fd, libc::F_SETFL, flags) == 0 };
-    if !cleared || !self::is_regular(fd) {
+    if !cleared || !mounts::glance(fd).is_some_and(|glance| glance.is_regular) {
         // SAFETY: as above.
         unsafe { libc::close(fd) };
         return None;
@@ -545,17 +592,10 @@ fn openat2(path: &CString, flags: i32) -> Option<RawFd> {
     RawFd::try_from(result).ok().filter(|&fd| fd >= 0)
 }
 
-fn is_regular(fd: RawFd) -> bool {
-    // SAFETY: the struct is plain data, and large enough.
-    unsafe {
-        let mut status: libc::stat = mem::zeroed();
-        libc::fstat(fd, &raw mut status) == 0 && status.st_mode & libc::S_IFMT == libc::S_IFREG
-    }
-}
-
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<DirectFile>()?;
     module.add_function(wrap_pyfunction!(end_burst, module)?)?;
     module.add_function(wrap_pyfunction!(burst_is_over, module)?)?;
+    module.add_function(wrap_pyfunction!(count_fork, module)?)?;
     module.add_function(wrap_pyfunction!(open_cached, module)?)
 }

@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 
 use super::datagram::or_wait;
 use super::{Kind, Phase, datagram, operation};
-use crate::buffers::{self, FileSending, Progress, Received};
+use crate::buffers::{self, Progress, Received};
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -107,17 +107,19 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
         Kind::Connect if is_ready => or_wait(end_connecting(sock, &argument), py),
         Kind::Connect => or_wait(sock.call_method1(intern!(py, "connect"), (argument,)), py),
         Kind::SendFile => {
-            // SAFETY: as in `resume`; no Python code runs while the reference is used.
-            let progress = unsafe { operation(object).file.as_mut().map(|file| file.advance(fd)) };
+            // Taken out, because other threads may run meanwhile.
+            // SAFETY: as in `resume`.
+            let mut file = unsafe { operation(object).file.take()? };
+            let progress = file.advance(py, current);
+            let sent = file.sent();
+            // SAFETY: as in `resume`.
+            unsafe { operation(object).file = Some(file) };
             match progress {
-                Some(Ok(Progress::Blocked | Progress::TurnOver)) => None,
-                Some(Ok(Progress::Ended)) | None => {
-                    // SAFETY: as above.
-                    let sent =
-                        unsafe { operation(object).file.as_ref().map_or(0, FileSending::sent) };
+                Ok(Progress::Blocked | Progress::TurnOver) => None,
+                Ok(Progress::Ended) => {
                     Some(New(sent).into_pyobject(py).map(|it| it.into_any().unbind()))
                 }
-                Some(Err(error)) => Some(Err(support::os_error(py, &error))),
+                Err(error) => Some(Err(support::os_error(py, &error))),
             }
         }
     }

@@ -88,6 +88,10 @@ pub(crate) fn accept(
     ) {
         return Ok(false);
     }
+    if addresses::is_blocking(socket_object::number(listener)?) {
+        // Somebody else has made it so. asyncio waits for the next connection, but with the GIL released.
+        return Ok(false);
+    }
     for _ in 0..count_max {
         let (fd, peer) = match addresses::accept(socket_object::number(listener)?) {
             Ok(accepted) => accepted,

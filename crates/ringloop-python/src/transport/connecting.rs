@@ -30,6 +30,7 @@ use crate::handle::{Call, Deadline};
 use crate::names::intern;
 use crate::native_type::{self, Head};
 use crate::objects;
+use crate::originals::is_function_of;
 use crate::scheduling;
 use crate::socket_object;
 use crate::support::{self, CloneRefOption};
@@ -136,6 +137,13 @@ const METHODS: [&str; 6] = [
     "sock_connect",
 ];
 
+/// Where they are defined, unless they are native.
+const MODULES: [&str; 3] = [
+    "asyncio.base_events",
+    "asyncio.selector_events",
+    "ringloop._loop",
+];
+
 /// `ringloop.EventLoop`'s, as they were when it was made.
 static ORIGINALS: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
 
@@ -144,11 +152,26 @@ static ORIGINALS: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
 static LOOP_CLASS: AtomicUsize = AtomicUsize::new(0);
 static LOOP_VERSION: AtomicU64 = AtomicU64::new(0);
 
-/// Notes the methods of `ringloop.EventLoop`. Until then, asyncio connects.
+/// Notes the methods of `ringloop.EventLoop`: functions of ringloop's or asyncio's modules, or native ones. Without this
+/// call, or if the user has put others there before, asyncio connects.
 #[pyfunction]
 fn _note_connecting_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
+    let py = class.py();
     let found = find_methods(class)?;
-    ORIGINALS.get_or_init(class.py(), || found);
+    let mut modules = Vec::with_capacity(MODULES.len());
+    for name in MODULES {
+        modules.push(py.import(objects::New(name))?.dict());
+    }
+    let is_own = |method: &Bound<'_, PyAny>| {
+        let is_in = |names| is_function_of(method, names);
+        // SAFETY: the GIL is held, and the object is alive.
+        let is_native =
+            unsafe { ffi::Py_TYPE(method.as_ptr()) == &raw mut ffi::PyMethodDescr_Type };
+        is_native || modules.iter().any(is_in)
+    };
+    if found.iter().all(|method| is_own(method.bind(py))) {
+        ORIGINALS.get_or_init(py, || found);
+    }
     Ok(())
 }
 
@@ -194,7 +217,7 @@ fn has_originals(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
     Ok(same)
 }
 
-/// Whether `socket.socket`, as asyncio finds it, is the interpreter's.
+/// Whether `socket.socket`, as asyncio finds it, is the interpreter's, with its own methods.
 fn has_usual_sockets(py: Python<'_>) -> PyResult<bool> {
     static MODULES: PyOnceLock<(Py<PyAny>, Py<PyDict>, Py<PyDict>)> = PyOnceLock::new();
     let (module, names, asyncios) = MODULES.get_or_try_init(py, || {
@@ -204,17 +227,23 @@ fn has_usual_sockets(py: Python<'_>) -> PyResult<bool> {
         PyResult::Ok((module.into_any().unbind(), names, asyncio.dict().unbind()))
     })?;
     let name = intern!(py, "socket");
-    let is = |names: &Py<PyDict>, what: *mut ffi::PyObject| {
+    let find = |names: &Py<PyDict>| {
         // SAFETY: the GIL is held; the item is borrowed, or null, perhaps with an exception set.
-        let found = unsafe { ffi::PyDict_GetItemWithError(names.as_ptr(), name.as_ptr()) };
-        if found.is_null()
-            && let Some(error) = PyErr::take(py)
-        {
-            return Err(error);
+        unsafe {
+            let found = ffi::PyDict_GetItemWithError(names.as_ptr(), name.as_ptr());
+            match Bound::from_borrowed_ptr_or_opt(py, found) {
+                None if !ffi::PyErr_Occurred().is_null() => Err(PyErr::fetch(py)),
+                found => Ok(found),
+            }
         }
-        Ok(!found.is_null() && found == what)
     };
-    Ok(is(asyncios, module.as_ptr())? && is(names, socket_object::usual_class().cast())?)
+    if !find(asyncios)?.is_some_and(|it| it.is(module)) {
+        return Ok(false);
+    }
+    match find(names)?.as_ref().map(|it| it.cast::<PyType>()) {
+        Some(Ok(class)) => socket_object::is_usual_class(class),
+        _ => Ok(false),
+    }
 }
 
 // The steps

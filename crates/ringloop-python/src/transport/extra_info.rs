@@ -38,7 +38,7 @@ pub(super) enum Name {
 impl ExtraInfo {
     /// Finds out what can be told of a socket. `given` is what the caller knows of the connection, such as "peername".
     ///
-    /// Runs code of the user's if the socket's class is not `socket.socket`.
+    /// Runs code of the user's if the socket is not a usual one.
     pub(super) fn new(
         sock: &Bound<'_, PyAny>,
         given: Option<&Bound<'_, PyDict>>,
@@ -227,9 +227,7 @@ pub(super) fn dictionary(transport: &SocketTransport, py: Python<'_>) -> PyResul
 
 /// The descriptor of a socket whose addresses are exactly those of the kernel; None if its methods have to be called.
 fn plain_socket(sock: &Bound<'_, PyAny>) -> PyResult<Option<std::os::fd::RawFd>> {
-    static SOCKET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let class = support::class(sock.py(), &SOCKET, "socket", "socket")?;
-    if !sock.get_type().is(class) {
+    if !socket_object::is_usual(sock)? {
         return Ok(None);
     }
     match socket_object::family(sock)? {

@@ -1,5 +1,6 @@
 //! How a stream transport sends a file: by sendfile(2), over the watch that it has.
 
+use std::io;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyConnectionError;
@@ -25,22 +26,17 @@ pub(super) fn start(
 ) -> PyResult<Option<Py<PyAny>>> {
     let py = transport.py();
     let this = transport.get();
-    let progress = {
-        let mut state = this.state.get_mut(py);
-        if state.lost > 0 || state.attachment.sock.is_none() {
-            drop(state);
-            return Err(objects::error::<PyConnectionError>(
-                py,
-                "Connection is closed by peer",
-            ));
-        }
-        let socket = state.attachment.descriptor(py);
-        state
-            .file
-            .insert(Box::new(FileSending::new(file, offset, count)))
-            .advance(socket)
+    let is_closed = {
+        let state = this.state.get(py);
+        state.lost > 0 || state.attachment.sock.is_none()
     };
-    match progress {
+    if is_closed {
+        return Err(objects::error::<PyConnectionError>(
+            py,
+            "Connection is closed by peer",
+        ));
+    }
+    match advance(this, py, Box::new(FileSending::new(file, offset, count))) {
         Err(error) => Err(support::os_error(py, &error)),
         Ok(Progress::Ended) => Ok(None),
         Ok(progress) => {
@@ -68,18 +64,20 @@ pub(super) fn start(
 /// Sends on, as the socket has room, or as the turn has come.
 pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
-    let (progress, waiter) = {
-        let mut state = transport.get().state.get_mut(py);
-        let socket = state.attachment.descriptor(py);
-        let progress = match &mut state.file {
-            Some(file) if file.is_under_way() => match file.advance(socket) {
-                Ok(Progress::Blocked) => return Ok(()),
-                other => other,
-            },
-            _ => return Ok(()),
-        };
-        (progress, state.empty_waiter.clone_ref_opt(py))
+    let this = transport.get();
+    let file = this
+        .state
+        .get_mut(py)
+        .file
+        .take_if(|file| file.is_under_way());
+    let Some(file) = file else {
+        return Ok(());
     };
+    let progress = advance(this, py, file);
+    if let Ok(Progress::Blocked) = progress {
+        return Ok(());
+    }
+    let waiter = this.state.get(py).empty_waiter.clone_ref_opt(py);
     let Some(waiter) = waiter else {
         return Ok(());
     };
@@ -99,6 +97,18 @@ pub(super) fn step(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
                 .into_any(),
         ),
     }
+}
+
+/// Sends what the socket takes. The state must not be borrowed while other threads run, so it has the file only afterwards.
+fn advance(
+    transport: &SocketTransport,
+    py: Python<'_>,
+    mut file: Box<FileSending>,
+) -> io::Result<Progress> {
+    let socket = || transport.state.get(py).attachment.descriptor(py);
+    let progress = file.advance(py, socket);
+    transport.state.get_mut(py).file = Some(file);
+    progress
 }
 
 /// Ends the sending, also before its end; returns how many bytes were sent.

@@ -91,11 +91,14 @@ pub(super) fn begin(transport: &Bound<'_, SocketTransport>, is_plain: bool) -> P
             attachment.descriptor(py),
         )
     };
-    let is_tcp = matches!(
-        socket_object::family(&sock)?,
-        libc::AF_INET | libc::AF_INET6
-    );
-    if current < 0 || (!buffers::disable_nagle(current) && is_tcp) {
+    // As asyncio's `_set_nodelay` asks. It leaves sockets alone that were made without a protocol.
+    let is_tcp = socket_object::proto(&sock)? == libc::IPPROTO_TCP
+        && matches!(
+            socket_object::family(&sock)?,
+            libc::AF_INET | libc::AF_INET6
+        )
+        && socket_object::kind(&sock)? == libc::SOCK_STREAM;
+    if current < 0 || (is_tcp && !buffers::disable_nagle(current)) {
         // The socket was closed by whoever made the protocol; asyncio says what that means.
         support::python(py)?
             .getattr(intern!(py, "set_nodelay"))?

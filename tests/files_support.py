@@ -1,0 +1,32 @@
+"""Helpers for tests of files."""
+
+import asyncio
+
+
+async def turns(count=3):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def as_coroutine(awaitable):
+    return await awaitable
+
+
+def slow(file):
+    """Make a file do everything as if it had to wait."""
+
+    direct = file._descriptor.direct
+
+    class Waits:
+        share, is_shared, close = direct.share, direct.is_shared, direct.close
+
+        def read(self, *_):
+            return None
+
+        read_all = readinto = write = read
+
+    file._descriptor.direct = Waits()
+    if hasattr(file, "_direct_read"):
+        file._direct_read = file._descriptor.direct.read
+    if hasattr(file, "_buffer"):
+        slow(file._buffer)
