@@ -294,7 +294,12 @@ def _options() -> list[click.Parameter]:
     add(group, "--timeout-head", help="Seconds to wait for a complete head; 0: no limit.", **zero)
     add(group, "--timeout-body", help="Seconds to wait for more of a body; 0: no limit.", **zero)
     add(group, "--timeout-write", help="Seconds to wait for a client to read; 0: no limit.", **zero)
-    add(group, "--timeout-graceful-shutdown", type=_SECONDS, help="Seconds that requests have to finish at shutdown; 0: none.")
+    add(
+        group,
+        "--timeout-graceful-shutdown",
+        type=_SECONDS,
+        help="Seconds that requests have to finish at shutdown; 0: none.",
+    )
 
     group = "WebSocket"
     add(group, "--ws", metavar="auto|none", help="Whether to serve WebSockets.")
