@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 import threading
+from asyncio import sslproto
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ import support
 from differential import described
 from tls_support import NAME, tls_contexts
 
+FLUSHING = sslproto.SSLProtocolState.FLUSHING
 BYTES_MAX = 4_000_000
 """No end writes more than this."""
 TEXT = random.Random(1).randbytes(BYTES_MAX)
@@ -72,6 +74,8 @@ class World:
         self.loop.set_exception_handler(self.handle_exception)
         self.loop.set_default_executor(SameThread())
         self.mistakes = MISTAKES if arm == "asyncio" else ()
+        self.after_close = lambda transport: None
+        """What is done after each call of a transport's close()."""
         self.ends = []
         self.reported = []
 
@@ -224,6 +228,7 @@ class End:
 
     def close(self):
         self.transport.close()
+        self.world.after_close(self.transport)
 
     def abort(self):
         self.transport.abort()
@@ -573,6 +578,16 @@ class TcpMachine(PlainMachine):
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
+def end_at_last(transport):
+    """Give asyncio what ringloop adds to it.
+
+    If the peer has ended the connection while reading was paused, close() ends it; asyncio's waits for ever.
+    """
+    protocol = transport._ssl_protocol
+    if protocol is not None and protocol._state is FLUSHING and protocol._app_reading_paused:
+        protocol._loop.call_soon(lambda: protocol._state is FLUSHING and protocol._do_flush())
+
+
 class TlsMachine(StreamMachine):
     """The same under TLS."""
 
@@ -583,6 +598,7 @@ class TlsMachine(StreamMachine):
         for world in self.worlds:
             # Much of it is asyncio's own code in both.
             world.mistakes = MISTAKES
+        self.worlds[0].after_close = end_at_last
 
     @rule(steps=st.lists(st.tuples(st.integers(0, 1), stream_actions([])), min_size=1, max_size=4))
     def act(self, steps):
