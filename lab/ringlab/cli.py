@@ -146,9 +146,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(1, 10_000),
             help="How often every arm runs in each cell (default: 9; compare and --publish: 15).",
         ),
-        click.option(
-            "--seconds", type=Duration(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."
-        ),
+        click.option("--seconds", type=Duration(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."),
         click.option("--minutes", type=Duration(0.1, 1440), help="With --quick: how long measuring may take."),
         click.option(
             "--seed",
@@ -183,7 +181,9 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Draw a flame graph of each server with perf, in separate runs at the end.",
         ),
         click.option(
-            "--again/--no-again", default=True, help="Run a second copy of the baseline, which shows the noise (default: yes)."
+            "--again/--no-again",
+            default=True,
+            help="Run a second copy of the baseline, which shows the noise (default: yes).",
         ),
         click.option(
             "--output",
@@ -326,7 +326,10 @@ def result_file_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--control", default="", metavar="ARM", help="Files: the arm that others are relative to, or none."
         ),
         click.option(
-            "--all-figures", "every_metric", is_flag=True, help="Files: compare all figures, not only the one that ranks the arms."
+            "--all-figures",
+            "every_metric",
+            is_flag=True,
+            help="Files: compare all figures, not only the one that ranks the arms.",
         ),
         click.option("--junit", type=path, help="Files: write a report in JUnit's format."),
         click.option("--csv", type=path, help="Files: write the verdicts as CSV."),
@@ -362,7 +365,10 @@ def cells_of(what: Sequence[str]) -> list[str]:
 @main.command(short_help="Compare two arms, or two results.")
 @click.argument("arms", nargs=2, metavar="A B")
 @click.option(
-    "--in", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Compare within this result; measure nothing."
+    "--in",
+    "source",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Compare within this result; measure nothing.",
 )
 @click.option("--workload", "what", multiple=True, metavar="WORKLOAD|CELL", help="Only these. Repeatable.")
 @result_file_options

@@ -242,7 +242,9 @@ def is_tune(root: Path, process: int) -> bool:
         return False
 
 
-@click.command("tune", context_settings={"ignore_unknown_options": True}, short_help="Prepare the machine for measuring.")
+@click.command(
+    "tune", context_settings={"ignore_unknown_options": True}, short_help="Prepare the machine for measuring."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option("--restore", is_flag=True, help="Undo the changes of a `ringlab tune` that was killed.")
 def tune_command(command: tuple[str, ...], restore: bool) -> None:
