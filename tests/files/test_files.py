@@ -727,6 +727,35 @@ def test_temporary_files_go_when_they_are_closed(run, tmp_path):
     run(main())
 
 
+@pytest.mark.parametrize("what", ["write", "flush"])
+def test_a_loop_that_is_closed_with_a_write_in_progress(loop_factory, tmp_path, what):
+    """What a cancelled call is writing has left the buffer, so nobody else would write it."""
+    path = tmp_path / "file"
+    data = b"x" * 100 if what == "flush" else b"x" * 300_000
+
+    async def main():
+        file = await files.open(path, "wb")
+        if what == "flush":
+            await file.write(data)
+        slow(file)
+        task = asyncio.ensure_future(file.write(data) if what == "write" else file.flush())
+        while not file._descriptor.in_flight:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        return file
+
+    loop = loop_factory()
+    file = loop.run_until_complete(main())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    assert path.read_bytes() == data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del file
+        gc.collect()
+
+
 def test_a_loop_that_is_closed_with_a_read_in_progress(loop_factory, arm, fifo):
     if arm == "asyncio":
         pytest.skip("a thread of asyncio's executor reads until something comes")

@@ -14,6 +14,7 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
+use crate::backend::WIND_UP_MAX;
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::emulation::{Attempt, failure, try_now};
 use crate::event::{Event, Interest, Mode, Readiness};
@@ -595,6 +596,12 @@ impl Drop for Epoll {
             // A worker may have held the lock of the queue during the fork. Here it would stay locked for ever.
             std::mem::forget(self.workers.take());
             return;
+        }
+        if self.table.is_changing_storage() {
+            self.start_pending();
+        }
+        if let Some(workers) = &self.workers {
+            workers.finish_changes(WIND_UP_MAX);
         }
         // Close accepted connections and opened files that were not reported.
         self.collect();

@@ -300,6 +300,18 @@ impl Op {
         )
     }
 
+    /// Whether cancelling it would lose what a file or a directory was to contain. A stream isn't one: writing to it may
+    /// wait for ever.
+    pub(crate) fn changes_storage(&self) -> bool {
+        match self {
+            Op::Write { fd, offset, .. } => offset.is_some() || fd.may_be_storage(),
+            Op::Fsync { .. } | Op::RenameAt { .. } | Op::UnlinkAt { .. } | Op::MkDirAt { .. } => {
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Zeroes the spare capacity if the kernel may count bytes that it has not stored.
     pub(crate) fn initialise(&mut self) {
         let buffer = match self {

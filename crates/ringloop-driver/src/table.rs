@@ -28,7 +28,7 @@ pub(crate) struct Submitted {
     /// `None` while a worker thread has it.
     pub(crate) parked: Option<Parked>,
     pub(crate) fd: Option<RawFd>,
-    is_on_socket: bool,
+    subject: Subject,
     pub(crate) course: Course,
     pub(crate) phase: Phase,
     /// For the `io_uring` backend: whether it was cancelled, so that its request must not be queued again.
@@ -37,6 +37,28 @@ pub(crate) struct Submitted {
     pub(crate) error: i32,
     /// Whether its events are suppressed. What they carry is closed or freed.
     discarded: bool,
+}
+
+/// What an operation works on, if that matters when it is given up.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Subject {
+    /// Its peer has to hear of a close soon.
+    Socket,
+    /// A file or a directory that it changes: what it was to write would be lost.
+    Change,
+    Other,
+}
+
+impl Subject {
+    fn of(op: &Op) -> Subject {
+        if op.is_on_socket() {
+            Subject::Socket
+        } else if op.changes_storage() {
+            Subject::Change
+        } else {
+            Subject::Other
+        }
+    }
 }
 
 /// The sequence of an operation's events.
@@ -286,7 +308,7 @@ impl Table {
         let fd = op.fd().filter(|fd| self.admit(*fd).is_ok());
         let submitted = Submitted {
             course: Course::of(&op),
-            is_on_socket: op.is_on_socket(),
+            subject: Subject::of(&op),
             parked: Some(Parked::new(op)),
             fd,
             phase: Phase::InFlight,
@@ -339,6 +361,15 @@ impl Table {
     pub(crate) fn is_closing(&self) -> bool {
         self.in_flight()
             .any(|submitted| submitted.course == Course::Close)
+    }
+
+    /// Whether an operation has not ended whose cancellation would lose what it was to write.
+    pub(crate) fn is_changing_storage(&self) -> bool {
+        self.slots.values().any(|entry| {
+            matches!(entry, Entry::Operation(submitted)
+                if submitted.subject == Subject::Change
+                    && matches!(submitted.phase, Phase::Queued | Phase::InFlight))
+        })
     }
 
     fn in_flight(&self) -> impl Iterator<Item = &Submitted> {
@@ -493,7 +524,7 @@ impl Table {
         let goes_on = submitted.phase == Phase::InFlight
             && submitted.cancelled
             && submitted.error == 0
-            && submitted.is_on_socket;
+            && submitted.subject == Subject::Socket;
         goes_on.then_some(token)
     }
 

@@ -30,6 +30,7 @@ use std::mem;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use crate::backend::WIND_UP_MAX;
 use crate::config::Config;
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::event::{Event, Interest, Mode};
@@ -565,11 +566,26 @@ impl Uring {
         }
     }
 
-    /// Cancels everything and waits for a limited time until the kernel has released it.
+    /// Waits for a limited time until files have been changed as they were to be.
+    fn finish_changes(&mut self, events: &mut Vec<Event>) {
+        let deadline = Instant::now() + WIND_UP_MAX;
+        while self.table.is_changing_storage() && Instant::now() < deadline {
+            if self.enter_all(true, Some(WIND_UP_STEP), events).is_err() {
+                break;
+            }
+            self.reap(events);
+            self.report_ended(events);
+        }
+    }
+
+    /// Lets changes of files end, cancels everything else, and waits for a limited time until the kernel has released it.
     fn wind_up(&mut self) {
         let mut events = Vec::new();
         for token in self.table.operations() {
             self.table.discard(token);
+        }
+        if self.ring.is_own() {
+            self.finish_changes(&mut events);
         }
         self.drop_queued(&mut events);
         if self.ring.is_own() {
@@ -607,9 +623,6 @@ impl Uring {
         }
     }
 }
-
-/// How long dropping a driver waits for operations that the kernel cannot cancel, such as a write to a slow disk.
-const WIND_UP_MAX: Duration = Duration::from_secs(1);
 
 /// How long it waits at a time.
 const WIND_UP_STEP: Duration = Duration::from_millis(10);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::affinity;
 use crate::emulation::{failure, perform};
@@ -26,12 +26,16 @@ struct Queue {
     done: Vec<(Token, Parked, i32)>,
     threads: usize,
     idle: usize,
+    /// The threads that change files.
+    changing: usize,
     closed: bool,
 }
 
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// A change of a file is done.
+    finished: Condvar,
     waker: Waker,
 }
 
@@ -53,6 +57,7 @@ impl Workers {
             shared: Arc::new(Shared {
                 queue: Mutex::default(),
                 changed: Condvar::new(),
+                finished: Condvar::new(),
                 waker,
             }),
         }
@@ -95,6 +100,34 @@ impl Workers {
         queue.jobs.remove(index).map(|(_, parked)| parked)
     }
 
+    /// Drops the operations that have not begun, except for changes of files, and waits for a limited time until those are
+    /// done. A worker that begins later could find the number of its descriptor given to another file.
+    pub(crate) fn finish_changes(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let mut queue = self.shared.lock();
+        let mut dropped = Vec::new();
+        for (token, mut parked) in std::mem::take(&mut queue.jobs) {
+            if parked.get_mut().op.changes_storage() {
+                queue.jobs.push_back((token, parked));
+            } else {
+                dropped.push(parked);
+            }
+        }
+        while queue.changing > 0 || !queue.jobs.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            queue = self
+                .shared
+                .finished
+                .wait_timeout(queue, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        drop(queue);
+    }
+
     /// Takes the finished operations and their results.
     pub(crate) fn collect(&self) -> Vec<(Token, Parked, i32)> {
         std::mem::take(&mut self.shared.lock().done)
@@ -118,9 +151,15 @@ fn work(shared: &Shared) {
     let mut queue = shared.lock();
     loop {
         if let Some((token, mut parked)) = queue.jobs.pop_front() {
+            let changes = parked.get_mut().op.changes_storage();
+            queue.changing += usize::from(changes);
             drop(queue);
             let result = perform(&mut parked);
             queue = shared.lock();
+            if changes {
+                queue.changing -= 1;
+                shared.finished.notify_all();
+            }
             if queue.closed {
                 discard(parked, result);
             } else {

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ringloop_driver::{Driver, FileStatus, Op, SharedFd};
 
@@ -21,6 +21,8 @@ on_both_backends!(
     directories_are_changed,
     a_close_that_is_cancelled_closes_all_the_same,
     a_file_that_does_not_block_is_waited_for,
+    what_a_driver_writes_when_it_is_dropped_is_written,
+    a_write_that_waits_for_a_reader_does_not_keep_its_driver,
 );
 
 fn pipes_are_read_and_written(mut driver: Driver) {
@@ -307,4 +309,58 @@ fn a_file_that_does_not_block_is_waited_for(mut driver: Driver) {
         }
     }
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// More than there are threads, so that some of them have not begun.
+fn what_a_driver_writes_when_it_is_dropped_is_written(mut driver: Driver) {
+    const WRITES: u64 = 300;
+    const SIZE: usize = 10_000;
+    let path = temporary_path(&driver, "dropped");
+    let renamed = path.with_extension("renamed");
+    let file = File::create(&path).unwrap();
+    let shared = SharedFd::new(OwnedFd::from(file.try_clone().unwrap()));
+    for number in 0..WRITES {
+        let write = Op::Write {
+            fd: shared.clone(),
+            buffer: vec![number as u8; SIZE],
+            start: 0,
+            offset: Some(number * SIZE as u64),
+        };
+        driver.submit(write).unwrap();
+    }
+    // They must not hold up the end.
+    let (reader, _writer) = pipe();
+    driver.submit(read(raw(&reader), 16)).unwrap();
+    driver.poll(Some(Duration::ZERO), &mut Vec::new()).unwrap();
+    let name = |path: &Path| CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+    let rename = Op::RenameAt {
+        from_directory: None,
+        from: name(&path),
+        to_directory: None,
+        to: name(&renamed),
+        flags: 0,
+    };
+    driver.submit(rename).unwrap();
+    drop(driver);
+    let written = std::fs::read(&renamed).unwrap();
+    std::fs::remove_file(&renamed).unwrap();
+    assert_eq!(written.len(), WRITES as usize * SIZE);
+    for (number, chunk) in written.chunks(SIZE).enumerate() {
+        assert!(chunk.iter().all(|byte| *byte == number as u8), "{number}");
+    }
+}
+
+fn a_write_that_waits_for_a_reader_does_not_keep_its_driver(mut driver: Driver) {
+    let (_reader, writer) = pipe();
+    set_nonblocking(&writer);
+    while writer.try_clone().unwrap().write(&[0; 4096]).is_ok() {}
+    let write = Op::Write {
+        fd: SharedFd::new(writer),
+        buffer: vec![0],
+        start: 0,
+        offset: None,
+    };
+    driver.submit(write).unwrap();
+    assert_eq!(all_events(&mut driver), []);
+    drop(driver);
 }
