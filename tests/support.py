@@ -21,8 +21,6 @@ import threading
 import time
 import warnings
 
-import pytest
-
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 ARMS = ("asyncio", "io_uring", "epoll")
 HOST = "127.0.0.1"
@@ -105,10 +103,17 @@ def same_as_asyncio(body, factory):
     return expected
 
 
+def _skip(reason):
+    # Children import this module, too, and importing pytest takes longer than everything else that most of them do.
+    import pytest
+
+    pytest.skip(reason)
+
+
 def skip_unless(condition, feature):
     """Skip where the running Python's own asyncio lacks a feature."""
     if not condition:
-        pytest.skip(f"asyncio of Python {sys.version_info.major}.{sys.version_info.minor} has no {feature}")
+        _skip(f"asyncio of Python {sys.version_info.major}.{sys.version_info.minor} has no {feature}")
 
 
 def has_flow_control_in_writelines():
@@ -242,7 +247,7 @@ def free_port():
         with socket.socket() as sock, contextlib.suppress(OSError):
             sock.bind(("", number))
             return sock.getsockname()[1]
-    pytest.fail("no port is free")
+    raise RuntimeError("no port is free")
 
 
 def tcp_listener(host=HOST, backlog=128):
@@ -412,7 +417,7 @@ def run_child(source, arm, *arguments, env=None, python_flags=(), **options):
 def needs_seccomp():
     """Skip where this kernel or container has no seccomp filters to refuse io_uring with."""
     if ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) < 0:
-        pytest.skip("the kernel has no seccomp, prctl(PR_GET_SECCOMP) fails")
+        _skip("the kernel has no seccomp, prctl(PR_GET_SECCOMP) fails")
 
 
 # Of linux/filter.h and linux/seccomp.h: instructions, and what a filter returns.
