@@ -16,10 +16,6 @@ use crate::token::Token;
 use crate::uring::Uring;
 use crate::waker::Waker;
 
-/// How long dropping a driver waits for changes of files, and for operations that the kernel cannot cancel, such as a write to a
-/// slow disk.
-pub(crate) const WIND_UP_MAX: Duration = Duration::from_secs(1);
-
 /// The backends. All of them are always compiled; which one is used is decided at run time.
 pub(crate) enum Backend {
     Uring(Box<Uring>),

@@ -14,14 +14,13 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
-use crate::backend::WIND_UP_MAX;
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::emulation::{Attempt, failure, try_now};
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, SubmitError};
 use crate::registry::{self, Registry};
 use crate::sys;
-use crate::table::{Course, Phase, Table, Watch};
+use crate::table::{Course, Phase, Table, WIND_UP_MAX, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::Workers;

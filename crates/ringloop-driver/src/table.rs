@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use crate::contract::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
@@ -38,6 +39,10 @@ pub(crate) struct Submitted {
     /// Whether its events are suppressed. What they carry is closed or freed.
     discarded: bool,
 }
+
+/// How long dropping a driver waits for changes of files, and for operations that the kernel cannot cancel, such as a write to a
+/// slow disk.
+pub(crate) const WIND_UP_MAX: Duration = Duration::from_secs(1);
 
 /// What an operation works on, if that matters when it is given up.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

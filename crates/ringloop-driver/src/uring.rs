@@ -30,14 +30,13 @@ use std::mem;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use crate::backend::WIND_UP_MAX;
 use crate::config::Config;
 use crate::contract::{BATCH, Countdown, Counters, Peek};
 use crate::event::{Event, Interest, Mode};
 use crate::op::{Op, SubmitError};
 use crate::registry::Registry;
 use crate::sys::{self, FileKind};
-use crate::table::{Course, Owner, Phase, Table, Watch};
+use crate::table::{Course, Owner, Phase, Table, WIND_UP_MAX, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 
