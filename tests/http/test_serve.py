@@ -1,6 +1,8 @@
 """`ringloop serve` with one process: listening, starting, ending."""
 
 import contextlib
+import errno
+import os
 import re
 import signal
 import socket
@@ -112,7 +114,9 @@ def test_a_port_that_is_taken(arm):
         port = listener.getsockname()[1]
         status, output = fails(arm, "applications:app", "--port", str(port))
         assert status == 3
-        message = f"error while attempting to bind on address ('127.0.0.1', {port}): address already in use"
+        message = (
+            f"error while attempting to bind on address ('127.0.0.1', {port}): {os.strerror(errno.EADDRINUSE).lower()}"
+        )
         assert f"ERROR:    [Errno 98] {message}\n" in output
         # It had started before, and is told.
         assert "shutdown" in output.splitlines()
@@ -147,7 +151,7 @@ def test_a_file_that_is_no_socket_stays(arm, tmp_path):
     path.write_text("precious")
     status, output = fails(arm, "applications:app", "--uds", str(path))
     assert status == 3
-    assert "Address already in use" in output
+    assert os.strerror(errno.EADDRINUSE) in output
     assert path.read_text() == "precious"
 
 

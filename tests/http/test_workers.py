@@ -1,6 +1,7 @@
 """`ringloop serve --workers`: a parent and its worker processes."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -473,7 +474,7 @@ def test_a_port_that_is_taken(arm):
         options = ("--workers", "2", "--port", str(listener.getsockname()[1]), *PATIENT)
         with serving(arm, "applications:app", *options) as program:
             assert program.wait() == 3
-            assert "address already in use" in program.output
+            assert os.strerror(errno.EADDRINUSE).lower() in program.output
             assert "Started server process" not in program.output
 
 

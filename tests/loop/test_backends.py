@@ -676,7 +676,7 @@ def work():
 
 for coroutine in (lambda: asyncio.sleep(0.001), busy):
     status = os.waitpid(in_child(work), 0)[1]
-    print(os.waitstatus_to_exitcode(status), loop.run_until_complete(serve(loop)))
+    print(os.waitstatus_to_exitcode(status), loop.run_until_complete(serve(loop)), flush=True)
 loop.close()
 """,
         arm,
