@@ -170,6 +170,7 @@ MODES = ("r", "r+", "w", "w+", "a", "a+", "x", "x+")
 @pytest.mark.parametrize("buffering", [-1, 0, 3])
 def test_binary_files_do_what_blocking_ones_do(loop, folder, mode, buffering):
     @SETTINGS
+    @hypothesis.example(b"", [("read", (None,)), ("read1", (None,)), ("read", ()), ("read1", ())])
     @hypothesis.given(CONTENTS, BINARY)
     def run(content, operations):
         loop.run_until_complete(compare(folder, content, f"{mode}b", {"buffering": buffering}, operations))

@@ -7,10 +7,11 @@ import errno
 import io
 import operator
 import os
+import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from ._descriptor import Descriptor, Lock
 
@@ -532,10 +533,16 @@ class _Buffered(_Binary):
                 return self._take(have)
             self._push(piece)
 
+    def _refuse_to_read(self, name: str, size: int | None) -> NoReturn:
+        if sys.version_info >= (3, 12):
+            # As `io.BufferedIOBase` does, where not even None is a size.
+            operator.index(size)  # type: ignore[arg-type]
+        raise io.UnsupportedOperation(name)
+
     async def read(self, size: int | None = -1, /) -> bytes | None:
         """Read `size` bytes, fewer at the end, or all. None if a non-blocking file has nothing now."""
         if not self._reads:
-            raise io.UnsupportedOperation("read")
+            self._refuse_to_read("read", size)
         size = to_size(size)
         if size < -1:
             raise ValueError("read length must be non-negative or -1")
@@ -562,7 +569,7 @@ class _Buffered(_Binary):
     async def read1(self, size: int = -1, /) -> bytes | None:
         """Read up to `size` bytes with at most one read of the file."""
         if not self._reads:
-            raise io.UnsupportedOperation("read1")
+            self._refuse_to_read("read1", size)
         size = operator.index(size)
         async with self._lock:
             self._start_reading("read1", "read of closed file")
