@@ -1351,5 +1351,5 @@ def test_a_server_s_protocol_has_asyncio_s_name_in_reports(loop):
     protocol = _streams.ServerProtocol(asyncio.StreamReader(loop=loop), noop, loop=loop)
     handle = loop.call_soon(protocol.connection_made, 5)
     assert "ServerProtocol" not in repr(handle) + repr(protocol)
-    assert "StreamReaderProtocol.connection_made(5)" in repr(handle)
+    assert "StreamReaderProtocol.connection_made(" in repr(handle)
     handle.cancel()
