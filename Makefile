@@ -75,7 +75,7 @@ extension: prerequisites $(VENV)/.tools-installed ## the same, without ringlab
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
 ##@ Test
-test: test-rust test-applications test-python test-lab test-bench ## the project's own tests: -rust, -python, -applications, -lab and -bench
+test: test-rust test-applications test-python test-lab ## the project's own tests: -rust, -python, -applications and -lab
 	@$(python) tools/report_backends.py
 
 test-rust: prerequisites ## the Rust tests
