@@ -739,7 +739,7 @@ def test_a_loop_that_is_closed_with_a_write_in_progress(loop_factory, tmp_path, 
             await file.write(data)
         slow(file)
         task = asyncio.ensure_future(file.write(data) if what == "write" else file.flush())
-        while not file._descriptor.in_flight:
+        while not file._descriptor.in_flight and not task.done():
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
