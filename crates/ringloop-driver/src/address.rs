@@ -153,18 +153,18 @@ impl From<SocketAddr> for SocketAddress {
 
 impl From<&unix::SocketAddr> for SocketAddress {
     fn from(address: &unix::SocketAddr) -> SocketAddress {
-        let name = match (address.as_pathname(), address.as_abstract_name()) {
-            (Some(path), _) => path.as_os_str().as_bytes().to_vec(),
-            (None, Some(name)) => [&[0], name].concat(),
-            // It is not bound: only the family.
-            (None, None) => {
-                let mut unnamed = SocketAddress::empty();
-                unnamed.storage.ss_family = libc::AF_UNIX as libc::sa_family_t;
-                unnamed.length = size_of::<libc::sa_family_t>() as libc::socklen_t;
-                return unnamed;
+        let mut bytes = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes().to_vec();
+        if let Some(path) = address.as_pathname() {
+            bytes.extend_from_slice(path.as_os_str().as_bytes());
+            // The kernel also takes a path that is one byte longer, without a terminator: see unix(7).
+            if bytes.len() < size_of::<libc::sockaddr_un>() {
+                bytes.push(0);
             }
-        };
-        SocketAddress::unix(&name).expect("the standard library has checked its length")
+        } else if let Some(name) = address.as_abstract_name() {
+            bytes.push(0);
+            bytes.extend_from_slice(name);
+        }
+        SocketAddress::from_bytes(&bytes).expect("it is no longer than a sockaddr_un")
     }
 }
 
@@ -198,6 +198,7 @@ impl fmt::Debug for SocketAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn ip_addresses_round_trip() {
@@ -241,6 +242,30 @@ mod tests {
             (address.family(), address.as_bytes().len()),
             (libc::AF_UNIX, 2)
         );
+    }
+
+    /// A peer chooses its name.
+    #[test]
+    fn the_longest_path_that_the_kernel_takes_has_no_terminator() {
+        let length = size_of::<libc::sockaddr_un>() - mem::offset_of!(libc::sockaddr_un, sun_path);
+        let folder = format!(
+            "{}/ringloop-longest-{}",
+            std::env::temp_dir().display(),
+            std::process::id()
+        );
+        std::fs::create_dir(&folder).unwrap();
+        let path = format!("{folder}/{}", "x".repeat(length - folder.len() - 1));
+        let mut bytes = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes().to_vec();
+        bytes.extend_from_slice(path.as_bytes());
+        let address = SocketAddress::from_bytes(&bytes).unwrap();
+        let socket = unix::UnixDatagram::unbound().unwrap();
+        // SAFETY: the address lives for the call, and has this length.
+        let bound = unsafe { libc::bind(socket.as_raw_fd(), address.as_ptr(), address.length) };
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(bound, 0);
+        let named = socket.local_addr().unwrap();
+        assert_eq!(named.as_pathname().unwrap().as_os_str(), path.as_str());
+        assert_eq!(SocketAddress::from(&named), address);
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Drop for Bytes {
         // SAFETY: the pointer came from Box::into_raw, and nobody else frees it.
         let owner = unsafe { Box::from_raw(self.owner.as_ptr()) };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owner))) {
-            // Its destructor might do the same.
+            // Its destructor might panic, too.
             mem::forget(payload);
         }
     }

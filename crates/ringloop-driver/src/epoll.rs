@@ -596,7 +596,7 @@ impl Drop for Epoll {
             std::mem::forget(self.workers.take());
             return;
         }
-        if self.table.is_changing_storage() {
+        if !self.table.changes().is_empty() {
             self.start_pending();
         }
         if let Some(workers) = &self.workers {

@@ -142,9 +142,11 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
 
 /// The kernel's I/O for one thread at a time. See the [crate's documentation](crate) for the contract.
 ///
-/// Dropping it cancels its operations. On `io_uring` it waits until the kernel has released their memory, for up to a
-/// second: some cannot be cancelled, such as a write to a slow disk, or a zero-copy send that the peer has not
-/// acknowledged. Memory that the kernel still uses then is leaked, and so are the owners of such bytes.
+/// Dropping it lets writes to files, and [`Fsync`](Op::Fsync), [`RenameAt`](Op::RenameAt), [`UnlinkAt`](Op::UnlinkAt) and
+/// [`MkDirAt`](Op::MkDirAt), finish, for up to a second, and cancels everything else. On `io_uring` it then waits for up to
+/// another second until the kernel has released the memory of operations: some cannot be cancelled, such as a zero-copy
+/// send that the peer has not acknowledged. Memory that the kernel still uses then is leaked, and so are the owners of
+/// such bytes.
 pub struct Driver {
     backend: Backend,
     reason: String,

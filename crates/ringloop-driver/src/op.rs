@@ -300,16 +300,16 @@ impl Op {
         )
     }
 
-    /// Whether cancelling it would lose what a file or a directory was to contain. A stream isn't one: writing to it may
-    /// wait for ever.
+    /// Whether it changes a file or a directory, if it is on one: cancelling it could lose data.
     pub(crate) fn changes_storage(&self) -> bool {
-        match self {
-            Op::Write { fd, offset, .. } => offset.is_some() || fd.may_be_storage(),
-            Op::Fsync { .. } | Op::RenameAt { .. } | Op::UnlinkAt { .. } | Op::MkDirAt { .. } => {
-                true
-            }
-            _ => false,
-        }
+        matches!(
+            self,
+            Op::Write { .. }
+                | Op::Fsync { .. }
+                | Op::RenameAt { .. }
+                | Op::UnlinkAt { .. }
+                | Op::MkDirAt { .. }
+        )
     }
 
     /// Zeroes the spare capacity if the kernel may count bytes that it has not stored.

@@ -100,14 +100,6 @@ impl SharedFd {
         nature.is_storage && nature.takes_offsets
     }
 
-    /// Whether nothing is known against it. Does not ask the kernel.
-    pub(crate) fn may_be_storage(&self) -> bool {
-        match &self.0 {
-            Repr::Owned(owned) => owned.nature.get().is_none_or(|nature| nature.is_storage),
-            Repr::Borrowed(_) => true,
-        }
-    }
-
     pub(crate) fn nature(&self) -> Nature {
         match &self.0 {
             Repr::Owned(owned) => *owned

@@ -45,7 +45,7 @@ pub(crate) fn file_kind(fd: RawFd) -> io::Result<FileKind> {
     })
 }
 
-/// The mode of an open file. Asks no server for it, which fstat(2) does on some file systems.
+/// The mode of an open file. On some network file systems fstat(2) would ask the server for it.
 fn file_mode(fd: RawFd) -> io::Result<libc::mode_t> {
     let mut status = empty_statx();
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;

@@ -8,7 +8,7 @@ use crate::contract::Counters;
 use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, SENT_BY_COPY, SubmitError};
 use crate::parked::Parked;
-use crate::sys;
+use crate::sys::{self, FileKind};
 use crate::token::{Slots, Token};
 
 /// A watch.
@@ -49,7 +49,7 @@ pub(crate) const WIND_UP_MAX: Duration = Duration::from_secs(1);
 enum Subject {
     /// Its peer has to hear of a close soon.
     Socket,
-    /// A file or a directory that it changes: what it was to write would be lost.
+    /// A file or a directory that it changes, unless its file is a stream.
     Change,
     Other,
 }
@@ -368,13 +368,19 @@ impl Table {
             .any(|submitted| submitted.course == Course::Close)
     }
 
-    /// Whether an operation has not ended whose cancellation would lose what it was to write.
-    pub(crate) fn is_changing_storage(&self) -> bool {
-        self.slots.values().any(|entry| {
-            matches!(entry, Entry::Operation(submitted)
-                if submitted.subject == Subject::Change
-                    && matches!(submitted.phase, Phase::Queued | Phase::InFlight))
-        })
+    /// The changes of files and directories that have not finished. Asks the kernel, because a write to a stream is none: it
+    /// may wait for ever.
+    pub(crate) fn changes(&mut self) -> Vec<Token> {
+        let mut tokens = self.operations();
+        tokens.retain(|token| {
+            self.operation(*token).is_some_and(|submitted| {
+                submitted.subject == Subject::Change
+                    && submitted
+                        .fd
+                        .is_none_or(|fd| matches!(sys::file_kind(fd), Ok(FileKind::Storage)))
+            })
+        });
+        tokens
     }
 
     fn in_flight(&self) -> impl Iterator<Item = &Submitted> {
@@ -485,9 +491,7 @@ impl Table {
 
     /// Frees the finished operations, and closes the descriptors, that were not taken since the last poll.
     pub(crate) fn reclaim(&mut self) {
-        if !self.brought.is_empty() {
-            self.brought.clear();
-        }
+        self.brought.clear();
         while let Some(token) = self.finished.pop() {
             drop(self.take(token));
         }
@@ -599,6 +603,33 @@ mod tests {
     use super::*;
     use crate::op::Message;
     use crate::shared_fd::SharedFd;
+
+    #[test]
+    fn writes_to_streams_are_no_changes_of_files() {
+        let mut table = Table::new(0);
+        let path = std::env::temp_dir().join(format!("ringloop-changes-{}", std::process::id()));
+        let file = SharedFd::new(std::fs::File::create(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let stream = SharedFd::new(near);
+        for fd in [file, stream] {
+            let write = Op::Write {
+                fd,
+                buffer: vec![0],
+                start: 0,
+                offset: None,
+            };
+            table.insert_operation(write).unwrap();
+            assert_eq!(table.changes().len(), 1);
+        }
+        let remove = Op::UnlinkAt {
+            directory: None,
+            path: c"/nothing".to_owned(),
+            flags: 0,
+        };
+        let token = table.insert_operation(remove).unwrap();
+        assert!(table.changes().contains(&token));
+    }
 
     /// While the kernel has an operation, it may write to it.
     #[test]

@@ -565,15 +565,17 @@ impl Uring {
         }
     }
 
-    /// Waits for a limited time until files have been changed as they were to be.
+    /// Waits for up to `WIND_UP_MAX` until the changes of files have ended.
     fn finish_changes(&mut self, events: &mut Vec<Event>) {
+        let mut changes = self.table.changes();
         let deadline = Instant::now() + WIND_UP_MAX;
-        while self.table.is_changing_storage() && Instant::now() < deadline {
+        while !changes.is_empty() && Instant::now() < deadline {
             if self.enter_all(true, Some(WIND_UP_STEP), events).is_err() {
                 break;
             }
             self.reap(events);
             self.report_ended(events);
+            changes.retain(|token| self.table.operation(*token).is_some());
         }
     }
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::affinity;
 use crate::emulation::{failure, perform};
-use crate::op::Op;
 use crate::parked::Parked;
 use crate::sys;
 use crate::token::Token;
@@ -26,7 +25,7 @@ struct Queue {
     done: Vec<(Token, Parked, i32)>,
     threads: usize,
     idle: usize,
-    /// The threads that change files.
+    /// How many threads are changing a file.
     changing: usize,
     closed: bool,
 }
@@ -100,12 +99,13 @@ impl Workers {
         queue.jobs.remove(index).map(|(_, parked)| parked)
     }
 
-    /// Drops the operations that have not begun, except for changes of files, and waits for a limited time until those are
-    /// done. A worker that begins later could find the number of its descriptor given to another file.
+    /// Drops the operations that have not begun, except for changes of files, and waits for up to `limit` until those are
+    /// done. None may begin after the driver is gone: the number of a borrowed descriptor can belong to another file by then.
     pub(crate) fn finish_changes(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
-        let mut queue = self.shared.lock();
+        // Dropped when the lock has been released.
         let mut dropped = Vec::new();
+        let mut queue = self.shared.lock();
         for (token, mut parked) in std::mem::take(&mut queue.jobs) {
             if parked.get_mut().op.changes_storage() {
                 queue.jobs.push_back((token, parked));
@@ -125,7 +125,6 @@ impl Workers {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        drop(queue);
     }
 
     /// Takes the finished operations and their results.
@@ -187,7 +186,7 @@ fn work(shared: &Shared) {
 
 /// Drops a result that came after its driver was dropped. Closes it if it is a descriptor.
 fn discard(parked: Parked, result: i32) {
-    if matches!(parked.into_op(), Op::OpenAt { .. }) && result >= 0 {
+    if parked.into_op().brings_descriptor() && result >= 0 {
         drop(sys::own_result(result));
     }
 }

@@ -50,9 +50,10 @@ const TASKS_PER_LOOK: usize = 64;
 /// # }
 /// ```
 ///
-/// Dropping it drops its tasks, and then the [driver](ringloop_driver::Driver), which may block for up to a second: it
-/// waits for the kernel to release the memory of operations. If futures of file operations live on outside of the runtime,
-/// it first waits as long for these, to give them their buffers back. What the kernel still uses then is leaked.
+/// Dropping it drops its tasks, and then the [driver](ringloop_driver::Driver), which may block for up to two seconds: it
+/// waits for changes of files, and for the kernel to release the memory of operations. If futures of file operations live
+/// on outside of the runtime, it first waits up to a second for these, to give them their buffers back. What the kernel
+/// still uses then is leaked.
 pub struct Runtime {
     shared: Rc<Shared>,
     /// Why it runs on its backend.
