@@ -8,7 +8,7 @@
 //! the operation is over, so that neither is reused before.
 //!
 //! A future is polled in the runtime in which it began. In another one, or when its runtime has ended, it fails, and its
-//! buffer comes back with the error. Only if the kernel keeps that for more than a second, an empty one does.
+//! buffer comes back with the error. If the kernel still uses it after a second, an empty one comes back.
 //!
 //! # Panics
 //!

@@ -12,8 +12,8 @@ pub(crate) fn message(payload: &(dyn Any + Send)) -> Option<&str> {
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
-/// Calls the user's code where nobody is left to report a panic to: the panic hook has reported it. Returns whether it
-/// has returned, rather than panicked.
+/// Calls the user's code where nobody is left to report a panic to: the panic hook has reported it. Returns false if it
+/// panicked.
 pub(crate) fn contain(call: impl FnOnce()) -> bool {
     let Err(payload) = panic::catch_unwind(AssertUnwindSafe(call)) else {
         return true;

@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use ringloop_driver::Driver;
+use ringloop_driver::{Driver, Op, Token};
 
 use crate::clock;
 use crate::metrics::{IoCounters, Metrics};
@@ -157,6 +157,17 @@ impl Shared {
         reactor.as_mut().map(|reactor| call(reactor.driver_mut()))
     }
 
+    /// Submits an operation. The error returns it.
+    pub(crate) fn submit(&self, op: Op) -> Result<Token, (io::Error, Box<Op>)> {
+        match &mut *self.reactor.borrow_mut() {
+            Some(reactor) => reactor.driver_mut().submit(op).map_err(|refused| {
+                let (error, op) = refused.into_parts();
+                (error, Box::new(op))
+            }),
+            None => Err((elsewhere(), Box::new(op))),
+        }
+    }
+
     /// Whether the runtime is inside `block_on`, so that a turn follows and does what is deferred to it.
     pub(crate) fn is_running(&self) -> bool {
         self.is_running.get()
@@ -280,6 +291,7 @@ pub(crate) fn elsewhere() -> io::Error {
 /// Held while a runtime is inside `block_on`.
 pub(crate) struct Entered {
     shared: Rc<Shared>,
+    _current: Current,
 }
 
 impl Entered {
@@ -290,11 +302,14 @@ impl Entered {
             Shared::try_current().is_none(),
             "a ringloop runtime already runs in this thread: await or spawn the future instead of blocking on it",
         );
-        set_current(Some(Rc::clone(&shared)));
+        let current = Current::new(&shared);
         shared.is_running.set(true);
         let published = &shared.remote.metrics;
         published.end_wait(published.idle_ns(clock::now_ns()));
-        Self { shared }
+        Self {
+            shared,
+            _current: current,
+        }
     }
 }
 
@@ -305,6 +320,5 @@ impl Drop for Entered {
         let published = &self.shared.remote.metrics;
         published.publish(self.shared.counters());
         published.begin_wait(clock::now_ns());
-        set_current(None);
     }
 }

@@ -58,9 +58,13 @@ impl Watch {
         self.shared.retire(self.token, descriptor);
     }
 
-    /// Ends the watch, and makes sure that the kernel knows.
-    pub(crate) fn release(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared.release(self.token, descriptor)
+    /// Ends the watch, and returns what it was on. If the kernel cannot be told, that is closed once it has been.
+    pub(crate) fn release<S: AsFd + Into<OwnedFd>>(&self, watched: S) -> io::Result<S> {
+        if let Err(error) = self.shared.release(self.token, watched.as_fd()) {
+            self.retire(watched.into());
+            return Err(error);
+        }
+        Ok(watched)
     }
 
     /// Assumes that there is something to read, until a call says otherwise.
@@ -158,16 +162,10 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         })
     }
 
-    /// Ends the watch, and returns the descriptor. If the kernel cannot be told, the descriptor is closed once it has been.
+    /// See [`Watch::release`].
     pub(crate) fn into_inner(mut self) -> io::Result<S> {
         let inner = self.inner.take().expect("it is there until the drop");
-        match self.watch.release(inner.as_fd()) {
-            Ok(()) => Ok(inner),
-            Err(error) => {
-                self.watch.retire(inner.into());
-                Err(error)
-            }
-        }
+        self.watch.release(inner)
     }
 
     /// Notes that bytes have moved by a call that this does not see.

@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use common::{LONG, on_both, poll_times};
+use common::{LONG, in_child, on_both, poll_times};
 use ringloop::driver::BackendChoice;
 use ringloop::time::timeout;
 use ringloop::{Runtime, blocking, net};
@@ -105,38 +104,13 @@ fn a_child_after_fork_has_threads_of_its_own() {
                 });
             }
             for _ in 0..20 {
-                // SAFETY: the child uses the C library, which takes care of its own locks, and nothing that another thread
-                // of this process may have locked.
-                let child = unsafe { libc::fork() };
-                assert!(child >= 0);
-                if child == 0 {
+                in_child(|| {
                     let answer = Runtime::new(&common::config(backend))
                         .and_then(|mut runtime| runtime.block_on(blocking::run(|| 42)));
-                    let status = i32::from(!matches!(answer, Ok(42)));
-                    // SAFETY: ends the process.
-                    unsafe { libc::_exit(status) };
-                }
-                assert_eq!(wait_for(child), Some(0), "the child has no answer");
+                    matches!(answer, Ok(42))
+                });
             }
             is_over.store(true, Ordering::Relaxed);
         });
     });
-}
-
-/// Returns the exit status of a child; `None` if it does not end, and is killed.
-fn wait_for(child: libc::pid_t) -> Option<i32> {
-    let start = Instant::now();
-    loop {
-        let mut status = 0;
-        // SAFETY: `status` is valid for writes, and the child is ours.
-        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
-            return libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
-        }
-        if start.elapsed() > LONG {
-            // SAFETY: as above, and it has not been waited for.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            return None;
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
 }

@@ -5,43 +5,14 @@ mod common;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use common::{LONG, backends, config, on_both, tcp};
+use common::{backends, config, in_child, on_both, tcp};
 use ringloop::fs::File;
 use ringloop::net::UnixStream;
 use ringloop::{BusyPoll, Reactor, ReactorConfig};
-
-/// Runs a body in a child process, and checks that it returns true. The child is then ended without destructors.
-fn in_child(body: impl FnOnce() -> bool) {
-    // SAFETY: the child uses the C library, which takes care of its own locks, and nothing that another thread of this
-    // process may have locked.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    if child == 0 {
-        let held = catch_unwind(AssertUnwindSafe(body));
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(i32::from(!matches!(held, Ok(true)))) };
-    }
-    let start = Instant::now();
-    loop {
-        let mut status = 0;
-        // SAFETY: `status` is valid for writes, and the child is ours.
-        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
-            assert_eq!(status, 0, "the child has failed");
-            return;
-        }
-        if start.elapsed() > LONG {
-            // SAFETY: as above, and it has not been waited for.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
 
 fn is_open(descriptor: RawFd) -> bool {
     // SAFETY: F_GETFD accesses no memory and changes nothing.

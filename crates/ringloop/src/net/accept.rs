@@ -33,16 +33,13 @@ impl Acceptor {
         self.socket.as_ref().expect("it is there until the drop")
     }
 
-    /// Ends the watch, and returns the socket. If the kernel cannot be told, the socket is closed once it has been.
+    /// See [`Watch::release`].
     pub(crate) fn into_socket(mut self) -> io::Result<Socket> {
         let socket = self.socket.take().expect("it is there until the drop");
-        if let Some(watch) = self.watch.get()
-            && let Err(error) = watch.release(socket.as_fd())
-        {
-            watch.retire(socket.into());
-            return Err(error);
+        match self.watch.get() {
+            Some(watch) => watch.release(socket),
+            None => Ok(socket),
         }
-        Ok(socket)
     }
 
     /// Waits for a connection. It is non-blocking, and its peer may already be gone.

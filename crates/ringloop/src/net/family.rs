@@ -3,8 +3,8 @@
 
 /// Descriptor, conversions and formatting of a type of sockets.
 ///
-/// `make` converts a non-blocking [`socket2::Socket`], and the field's `into_socket` converts back. `Debug` shows the given addresses, and ends with the method
-/// `finish`.
+/// `make` converts a non-blocking [`socket2::Socket`], and the field's `into_socket` converts back. `Debug` shows the
+/// given addresses, and ends with the method `finish`.
 macro_rules! socket_traits {
     ($socket:ident { $field:ident }, $std:ty: $make:expr, [$($address:ident),*], $finish:ident) => {
         impl std::os::fd::AsFd for $socket {

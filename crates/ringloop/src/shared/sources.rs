@@ -244,10 +244,7 @@ impl Shared {
         if self.sources.returned.borrow().is_empty() {
             return;
         }
-        let returned = self.sources.returned.take();
-        for bytes in returned {
-            panics::discard(bytes);
-        }
+        panics::discard_each(self.sources.returned.take());
     }
 
     /// Tells the kernel about dropped watches, and closes their descriptors.

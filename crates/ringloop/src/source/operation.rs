@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use ringloop_driver::{Op, Token};
 
-use crate::shared::{Current, InFlight, Kind, Shared, elsewhere};
+use crate::shared::{Current, InFlight, Kind, Shared};
 
 /// An operation in flight. Dropping it cancels the operation; its buffers live until the kernel has finished.
 pub(crate) struct Operation {
@@ -36,21 +36,8 @@ impl Operation {
     pub(crate) fn submit(op: Op) -> Result<Self, NotSubmitted> {
         let shared = Shared::current();
         let owns_buffer = matches!(op, Op::Read { .. } | Op::Write { .. });
-        let mut left = Some(op);
-        let submitted = shared.with_driver(|driver| left.take().map(|op| driver.submit(op)));
-        let token = match (submitted.flatten(), left) {
-            (Some(Ok(token)), _) => token,
-            (Some(Err(refused)), _) => {
-                let (error, op) = refused.into_parts();
-                let op = Box::new(op);
-                return Err(NotSubmitted { error, op });
-            }
-            (None, Some(op)) => {
-                let (error, op) = (elsewhere(), Box::new(op));
-                return Err(NotSubmitted { error, op });
-            }
-            (None, None) => unreachable!("the driver has it or not"),
-        };
+        let submitted = shared.submit(op);
+        let token = submitted.map_err(|(error, op)| NotSubmitted { error, op })?;
         shared.io_counters.submitted();
         let state = Rc::new(InFlight::new(owns_buffer));
         shared

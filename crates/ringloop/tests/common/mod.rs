@@ -5,7 +5,9 @@
 use std::future::{Future, poll_fn};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloop::driver::{BackendChoice, BackendKind, Config, Driver};
@@ -37,6 +39,34 @@ pub(crate) fn on_both(body: impl Fn(&mut Runtime)) {
         let mut runtime = Runtime::new(&config(backend)).unwrap();
         body(&mut runtime);
         until_nothing_is_left(&mut runtime);
+    }
+}
+
+/// Runs a body in a child process, and checks that it returns true. The child is then ended without destructors; it is
+/// killed if it does not end.
+pub(crate) fn in_child(body: impl FnOnce() -> bool) {
+    // SAFETY: the child uses the C library, which takes care of its own locks, and nothing that another thread of this
+    // process may have locked.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let held = catch_unwind(AssertUnwindSafe(body));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!matches!(held, Ok(true)))) };
+    }
+    let start = Instant::now();
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is valid for writes, and the child is ours.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            assert_eq!(status, 0, "the child has failed");
+            return;
+        }
+        if start.elapsed() > LONG {
+            // SAFETY: as above, and it has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
