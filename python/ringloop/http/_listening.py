@@ -107,12 +107,12 @@ def bind_unix(path: str) -> Listeners:
 
 def adopt(descriptor: int) -> Listeners:
     """The socket of a descriptor that was inherited; the descriptor itself stays open. Raises StartupError."""
+    name = f"descriptor {descriptor}"
     try:
-        sock = socket.socket(fileno=os.dup(descriptor))
+        copy = os.dup(descriptor)
     except OSError as error:
-        raise StartupError(f"descriptor {descriptor}: {error.strerror or error}") from None
-    _check_kind([sock], f"descriptor {descriptor}")
-    return Listeners([sock])
+        raise StartupError(f"{name}: {error.strerror or error}") from None
+    return Listeners([_take(copy, name)])
 
 
 def passed_by_systemd() -> Listeners | None:
@@ -128,20 +128,24 @@ def passed_by_systemd() -> Listeners | None:
     sockets: list[socket.socket] = []
     for descriptor in range(_FIRST_PASSED, _FIRST_PASSED + int(count or 0)):
         try:
-            sockets.append(socket.socket(fileno=descriptor))
-        except OSError as error:
+            sockets.append(_take(descriptor, f"descriptor {descriptor} of LISTEN_FDS"))
+        except StartupError:
             close(sockets)
-            raise StartupError(f"descriptor {descriptor} of LISTEN_FDS: {error.strerror or error}") from None
-        _check_kind(sockets, f"descriptor {descriptor} of LISTEN_FDS")
+            raise
         sockets[-1].set_inheritable(False)
     return Listeners(sockets)
 
 
-def _check_kind(sockets: list[socket.socket], name: str) -> None:
-    """Raises StartupError, and closes all sockets, if the last one can't be listened on."""
-    if sockets[-1].type != socket.SOCK_STREAM:
-        close(sockets)
+def _take(descriptor: int, name: str) -> socket.socket:
+    """The stream socket of a descriptor. Raises StartupError, and closes the socket, if it is of another kind."""
+    try:
+        sock = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise StartupError(f"{name}: {error.strerror or error}") from None
+    if sock.type != socket.SOCK_STREAM:
+        sock.close()
         raise StartupError(f"{name}: not a stream socket, but the server needs one that it can listen on")
+    return sock
 
 
 def _identify(path: str) -> tuple[int, int] | None:

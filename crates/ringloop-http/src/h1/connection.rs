@@ -463,9 +463,8 @@ impl Connection {
                 Some(Known::CONTENT_LENGTH | Known::TRANSFER_ENCODING) => true,
                 // Other options go with another field, such as Upgrade.
                 Some(Known::CONNECTION) => syntax::list(value).all(|option| {
-                    [&b"close"[..], b"keep-alive"]
-                        .iter()
-                        .any(|it| option.eq_ignore_ascii_case(it))
+                    option.eq_ignore_ascii_case(b"close")
+                        || option.eq_ignore_ascii_case(b"keep-alive")
                 }),
                 _ => name.eq_ignore_ascii_case(b"content-type"),
             };

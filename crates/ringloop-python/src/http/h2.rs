@@ -725,8 +725,7 @@ impl Connection {
             return Ok(());
         };
         let kind = (&b"content-type"[..], &b"text/plain; charset=utf-8"[..]);
-        let defaults = service.get().default_fields().iter();
-        let defaults = defaults.map(|(name, value)| (&name[..], &value[..]));
+        let defaults = service.get().default_fields();
         let fields = std::iter::once(kind).chain(defaults.filter(|(name, _)| *name != kind.0));
         let body = Bytes::copy_from_slice(text.as_bytes());
         let length = Some(body.len() as u64);

@@ -378,21 +378,18 @@ impl Request {
                 message.set_item(intern!(py, "type"), intern!(py, "http.disconnect"))?;
                 Ok(Step::Return(message.into_any()))
             }
-            Next::Wait => {
-                let future = this.wait_to_receive(py)?;
-                if let Some(connection) = this.connection(py) {
-                    this.on_waits_changed(&connection)?;
-                }
-                Ok(Step::Yield(future))
-            }
+            Next::Wait => this.wait_to_receive(py).map(Step::Yield),
         }
     }
 
-    /// A future that is done when there is a message to receive.
+    /// A future that is done when there is a message to receive. The connection reads on for it.
     pub(super) fn wait_to_receive<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let future = self.service(py)?.get().create_future(py)?;
         let waiting = future.clone().unbind();
         self.state.get_mut(py).receivers.push(waiting);
+        if let Some(connection) = self.connection(py) {
+            self.on_waits_changed(&connection)?;
+        }
         Ok(future)
     }
 

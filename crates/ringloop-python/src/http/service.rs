@@ -572,8 +572,10 @@ impl HttpService {
         self.settings.timeouts_ns[kind as usize].is_some()
     }
 
-    pub(super) fn default_fields(&self) -> &[(Vec<u8>, Vec<u8>)] {
-        &self.settings.default_fields
+    /// The default fields of a response of the server's own.
+    pub(super) fn default_fields(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let fields = self.settings.default_fields.iter();
+        fields.map(|(name, value)| (&name[..], &value[..]))
     }
 
     /// The default fields of a response of the application: all but Date and Server, if it `has` them. As in uvicorn, they
@@ -582,7 +584,7 @@ impl HttpService {
         &self,
         has: impl Fn(&[u8]) -> bool,
     ) -> impl Iterator<Item = &(Vec<u8>, Vec<u8>)> {
-        let fields = self.default_fields().iter();
+        let fields = self.settings.default_fields.iter();
         fields.filter(move |(name, _)| !(matches!(&name[..], b"date" | b"server") && has(name)))
     }
 

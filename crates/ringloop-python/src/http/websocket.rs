@@ -486,13 +486,7 @@ impl WebSocket {
                 message.set_item(intern!(py, "reason"), objects::string(py, &reason)?)?;
                 message
             }
-            Next::Wait => {
-                let future = request.get().wait_to_receive(py)?;
-                if let Some(connection) = request.get().connection(py) {
-                    Connection::on_waits_changed(&connection)?;
-                }
-                return Ok(Step::Yield(future));
-            }
+            Next::Wait => return request.get().wait_to_receive(py).map(Step::Yield),
         };
         Ok(Step::Return(message.into_any()))
     }

@@ -51,8 +51,7 @@ impl Connection {
         let mut buffer = service.get().take_buffer(py);
         let is_refused = service.get().with_lines(py, |lines, unix_s| {
             let mut state = this.state.get_mut(py);
-            let defaults = service.get().default_fields().iter();
-            let defaults = defaults.map(|(name, value)| (&name[..], &value[..]));
+            let defaults = service.get().default_fields();
             let fields = fields.iter().copied().chain(defaults);
             state
                 .http
