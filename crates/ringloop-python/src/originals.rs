@@ -36,7 +36,8 @@ impl Checked {
         }
     }
 
-    /// What `look` finds in the class. It is called where that may have changed. The same `class` is to be given each time.
+    /// What `look` finds in the class. It is called where that may have changed. Only the last class is remembered: no two
+    /// classes ever have the same version.
     #[inline]
     pub(crate) fn find(
         &self,

@@ -12,7 +12,6 @@ mod object;
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use pyo3::exceptions::PyBaseException;
 use pyo3::ffi;
@@ -30,7 +29,7 @@ use crate::handle::{Call, Deadline};
 use crate::names::intern;
 use crate::native_type::{self, Head};
 use crate::objects;
-use crate::originals::is_function_of;
+use crate::originals::{Checked, is_function_of};
 use crate::scheduling;
 use crate::socket_object;
 use crate::support::{self, CloneRefOption};
@@ -147,10 +146,8 @@ const MODULES: [&str; 3] = [
 /// `ringloop.EventLoop`'s, as they were when it was made.
 static ORIGINALS: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
 
-/// The class of the last loop that was asked about, by its address and its version, and in the lowest bit of the second
-/// whether it has the originals. The GIL guards both.
-static LOOP_CLASS: AtomicUsize = AtomicUsize::new(0);
-static LOOP_VERSION: AtomicU64 = AtomicU64::new(0);
+/// Whether the class of the last loop that was asked about has them.
+static CHECKED: Checked = Checked::new();
 
 /// Notes the methods of `ringloop.EventLoop`: functions of ringloop's or asyncio's modules, or native ones. Without this
 /// call, or if the user has put others there before, asyncio connects.
@@ -200,21 +197,11 @@ fn is_served(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
 
 fn has_originals(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
     let class = event_loop.get_type();
-    // SAFETY: the GIL is held and the class is alive.
-    let version = || u64::from(unsafe { (*class.as_type_ptr()).tp_version_tag });
-    let checked = LOOP_VERSION.load(Relaxed);
-    if version() != 0
-        && checked >> 1 == version()
-        && LOOP_CLASS.load(Relaxed) == class.as_ptr() as usize
-    {
-        return Ok(checked & 1 == 1);
-    }
-    let found = find_methods(&class)?;
-    let originals = ORIGINALS.get(class.py());
-    let same = originals.is_some_and(|them| them.iter().zip(&found).all(|(it, now)| it.is(now)));
-    LOOP_CLASS.store(class.as_ptr() as usize, Relaxed);
-    LOOP_VERSION.store(version() << 1 | u64::from(same), Relaxed);
-    Ok(same)
+    CHECKED.find(&class, || {
+        let found = find_methods(&class)?;
+        let originals = ORIGINALS.get(class.py());
+        Ok(originals.is_some_and(|them| them.iter().zip(&found).all(|(it, now)| it.is(now))))
+    })
 }
 
 /// Whether `socket.socket`, as asyncio finds it, is the interpreter's, with its own methods.
