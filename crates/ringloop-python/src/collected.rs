@@ -151,7 +151,7 @@ impl Drop for Room {
     }
 }
 
-/// Whether the process may have so many addresses only (`RLIMIT_AS`): what is merely reserved counts then, too.
+/// Whether the address space is limited (`RLIMIT_AS`). Memory that is reserved, and not used, counts against that limit.
 fn are_addresses_limited() -> bool {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,

@@ -376,25 +376,20 @@ class RawFile(_Binary):
         """Move the file; return where it is."""
         async with self._lock:
             self._check_raw()
-            self._descriptor.put_back()
-            position = await self._descriptor.seek(offset, whence)
-            self._descriptor.left = b""
-            return position
+            return await self._descriptor.seek(offset, whence)
 
     async def tell(self) -> int:
         """Return where the file is."""
         async with self._lock:
             self._check_raw()
-            self._descriptor.put_back()
-            return os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
+            return self._descriptor.tell()
 
     async def truncate(self, size: int | None = None, /) -> int:
         """Set the length; the position stays."""
         async with self._lock:
             self._check_writable()
             if size is None:
-                self._descriptor.put_back()
-                size = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
+                size = self._descriptor.tell()
             await self._descriptor.call(os.ftruncate, self._descriptor.fd, size)
             return size
 
@@ -705,9 +700,7 @@ class _Buffered(_Binary):
                 self._drop_ahead()
 
     def _tell(self) -> int:
-        self._descriptor.put_back()
-        position = os.lseek(self._descriptor.fd, 0, os.SEEK_CUR)
-        return position - (len(self._ahead) - self._used) + len(self._out)
+        return self._descriptor.tell() - (len(self._ahead) - self._used) + len(self._out)
 
     async def tell(self) -> int:
         """Return where the file is, as its reader and writer see it."""
@@ -718,7 +711,6 @@ class _Buffered(_Binary):
     async def _seek(self, offset: int, whence: int) -> int:
         if self._out:
             await self._flush()
-        self._descriptor.put_back()
         if whence == os.SEEK_CUR:
             offset -= len(self._ahead) - self._used
         position = await self._descriptor.seek(offset, whence)

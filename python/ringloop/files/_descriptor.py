@@ -288,7 +288,7 @@ class Descriptor:
         self.native_loop = native_loop
         self.direct = DirectFile(self.fd, self.is_regular, self.is_remote, shared, loop)
         self.seekable = self.is_regular or raw.seekable()
-        # Nothing is written back then.
+        # A file that was only read has nothing to write back when it is closed.
         self.closes_at_once = not raw.writable() and not self.is_remote
         self.appends = raw.writable() and bool(fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND)
         self.lock = Lock(loop)
@@ -418,8 +418,14 @@ class Descriptor:
         with contextlib.suppress(OSError):
             os.lseek(self.fd, -count, os.SEEK_CUR)
 
+    def tell(self) -> int:
+        """Return where the user believes that the file is; the lock is held."""
+        self.put_back()
+        return os.lseek(self.fd, 0, os.SEEK_CUR)
+
     async def seek(self, offset: int, whence: int) -> int:
-        """Move the file; the lock is held."""
+        """Move the file from where the user believes that it is; the lock is held."""
+        self.put_back()
         if self.is_remote and whence not in (os.SEEK_SET, os.SEEK_CUR):
             position: int = await self.call(os.lseek, self.fd, offset, whence)
             return position
@@ -521,9 +527,8 @@ class Descriptor:
         count = self.direct.write(data, -1)
         if count is None:
             if self.never_waits():
-                try:
-                    count = os.write(self.fd, data)
-                except BlockingIOError:
+                count = self.write_now(data)
+                if count is None:
                     return None
             else:
                 written: int = await self.start_write_here(data, taken).wait(self.lock)
@@ -538,8 +543,10 @@ class Descriptor:
         if self.left:
             self.put_back()
         done = self.direct.write(data, -1)
-        if done == len(data) or self.never_waits():
-            return done if done is not None else await self.write(data)
+        if done == len(data):
+            return done
+        if self.never_waits():
+            return self.write_now(data) if done is None else done
         try:
             rest: int = await self.start_write_here(data[done:] if done else data, None).wait(self.lock)
         except OSError:
@@ -547,6 +554,13 @@ class Descriptor:
                 return done
             raise
         return (done or 0) + rest
+
+    def write_now(self, data: bytearray | memoryview) -> int | None:
+        """Write to a file that does not block. None if it has no room."""
+        try:
+            return os.write(self.fd, data)
+        except BlockingIOError:
+            return None
 
     def never_waits(self) -> bool:
         """Whether it is not a file on a disk, and was made non-blocking."""

@@ -246,7 +246,7 @@ class TextFile(File[str]):
                     piece = self._decoded[: size - len(text)]
                     self._used = len(piece)
                     text += piece
-                    # What the decoder had in store at the end is a chunk, too: `tell` is then the end.
+                    # At the end of the file the decoder may still give characters. They count as a chunk, so that `tell` returns the end.
                     if not chunk and not piece:
                         break
                 return text

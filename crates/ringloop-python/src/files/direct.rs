@@ -155,8 +155,7 @@ impl DirectFile {
     }
 
     /// Whether others may have the file, and move its position: it was shared, or the process has forked since it was
-    /// opened. A read at its position is then one system call, or several of which none is undone: fewer bytes than
-    /// asked for need not be the last.
+    /// opened. Reads at its position are then never undone, so a read may give fewer bytes than asked for before the end.
     fn is_shared(&self) -> bool {
         self.shared.load(Relaxed) || self.forks != FORKS.load(Relaxed)
     }
@@ -512,7 +511,7 @@ fn burst_is_over(py: Python<'_>) -> PyResult<bool> {
     Ok(burst.begin_ns != 0 && burst.is_over() && continues(py, burst)?)
 }
 
-/// Counts a fork. To be called in the parent, after it.
+/// Counts a fork. Called after it, in the parent and in the child: both have the files that were open.
 #[pyfunction]
 #[pyo3(name = "_count_fork")]
 fn count_fork() {

@@ -15,13 +15,14 @@ use pyo3::prelude::*;
 /// linux/stat.h, since Linux 6.8: the mount's number in `stx_mnt_id` is never used again.
 const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
-/// Those of which no call can be relied on not to wait. FUSE's are called "fuse", "fuseblk", or "fuse." and a name.
+/// File systems on which any call may wait. FUSE's are called "fuse", "fuseblk", or "fuse." and a name.
 const REMOTE: [&str; 16] = [
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "gpfs", "lustre", "nfs", "nfs4",
     "ocfs2", "orangefs", "smb3", "vboxsf", "virtiofs",
 ];
 
-/// The mounts that were looked up, and whether they are remote.
+/// The mounts that were looked up, and whether they are remote. Before Linux 6.8, the number of one that is unmounted is given
+/// to the next mount, and the answer is then that of the old one.
 static KNOWN: Mutex<Vec<(u64, bool)>> = Mutex::new(Vec::new());
 const KNOWN_MAX: usize = 64;
 

@@ -287,7 +287,7 @@ pub(crate) fn on_ready(
         }
         let read = state.readable && state.wants_data() && !state.delivering;
         if read && state.read_turn == turn {
-            // One read in a turn, as under asyncio: whoever was woken takes what has come before there is more.
+            // One read in a turn, as under asyncio: a task that was woken takes what has arrived before more is read.
             (None, !comes_back)
         } else {
             let context = read.then(|| state.read_context.clone_ref_opt(py)).flatten();
