@@ -3,8 +3,9 @@
 import asyncio
 
 
-async def turns(count=3):
-    for _ in range(count):
+async def until_in_flight(file, task):
+    """Wait until the kernel has been asked to do something with the file. A thread may have done it before that is seen."""
+    while not file._descriptor.in_flight and not task.done():
         await asyncio.sleep(0)
 
 

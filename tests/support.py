@@ -414,6 +414,17 @@ def run_child(source, arm, *arguments, env=None, python_flags=(), **options):
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, unlogged(stderr))
 
 
+def address_space():
+    """The bytes that this process has mapped or reserved."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
+
+
+def limit_address_space(byte_count=resource.RLIM_INFINITY):
+    """Let this process map and reserve at most so many bytes; without an argument, any number again."""
+    resource.setrlimit(resource.RLIMIT_AS, (byte_count, resource.RLIM_INFINITY))
+
+
 def needs_seccomp():
     """Skip where this kernel or container has no seccomp filters to refuse io_uring with."""
     if ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) < 0:

@@ -365,10 +365,7 @@ def test_an_allocation_that_fails_is_no_panic(arm, scenario):
 @pytest.mark.parametrize("left", [100_000, 10_000_000])
 def test_what_cannot_be_scheduled_raises_and_the_rest_runs(arm, schedule, left):
     program = """
-        import functools, resource
-
-        def limit(byte_count):
-            resource.setrlimit(resource.RLIMIT_AS, (byte_count, resource.RLIM_INFINITY))
+        import functools
 
         def count():
             global counted
@@ -381,15 +378,13 @@ def test_what_cannot_be_scheduled_raises_and_the_rest_runs(arm, schedule, left):
         # Small objects have an allocator of their own, which then has some: what fails first is a queue that must grow.
         spare = [bytes(size) for size in range(0, 480, 16) for _ in range(10_000)]
         del spare[::2]
-        with open("/proc/self/statm") as statm:
-            size = int(statm.read().split()[0]) * resource.getpagesize()
-        limit(size + int(sys.argv[1]))
+        support.limit_address_space(support.address_space() + int(sys.argv[1]))
         try:
             while True:
                 schedule(count)
                 scheduled += 1
         except MemoryError:
-            limit(resource.RLIM_INFINITY)
+            support.limit_address_space()
         loop.call_later(0.01, loop.stop)
         loop.run_forever()
         assert scheduled == counted > 1000, (scheduled, counted)

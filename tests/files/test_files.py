@@ -18,7 +18,7 @@ import pytest
 
 import ringloop
 import support
-from files_support import as_coroutine, slow, turns
+from files_support import as_coroutine, slow, until_in_flight
 from ringloop import files
 
 
@@ -134,7 +134,7 @@ def test_a_cancelled_read_of_a_pipe_loses_nothing(run, fifo):
     async def main():
         async with files.open(path, "rb", buffering=0) as file:
             reading = asyncio.create_task(file.read(10))
-            await turns()
+            await support.turns(3)
             reading.cancel()
             # On asyncio a thread reads on, and keeps what it gets for the next call.
             with pytest.raises(asyncio.CancelledError):
@@ -151,7 +151,7 @@ def test_a_cancelled_read_of_lines_from_a_pipe_loses_nothing(run, fifo):
     async def main():
         async with files.open(path, "r") as file:
             reading = asyncio.create_task(file.readline())
-            await turns()
+            await support.turns(3)
             os.write(end, b"half ")
             # Until the half has been read.
             while not file._decoded:
@@ -225,11 +225,11 @@ def test_a_read_of_a_pipe_in_pieces_that_is_cancelled_loses_nothing(run, fifo, b
     async def main():
         async with files.open(path, "rb", buffering) as file:
             reading = asyncio.create_task(CALLS[call](file, 0))
-            await turns()
+            await support.turns(3)
             os.write(end, b"first")
             while select.select([end], [], [], 0)[0]:
                 await asyncio.sleep(0)
-            await turns()
+            await support.turns(3)
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
@@ -454,7 +454,7 @@ def test_opening_that_is_cancelled_leaves_nothing_open(run, tmp_path):
             await opening
         go_on.set()
         await asyncio.get_running_loop().shutdown_default_executor()
-        await turns()
+        await support.turns(3)
 
     run(main())
     # The descriptor is closed: the fixture of all tests looks.
@@ -631,7 +631,7 @@ def test_pipes_are_read_and_written(run):
     async def main():
         async with files.open(near, "r") as reader, files.open(far, "w", buffering=1) as writer:
             line = asyncio.create_task(reader.readline())
-            await turns()
+            await support.turns(3)
             await writer.write("over\n")
             assert await line == "over\n"
             with pytest.raises(io.UnsupportedOperation):
@@ -739,8 +739,7 @@ def test_a_loop_that_is_closed_with_a_write_in_progress(loop_factory, tmp_path, 
             await file.write(data)
         slow(file)
         task = asyncio.ensure_future(file.write(data) if what == "write" else file.flush())
-        while not file._descriptor.in_flight and not task.done():
-            await asyncio.sleep(0)
+        await until_in_flight(file, task)
         task.cancel()
         await asyncio.wait([task])
         return file
@@ -763,7 +762,7 @@ def test_a_loop_that_is_closed_with_a_read_in_progress(loop_factory, arm, fifo):
     loop = loop_factory()
     file = loop.run_until_complete(as_coroutine(files.open(path, "rb", 0)))
     reading = loop.create_task(file.read(1))
-    loop.run_until_complete(turns())
+    loop.run_until_complete(support.turns(3))
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         loop.run_until_complete(reading)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import support
-from files_support import slow, turns
+from files_support import slow, until_in_flight
 from ringloop import files
 
 RECORD = 4096
@@ -20,12 +20,6 @@ def records(tmp_path):
     path = tmp_path / "records"
     path.write_bytes(b"".join(b"%04d" % number * (RECORD // 4) for number in range(20)))
     return path
-
-
-async def until_in_flight(file, task):
-    """Wait until the kernel has been asked to do something with the file. A thread may have done it before that is seen."""
-    while not file._descriptor.in_flight and not task.done():
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -41,7 +35,7 @@ def test_what_others_write_to_a_shared_file_is_not_overwritten(run, tmp_path, bu
             try:
                 for _ in range(20):
                     writing = asyncio.create_task(file.write(b"mine.." * 10_000))
-                    await turns(2)
+                    await support.turns(2)
                     os.write(other, b"theirs" * 100)
                     await writing
             finally:
@@ -76,7 +70,7 @@ def test_a_file_that_is_shared_while_it_is_written_goes_on_behind_that(run, tmp_
 
 UNFINISHED = """
 import asyncio, errno, resource
-from files_support import slow
+from files_support import slow, until_in_flight
 from ringloop import files
 
 async def main():
@@ -85,8 +79,7 @@ async def main():
         slow(file)
         for expected in (100_000, errno.EFBIG):
             writing = asyncio.create_task(file.write(b"x" * 150_000))
-            while not file._descriptor.in_flight and not writing.done():
-                await asyncio.sleep(0)
+            await until_in_flight(file, writing)
             file.fileno()
             try:
                 count = await writing
@@ -117,7 +110,7 @@ def test_nothing_of_a_shared_file_is_read_twice(run, records, buffering, waits):
             seen = []
             while True:
                 reading = asyncio.create_task(file.read(RECORD))
-                await turns(2)
+                await support.turns(2)
                 theirs = os.read(number, RECORD)
                 seen += [theirs, await reading]
                 if not seen[-1] and not theirs:

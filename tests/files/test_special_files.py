@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import support
-from files_support import slow, turns
+from files_support import slow
 from ringloop import files
 
 # Their content does not change between two reads. Some have a size of 0, some one that is too large.
@@ -116,7 +116,7 @@ def test_a_cancelled_write_to_a_pipe_happens_as_a_whole(run, ends, buffering):
     async def main():
         async with files.open(far, "wb", buffering) as file:
             writing = asyncio.create_task(file.write(b"x" * size))
-            await turns()
+            await support.turns(3)
             writing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await writing

@@ -5,21 +5,20 @@ import pytest
 from support import run_child
 
 PROGRAM = """
-import asyncio, contextlib, os, resource, socket, sys, tempfile
+import asyncio, contextlib, os, socket, sys, tempfile
 from ringloop import files
 
 SIZE = 40_000_000
 
 @contextlib.contextmanager
 def limited():
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + SIZE // 2, resource.RLIM_INFINITY))
+    support.limit_address_space(support.address_space() + SIZE // 2)
     try:
         yield
     except MemoryError:
         print("no memory")
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        support.limit_address_space()
 
 async def stream(write):
     ours, peer = socket.socketpair()

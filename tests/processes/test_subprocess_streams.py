@@ -161,7 +161,7 @@ def test_pieces_are_joined(loop, sizes, big):
 
 
 LIMITED = """
-import asyncio, resource, sys
+import asyncio, sys
 
 async def main():
     process = await asyncio.create_subprocess_exec("true", stdout=asyncio.subprocess.PIPE)
@@ -170,9 +170,7 @@ async def main():
     reader.__class__ = type(process.stdout)
     reading = asyncio.ensure_future(reader.read())
     piece = bytes(65536)
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    limit = used + int(sys.argv[1]) * 1_000_000
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    support.limit_address_space(support.address_space() + int(sys.argv[1]) * 1_000_000)
     for _ in range(2400):
         await asyncio.sleep(0)
         if reading.done():
