@@ -32,8 +32,6 @@ pip := $(python) -m pip --quiet --disable-pip-version-check
 # changes.
 extension_target = $(CARGO_TARGET_DIR)/$(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
 for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(extension_target))
-# A release build that takes a fraction of the time, for programs that only need to run.
-fast_release = CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 # Compiled files of wheels, which are built with other flags. What `make test-package` makes is not for publishing.
 for_wheels = CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/wheels
 package = $(CARGO_TARGET_DIR)/test-package

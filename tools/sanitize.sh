@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Run the Rust tests of the driver and of the runtime under a sanitizer, or the parts that need no kernel under Miri or Valgrind.
-# usage: tools/sanitize.sh address|thread|miri|memcheck [ARGUMENT OF CARGO TEST...]
-# Without --lib or --test among the arguments, all tests run. Exits with 0 if they passed, and with 77 if something is
-# missing; a message on stderr says what.
+# usage: tools/sanitize.sh address|thread|miri|memcheck [--threads] [ARGUMENT OF CARGO TEST...]
+# With --threads, the unit tests run, and the tests in which threads interact. Without it, and without --lib or --test among the
+# arguments, all tests run. Exits with 0 if they passed, and with 77 if something is missing; a message on stderr says what.
 #
 # AddressSanitizer needs a toolchain of rustup's, nightly or stable. ThreadSanitizer needs a nightly one with its
 # standard library's source; if the library is not instrumented, it does not recognise a mutex that a thread had to wait
@@ -14,6 +14,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 kind=${1:?usage: tools/sanitize.sh address|thread|miri|memcheck}
 shift
+if [ "${1:-}" = --threads ]; then
+    shift
+    set -- --lib --test contract --test processes --test reactor --test runtime --test pool "$@"
+fi
 target=$(rustc -vV | sed -n 's/^host: //p')
 folder=${CARGO_TARGET_DIR:-target}/$kind
 
