@@ -109,7 +109,7 @@ test-loom: prerequisites ## check how threads wake each other in all interleavin
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
 		-p ringloop-driver -p ringloop --lib model $(ARGS)
 
-test-minimal: prerequisites ## the Rust tests with the oldest dependencies and Rust allowed
+test-minimal: prerequisites ## compile and test with the oldest dependencies and Rust allowed
 	$(say) 'the oldest dependencies'
 	@tools/minimal_versions.sh $(ARGS)
 

@@ -114,8 +114,8 @@ make_aarch64() { # make_aarch64 VERSION
     "$folder/glibc-aarch64/python$version" -c 'import platform as p; print(p.machine(), *p.libc_ver(), p.python_version())'
 }
 
-# A compiler for musl, and what CPython links: OpenSSL, zlib and libffi, static, in FOLDER/musl-MACHINE/base. The loader is Debian's
-# musl, also there.
+# Make FOLDER/musl-MACHINE/base: a compiler for musl, the static libraries that CPython links (OpenSSL, zlib and libffi), and musl
+# itself from Debian, with its loader.
 make_base() { # make_base MACHINE
     local machine=$1 base=$folder/musl-$1/base state=$folder/base-$1 tool package
     [ ! -e "$base/complete" ] || return 0

@@ -1,7 +1,7 @@
-"""Clients of TLS that leave while reading is paused, with close_notify and the end of the stream.
+"""TLS clients that leave while reading is paused: they send close_notify, and the end of the stream.
 
-asyncio keeps such an end from the protocol until it reads on. The clients are driven by hand, and keep their sockets open: the
-server has to end the connection.
+asyncio does not tell the protocol of such an end before reading is resumed. The clients keep their sockets open, so the server
+has to close the connection.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ OLD = b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % BODY + b"b" * BODY
 
 @contextlib.asynccontextmanager
 async def left(server, data, says_goodbye=True):
-    """A client that has sent data, and ended its side; the server has read all of it."""
+    """A client that has sent data and then ended its side. The server has read all of it."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setblocking(False)
@@ -72,7 +72,7 @@ async def do_nothing(send):
 @pytest.mark.parametrize("finish", [raise_error, fail_within_the_response, close, succeed, do_nothing])
 @pytest.mark.parametrize("data", [POST, OLD, GET + 4000 * GET])
 def test_a_client_that_leaves_with_more_than_is_read_ahead(arm, loop, caplog, contexts, data, finish, says_goodbye):
-    """Its connection stayed open for ever, where it was to end with the response."""
+    """Its connection once stayed open for ever. It has to end with the response."""
     gone = asyncio.Event()
 
     async def application(scope, receive, send):
@@ -108,7 +108,7 @@ def test_a_body_is_complete_though_its_client_has_left(arm, loop, contexts):
 
 
 def test_an_application_that_only_sends_hears_that_its_client_has_left(arm, loop, contexts):
-    """What it sent was dropped without a word, and pings went unanswered while reading was paused."""
+    """What it sent was once dropped silently, and pings were not answered while reading was paused."""
     errors = []
 
     async def push(receive, send):
@@ -149,7 +149,7 @@ def test_a_client_that_leaves_before_its_websocket_is_accepted(arm, loop, contex
 
 
 def test_a_file_is_not_read_for_a_client_that_has_left(arm, loop, contexts, tmp_path, monkeypatch):
-    """All of it was read without a pause, and nobody else was served meanwhile."""
+    """All of it was once read without a pause, and no other client was served meanwhile."""
     from ringloop import _http
 
     path, _ = make(tmp_path, 5_000_000)
