@@ -45,9 +45,8 @@ by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers http_metrics options proxies reload workers))
-# Tests that measure. They run by themselves, and those of the presets by test-bench.
-measuring = lab/tests/test_matrix.py lab/tests/test_wrk.py lab/tests/test_oracle.py
-presets = lab/tests/test_presets.py
+# Tests that measure: test-bench runs them, one after the other.
+measuring = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets))
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
@@ -92,17 +91,17 @@ test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp
 	$(say) "real applications on $$($(python) -V)"
 	@$(python) -m pytest tests/applications $(by_file) $(ARGS)
 
-test-lab: build $(VENV)/.peers-installed ## ringlab's tests, with every target that this machine has tools for
+test-lab: build $(VENV)/.peers-installed ## ringlab's tests, on every target that this machine has tools for
 	$(say) "ringlab on $$($(python) -V)"
-	@$(if $(ARGS),$(python) -m pytest lab/tests $(ARGS),$(python) -m pytest lab/tests $(by_file) $(addprefix --ignore ,$(measuring) $(presets)) && $(python) -m pytest $(measuring))
+	@$(python) -m pytest lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(measuring)))
 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-bench: build $(VENV)/.peers-installed ## check that each kind of benchmark runs, not how fast anything is
+test-bench: build $(VENV)/.peers-installed ## check that every target and kind of benchmark can be measured
 	$(say) 'short benchmarks'
-	@$(python) -m pytest $(presets) $(ARGS)
+	@$(python) -m pytest $(measuring) $(ARGS)
 
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'
