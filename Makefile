@@ -45,8 +45,9 @@ by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers http_metrics options proxies reload workers))
-# Tests that measure: test-bench runs them, one after the other.
+# Tests of ringlab that take minutes each: those that measure, which run one after the other, and simulations of its statistics.
 measuring = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets))
+simulations = lab/tests/test_error_rates.py
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
@@ -93,15 +94,15 @@ test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp
 
 test-lab: build $(VENV)/.peers-installed ## ringlab's tests, on every target that this machine has tools for
 	$(say) "ringlab on $$($(python) -V)"
-	@$(python) -m pytest lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(measuring)))
+	@$(python) -m pytest lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(measuring) $(simulations)))
 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-bench: build $(VENV)/.peers-installed ## check that every target and kind of benchmark can be measured
-	$(say) 'short benchmarks'
-	@$(python) -m pytest $(measuring) $(ARGS)
+test-bench: build $(VENV)/.peers-installed ## check that everything can be measured, and how often verdicts err
+	$(say) 'short benchmarks, and simulated ones'
+	@$(python) -m pytest $(measuring) $(simulations) $(ARGS)
 
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'
@@ -248,7 +249,7 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	$(say) clippy
 	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
 	$(say) rustdoc
-	@RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop -p ringloop-http
+	@$(for_python) RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop -p ringloop-http
 
 lint-python: build $(VENV)/.lint-installed
 	$(say) ruff

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compile the published crates, ringloop-http and their tests with the oldest versions of their dependencies that Cargo.toml allows,
-# and run the tests of the driver and of ringloop-http, whose dependencies decide what they do. Then check that the whole workspace compiles with the oldest Rust that it allows, if rustup has that one.
+# and run the tests of the driver and of ringloop-http, whose dependencies decide what they do. Then check that the whole workspace
+# compiles with the oldest Rust that it allows, if rustup has that one.
 # usage: tools/minimal_versions.sh [ARGUMENT OF CARGO TEST...]
 # It works on a copy, because cargo chooses versions by writing Cargo.lock. To choose the oldest is an option of nightly cargo's;
 # RUSTC_BOOTSTRAP=1 lets a stable one have it.
