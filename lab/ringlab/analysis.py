@@ -496,12 +496,10 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
             except Exception as error:  # Whatever its parts raise: base64, zlib, and its own.
                 raise results.ResultError(f"{cell.name}: a histogram of {arm} can't be decoded: {error}") from None
             count = merged.get_total_count()
-            points = [
-                [each, float(merged.get_value_at_percentile(each))]
-                for each in CURVE_PERCENTILES
-                # Beyond these, the curve would show only a few single operations, as a horizontal line.
-                if each == 100 or count * (1 - each / 100) >= CURVE_COUNT_LEAST
-            ]
+            # Beyond these, the curve would show only a few single operations, as a horizontal line.
+            shown = [each for each in CURVE_PERCENTILES if each == 100 or count * (1 - each / 100) >= CURVE_COUNT_LEAST]
+            values = merged.get_percentile_to_value_dict(shown)
+            points = [[each, float(values.get(each, 0))] for each in shown]
             found.append(Curve(arm=arm, kind="service" if kind == "service" else "corrected", points=points))
     return found
 
