@@ -113,7 +113,7 @@ async def main(loop, reader, writer):
         warnings.simplefilter("ignore")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         {ending.strip()}
-    print({name!r}, await until_exit(pid), await converse(reader, writer, b"and on"))
+    print({name!r}, await until_exit(pid), await converse(reader, writer, b"and on"), flush=True)
 """
     lines, _ = outcome(source + "run(main)", arm)
     codes = dict.fromkeys(endings, 5)
