@@ -176,6 +176,10 @@ impl Collected {
     /// Adds a piece. What was collected is incomplete if there is no memory for it.
     pub(crate) fn add(&self, data: &Bound<'_, PyBytes>) -> PyResult<()> {
         let py = data.py();
+        // All empty `bytes` are one object, which must not be filled.
+        if data.as_bytes().is_empty() {
+            return Ok(());
+        }
         let (first, mut room) = {
             let mut pieces = self.pieces.get_mut(py);
             if pieces.room.is_none() && pieces.first.is_none() {
