@@ -57,10 +57,6 @@ def patient_probes() -> Iterator[None]:
         yield
 
 
-# On CI the speed of the Rust targets says nothing, and their link-time optimisation takes longer than all else that they are tested for.
-if os.environ.get("CI"):
-    os.environ.setdefault("CARGO_PROFILE_RELEASE_LTO", "off")
-    os.environ.setdefault("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
 # A shell starts background jobs with SIGINT ignored, nohup with SIGHUP, and children inherit that. Those of the tests are ended so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
