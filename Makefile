@@ -98,7 +98,7 @@ test-lab: build $(VENV)/.peers-installed ## ringlab's tests, on every target tha
 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
-	@RINGLOOP_TEST_LOOPS=io_uring,epoll PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
+	@RINGLOOP_TEST_LOOPS=$${RINGLOOP_TEST_LOOPS:-io_uring,epoll} PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
 test-bench: build $(VENV)/.peers-installed ## check that everything can be measured, and how often verdicts err
 	$(say) 'short benchmarks, and simulated ones'
