@@ -607,6 +607,7 @@ def test_five_hundred_connections_leave_nothing_behind(loop, style):
     assert open_descriptors() == descriptors
 
 
+@pytest.mark.without_debug_mode
 def test_a_hundred_thousand_callbacks_and_timers_leave_nothing_behind(loop):
     def round_of(count):
         for _ in range(count):

@@ -354,6 +354,7 @@ def test_a_transport_that_reads_on_comes_after_what_was_queued_in_that_turn(loop
 # Callbacks from other threads
 
 
+@pytest.mark.without_debug_mode
 def test_threads_that_do_nothing_but_post_leave_the_loop_its_share(loop):
     """Each gives way often enough for the loop to keep up, which runs a callback as fast as it is posted."""
     posts = 100_000

@@ -946,6 +946,7 @@ def test_a_destructor_that_schedules_during_close_gets_the_closed_error(new_loop
     assert errors == ["Event loop is closed"] * 2
 
 
+@pytest.mark.without_debug_mode
 def test_the_queue_grows_as_needed_turn_after_turn(loop):
     count = 0
 
