@@ -920,7 +920,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let between = idle && error.is_none() && connection.answered != connection.answered_before;
         // A server that has announced the end may reset the connection, because it leaves later requests unread.
         if E::RECONNECTS && (connection.closing || between) {
-            self.reopen(index);
+            if self.settings.churn && !self.sending {
+                // It has had its only answer, and the load ends before another connection could have one.
+                connection.closing = false;
+                connection.link = None;
+            } else {
+                self.reopen(index);
+            }
             return;
         }
         let number = connection.number;
