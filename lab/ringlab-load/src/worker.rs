@@ -922,7 +922,6 @@ impl<'a, E: Exchange> Worker<'a, E> {
         if E::RECONNECTS && (connection.closing || between) {
             if self.settings.churn && !self.sending {
                 // It has had its only answer, and the load ends before another connection could have one.
-                connection.closing = false;
                 connection.link = None;
             } else {
                 self.reopen(index);
