@@ -70,7 +70,7 @@ def test_data_that_cannot_be_copied_is_refused(arm, what):
 def test_all_of_many_streams_is_read_with_few_addresses(arm):
     """Each call reserved 64 MB from the first megabyte on."""
     source = """
-        import asyncio, resource, socket
+        import asyncio, socket
 
         COUNT, SIZE, LIMIT = 30, 2 << 20, 1 << 30
 
@@ -84,8 +84,7 @@ def test_all_of_many_streams_is_read_with_few_addresses(arm):
                 reader, writer = await asyncio.open_connection(sock=ours)
                 writers.append(writer)
                 calls.append(loop.create_task(reader.read()))
-            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, resource.RLIM_INFINITY))
+            support.limit_address_space(support.address_space() + LIMIT)
             data = bytes(SIZE)
             await asyncio.gather(*[loop.sock_sendall(peer, data) for peer in peers])
             await asyncio.sleep(0.01)

@@ -246,7 +246,8 @@ class TextFile(File[str]):
                     piece = self._decoded[: size - len(text)]
                     self._used = len(piece)
                     text += piece
-                    # At the end of the file the decoder may still give characters. They count as a chunk, so that `tell` returns the end.
+                    # At the end of the file the decoder may still give characters. They count as a chunk, so that `tell` returns
+                    # the end.
                     if not chunk and not piece:
                         break
                 return text
