@@ -45,9 +45,8 @@ by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers http_metrics options proxies reload workers))
-# Tests of ringlab that take minutes each: those that measure, which run one after the other, and simulations of its statistics.
-measuring = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets))
-simulations = lab/tests/test_error_rates.py
+# Tests of ringlab that take minutes: those that measure, which must run one after the other, and simulations of its verdicts.
+long_lab_tests = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets error_rates))
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
@@ -94,7 +93,7 @@ test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp
 
 test-lab: build $(VENV)/.peers-installed ## ringlab's tests, on every target that this machine has tools for
 	$(say) "ringlab on $$($(python) -V)"
-	@$(python) -m pytest lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(measuring) $(simulations)))
+	@$(python) -m pytest lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(long_lab_tests)))
 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
@@ -102,7 +101,7 @@ test-modes: extension ## the Python tests in the development mode and in debug m
 
 test-bench: build $(VENV)/.peers-installed ## check that everything can be measured, and how often verdicts err
 	$(say) 'short benchmarks, and simulated ones'
-	@$(python) -m pytest $(measuring) $(simulations) $(ARGS)
+	@$(python) -m pytest $(long_lab_tests) $(ARGS)
 
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'
