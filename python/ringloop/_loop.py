@@ -10,6 +10,7 @@ from __future__ import annotations
 import _socket
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -31,7 +32,7 @@ from ._transports import SocketTransport, send_file, send_file_over_socket
 if TYPE_CHECKING:
     import contextvars
     import ssl
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
     from socket import _GetAddrInfoResult
 
     from ._types import _Loop as _Native
@@ -53,13 +54,17 @@ _ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
 _WAKEUP_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
+# If the socket is full, the loop wakes anyway.
+_set_wakeup_fd = functools.partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
+
+
 def _give_back_wakeup_fd(fd: int) -> bool:
     """Sets again what `set_wakeup_fd` has returned. False if that is no longer possible, because the descriptor is closed.
 
     Nobody can ask whether warnings were wanted. Where they weren't, one for each signal would do more harm than none.
     """
     try:
-        signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+        _set_wakeup_fd(fd)
     except (ValueError, OSError):
         return False
     return True
@@ -106,6 +111,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
 
     def __init__(self, *, backend: str | None = None, busy_poll: str | int | None = None) -> None:
         self._children: set[_children.Child] = set()
+        # What `signal.set_wakeup_fd` had before; empty while signals don't come to this loop.
+        self._replaced_wakeup_fds: list[int] = []
         self._lent_sockets: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
         try:
             super().__init__(cast("Any", _SelectorView(self)))
@@ -135,10 +142,18 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         self._check_running()
         try:
             self._run_forever_setup()
-            with self._signals_wake_the_loop():
-                self._run()
+            self._let_signals_wake()
+            self._run()
         finally:
-            self._run_forever_cleanup()
+            # What keeps this loop and others from running again comes first, and without a call of a Python function: a signal
+            # handler may raise when one begins.
+            self._stopping = False
+            self._thread_id = None
+            events._set_running_loop(None)
+            try:
+                self._give_back_signals()
+            finally:
+                self._run_forever_cleanup()
 
     # asyncio has these from Python 3.13 on.
     if not hasattr(base_events.BaseEventLoop, "_run_forever_setup"):
@@ -165,28 +180,33 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
                 sys.set_asyncgen_hooks(*self._old_agen_hooks)
                 self._old_agen_hooks = None
 
-    @contextlib.contextmanager
-    def _signals_wake_the_loop(self) -> Iterator[None]:
+    def _let_signals_wake(self) -> None:
         """Makes a signal end a wait in the kernel even if it arrives just before the wait begins."""
         if threading.current_thread() is not threading.main_thread():
-            yield
             return
         _WAKEUP_SOCKETS.add(self._csock)
+        ours, replaced = self._csock.fileno(), self._replaced_wakeup_fds
         try:
-            # If it is full, the loop wakes anyway.
-            previous = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
+            # A signal handler may raise after this call, but not within it: what was set before is then in the list.
+            replaced.extend(map(_set_wakeup_fd, (ours,)))
         except ValueError:  # a subinterpreter's main thread isn't the process's
-            yield
             return
+        if replaced[-1] == ours:  # it was not given back: a handler has raised
+            del replaced[1:]
         # The user's own stays. A loop's signal handlers replace it, as under asyncio.
-        is_ours = previous == -1 or not _give_back_wakeup_fd(previous)
-        try:
-            yield
-        finally:
-            if is_ours and not self._signal_handlers and not self._closed:
-                current = signal.set_wakeup_fd(-1)
-                if current != self._csock.fileno():
-                    _give_back_wakeup_fd(current)
+        elif replaced[-1] != -1 and _give_back_wakeup_fd(replaced[-1]):
+            replaced.clear()
+
+    def _give_back_signals(self) -> None:
+        """Undoes `_let_signals_wake`, unless signal handlers of the loop need it."""
+        replaced = self._replaced_wakeup_fds
+        if replaced and not self._signal_handlers and not self._closed:
+            current = signal.set_wakeup_fd(-1)
+            if current != self._csock.fileno():
+                _give_back_wakeup_fd(current)
+            elif replaced[0] != -1:
+                _give_back_wakeup_fd(replaced[0])
+        replaced.clear()
 
     def close(self) -> None:
         """Closes the loop: its queue, its timers, and the kernel's objects. It must not be running."""
@@ -194,6 +214,9 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self.is_closed():
             return
+        if self._replaced_wakeup_fds:
+            with contextlib.suppress(ValueError):  # another thread closes the loop
+                self._give_back_signals()
         super().close()
         self._release()
         for child in list(self._children):

@@ -583,3 +583,70 @@ def test_the_users_wakeup_descriptor_is_closed(loop):
         assert loop.run_until_complete(asyncio.sleep(0.001, "result")) == "result"
     finally:
         signal.set_wakeup_fd(previous)
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("own", ["none", "the user's"])
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [
+        ("c_return", "extend"),
+        ("call", "_give_back_wakeup_fd"),
+        ("call", "_give_back_signals"),
+        ("c_return", "set_wakeup_fd"),
+        ("call", "_run_forever_cleanup"),
+    ],
+)
+def test_a_signal_handler_that_raises_where_a_run_begins_or_ends(arm, event, name, own):
+    """The loop doesn't stay "running", and its socket is not left to signals: its number would become another file's."""
+    child = run_child(
+        """
+        import signal, socket
+
+        class Oops(Exception):
+            pass
+
+        def handler(*_):
+            raise Oops
+
+        def profile(frame, event, argument):
+            name = frame.f_code.co_name if event == "call" else getattr(argument, "__name__", "")
+            if [event, name] == sys.argv[1:3]:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGUSR1)
+
+        own = -1
+        if sys.argv[3] != "none":
+            reader, writer = socket.socketpair()
+            writer.setblocking(False)
+            own = writer.fileno()
+            signal.set_wakeup_fd(own, warn_on_full_buffer=False)
+        signal.signal(signal.SIGUSR1, handler)
+        loop = new_loop()
+        loop.call_soon(loop.stop)
+        sys.setprofile(profile)
+        try:
+            loop.run_forever()
+            happened = sys.getprofile() is None
+        except Oops:
+            happened = True
+        finally:
+            sys.setprofile(None)
+        assert not loop.is_running()
+        # The first run may not have come to its end.
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        other = new_loop()
+        other.run_until_complete(asyncio.sleep(0))
+        other.close()
+        loop.close()
+        print(happened, signal.set_wakeup_fd(-1) == own)
+        """,
+        arm,
+        event,
+        name,
+        own,
+    )
+    # The user's own is given back when the run begins, from a call that Python code doesn't make.
+    happens = name != ("_give_back_wakeup_fd" if own == "none" else "set_wakeup_fd")
+    assert (child.stdout, child.stderr) == (f"{happens} True\n", "")
