@@ -673,28 +673,43 @@ def test_get_buffer_may_end_the_connection(loop, how):
     assert names.count("get_buffer") == 1 and names[-1] == "connection_lost"
 
 
-def test_get_buffer_may_replace_the_protocol(loop):
-    """The bytes of that read belong to whoever asked for them."""
+@pytest.mark.parametrize("where", ["get_buffer", "buffer_updated"])
+def test_a_buffered_protocol_may_replace_itself(loop, where):
+    """The bytes of a read belong to the protocol that the transport has when they have arrived."""
     contexts = capture_contexts(loop)
-    successor = Recorder()
+    buffer = bytearray(100)
+    received = []
 
-    class Leaves(BufferedRecorder):
+    class Successor(asyncio.BufferedProtocol):
+        def get_buffer(self, sizehint):
+            return buffer
+
+        def buffer_updated(self, count):
+            received.append((type(self).__name__, bytes(buffer[:count])))
+
+    class Leaves(Successor):
+        def get_buffer(self, sizehint):
+            if where == "get_buffer":
+                transport.set_protocol(Successor())
+            return super().get_buffer(sizehint)
+
         def buffer_updated(self, count):
             super().buffer_updated(count)
-            self.transport.set_protocol(successor)
+            transport.set_protocol(Successor())
 
     async def main():
-        protocol = Leaves()
-        _, peer = await attach(loop, protocol)
+        nonlocal transport
+        transport, peer = await attach(loop, Leaves())
         with peer:
-            peer.send(b"first")
-            await until(lambda: protocol.data)
-            peer.send(b"second")
-            await until(lambda: successor.data)
-        await until(lambda: successor.lost)
-        return bytes(protocol.data), bytes(successor.data)
+            for part in (b"first", b"second"):
+                peer.send(part)
+                await until(lambda part=part: received and received[-1][1] == part)
+        transport.close()
 
-    assert loop.run_until_complete(main()) == (b"first", b"second")
+    transport = None
+    loop.run_until_complete(main())
+    first = "Successor" if where == "get_buffer" else "Leaves"
+    assert received == [(first, b"first"), ("Successor", b"second")]
     assert contexts == []
 
 
