@@ -196,6 +196,46 @@ def test_a_window_of_one_byte_at_a_time(arm, loop):
     run(loop, test())
 
 
+def test_a_client_that_gives_room_for_each_little_that_it_reads(arm, loop):
+    """As Go's does: two frames for each 4 KiB, for the stream and for the connection."""
+    length = 64 << 20
+
+    async def test():
+        async with Server(arm, text(length * b"x")) as server, server.client() as client:
+            client.write(START + get(1))
+            received = given = 0
+            while received < length:
+                piece = await client.reader.read(65536)
+                assert piece, received
+                received += len(piece)
+                for _ in range((received - given) // 4096):
+                    given += 4096
+                    client.write(b"".join(frame(WINDOW_UPDATE, 0, stream, b"\0\0\x10\0") for stream in (0, 1)))
+            client.reset()
+
+    run(loop, test())
+
+
+def test_a_body_in_many_small_frames(arm, loop):
+    """A program that writes line by line makes them."""
+    count = 60_000
+
+    async def application(scope, receive, send):
+        await answer(send, str(len((await body_of(receive))[0])).encode())
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(START + frame(HEADERS, END_HEADERS, 1, POST))
+            for _ in range(count // 1000):
+                client.write(frame(DATA, 0, 1, b"x") * 1000)
+                await client.writer.drain()
+            client.write(frame(DATA, END_STREAM, 1, b""))
+            assert str(count).encode() in await client.reader.readuntil(str(count).encode())
+            client.reset()
+
+    run(loop, test())
+
+
 def test_a_head_that_is_too_large(arm, loop):
     async def test():
         async with Server(arm, text(b""), limit_head=4096) as server, server.http2() as client:

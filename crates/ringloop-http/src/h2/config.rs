@@ -29,15 +29,16 @@ pub struct Config {
     pub control_frames: u32,
     /// How many more control frames a client can send per second. Default: 200.
     pub control_frames_per_s: u32,
-    /// How many WINDOW_UPDATE frames a client can send at once. Default: 10,000.
+    /// How many WINDOW_UPDATE frames a client can send at once, besides one for each KiB that was sent to it. Default:
+    /// 10,000.
     pub window_updates: u32,
     /// How many more WINDOW_UPDATE frames a client can send per second. Default: 5,000.
     pub window_updates_per_s: u32,
-    /// How many DATA frames of less than 64 bytes, which do not end a request, a client can send at once. Default:
-    /// 20,000.
-    pub small_data_frames: u32,
+    /// How many DATA frames that are empty or may consist of padding, and do not end a request, a client can send at
+    /// once. Default: 20,000.
+    pub empty_data_frames: u32,
     /// How many more of these DATA frames a client can send per second. Default: 10,000.
-    pub small_data_frames_per_s: u32,
+    pub empty_data_frames_per_s: u32,
     /// How many streams the `h2` crate refuses or resets, because the client violates the protocol, before it ends the
     /// connection. Default: 256.
     pub error_resets: usize,
@@ -60,8 +61,8 @@ impl Default for Config {
             control_frames_per_s: 200,
             window_updates: 10_000,
             window_updates_per_s: 5_000,
-            small_data_frames: 20_000,
-            small_data_frames_per_s: 10_000,
+            empty_data_frames: 20_000,
+            empty_data_frames_per_s: 10_000,
             error_resets: 256,
             output_bytes: 64 << 10,
         }

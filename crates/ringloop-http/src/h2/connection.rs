@@ -88,6 +88,8 @@ impl Connection {
             .max_concurrent_streams(config.concurrent_streams)
             .max_local_error_reset_streams(Some(config.error_resets))
             .max_send_buffer_size(SEND_BUFFER)
+            // Frames are taken from it as soon as they have arrived, so many small ones don't occupy memory.
+            .data_frame_budget(usize::MAX)
             .handshake(pipe.clone());
         let flag = Arc::new(Flag::default());
         Connection {
@@ -162,7 +164,9 @@ impl Connection {
     /// Append the bytes to send to `out`. Call it when there are no more events, and again when those bytes were sent.
     pub fn take_output(&mut self, out: &mut Vec<u8>, now_ms: u64) {
         self.drive(true, now_ms);
+        let before = out.len();
         self.is_stirred |= self.pipe.take_output(out);
+        self.meter.count_sent(out.len() - before);
     }
 
     /// Whether there are events. More can follow when those were taken.

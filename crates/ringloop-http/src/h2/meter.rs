@@ -14,8 +14,12 @@ const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// DATA frames with a shorter payload than this are small, in bytes.
-const SMALL: u64 = 64;
+const PADDED: u8 = 8;
+/// A padded DATA frame with at most this payload, in bytes, may consist of padding only.
+const PADDING_MAX: u64 = 256;
+/// For each of so many bytes that were sent, a client may send a WINDOW_UPDATE frame. Go's sends two, for the stream and for
+/// the connection, for each 4 KiB that its user has read.
+const BYTES_PER_UPDATE: u64 = 1024;
 
 /// A limit for a kind of frames: how many at once, and how many per second (a token bucket).
 #[derive(Debug)]
@@ -68,7 +72,9 @@ pub(super) struct Meter {
     resets: Allowance,
     control_frames: Allowance,
     window_updates: Allowance,
-    small_data_frames: Allowance,
+    /// Bytes that were sent and that no WINDOW_UPDATE frame has been counted for.
+    sent: u64,
+    empty_data_frames: Allowance,
 }
 
 impl Meter {
@@ -82,9 +88,10 @@ impl Meter {
             resets: Allowance::new(config.resets, config.resets_per_s),
             control_frames: Allowance::new(config.control_frames, config.control_frames_per_s),
             window_updates: Allowance::new(config.window_updates, config.window_updates_per_s),
-            small_data_frames: Allowance::new(
-                config.small_data_frames,
-                config.small_data_frames_per_s,
+            sent: 0,
+            empty_data_frames: Allowance::new(
+                config.empty_data_frames,
+                config.empty_data_frames_per_s,
             ),
         }
     }
@@ -97,6 +104,22 @@ impl Meter {
     /// Count a reset that the server had to send. Returns whether it is within the limit for the client's own resets.
     pub(super) fn count_reset(&mut self, now_ms: u64) -> bool {
         self.resets.take(now_ms)
+    }
+
+    /// Count bytes that were sent.
+    pub(super) fn count_sent(&mut self, length: usize) {
+        self.sent = self.sent.saturating_add(length as u64);
+    }
+
+    /// Count a WINDOW_UPDATE frame. Returns whether it is within the limit, or follows from what was sent.
+    fn take_window_update(&mut self, now_ms: u64) -> bool {
+        match self.sent.checked_sub(BYTES_PER_UPDATE) {
+            Some(sent) => {
+                self.sent = sent;
+                true
+            }
+            None => self.window_updates.take(now_ms),
+        }
     }
 
     /// Count the frames in `bytes`. Returns whether they are within the limits.
@@ -121,9 +144,11 @@ impl Meter {
             self.ends_block = flags & END_HEADERS != 0;
             let is_allowed = match kind {
                 RST_STREAM => self.resets.take(now_ms),
-                WINDOW_UPDATE => self.window_updates.take(now_ms),
-                DATA if self.skip < SMALL && flags & END_STREAM == 0 => {
-                    self.small_data_frames.take(now_ms)
+                WINDOW_UPDATE => self.take_window_update(now_ms),
+                DATA if flags & END_STREAM == 0
+                    && (self.skip == 0 || (flags & PADDED != 0 && self.skip <= PADDING_MAX)) =>
+                {
+                    self.empty_data_frames.take(now_ms)
                 }
                 // These have their own limits.
                 DATA | HEADERS | CONTINUATION => true,
@@ -162,7 +187,7 @@ mod tests {
             resets: 3,
             control_frames: 5,
             window_updates: 7,
-            small_data_frames: 9,
+            empty_data_frames: 9,
             ..Config::default()
         };
         let mut meter = Meter::new(&config);
@@ -203,13 +228,27 @@ mod tests {
             }
             for (flags, payload, expected) in [
                 (0, 0, Some(9)),
-                (0, 63, Some(9)),
-                (0, 64, None),
+                (0, 1, None),
+                (PADDED, 256, Some(9)),
+                (PADDED, 257, None),
                 (END_STREAM, 0, None),
             ] {
                 assert_eq!(first_refused(DATA, flags, payload, step), expected);
             }
         }
+    }
+
+    #[test]
+    fn what_was_sent_may_be_answered_by_window_updates() {
+        let config = Config {
+            window_updates: 7,
+            ..Config::default()
+        };
+        let mut meter = Meter::new(&config);
+        meter.count_sent(3 * 1024 - 1);
+        assert!(meter.count(&[0; PREFACE as usize], 0));
+        let update = frame(WINDOW_UPDATE, 0, 4);
+        assert_eq!((0..20).find(|_| !meter.count(&update, 0)), Some(2 + 7));
     }
 
     #[test]

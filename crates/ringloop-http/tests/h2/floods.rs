@@ -90,9 +90,8 @@ fn floods_end_the_connection() {
     // Empty DATA frames.
     assert!(is_flooded(100_000, true, |_| frame(DATA, 0, 1, b"").repeat(100)));
     assert!(!is_flooded(100, true, |_| frame(DATA, 0, 1, &[0; 1000])));
-    assert!(!is_flooded(100, true, |_| frame(DATA, 0, 1, b"x").repeat(100)));
-    // DATA frames of one byte, which the application receives at once.
-    assert!(is_flooded(201, true, |_| frame(DATA, 0, 1, b"x").repeat(100)));
+    // A program that writes little by little makes such frames.
+    assert!(!is_flooded(1000, true, |_| frame(DATA, 0, 1, b"x").repeat(100)));
     // Header blocks that do not end.
     let endless = |stream| {
         let mut flood = frame(HEADERS, END_STREAM, stream, &block(GET));

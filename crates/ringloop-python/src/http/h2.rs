@@ -300,10 +300,12 @@ impl Connection {
             }
             Event::End(end) => {
                 Self::flush_last(slf, service)?;
-                let warned = match end {
+                let warned = match &end {
                     h2::End::Orderly => Ok(()),
-                    h2::End::Error(_) | h2::End::Flood => {
-                        service.get().warn(py, "Invalid HTTP request received.")
+                    h2::End::Error(_) => service.get().warn(py, "Invalid HTTP request received."),
+                    h2::End::Flood => {
+                        let text = format!("An HTTP/2 client was disconnected: {end}.");
+                        service.get().warn(py, &text)
                     }
                 };
                 let ended = match end {
