@@ -290,6 +290,13 @@ impl Connection {
         if this.state.get(py).is_websocket {
             return Self::read_on(slf);
         }
+        if started > 0 {
+            // Otherwise the deadline for the previous head would go on.
+            let slot = this.state.get(py).slot;
+            if let Some(slot) = slot {
+                HttpService::set_deadline(&service, slot, None)?;
+            }
+        }
         Self::settle(slf, &service)
     }
 
