@@ -8,6 +8,7 @@ import pytest
 
 from serving import Server, answer, run, text
 from test_http1 import GET
+from test_pathsend import FileServer
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -117,6 +118,78 @@ def test_a_request_that_has_arrived_when_its_time_is_over_is_served(arm, loop):
             time.sleep(0.01)
             assert (await client.response())[2] == b"hello"
             assert await client.rest() == b""
+
+    run(loop, test())
+
+
+def test_each_head_has_its_own_time(arm, loop):
+    """Each segment carries the end of one head and the beginning of the next."""
+    timeout = 0.3
+
+    async def test():
+        async with Server(arm, text(b"hello"), timeout_head=timeout) as server, server.client() as client:
+            begin, end = GET[:20], GET[20:]
+            began = loop.time()
+            client.write(begin)
+            while loop.time() < began + 4 * timeout:
+                head_began = loop.time()
+                await asyncio.sleep(timeout / 10)
+                client.write(end + begin)
+                line, *_ = await client.response()
+                # This process may have been paused.
+                took = loop.time() - head_began
+                assert line == "HTTP/1.1 200 OK" or took > timeout / 2, took
+                if line != "HTTP/1.1 200 OK":
+                    return
+            # And it has this time only.
+            line, *_ = await client.response()
+            assert line == "HTTP/1.1 408 Request Timeout"
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_an_application_that_only_sends_lets_others_run(arm, loop, contexts, tls, kind):
+    """Even when its client is gone: it waits for nothing then."""
+
+    async def application(scope, receive, send):
+        if scope["path"] == "/other":
+            await answer(send, b"other")
+            return
+        if kind == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+        else:
+            await send({"type": "http.response.start", "status": 200})
+        message = {
+            "http": {"type": "http.response.body", "body": b"x", "more_body": True},
+            "websocket": {"type": "websocket.send", "text": "x"},
+        }[kind]
+        while not is_over:
+            try:
+                await send(message)
+            except OSError:  # uvicorn's error for a WebSocket whose client is gone
+                sent.append(1)
+                if len(sent) > 5000:
+                    break
+
+    is_over = False
+    sent = []
+
+    async def test():
+        nonlocal is_over
+        async with FileServer(arm, application, contexts if tls else None) as server:
+            async with server.client() as client:
+                upgrade = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+                upgrade += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+                client.write(GET if kind == "http" else upgrade)
+                await client.reader.read(1)
+                client.reset()
+                async with server.client() as other:
+                    other.write(GET.replace(b"/ ", b"/other "))
+                    assert (await other.response())[2] == b"other"
+            is_over = True
 
     run(loop, test())
 

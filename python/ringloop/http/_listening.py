@@ -42,7 +42,7 @@ def bind(host: str | None, port: int, *, reuse_port: bool = False) -> Listeners:
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise StartupError(f"{host or ''}:{port}: {getattr(error, 'strerror', None) or error}") from None
     # The port that the first address got may be taken at the next one.
     attempts = 1 if port else _ATTEMPTS

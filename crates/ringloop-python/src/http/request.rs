@@ -62,6 +62,8 @@ struct State {
     receivers: Vec<Py<PyAny>>,
     /// Futures of those who wait for room to write.
     senders: Vec<Py<PyAny>>,
+    /// Messages that were sent since the application last waited for something.
+    sent: u32,
     pending: Option<Pending>,
     begun: Begun,
     /// The response's, once it is started.
@@ -113,6 +115,7 @@ impl Request {
             end_received: false,
             receivers: Vec::new(),
             senders: Vec::new(),
+            sent: 0,
             pending: None,
             begun,
             status: 0,
@@ -374,6 +377,7 @@ impl Request {
         let this = slf.get();
         let application = {
             let mut state = this.state.get_mut(py);
+            state.sent = 0;
             std::mem::replace(&mut state.application, Application::Running)
         };
         let result = match application {
@@ -581,6 +585,11 @@ impl Request {
             _ => Ok(()),
         };
         closed.and(counted)
+    }
+
+    /// Lets those go on who wait for room to write, or had to give way.
+    fn _go_on(&self, py: Python<'_>) -> PyResult<()> {
+        self.wake_senders(py)
     }
 
     /// Sends a head that another task has given, if nothing has come after it meanwhile.

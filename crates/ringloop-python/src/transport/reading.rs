@@ -239,7 +239,12 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         return Ok(());
     };
     // get_buffer may have replaced it.
-    let protocol = this.state.get(py).protocol.clone_ref_opt(py).unwrap_or(protocol);
+    let protocol = this
+        .state
+        .get(py)
+        .protocol
+        .clone_ref_opt(py)
+        .unwrap_or(protocol);
     let result = protocol
         .bind(py)
         .call_method1(intern!(py, "buffer_updated"), (New(count),))

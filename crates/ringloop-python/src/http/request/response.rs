@@ -16,6 +16,10 @@ use crate::names::intern;
 use crate::objects;
 use crate::support;
 
+/// So many messages an application may send without waiting for anything; then others have their turn. Otherwise one that sends
+/// for ever would not even hear that its client is gone.
+const SENT_MAX: u32 = 1000;
+
 /// What sending a message comes to.
 pub(in crate::http) enum Sending<'py> {
     Done,
@@ -51,6 +55,14 @@ impl Request {
     ) -> PyResult<Sending<'py>> {
         let py = slf.py();
         let this = slf.get();
+        let gives_way = {
+            let mut state = this.state.get_mut(py);
+            state.sent += 1;
+            state.sent > SENT_MAX
+        };
+        if gives_way {
+            return Self::give_way(slf).map(Sending::Wait);
+        }
         if this.websocket.is_some() {
             return WebSocket::send(slf, message);
         }
@@ -102,6 +114,17 @@ impl Request {
             Self::begin_response(slf, &connection, message)?;
         }
         Ok(Sending::Done)
+    }
+
+    /// A future that is done in the next turn.
+    #[cold]
+    fn give_way<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let this = slf.get();
+        this.state.get_mut(py).sent = 0;
+        let go_on = slf.getattr(intern!(py, "_go_on"))?;
+        this.service(py)?.get().call_soon(py, &go_on)?;
+        this.wait_for_room(py)
     }
 
     /// Whether the client has to read before more is sent.
