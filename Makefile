@@ -24,7 +24,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -193,6 +193,10 @@ ringlab-packages: prerequisites $(VENV)/.wheels-installed ## ringlab's wheels an
 	$(say) "ringlab's packages"
 	@$(for_wheels) $(python) tools/ringlab_packages.py $(ARGS) || [ $$? = 77 ]
 
+try-ringlab: $(VENV)/.wheels-installed ## install ringlab's packages in dist in fresh environments, and measure with them
+	$(say) "trying ringlab's packages"
+	@$(python) tools/try_ringlab.py dist/ringlab-*
+
 reproducible: prerequisites $(VENV)/.wheels-installed ## build everything twice and compare; ARGS="--fast"
 	$(say) 'building everything twice'
 	@tools/reproducible.sh $(python) $(ARGS)
@@ -208,10 +212,11 @@ release-check: prerequisites $(VENV)/.wheels-installed ## all of docs/releasing.
 	@cp $(CARGO_TARGET_DIR)/package/ringloop*-$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1).crate dist
 	@$(VENV)/bin/twine check --strict dist/*.whl dist/*.tar.gz
 	@$(MAKE) try-wheels ARGS=
+	@$(MAKE) try-ringlab
 	@$(MAKE) reproducible
 	@$(python) tools/release_check.py $(ARGS)
 
-licences: prerequisites ## write THIRD-PARTY-LICENSES from Cargo.lock
+licences: prerequisites ## write THIRD-PARTY-LICENSES and lab/THIRD-PARTY-LICENSES from Cargo.lock
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
 
 ##@ Compare

@@ -1,8 +1,8 @@
 """Puts into ringlab's packages what the lab needs outside of a clone: the sources of its targets, and its load generator.
 
 The archive has the layout of the repository, so that paths between the crates and the targets remain right. RINGLAB_LOAD_PROGRAM is
-the path of a load generator to include, and RINGLAB_LOAD_PLATFORM its platform tag, such as manylinux_2_28_x86_64; without them
-the package is for any platform, and cargo builds the generator on first use.
+the path of a load generator to include, RINGLAB_LOAD_PLATFORM its platform tag, such as manylinux_2_28_x86_64, and RINGLAB_LOAD_SBOM
+the path of its bill of materials; without them the package is for any platform, and cargo builds the generator on first use.
 """
 
 import gzip
@@ -71,3 +71,4 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][program] = "ringlab/bin/ringlab-load"
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{os.environ['RINGLAB_LOAD_PLATFORM']}"
+            build_data["sbom_files"].append(os.environ["RINGLAB_LOAD_SBOM"])

@@ -1,10 +1,10 @@
 """List the third-party code inside the wheels: its licences (THIRD-PARTY-LICENSES) and its bill of materials (SBOM).
 
-usage: tools/licences.py [--check] [--sbom FILE]
+usage: tools/licences.py [--package NAME] [--check] [--sbom FILE]
 
-Without options, THIRD-PARTY-LICENSES is written again, from Cargo.lock and the sources of the crates that are linked into the
-extension module. `--check` changes nothing, and fails if the file is out of date. `--sbom FILE` writes a CycloneDX 1.5 document.
-Both are the same on every machine: they contain no path and no time.
+Without options, THIRD-PARTY-LICENSES is written again for each package, or for the one named, from Cargo.lock and the sources of the
+crates that are linked into its extension module or load generator. `--check` changes nothing, and fails if a file is out of date.
+`--sbom FILE` writes a CycloneDX 1.5 document for one package. All are the same on every machine: they contain no path and no time.
 
 A crate whose licence is not in ALLOWED, or which comes without the text of its licence, is an error.
 """
@@ -21,12 +21,10 @@ import tomllib
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FILE = ROOT / "THIRD-PARTY-LICENSES"
-PACKAGE = "ringloop-python"
 TARGETS = tuple(f"{machine}-unknown-linux-{libc}" for machine in ("x86_64", "aarch64") for libc in ("gnu", "musl"))
-ALLOWED = ("MIT", "Apache-2.0", "BSD-3-Clause", "Zlib")
+ALLOWED = ("MIT", "Apache-2.0", "BSD-3-Clause", "ISC", "Zlib")
 """The licences that wheels may contain, the preferred one first. deny.toml has those of all dependencies."""
-FILE_OF = {"MIT": "MIT", "Apache-2.0": "APACHE", "BSD-3-Clause": "BSD", "Zlib": "ZLIB"}
+FILE_OF = {"MIT": "MIT", "Apache-2.0": "APACHE", "BSD-3-Clause": "BSD", "ISC": "ISC", "Zlib": "ZLIB"}
 """What the name of a file with this licence's text contains, in a crate that offers several licences."""
 TOOLCHAINS = """\
 The Rust standard library is linked into every wheel. It is under MIT OR Apache-2.0, Copyright (c) The Rust Project
@@ -40,9 +38,28 @@ class Refused(Exception):
     """A crate can't be in a wheel; the message says why."""
 
 
+@dataclass(frozen=True)
+class Package:
+    """A package on PyPI, and the workspace's crate that is linked into its wheels."""
+
+    name: str
+    crate: str
+    file: pathlib.Path
+    """Its THIRD-PARTY-LICENSES."""
+
+
+PACKAGES = {
+    package.name: package
+    for package in (
+        Package("ringloop", "ringloop-python", ROOT / "THIRD-PARTY-LICENSES"),
+        Package("ringlab", "ringlab-load", ROOT / "lab" / "THIRD-PARTY-LICENSES"),
+    )
+}
+
+
 @dataclass(frozen=True, order=True)
 class Crate:
-    """A crate from a registry, that is linked into the extension module."""
+    """A crate from a registry, that is linked into a wheel."""
 
     name: str
     version: str
@@ -60,27 +77,27 @@ def cargo(*arguments: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def linked_crates() -> list[Crate]:
-    """The crates of registries that are linked into the extension module, on any of the targets."""
+def linked_crates(package: str) -> list[Crate]:
+    """The crates of registries that are linked into a crate of the workspace, on any of the targets."""
     linked = set()
     for target in TARGETS:
         options = ["--edges", "normal,no-proc-macro", "--target", target, "--prefix", "none", "--format", "{p}"]
-        for line in cargo("tree", "--package", PACKAGE, *options).splitlines():
+        for line in cargo("tree", "--package", package, *options).splitlines():
             if match := re.match(r"(\S+) v(\S+)( \((?!\*).*\))?", line):
                 linked.add((match[1], match[2]))
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
     checksums = {(each["name"], each["version"]): each.get("checksum", "") for each in lock["package"]}
     found = []
-    for package in json.loads(cargo("metadata", "--format-version", "1"))["packages"]:
-        key = (package["name"], package["version"])
-        if key in linked and package["source"]:
+    for crate in json.loads(cargo("metadata", "--format-version", "1"))["packages"]:
+        key = (crate["name"], crate["version"])
+        if key in linked and crate["source"]:
             found.append(
                 Crate(
                     *key,
                     # Old manifests have a slash where SPDX has OR.
-                    expression=re.sub(r"\s*/\s*", " OR ", package["license"] or ""),
-                    folder=pathlib.Path(package["manifest_path"]).parent,
-                    repository=package["repository"] or "",
+                    expression=re.sub(r"\s*/\s*", " OR ", crate["license"] or ""),
+                    folder=pathlib.Path(crate["manifest_path"]).parent,
+                    repository=crate["repository"] or "",
                     checksum=checksums[key],
                 )
             )
@@ -88,7 +105,10 @@ def linked_crates() -> list[Crate]:
 
 
 def chosen_licence(crate: Crate) -> str:
-    """The licence of a crate that we choose. Raises Refused."""
+    """The licence of a crate that we choose, or all of them if they apply together. Raises Refused."""
+    together = re.split(r"\s+AND\s+", crate.expression)
+    if len(together) > 1 and all(licence in ALLOWED for licence in together):
+        return crate.expression
     offered = re.split(r"\s+OR\s+", crate.expression.strip("()"))
     for licence in ALLOWED:
         if licence in offered:
@@ -100,35 +120,38 @@ def chosen_licence(crate: Crate) -> str:
 
 def licence_text(crate: Crate, licence: str) -> str:
     """The text of the licence in a crate's sources, with those of code that the crate has taken from others. Raises Refused."""
-    files = sorted(path for path in crate.folder.iterdir() if re.match("LICEN[CS]E|COPYING", path.name.upper()))
-    wanted = [path for path in files if FILE_OF[licence] in path.name.upper()]
-    if not wanted and " OR " not in crate.expression:
-        wanted = files[:1]
+    files = sorted(path for path in crate.folder.rglob("*") if re.match("LICEN[CS]E|COPYING", path.name.upper()))
+    if " AND " in licence:
+        # Each part of the crate has its own.
+        wanted = [path for path in files if path.is_file()]
+    else:
+        files = [path for path in files if path.parent == crate.folder]
+        wanted = [path for path in files if FILE_OF[licence] in path.name.upper()][:1]
+        if not wanted and " OR " not in crate.expression:
+            wanted = files[:1]
+        wanted += [path for path in files if wanted and "THIRD" in path.name.upper()]
     if not wanted:
         raise Refused(f"{crate.name} {crate.version} comes without the text of its licence, {licence}")
-    texts = [
-        path.read_text(encoding="utf-8").strip()
-        for path in [wanted[0], *(p for p in files if "THIRD" in p.name.upper())]
-    ]
+    texts = [path.read_text(encoding="utf-8").strip() for path in wanted]
     return "\n".join(line.rstrip() for line in "\n\n".join(texts).splitlines())
 
 
-def document(crates: list[Crate]) -> str:
+def document(package: Package, crates: list[Crate]) -> str:
     """The contents of THIRD-PARTY-LICENSES. Equal texts occur once."""
     users: dict[tuple[str, str], list[str]] = {}
     for crate in crates:
         licence = chosen_licence(crate)
         users.setdefault((licence, licence_text(crate, licence)), []).append(f"{crate.name} {crate.version}")
-    parts = ["Licences of the third-party code in ringloop's wheels. Made by tools/licences.py.\n", TOOLCHAINS]
+    parts = [f"Licences of the third-party code in {package.name}'s wheels. Made by tools/licences.py.\n", TOOLCHAINS]
     for (licence, text), names in sorted(users.items(), key=lambda item: item[1]):
         parts.append(f"{'=' * 100}\n{', '.join(names)}\nused under {licence}:\n\n{text}\n")
     return "\n".join(parts)
 
 
-def bill_of_materials(crates: list[Crate]) -> str:
+def bill_of_materials(package: Package, crates: list[Crate]) -> str:
     """The SBOM."""
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
-    main = f"pkg:pypi/ringloop@{version}"
+    main = f"pkg:pypi/{package.name}@{version}"
     components = []
     for crate in crates:
         reference = f"pkg:cargo/{crate.name}@{crate.version}"
@@ -154,7 +177,7 @@ def bill_of_materials(crates: list[Crate]) -> str:
             "component": {
                 "type": "library",
                 "bom-ref": main,
-                "name": "ringloop",
+                "name": package.name,
                 "version": version,
                 "licenses": [{"expression": "MIT OR Apache-2.0"}],
                 "purl": main,
@@ -169,23 +192,28 @@ def bill_of_materials(crates: list[Crate]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="fail if THIRD-PARTY-LICENSES is out of date")
-    parser.add_argument("--sbom", type=pathlib.Path, metavar="FILE", help="write the bill of materials")
+    parser.add_argument("--sbom", type=pathlib.Path, metavar="FILE", help="write the bill of materials of one package")
+    parser.add_argument("--package", choices=PACKAGES, help="default: all")
     arguments = parser.parse_args()
-    try:
-        crates = linked_crates()
-        text = document(crates)
-    except Refused as refusal:
-        print(f"licences.py: {refusal}", file=sys.stderr)
-        return 1
-    if arguments.sbom:
-        arguments.sbom.parent.mkdir(parents=True, exist_ok=True)
-        arguments.sbom.write_text(bill_of_materials(crates))
-    if arguments.check:
-        if not FILE.exists() or FILE.read_text() != text:
-            print(f"{FILE.name} is out of date; write it again with: make licences", file=sys.stderr)
+    if arguments.sbom and not arguments.package:
+        parser.error("--sbom is for one package; name it with --package")
+    for package in [PACKAGES[arguments.package]] if arguments.package else PACKAGES.values():
+        try:
+            crates = linked_crates(package.crate)
+            text = document(package, crates)
+        except Refused as refusal:
+            print(f"licences.py: {refusal}", file=sys.stderr)
             return 1
-    elif not arguments.sbom:
-        FILE.write_text(text)
+        if arguments.sbom:
+            arguments.sbom.parent.mkdir(parents=True, exist_ok=True)
+            arguments.sbom.write_text(bill_of_materials(package, crates))
+        if arguments.check:
+            if not package.file.exists() or package.file.read_text() != text:
+                name = package.file.relative_to(ROOT)
+                print(f"{name} is out of date; write it again with: make licences", file=sys.stderr)
+                return 1
+        elif not arguments.sbom:
+            package.file.write_text(text)
     return 0
 
 

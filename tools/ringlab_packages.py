@@ -3,7 +3,8 @@
 usage: tools/ringlab_packages.py [--here] [--fast] [--output DIR]
 
 zig links the generator against glibc 2.28, and Rust's standard library comes from where tools/wheels.py takes it. A machine that
-has none is left out with a message, and the program exits with 77.
+has none is left out with a message, and the program exits with 77. Each wheel is audited: it has the licences of what is linked into
+the generator, and auditwheel agrees with its platform tag.
 """
 
 from __future__ import annotations
@@ -11,14 +12,28 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import re
+import stat
 import subprocess
 import sys
+import zipfile
 
 import wheels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MACHINES = ("x86_64", "aarch64")
 GLIBC = "2.28"
+PROGRAM = "ringlab/bin/ringlab-load"
+CONTENTS = (
+    PROGRAM,
+    "ringlab/py.typed",
+    "ringlab/sources.tar.gz",
+    "licenses/LICENSE-APACHE",
+    "licenses/LICENSE-MIT",
+    "licenses/THIRD-PARTY-LICENSES",
+    "sboms/ringlab.cdx.json",
+)
+"""What a wheel must have; the last ones in the folder of its metadata."""
 
 
 def rust_target(machine: str) -> str:
@@ -39,6 +54,22 @@ def build_generator(folder: pathlib.Path, machine: str, toolchain: wheels.Toolch
     return folder / target / "release" / "ringlab-load"
 
 
+def audit(wheel: pathlib.Path) -> list[str]:
+    """Return what is wrong with a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        entries = {re.sub(r"^[^/]*\.dist-info/", "", entry.filename): entry for entry in archive.infolist()}
+    found = [f"it has no {name}" for name in CONTENTS if name not in entries]
+    program = entries.get(PROGRAM)
+    if program and not program.external_attr >> 16 & stat.S_IXUSR:
+        found.append(f"{PROGRAM} cannot be executed")
+    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = " ".join(shown.stdout.split()) or shown.stderr.strip()
+    if f'constrains the platform tag to "{wheel.stem.rpartition("-")[2]}"' not in said:
+        found.append(f"auditwheel does not agree with its tag: {said}")
+    return found
+
+
 def package(output: pathlib.Path, kind: str, variables: dict[str, str]) -> None:
     """Build one package, "wheel" or "sdist"; `variables` are those of lab/hatch_build.py."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(output)]
@@ -54,6 +85,9 @@ def main() -> int:
     output = arguments.output.resolve()
     folder = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
     toolchain = wheels.Toolchain.find()
+    sbom = folder / "ringlab.cdx.json"
+    command = [sys.executable, str(ROOT / "tools/licences.py"), "--package", "ringlab", "--check", "--sbom", str(sbom)]
+    subprocess.run(command, check=True)
     lacking = 0
     for machine in (os.uname().machine,) if arguments.here else MACHINES:
         if not toolchain.plan(rust_target(machine)):
@@ -62,7 +96,11 @@ def main() -> int:
             continue
         program = build_generator(folder, machine, toolchain, arguments.fast)
         platform = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
-        package(output, "wheel", {"RINGLAB_LOAD_PROGRAM": str(program), "RINGLAB_LOAD_PLATFORM": platform})
+        variables = {"PROGRAM": str(program), "PLATFORM": platform, "SBOM": str(sbom)}
+        package(output, "wheel", {f"RINGLAB_LOAD_{name}": value for name, value in variables.items()})
+        for wheel in output.glob(f"ringlab-*-{platform}.whl"):
+            if problems := audit(wheel):
+                sys.exit("\n".join(f"{wheel.name}: {problem}" for problem in problems))
     package(output, "sdist", {})
     return lacking
 

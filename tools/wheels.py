@@ -156,7 +156,9 @@ def main() -> int:
         print(f"{platform.tag} on {platform.target}: {found}", flush=True)
     if not arguments.list:
         sbom = ROOT / "target" / "ringloop.cdx.json"
-        subprocess.run([sys.executable, ROOT / "tools/licences.py", "--check", "--sbom", sbom], check=True)
+        subprocess.run(
+            [sys.executable, ROOT / "tools/licences.py", "--package", "ringloop", "--check", "--sbom", sbom], check=True
+        )
         for platform in possible:
             for version in arguments.python:
                 print(f"== CPython {version}, {platform.tag}, {platform.target}", flush=True)

@@ -95,7 +95,7 @@ def test_a_factory_is_detected_with_a_warning(arm):
             "The logging configuration '/dev/null' can't be used: ",
         ),
         (("applications:app", "--uds", "/nowhere/at/all"), "/nowhere/at/all: No such file or directory"),
-        (("applications:app", "--host", "a..b"), "a..b:8000: encoding with 'idna' codec failed"),
+        (("applications:app", "--host", "a..b"), "a..b:0: "),
         (
             ("applications:app", "--ssl-certfile", "/nowhere"),
             "TLS can't be set up: [Errno 2] No such file or directory: '/nowhere'",

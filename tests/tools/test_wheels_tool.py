@@ -92,7 +92,7 @@ def test_a_crate_without_the_text_of_its_licence_is_refused(tmp_path):
 def test_texts_that_are_equal_occur_once(tmp_path):
     (tmp_path / "LICENSE").write_text("the text")
     crates = [licences.Crate(name, "1.0.0", "MIT", tmp_path, "", "") for name in "ab"]
-    text = licences.document(crates)
+    text = licences.document(licences.PACKAGES["ringloop"], crates)
     assert text.count("the text") == 1
     assert "a 1.0.0, b 1.0.0\nused under MIT:\n" in text
 
